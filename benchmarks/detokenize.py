@@ -1,0 +1,114 @@
+"""What does a token cost on its way to text? Prints one JSON line; µs per token, pushed one at a time."""
+
+from __future__ import annotations
+
+import json
+import platform
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter_ns
+
+import tokenizers
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.workers import tokenizer_zoo  # noqa: E402
+from triptych.protocol.sampling import SamplingParams  # noqa: E402
+from triptych.workers.summarize.detokenizer import make_detokenizer  # noqa: E402
+from triptych.workers.summarize.stream import OutputStream  # noqa: E402
+from triptych.workers.summarize.vocabulary import Vocabulary  # noqa: E402
+
+SEED, WARM_UP, REPEATS = 0, 3, 15
+NUM_TOKENS = (200, 2000)
+STOP = ("\n\nHuman:", "<|im_end|>", "dogs and", "###")
+
+
+def main() -> None:
+    results: dict[str, dict[str, float]] = {}
+    for name, tokenizer in (("byte_level", tokenizer_zoo.byte_level()), ("sentencepiece", tokenizer_zoo.llama2())):
+        for num_tokens in NUM_TOKENS:
+            token_ids = some_tokens(tokenizer, num_tokens)
+            for what, run in candidates(tokenizer, token_ids).items():
+                results[f"{name}, {what}, {num_tokens} tokens"] = us_per_token(run, num_tokens)
+    print(json.dumps({"what": "detokenize", "unit": "us/token", **environment(), "results": results}))
+
+
+def candidates(tokenizer: Tokenizer, token_ids: list[int]) -> dict[str, Callable[[], object]]:
+    vocabulary = Vocabulary(tokenizer)
+    return {
+        "detokenizer": lambda: detokenize(vocabulary, token_ids),
+        "stream": lambda: stream(vocabulary, token_ids, ()),
+        "stream with 4 stop strings": lambda: stream(vocabulary, token_ids, STOP),
+        "DecodeStream of tokenizers": lambda: decode_stream(tokenizer, token_ids),
+    }
+
+
+def some_tokens(tokenizer: Tokenizer, num_tokens: int) -> list[int]:
+    """Sentences in random order: a stop string's first characters are frequent in them, its last never come."""
+    rng = random.Random(SEED)
+    token_ids: list[int] = []
+    while len(token_ids) < num_tokens:
+        token_ids += tokenizer.encode(rng.choice(tokenizer_zoo.SENTENCES)).ids
+    return token_ids[:num_tokens]
+
+
+def detokenize(vocabulary: Vocabulary, token_ids: list[int]) -> None:
+    push = make_detokenizer(vocabulary).push
+    for token_id in token_ids:
+        push(token_id)
+
+
+def stream(vocabulary: Vocabulary, token_ids: list[int], stop: tuple[str, ...]) -> None:
+    """One push and one delta a token, as when every token is sent on its own."""
+    output = OutputStream(vocabulary, SamplingParams(stop=stop), stop_token_ids=frozenset({1}))
+    for index, token_id in enumerate(token_ids):
+        output.push((token_id,))
+        output.delta(index)
+    assert output.num_tokens == len(token_ids), "no stop string may come"
+
+
+def decode_stream(tokenizer: Tokenizer, token_ids: list[int]) -> None:
+    step = DecodeStream(skip_special_tokens=True).step
+    for token_id in token_ids:
+        step(tokenizer, token_id)
+
+
+def us_per_token(run: Callable[[], object], num_tokens: int) -> dict[str, float]:
+    samples = []
+    for repeat in range(WARM_UP + REPEATS):
+        start = perf_counter_ns()
+        run()
+        if repeat >= WARM_UP:
+            samples.append((perf_counter_ns() - start) / 1000 / num_tokens)
+    quarters = statistics.quantiles(samples, n=4)
+    return {"median": round(quarters[1], 3), "spread": round(quarters[2] - quarters[0], 3)}
+
+
+def environment() -> dict[str, object]:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return {
+        "hardware": cpu_name(),
+        "versions": {"python": platform.python_version(), "tokenizers": tokenizers.__version__},
+        "commit": commit.stdout.strip() if commit.returncode == 0 else None,
+        "config": {"stop": STOP, "num_tokens": NUM_TOKENS, "vocabulary": "400 to 511 tokens, tests/workers"},
+        "seed": SEED,
+        "warm_up": WARM_UP,
+        "repeats": REPEATS,
+    }
+
+
+def cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+if __name__ == "__main__":
+    main()

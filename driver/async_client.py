@@ -1,0 +1,140 @@
+"""``Client`` for asyncio: the same session thread, heard through the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from ..protocol.errors import TriptychError
+from ..protocol.messages import Accepted
+from ..protocol.sampling import SamplingParams
+from .client import Client, Messages, Prompt, request_map
+from .session import Session
+from .stream import Completion, Delta
+
+
+class AsyncStream:
+    """A running request: ``async for`` its deltas, or await its ``result``."""
+
+    def __init__(self, request_id: str, session: Session) -> None:
+        self.request_id = request_id
+        self._session = session
+        self._loop = asyncio.get_running_loop()
+        self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()  # None: the end
+        self._accepted: asyncio.Future[Accepted] = self._loop.create_future()
+        self._result: asyncio.Future[Completion] = self._loop.create_future()
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        """Deltas until the end.
+
+        Raises:
+            RequestError: the request failed; the deltas before the failure were yielded.
+        """
+        while (delta := await self._deltas.get()) is not None:
+            yield delta
+        await self._result
+
+    async def accepted(self) -> Accepted:
+        """Wait until the service has taken the request; raises what refused it."""
+        return await asyncio.shield(self._accepted)
+
+    async def result(self) -> Completion:
+        """The whole answer; raises what the request failed with. Cancelling the wait does not abort the request."""
+        return await asyncio.shield(self._result)
+
+    @property
+    def done(self) -> bool:
+        return self._result.done()
+
+    def abort(self) -> None:
+        self._session.abort(self.request_id)
+
+    def on_accepted(self, accepted: Accepted) -> None:
+        self._call(_set, self._accepted, accepted)
+
+    def on_delta(self, delta: Delta) -> None:
+        self._call(self._deltas.put_nowait, delta)
+
+    def on_end(self, completion: Completion, error: TriptychError | None) -> None:
+        self._call(self._finish, completion, error)
+
+    def _finish(self, completion: Completion, error: TriptychError | None) -> None:
+        for future, value in ((self._accepted, None), (self._result, completion)):
+            if error is None:
+                _set(future, value)
+            elif not future.done():
+                future.set_exception(error)
+                future.exception()  # whoever awaits it sees it; nobody has to
+        self._deltas.put_nowait(None)
+
+    def _call(self, function: Any, *arguments: Any) -> None:
+        if not self._loop.is_closed():  # a loop that ended has nobody left who could listen
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+
+class AsyncClient:
+    """A connection to a running pipeline for asyncio; use it with ``async with``. See ``Client``."""
+
+    def __init__(
+        self, run_dir: str | Path | None = None, *, submit: str | None = None, follow: str | None = None
+    ) -> None:
+        self._client = Client(run_dir, submit=submit, follow=follow)
+        self._session = self._client._session
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._client.close)
+
+    def submit(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        messages: Messages | None = None,
+        request_id: str | None = None,
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> AsyncStream:
+        """Send a request and return at once; to be called in the event loop. Arguments as for ``Client.submit``."""
+        stream = AsyncStream(request_id or uuid.uuid4().hex, self._session)
+        self._session.submit(stream.request_id, request_map(prompt, messages, params, options), stream)
+        return stream
+
+    def resume(self, request_id: str, *, num_tokens: int = 0, num_chars: int = 0) -> AsyncStream:
+        """Follow a request again from what is here of it."""
+        stream = AsyncStream(request_id, self._session)
+        self._session.resume(request_id, stream, num_tokens=num_tokens, num_chars=num_chars)
+        return stream
+
+    async def generate(self, prompt: Prompt | None = None, **options: Any) -> Completion:
+        """One whole answer. If the caller is cancelled, so is the request."""
+        stream = self.submit(prompt, **options)
+        try:
+            return await stream.result()
+        except asyncio.CancelledError:
+            stream.abort()
+            raise
+
+    def abort(self, request_id: str) -> None:
+        self._session.abort(request_id)
+
+    async def info(self, timeout: float = 10.0) -> dict[str, Any]:
+        return await asyncio.to_thread(self._client.info, timeout)
+
+    async def stats(self, timeout: float = 10.0) -> dict[str, Any]:
+        return await asyncio.to_thread(self._client.stats, timeout)
+
+    async def status(self, request_id: str, timeout: float = 10.0) -> str:
+        return await asyncio.to_thread(self._client.status, request_id, timeout)
+
+
+def _set(future: asyncio.Future[Any], value: Any) -> None:
+    if not future.done():
+        future.set_result(value)

@@ -1,0 +1,75 @@
+"""``Driver`` for asyncio: nothing it does blocks the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Literal
+
+from ..protocol.config import PipelineConfig
+from ..protocol.errors import PipelineClosed
+from ..protocol.run_dir import follow_endpoint, submit_endpoint
+from .async_client import AsyncClient, AsyncStream
+from .client import Prompt
+from .driver import Driver
+from .stream import Completion
+
+
+class AsyncDriver:
+    """Three worker processes and an asyncio client of theirs; use it with ``async with``. See ``Driver``."""
+
+    def __init__(
+        self, model: str | None = None, *, run_dir: str | Path | None = None, config: PipelineConfig | None = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        self.driver = Driver(model, run_dir=run_dir, config=config, **options)
+        self._client: AsyncClient | None = None
+
+    async def __aenter__(self) -> AsyncDriver:
+        return await self.start()
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.stop(mode="abort" if kind else "drain")
+
+    async def start(self) -> AsyncDriver:
+        """Start the workers and wait until all are ready; see ``Driver.start``."""
+        await asyncio.to_thread(self.driver.start)
+        if self._client is None:
+            run_dir, service = self.driver.run_dir, self.driver.config.service
+            self._client = AsyncClient(
+                submit=submit_endpoint(run_dir, service), follow=follow_endpoint(run_dir, service)
+            )
+        return self
+
+    async def stop(self, *, mode: Literal["drain", "abort"] = "drain", timeout: float = 30.0) -> None:
+        """Stop the pipeline; see ``Driver.stop``."""
+        await asyncio.to_thread(self.driver.stop, mode=mode, timeout=timeout)
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    async def drain(self, timeout: float = 30.0) -> bool:
+        return await asyncio.to_thread(self.driver.drain, timeout)
+
+    @property
+    def client(self) -> AsyncClient:
+        if self._client is None:
+            raise PipelineClosed("the driver is not started")
+        return self._client
+
+    def submit(self, prompt: Prompt | None = None, **options: Any) -> AsyncStream:
+        """Send a request and return at once; see ``AsyncClient.submit``."""
+        return self.client.submit(prompt, **options)
+
+    async def generate(self, prompt: Prompt | None = None, **options: Any) -> Completion:
+        """One whole answer; see ``AsyncClient.generate``."""
+        return await self.client.generate(prompt, **options)
+
+    def abort(self, request_id: str) -> None:
+        self.client.abort(request_id)
+
+    async def info(self) -> dict[str, Any]:
+        return await self.client.info()
+
+    async def stats(self) -> dict[str, Any]:
+        return await asyncio.to_thread(self.driver.stats)

@@ -1,0 +1,173 @@
+"""The ZeroMQ client: submit, stream, generate, abort, resume; safe to use from any thread."""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from pathlib import Path
+from typing import Any
+
+from ..protocol import messages as m
+from ..protocol.channels import ipc_endpoint
+from ..protocol.errors import ConfigError, Overloaded, RequestTimeout
+from ..protocol.sampling import SamplingParams
+from .session import Session
+from .stream import Completion, Stream
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+MAX_IN_FLIGHT = 256  # of generate_all: enough to keep any batch full, within every default queue
+
+
+class Client:
+    """A connection to a running pipeline, in this process, on this machine, or anywhere its endpoints reach.
+
+    Use it as a context manager, or ``close`` it. Requests outlive the client until their lease ends; ``resume`` picks
+    one up again by its id.
+    """
+
+    def __init__(
+        self, run_dir: str | Path | None = None, *, submit: str | None = None, follow: str | None = None
+    ) -> None:
+        """Connect to the pipeline in ``run_dir``, or to its two endpoints.
+
+        Raises:
+            ConfigError: neither, or only one endpoint, was given.
+        """
+        if run_dir is not None:
+            submit = submit or ipc_endpoint(Path(run_dir).absolute() / "submit")
+            follow = follow or ipc_endpoint(Path(run_dir).absolute() / "follow")
+        if submit is None or follow is None:
+            raise ConfigError("a client needs a run directory, or a submit and a follow endpoint")
+        self._session = Session(submit, follow)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._session.close()
+
+    def submit(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        messages: Messages | None = None,
+        request_id: str | None = None,
+        params: SamplingParams | None = None,
+        **options: Any,
+    ) -> Stream:
+        """Send a request and return at once.
+
+        ``prompt`` is text or token ids; ``messages`` is a chat. Options are the fields of ``SamplingParams``, and
+        ``truncation`` ("none", "left", "right", "middle") and ``lease_s``. What is wrong with them is raised by the
+        stream, as is every other error of this request.
+        """
+        request_id = request_id or uuid.uuid4().hex
+        stream = Stream(request_id, self._session.abort)
+        self._session.submit(request_id, request_map(prompt, messages, params, options), stream)
+        return stream
+
+    def resume(self, request_id: str, *, num_tokens: int = 0, num_chars: int = 0) -> Stream:
+        """Follow a request again from what is here of it: its first ``num_tokens`` tokens, ``num_chars`` of text."""
+        stream = Stream(request_id, self._session.abort)
+        self._session.resume(request_id, stream, num_tokens=num_tokens, num_chars=num_chars)
+        return stream
+
+    def generate(self, prompt: Prompt | None = None, *, timeout: float | None = None, **options: Any) -> Completion:
+        """One whole answer; arguments as for ``submit``."""
+        return self.submit(prompt, **options).result(timeout)
+
+    def generate_all(
+        self,
+        prompts: Iterable[Prompt | Mapping[str, Any]],
+        *,
+        progress: Callable[[Completion], None] | None = None,
+        **options: Any,
+    ) -> list[Completion]:
+        """Answers to many prompts, in their order, as many at once as the pipeline takes.
+
+        A prompt may be a map of its own arguments for ``submit``. ``progress`` is called with each completion.
+
+        Raises:
+            RequestError: a request failed; the others are aborted.
+        """
+        waiting: deque[tuple[dict[str, Any], Stream]] = deque()
+        results: list[Completion] = []
+        try:
+            for prompt in prompts:
+                own = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
+                waiting.append(({**options, **own}, self.submit(**{**options, **own})))
+                if len(waiting) >= MAX_IN_FLIGHT:
+                    results.append(self._first(waiting, progress))
+            while waiting:
+                results.append(self._first(waiting, progress))
+        finally:
+            for _, stream in waiting:
+                stream.abort()
+        return results
+
+    def _first(
+        self, waiting: deque[tuple[dict[str, Any], Stream]], progress: Callable[[Completion], None] | None
+    ) -> Completion:
+        arguments, stream = waiting.popleft()
+        while True:
+            try:
+                completion = stream.result()
+                break
+            except Overloaded:  # others fill the queue; ours waits for one of its own answers, then asks again
+                if waiting:
+                    waiting[0][1].wait()
+                stream = self.submit(**arguments)
+        if progress is not None:
+            progress(completion)
+        return completion
+
+    def abort(self, request_id: str) -> None:
+        """Ask for the end of a request of this client; its stream ends with the finish reason "abort"."""
+        self._session.abort(request_id)
+
+    def info(self, timeout: float = 10.0) -> dict[str, Any]:
+        """The model, its limits, and the limits of the service."""
+        return dict(self._answer(m.GetInfo(), timeout).info)
+
+    def stats(self, timeout: float = 10.0) -> dict[str, Any]:
+        """Queues, pages, rates and totals of every stage."""
+        return dict(self._answer(m.GetStats(), timeout).stats)
+
+    def status(self, request_id: str, timeout: float = 10.0) -> str:
+        """Where a request stands: "queued", "running", "finished" or "unknown"."""
+        return str(self._answer(m.GetStatus(request_id), timeout).state)
+
+    def _answer(self, question: m.GetInfo | m.GetStats | m.GetStatus, timeout: float) -> Any:
+        try:
+            return self._session.ask(question).result(timeout)
+        except FutureTimeout as error:
+            raise RequestTimeout(f"{type(question).__name__}: no answer within {timeout} s") from error
+
+
+def request_map(
+    prompt: Prompt | None, messages: Messages | None, params: SamplingParams | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The request as it travels. Nothing is checked here: prepare does, once, for every kind of client."""
+    request: dict[str, Any] = {} if params is None else params.to_wire()
+    request.update(options)
+    if isinstance(prompt, str):
+        request["prompt"] = prompt
+    elif prompt is not None:
+        request["prompt_token_ids"] = _packed_ids(prompt)
+    if messages is not None:
+        request["messages"] = [dict(message) for message in messages]
+    return request
+
+
+def _packed_ids(prompt: Sequence[int]) -> Any:
+    # Ids that are no int32 go as they are: prepare's refusal then names the one that is wrong.
+    ids = list(prompt)
+    if all(type(i) is int and -(2**31) <= i < 2**31 for i in ids):
+        return b"".join(i.to_bytes(4, "little", signed=True) for i in ids)
+    return ids

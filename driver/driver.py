@@ -1,0 +1,238 @@
+"""The pipeline as an object: start it, use it like a client, stop it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from ..protocol.board import DRAIN, ROLES, RUN, STOP, Board
+from ..protocol.config import PipelineConfig
+from ..protocol.errors import ConfigError, PipelineClosed
+from ..protocol.journal.layout import Journal
+from ..protocol.run_dir import (
+    CONFIG_FILE,
+    RunDir,
+    board_path,
+    follow_endpoint,
+    journal_path,
+    submit_endpoint,
+    write_private,
+)
+from .client import Client, Prompt
+from .stream import Completion, Stream
+from .supervisor import Supervisor
+
+logger = logging.getLogger(__name__)
+
+CLEAN_STOP_S = 5.0  # what the workers get to say their last words
+
+
+class Driver:
+    """Three worker processes and a client of theirs.
+
+    It installs no signal handlers, opens no ports, and may live in any thread, several in one process. Requests go
+    through the same two sockets as everybody's.
+
+    >>> with Driver(model="demo") as driver:                                    # doctest: +SKIP
+    ...     for delta in driver.submit(messages=[{"role": "user", "content": "What is len?"}]):
+    ...         print(delta.text, end="")
+    """
+
+    def __init__(
+        self, model: str | None = None, *, run_dir: str | Path | None = None, config: PipelineConfig | None = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        """Nothing is started yet. ``options`` are the fields of the config dataclasses; ``config`` replaces them.
+
+        Raises:
+            ConfigError: an option is unknown or cannot work.
+        """
+        if model is not None:
+            options["model"] = model
+        if config is not None and options:
+            raise ConfigError(f"give a config or options, not both: {', '.join(options)}")
+        self.config = config or PipelineConfig.from_options(**options)
+        self._given_run_dir = None if run_dir is None else Path(run_dir)
+        self._lock = threading.RLock()
+        self._run_dir: RunDir | None = None
+        self._board: Board | None = None
+        self._supervisor: Supervisor | None = None
+        self._client: Client | None = None
+
+    def __enter__(self) -> Driver:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.stop(mode="abort" if kind else "drain")
+
+    def start(self, *, wait: bool = True, progress: Callable[[Driver], None] | None = None) -> Driver:
+        """Start the workers and wait until all three are ready. A second call changes nothing.
+
+        ``progress`` is called a few times a second while waiting; ``phases`` says what to show.
+
+        Raises:
+            ConfigError: the run directory is in use or unsafe, or a path is too long.
+            WorkerDied: a worker failed to start; its traceback is in the message.
+        """
+        with self._lock:
+            if self._supervisor is None:
+                self._begin()
+        if wait:
+            self._wait_ready(progress)
+        return self
+
+    def _begin(self) -> None:
+        run_dir = RunDir(self._given_run_dir)
+        try:
+            submit = submit_endpoint(run_dir.path, self.config.service)
+            follow = follow_endpoint(run_dir.path, self.config.service)
+            path = journal_path(run_dir.path, self.config.service)
+            if not path.exists():
+                service = self.config.service
+                Journal.create(path, num_records=service.max_records, arena_bytes=service.arena_bytes).close()
+            else:
+                Journal.open(path).close()
+            write_private(run_dir.path / CONFIG_FILE, self.config.to_json())
+            board = Board(board_path(run_dir.path))
+        except BaseException:
+            self._leave(run_dir, keep=not run_dir.is_temporary)
+            raise
+        board.set_mode(RUN)
+        self._run_dir, self._board = run_dir, board
+        self._supervisor = Supervisor(run_dir.path, board, self.config.supervisor)
+        self._supervisor.start()
+        self._client = Client(submit=submit, follow=follow)
+
+    def _wait_ready(self, progress: Callable[[Driver], None] | None) -> None:
+        supervisor = self._running()
+        deadline = time.monotonic() + self.config.supervisor.start_timeout_s
+        try:
+            while not supervisor.wait_ready(deadline, patience_s=0.1):
+                if progress is not None:
+                    progress(self)
+        except BaseException:
+            self.stop(mode="abort", timeout=0)
+            raise
+
+    def stop(self, *, mode: Literal["drain", "abort"] = "drain", timeout: float = 30.0) -> None:
+        """Stop the pipeline; a second call changes nothing.
+
+        "drain" lets accepted requests finish for ``timeout`` seconds while new ones are refused; what is left then,
+        and everything with "abort", ends with the finish reason "abort". A run directory made by this driver is
+        removed.
+        """
+        with self._lock:
+            supervisor, board, client, run_dir = self._supervisor, self._board, self._client, self._run_dir
+            if supervisor is None or board is None or client is None or run_dir is None:
+                return
+            if mode == "drain" and supervisor.error is None:
+                self.drain(timeout)
+            board.set_mode(STOP)
+            codes = supervisor.stop(CLEAN_STOP_S)
+            client.close()
+            board.close()
+            self._leave(run_dir, keep=not run_dir.is_temporary)
+            self._supervisor = self._board = self._client = self._run_dir = None
+        logger.info("stopped, exit codes %s", codes)
+
+    def drain(self, timeout: float = 30.0) -> bool:
+        """Refuse new requests and wait for the accepted ones; True if all were answered in time."""
+        supervisor, board = self._running(), self._board
+        assert board is not None, "a running driver has a board"
+        board.set_mode(DRAIN)
+        journal = Journal.open(journal_path(self.run_dir, self.config.service))
+        deadline = time.monotonic() + timeout
+        try:
+            while num_unanswered(journal) and supervisor.error is None:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.01)
+        finally:
+            journal.close()
+        return True
+
+    def _leave(self, run_dir: RunDir, *, keep: bool) -> None:
+        if keep:
+            run_dir.unlock()
+        else:
+            run_dir.remove()
+
+    # -- what a client can do
+
+    @property
+    def client(self) -> Client:
+        self._running()
+        assert self._client is not None, "a running driver has a client"
+        return self._client
+
+    def submit(self, prompt: Prompt | None = None, **options: Any) -> Stream:
+        """Send a request and return at once; see ``Client.submit``."""
+        return self.client.submit(prompt, **options)
+
+    def generate(self, prompt: Prompt | None = None, **options: Any) -> Completion:
+        """One whole answer; see ``Client.generate``."""
+        return self.client.generate(prompt, **options)
+
+    def generate_all(self, prompts: Iterable[Prompt | Mapping[str, Any]], **options: Any) -> list[Completion]:
+        """Answers to many prompts; see ``Client.generate_all``."""
+        return self.client.generate_all(prompts, **options)
+
+    def abort(self, request_id: str) -> None:
+        self.client.abort(request_id)
+
+    def info(self) -> dict[str, Any]:
+        return self.client.info()
+
+    def stats(self) -> dict[str, Any]:
+        """Statistics of every stage, and how often each was restarted."""
+        return {**self.client.stats(), "restarts": self._running().num_restarts}
+
+    # -- what only the driver can do
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the sockets, the journal and the logs are: what a ``Client`` in another process needs."""
+        self._running()
+        assert self._run_dir is not None, "a running driver has a run directory"
+        return self._run_dir.path
+
+    @property
+    def pids(self) -> dict[str, int | None]:
+        """Process ids by role; None while a worker is being restarted."""
+        return self._running().pids
+
+    @property
+    def phases(self) -> dict[str, tuple[str, int, int]]:
+        """``(phase, done, total)`` by role, for progress bars."""
+        self._running()
+        assert self._board is not None, "a running driver has a board"
+        board = self._board
+        return {r: (board.worker(r).phase(board.epoch(r)), *board.worker(r).done_of_total) for r in ROLES}
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every worker is ready and makes progress at this moment."""
+        supervisor = self._running()
+        return supervisor.error is None and all(phase == "ready" for phase, _, _ in self.phases.values())
+
+    def restart(self, role: str) -> None:
+        """Replace one worker by a new process. Requests go on where they were."""
+        if role not in ROLES:
+            raise ConfigError(f"role is {role!r}, known are: {', '.join(ROLES)}")
+        self._running().restart(role)
+
+    def _running(self) -> Supervisor:
+        if self._supervisor is None:
+            raise PipelineClosed("the driver is not started")
+        if self._supervisor.error is not None and self._client is not None:
+            raise self._supervisor.error
+        return self._supervisor
+
+
+def num_unanswered(journal: Journal) -> int:
+    """Accepted requests whose answer is not complete."""
+    return int(((journal.states() != 0) & (journal.release_states() == 0)).sum())

@@ -1,0 +1,247 @@
+"""The client's side of the protocol: one thread that owns the sockets and carries every request to its end.
+
+A request is resent until it is answered, followed until it ends, and resumed where it stood when a worker came back:
+all of it by sending the same three messages again. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from ..protocol import messages as m
+from ..protocol.channels import Connection
+from ..protocol.errors import PipelineClosed, RequestError, TriptychError, from_wire
+from .stream import Assembly, Listener
+
+logger = logging.getLogger(__name__)
+
+REPEAT_S = 0.25  # what was not answered is sent again so often; FOLLOW also keeps the lease
+ACKNOWLEDGE_TOKENS = 64  # a FOLLOW at least every so many tokens, well within the server's window
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request of this client, from SUBMIT to the acknowledgement of its end."""
+
+    message: m.Submit | None  # None for one that is resumed
+    assembly: Assembly
+    listener: Listener
+    accepted: bool = False
+    followed_tokens: int = 0  # the offset of the last FOLLOW
+    again: bool = True  # ask for everything after the offset once more
+    aborting: bool = False
+
+
+class Session:
+    """All requests of one client over one ``Connection``. Methods may be called from any thread."""
+
+    def __init__(self, submit: str, follow: str) -> None:
+        self._connection = Connection(submit, follow)
+        self._requests: dict[str, _Request] = {}
+        self._questions: dict[str, deque[Future[Any]]] = {}
+        self._orders: deque[Callable[[], None]] = deque()
+        self._closing = False
+        self._next_repeat = 0.0
+        self._thread = threading.Thread(target=self._run, name="triptych-client", daemon=True)
+        self._thread.start()
+
+    def submit(self, request_id: str, request: dict[str, Any], listener: Listener) -> None:
+        message = m.Submit(request_id, request)
+        self._order(lambda: self._begin(_Request(message, Assembly(request_id), listener)))
+
+    def resume(self, request_id: str, listener: Listener, *, num_tokens: int, num_chars: int) -> None:
+        """Follow a request that some client submitted, from what this caller has of it."""
+        assembly = Assembly(request_id, num_tokens=num_tokens, num_chars=num_chars)
+        self._order(lambda: self._begin(_Request(None, assembly, listener, accepted=True)))
+
+    def abort(self, request_id: str) -> None:
+        self._order(lambda: self._abort(request_id))
+
+    def ask(self, message: m.GetInfo | m.GetStats | m.GetStatus) -> Future[Any]:
+        """The answer to a question: ``Info``, ``Stats`` or ``Status``."""
+        future: Future[Any] = Future()
+        self._order(lambda: self._ask(message, future))
+        return future
+
+    def close(self) -> None:
+        """End the thread. Requests that are not answered go on in the service until their lease ends."""
+        if not self._closing:
+            self._closing = True
+            self._connection.wake()
+            self._thread.join()
+
+    def _order(self, order: Callable[[], None]) -> None:
+        if self._closing:
+            raise PipelineClosed("the client is closed")
+        self._orders.append(order)
+        self._connection.wake()
+
+    # -- everything below runs in the session's thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._turn()
+        except Exception as error:
+            logger.exception("the client's thread failed")
+            self._fail_all(RequestError(f"the client's thread failed: {error!r}"))
+        finally:
+            self._closing = True
+            self._fail_all(PipelineClosed("the client was closed before the answer came"))
+            self._connection.close()
+
+    def _turn(self) -> None:
+        while self._orders:
+            self._orders.popleft()()
+        now = time.monotonic()
+        if now >= self._next_repeat:
+            self._repeat()
+            self._next_repeat = now + REPEAT_S
+        busy = self._requests or self._questions
+        for frame in self._connection.wait(self._next_repeat - now if busy else 3600.0):
+            self._hear(frame.message)
+        self._follow(r for r in self._requests.values() if self._follow_is_due(r))
+
+    def _begin(self, request: _Request) -> None:
+        request_id = request.assembly.request_id
+        if request_id in self._requests:
+            error = from_wire("duplicate_id", f"this client has a live request {request_id!r} already", "request_id")
+            self._end_listener(request, m.Failed(request_id, 0, 0, b"", "", None, "", "", {}), error)
+            return
+        self._requests[request_id] = request
+        if request.message is not None:
+            self._connection.queue("submit", request_id, request.message)
+        self._next_repeat = min(self._next_repeat, time.monotonic() + REPEAT_S)
+
+    def _abort(self, request_id: str) -> None:
+        if (request := self._requests.get(request_id)) is not None:
+            request.aborting = True
+            if request.accepted:
+                self._connection.queue("follow", ("abort", request_id), m.Abort(request_id))
+
+    def _ask(self, message: Any, future: Future[Any]) -> None:
+        self._questions.setdefault(_question(message), deque()).append(future)
+        self._connection.queue("submit" if isinstance(message, m.GetInfo) else "follow", _question(message), message)
+        self._next_repeat = min(self._next_repeat, time.monotonic() + REPEAT_S)
+
+    def _repeat(self) -> None:
+        for request_id, request in self._requests.items():
+            if not request.accepted:
+                self._connection.queue("submit", request_id, request.message)
+            elif request.aborting:
+                self._connection.queue("follow", ("abort", request_id), m.Abort(request_id))
+        self._follow(r for r in self._requests.values() if r.accepted)
+        for question in self._questions:
+            self._ask_again(question)
+
+    def _ask_again(self, question: str) -> None:
+        kind, _, request_id = question.partition(" ")
+        message = {"Info": m.GetInfo, "Stats": m.GetStats}.get(kind, lambda: m.GetStatus(request_id))()
+        self._connection.queue("submit" if kind == "Info" else "follow", question, message)
+
+    def _follow_is_due(self, request: _Request) -> bool:
+        unacknowledged = request.assembly.num_tokens - request.followed_tokens
+        return request.accepted and (request.again or unacknowledged >= ACKNOWLEDGE_TOKENS)
+
+    def _follow(self, requests: Any) -> None:
+        entries = []
+        for request in requests:
+            entries.append([request.assembly.request_id, request.assembly.num_tokens, request.again])
+            request.followed_tokens, request.again = request.assembly.num_tokens, False
+        for start in range(0, len(entries), 1024):
+            part = entries[start : start + 1024]
+            self._connection.queue("follow", ("follow", part[0][0], part[0][2]), m.Follow(part))
+
+    def _hear(self, message: Any) -> None:
+        match message:
+            case m.Text():
+                for request_id, *row in message.deltas:
+                    self._add(request_id, *row)
+            case m.Finished() | m.Failed():
+                self._end(message)
+            case m.Accepted():
+                self._accept(message)
+            case m.Rejected():
+                self._reject(message)
+            case m.Info() | m.Stats() | m.Status():
+                for future in self._questions.pop(_question(message), ()):
+                    if future.set_running_or_notify_cancel():
+                        future.set_result(message)
+
+    def _accept(self, message: m.Accepted) -> None:
+        request = self._requests.get(message.request_id)
+        if request is not None and not request.accepted:
+            request.accepted = True
+            self._tell(request, lambda: request.listener.on_accepted(message))
+            if request.aborting:
+                self._abort(message.request_id)
+
+    def _reject(self, message: m.Rejected) -> None:
+        request = self._requests.get(message.request_id)
+        if request is not None and not request.accepted:
+            del self._requests[message.request_id]
+            error = from_wire(message.code, message.message, message.param)
+            end = m.Failed(message.request_id, 0, 0, b"", "", None, message.code, message.message, {})
+            self._end_listener(request, end, error)
+
+    def _add(self, request_id: str, *row: Any) -> bool:
+        """False if there is a gap before the row; it is asked for again."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return True
+        try:
+            delta = request.assembly.add(*row)
+        except LookupError:
+            request.again = True
+            return False
+        if delta is not None:
+            self._tell(request, lambda: request.listener.on_delta(delta))
+        return True
+
+    def _end(self, end: m.Finished | m.Failed) -> None:
+        request = self._requests.get(end.request_id)
+        if request is not None:
+            if not self._add(end.request_id, end.offset, end.text_offset, end.token_ids, end.text, end.logprobs):
+                return
+            del self._requests[end.request_id]
+            error = from_wire(end.code, end.message) if isinstance(end, m.Failed) else None
+            self._end_listener(request, end, error)
+        # Also for one that is not ours any more: the first acknowledgement may have died with summarize.
+        self._connection.queue("follow", ("acknowledge", end.request_id), m.Acknowledge([end.request_id]))
+
+    def _end_listener(self, request: _Request, end: m.Finished | m.Failed, error: TriptychError | None) -> None:
+        completion = request.assembly.completion(end)
+        if error is not None:
+            error.partial = completion
+        self._tell(request, lambda: request.listener.on_end(completion, error))
+
+    def _tell(self, request: _Request, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:  # a caller's callback must not stop the other requests
+            logger.exception("the listener of request %s raised", request.assembly.request_id)
+
+    def _fail_all(self, error: Any) -> None:
+        for request in list(self._requests.values()):
+            request_id = request.assembly.request_id
+            end = m.Failed(request_id, 0, 0, b"", "", None, error.code, error.message, {})
+            self._end_listener(request, end, error)
+        self._requests.clear()
+        for futures in self._questions.values():
+            for future in futures:
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(error)
+        self._questions.clear()
+
+
+def _question(message: Any) -> str:
+    """One key for a question and its answer."""
+    kind = type(message).__name__.removeprefix("Get")
+    return f"{kind} {message.request_id}" if kind == "Status" else kind

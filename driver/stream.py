@@ -1,0 +1,199 @@
+"""What a caller sees of one request: pieces as they come, and the whole at the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..protocol.errors import RequestTimeout, TriptychError
+from ..protocol.messages import Accepted, Failed, Finished
+
+Logprobs = list[list[Any]]  # a row a token: [logprob of the chosen, [[token id, logprob], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What became final since the last delta. ``text`` may be empty while a character is incomplete."""
+
+    text: str
+    token_ids: list[int]
+    num_tokens: int  # of the answer so far, these included
+    tokens_per_second: float | None = None  # of the answer so far
+    logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answered request."""
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+    finish_reason: str  # "stop" | "length" | "abort"
+    logprobs: Logprobs | None
+    summary: dict[str, Any] = field(repr=False)  # usage and ledger
+
+    @property
+    def usage(self) -> dict[str, int]:
+        return dict(self.summary["usage"])
+
+    @property
+    def ledger(self) -> dict[str, Any]:
+        """Milliseconds of each stage, TTFT, TPS and inter-token percentiles."""
+        return dict(self.summary["ledger"])
+
+
+class Listener(Protocol):
+    """Hears of one request, in order, from the session's thread. Must not block."""
+
+    def on_accepted(self, accepted: Accepted) -> None: ...
+
+    def on_delta(self, delta: Delta) -> None: ...
+
+    def on_end(self, completion: Completion, error: TriptychError | None) -> None:
+        """Called once, last. With an error, ``completion`` holds what was produced before it."""
+        ...
+
+
+class Assembly:
+    """Puts a request's rows together: each token and each character once, in order, however often rows are sent."""
+
+    def __init__(self, request_id: str, *, num_tokens: int = 0, num_chars: int = 0) -> None:
+        self.request_id = request_id
+        self.num_tokens = num_tokens  # what the caller has, from an earlier life on if it resumes
+        self.num_chars = num_chars
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: Logprobs | None = None
+
+    def add(
+        self, offset: int, text_offset: int, token_ids: bytes, text: str, logprobs: Any, tps: float | None = None
+    ) -> Delta | None:
+        """The new part of a row; None if it has nothing new. A row that begins later than what is here is a gap.
+
+        Raises:
+            LookupError: there is a gap.
+        """
+        ids = np.frombuffer(token_ids, "<i4").tolist()
+        known_tokens, known_chars = self.num_tokens - offset, self.num_chars - text_offset
+        if known_tokens < 0 or known_chars < 0:
+            raise LookupError(f"{self.request_id}: a row begins at token {offset}, {self.num_tokens} are here")
+        ids, text = ids[known_tokens:], text[known_chars:]
+        rows = logprobs[known_tokens:] if logprobs is not None else None
+        if not ids and not text:
+            return None
+        self.num_tokens += len(ids)
+        self.num_chars += len(text)
+        self._texts.append(text)
+        self._token_ids += ids
+        if rows is not None:
+            self._logprobs = (self._logprobs or []) + rows
+        return Delta(text, ids, self.num_tokens, tps, rows)
+
+    def completion(self, end: Finished | Failed) -> Completion:
+        reason = end.finish_reason if isinstance(end, Finished) else "error"
+        return Completion(
+            self.request_id, "".join(self._texts), self._token_ids, reason, self._logprobs, dict(end.summary)
+        )
+
+
+class Stream:
+    """A running request: iterate for deltas, or ask for the ``result``. Any thread may use it."""
+
+    def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
+        self.request_id = request_id
+        self._abort = abort
+        self._changed = threading.Condition()
+        self._deltas: deque[Delta] = deque()
+        self._accepted: Accepted | None = None
+        self._completion: Completion | None = None
+        self._error: TriptychError | None = None
+
+    def __iter__(self) -> Iterator[Delta]:
+        """Deltas until the end.
+
+        Raises:
+            RequestError: the request failed; the deltas before the failure were yielded.
+        """
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._deltas or self._completion)
+                if not self._deltas:
+                    break
+                delta = self._deltas.popleft()
+            yield delta
+        if self._error is not None:
+            raise self._error
+
+    def accepted(self, timeout: float | None = None) -> Accepted:
+        """Wait until the service has taken the request: from then on it is answered whatever dies.
+
+        Raises:
+            RequestError: it was refused.
+            RequestTimeout: nothing was heard within ``timeout`` seconds.
+        """
+        with self._changed:
+            self._wait(lambda: self._accepted or self._completion, timeout)
+            if self._accepted is None and self._error is not None:
+                raise self._error
+            assert self._accepted is not None, "a request ended without being accepted or refused"
+            return self._accepted
+
+    def result(self, timeout: float | None = None) -> Completion:
+        """The whole answer.
+
+        Raises:
+            RequestError: the request failed; its ``partial`` attribute is what was produced before.
+            RequestTimeout: it goes on, but ``timeout`` seconds have passed.
+        """
+        self.wait(timeout)
+        if self._error is not None:
+            raise self._error
+        assert self._completion is not None, "woken without a completion"
+        return self._completion
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return once the request has ended, well or not.
+
+        Raises:
+            RequestTimeout: it goes on, but ``timeout`` seconds have passed.
+        """
+        with self._changed:
+            self._wait(lambda: self._completion, timeout)
+
+    @property
+    def done(self) -> bool:
+        return self._completion is not None
+
+    def abort(self) -> None:
+        """Ask for the end. The answer is what was produced so far, with the finish reason "abort"."""
+        self._abort(self.request_id)
+
+    def on_accepted(self, accepted: Accepted) -> None:
+        with self._changed:
+            self._accepted = accepted
+            self._changed.notify_all()
+
+    def on_delta(self, delta: Delta) -> None:
+        with self._changed:
+            self._deltas.append(delta)
+            self._changed.notify_all()
+
+    def on_end(self, completion: Completion, error: TriptychError | None) -> None:
+        with self._changed:
+            self._completion, self._error = completion, error
+            self._changed.notify_all()
+
+    def _wait(self, condition: Callable[[], object], timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not condition():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise RequestTimeout(f"request {self.request_id}: no answer within {timeout} s")
+            self._changed.wait(left)

@@ -1,0 +1,275 @@
+"""Starts the three workers, notices when one dies or hangs, and starts it again.
+
+Everything happens in one thread, which also starts the processes: Linux ties "die with your parent" to the thread
+that forked, so a worker must not be started by a thread that may end before the driver does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..protocol.board import ROLES, STOP, Board
+from ..protocol.config import SupervisorConfig
+from ..protocol.errors import TriptychError, WorkerDied
+
+logger = logging.getLogger(__name__)
+
+CHECK_S = 0.25  # hangs are looked for so often
+START_CHECK_S = 0.02
+MAX_BACK_OFF_S = 5.0
+KEPT_STDERR_LINES = 40
+KEPT_STDERR_BYTES = 1 << 16
+
+
+@dataclass(slots=True)
+class Worker:
+    """One role and the process that fills it at the moment."""
+
+    role: str
+    process: subprocess.Popen[bytes] | None = None
+    pidfd: int = -1
+    start_at: float = 0.0  # not before this time; waiting lets a worker that dies at once not eat the machine
+    started_at: float = 0.0
+    deaths: deque[float] = field(default_factory=deque)  # within the restart window
+    num_restarts: int = 0
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None
+
+
+class Supervisor:
+    """Keeps three workers running in one run directory until told to stop.
+
+    Invariant: at most one live process a role; each life has an epoch of its own.
+    """
+
+    def __init__(self, run_dir: Path, board: Board, config: SupervisorConfig) -> None:
+        self._run_dir = run_dir
+        self._board = board
+        self._config = config
+        self._workers = {role: Worker(role) for role in ROLES}
+        self._selector = selectors.DefaultSelector()
+        self._bell_out, self._bell_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._bell_out, selectors.EVENT_READ, None)
+        self._thread = threading.Thread(target=self._run, name="triptych-supervisor", daemon=True)
+        self._changed = threading.Condition()
+        self._orders: deque[Callable[[], None]] = deque()
+        self._stopping = False
+        self._was_ready = False
+        self._looked_at = time.monotonic()
+        self.error: TriptychError | None = None  # why the supervisor gave up
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def pids(self) -> dict[str, int | None]:
+        return {role: w.process.pid if w.process else None for role, w in self._workers.items()}
+
+    @property
+    def num_restarts(self) -> dict[str, int]:
+        return {role: w.num_restarts for role, w in self._workers.items()}
+
+    def wait_ready(self, deadline: float, *, patience_s: float) -> bool:
+        """Wait for every worker to be ready, at most ``patience_s``; False if one is not yet.
+
+        Raises:
+            WorkerDied: one died while starting, with its last words, or ``deadline`` (time.monotonic) has passed.
+        """
+        until = min(deadline, time.monotonic() + patience_s)
+        with self._changed:
+            while not self._all_ready():
+                if self.error is not None:
+                    raise self.error
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(min(left, START_CHECK_S))
+            else:
+                return True
+        if time.monotonic() >= deadline:
+            late = next(role for role in ROLES if not self._board.ready(role))
+            raise WorkerDied(late, None, f"(it was not ready in time)\n{self.last_words(late)}")
+        return False
+
+    def _all_ready(self) -> bool:
+        return all(self._board.ready(role) for role in ROLES)
+
+    def restart(self, role: str) -> None:
+        """Kill a worker; the usual way of noticing brings up the next one."""
+        self._order(lambda: self._kill(self._workers[role]))
+
+    def stop(self, timeout_s: float) -> dict[str, int | None]:
+        """Wait for the workers to leave, as the board's STOP told them to, then kill who stays.
+
+        Returns the exit codes by role.
+        """
+        self._order(self._begin_stop)
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            self._changed.wait_for(lambda: not any(w.alive for w in self._workers.values()), timeout_s)
+        for worker in self._workers.values():
+            if worker.alive:
+                logger.warning("worker %s did not stop within %.1f s: killing it", worker.role, timeout_s)
+                self._order(lambda worker=worker: self._kill(worker))  # type: ignore[misc]
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not any(w.alive for w in self._workers.values()), max(5.0, deadline - time.monotonic())
+            )
+        self._order(self._end)
+        self._thread.join()
+        return dict(self._exit_codes)
+
+    def last_words(self, role: str) -> str:
+        """The end of what the worker wrote to its standard error."""
+        try:
+            with open(self._stderr_path(role), "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - KEPT_STDERR_BYTES))
+                text = file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        return "\n".join(text.splitlines()[-KEPT_STDERR_LINES:])
+
+    # -- everything below runs in the supervisor's thread
+
+    def _run(self) -> None:
+        self._exit_codes: dict[str, int | None] = {}
+        self._ended = False
+        while not self._ended:
+            try:
+                self._turn()
+            except Exception as error:  # the last line of defence: nothing may end this thread silently
+                logger.exception("the supervisor failed")
+                self._give_up(TriptychError(f"the supervisor failed: {error!r}"))
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        for worker in self._workers.values():
+            if not worker.alive and not self._stopping and self.error is None and now >= worker.start_at:
+                self._spawn(worker)
+        for key, _ in self._selector.select(self._patience(now)):
+            if key.data is None:
+                self._drain_bell()
+            else:
+                self._bury(key.data)
+        while self._orders:
+            self._orders.popleft()()
+        self._look_for_hangs()
+
+    def _patience(self, now: float) -> float:
+        waiting = [w.start_at - now for w in self._workers.values() if not w.alive]
+        return CHECK_S if self._stopping else max(0.0, min([CHECK_S, *waiting]))
+
+    def _spawn(self, worker: Worker) -> None:
+        epoch = self._board.next_epoch(worker.role)
+        worker.started_at = time.monotonic()
+        package = f"{__package__.rpartition('.')[0]}.workers.{worker.role}"
+        command = [sys.executable, "-m", package, "--run-dir", str(self._run_dir)]
+        command += ["--epoch", str(epoch), "--parent", str(os.getpid())]
+        with open(self._stderr_path(worker.role), "wb") as stderr:
+            worker.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,
+                stderr=stderr,
+                env=_environment(),
+                start_new_session=True,
+            )
+        worker.pidfd = os.pidfd_open(worker.process.pid)
+        self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
+        logger.info("started %s, life %d, as process %d", worker.role, epoch, worker.process.pid)
+
+    def _bury(self, worker: Worker) -> None:
+        assert worker.process is not None
+        code = worker.process.wait()
+        self._selector.unregister(worker.pidfd)
+        os.close(worker.pidfd)
+        worker.process, worker.pidfd = None, -1
+        self._exit_codes[worker.role] = code
+        if not self._stopping:
+            self._plan_restart(worker, code)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _plan_restart(self, worker: Worker, code: int) -> None:
+        now = time.monotonic()
+        worker.deaths.append(now)
+        while worker.deaths[0] < now - self._config.restart_window_s:
+            worker.deaths.popleft()
+        # A worker that fails before the pipeline was ever ready will fail again: the model or a setting is wrong.
+        failed_start = not self._was_ready and code != 0 and code > 0
+        if failed_start or len(worker.deaths) > self._config.max_restarts:
+            self._give_up(WorkerDied(worker.role, code, self.last_words(worker.role)))
+            return
+        lived = now - worker.started_at
+        delay = 0.0 if lived > 1.0 or len(worker.deaths) < 3 else min(MAX_BACK_OFF_S, 0.05 * 2 ** len(worker.deaths))
+        worker.start_at = now + delay
+        worker.num_restarts += 1
+        logger.warning("worker %s ended with exit code %d; starting it again in %.2f s", worker.role, code, delay)
+
+    def _look_for_hangs(self) -> None:
+        now = time.monotonic()
+        late_s, self._looked_at = now - self._looked_at - CHECK_S, now
+        if self._stopping or self.error is not None or late_s > CHECK_S:
+            return  # a supervisor that was late itself cannot tell who else was
+        self._was_ready = self._was_ready or self._all_ready()
+        for worker in self._workers.values():
+            page = self._board.worker(worker.role)
+            if worker.alive and page.phase(self._board.epoch(worker.role)) == "ready":
+                patience = max(self._config.hang_s, page.patience_ns / 1e9)
+                silent = (time.monotonic_ns() - page.progress_ns) / 1e9
+                if silent > patience:
+                    logger.warning("worker %s made no progress for %.1f s: killing it", worker.role, silent)
+                    self._kill(worker)
+
+    def _kill(self, worker: Worker) -> None:
+        if worker.process is not None:
+            worker.process.kill()
+
+    def _give_up(self, error: TriptychError) -> None:
+        self.error = error
+        logger.error("giving up: %s", error)
+        for worker in self._workers.values():
+            self._kill(worker)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _begin_stop(self) -> None:
+        self._stopping = True
+        assert self._board.mode == STOP or self.error is not None, "workers are not told to stop"
+
+    def _end(self) -> None:
+        self._ended = True
+        self._selector.close()
+        os.close(self._bell_out)
+
+    def _order(self, order: Callable[[], None]) -> None:
+        self._orders.append(order)
+        os.write(self._bell_in, b"\0")
+
+    def _drain_bell(self) -> None:
+        try:
+            os.read(self._bell_out, 4096)
+        except BlockingIOError:
+            return
+
+    def _stderr_path(self, role: str) -> Path:
+        return self._run_dir / f"{role}.log"
+
+
+def _environment() -> dict[str, str]:
+    """The parent's environment, with this package importable also from a bare checkout."""
+    root = str(Path(sys.modules[__package__.partition(".")[0]].__file__ or "").absolute().parent.parent)
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "false"}

@@ -1,0 +1,143 @@
+"""Who is alive and what he does: one memory-mapped page for the driver and one a worker.
+
+The driver writes the mode and the epochs; each worker writes its phase, a progress time and its statistics. Nobody
+waits for anybody: a reader that meets half-written statistics sees a wrong checksum and looks again.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .codec import pack, unpack
+
+ROLES = ("prepare", "execute", "summarize")
+PHASES = ("down", "starting", "loading", "warming", "ready", "stopped", "failed")
+RUN, DRAIN, STOP = 0, 1, 2  # modes
+
+PAGE = 1 << 16
+_DRIVER = np.dtype([("mode", "<u8"), ("epochs", "<u8", (len(ROLES),))])
+_WORKER = np.dtype(
+    [
+        ("phase_word", "<u8"),  # epoch << 32 | phase
+        ("progress_ns", "<u8"),  # CLOCK_MONOTONIC of the last sign of progress
+        ("patience_ns", "<u8"),  # how long the next sign may take, as far as the worker knows
+        ("done", "<u8"),  # of ``total``, in the present phase
+        ("total", "<u8"),
+        ("stats_word", "<u8"),  # length << 32 | checksum
+    ]
+)
+
+
+class Board:
+    """The mapped file of one run directory."""
+
+    def __init__(self, path: Path) -> None:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(file, PAGE * (1 + len(ROLES)))
+            self._map = mmap.mmap(file, 0)
+        finally:
+            os.close(file)
+        self._driver = np.frombuffer(self._map, _DRIVER, 1)[0]
+        self._workers = {role: WorkerPage(self._map, PAGE * (1 + i)) for i, role in enumerate(ROLES)}
+
+    @property
+    def mode(self) -> int:
+        return int(self._driver["mode"])
+
+    def set_mode(self, mode: int) -> None:
+        self._driver["mode"] = mode
+
+    def epoch(self, role: str) -> int:
+        return int(self._driver["epochs"][ROLES.index(role)])
+
+    def next_epoch(self, role: str) -> int:
+        """A new life of this worker begins; lives are counted from 1 and never again."""
+        epoch = self.epoch(role) + 1
+        self._driver["epochs"][ROLES.index(role)] = epoch
+        return epoch
+
+    def worker(self, role: str) -> WorkerPage:
+        return self._workers[role]
+
+    def ready(self, role: str) -> bool:
+        return self.worker(role).phase(self.epoch(role)) == "ready"
+
+    def stats(self) -> dict[str, Any]:
+        """What every worker last published, by role, with its phase and epoch."""
+        result: dict[str, Any] = {}
+        for role, page in self._workers.items():
+            epoch = self.epoch(role)
+            result[role] = {"phase": page.phase(epoch), "epoch": epoch, **page.stats()}
+        return result
+
+    def close(self) -> None:
+        del self._driver
+        for page in self._workers.values():
+            page.close()
+        self._map.close()
+
+
+class WorkerPage:
+    """One worker's part of the board. Written by that worker only."""
+
+    def __init__(self, mapped: mmap.mmap, offset: int) -> None:
+        self._head = np.frombuffer(mapped, _WORKER, 1, offset)[0]
+        self._bytes = np.frombuffer(mapped, np.uint8, PAGE - _WORKER.itemsize, offset + _WORKER.itemsize)
+
+    def set_phase(self, epoch: int, phase: str, *, total: int = 0) -> None:
+        self._head["done"], self._head["total"] = 0, total
+        self.progress()
+        self._head["phase_word"] = epoch << 32 | PHASES.index(phase)
+
+    def phase(self, epoch: int) -> str:
+        """The phase of this life; "down" if the page still shows an earlier one."""
+        word = int(self._head["phase_word"])
+        return PHASES[word & 0xFFFFFFFF] if word >> 32 == epoch else "down"
+
+    def progress(self, done: int | None = None) -> None:
+        if done is not None:
+            self._head["done"] = done
+        self._head["progress_ns"] = time.monotonic_ns()
+
+    def set_patience(self, patience_ns: int) -> None:
+        self._head["patience_ns"] = patience_ns
+
+    @property
+    def done_of_total(self) -> tuple[int, int]:
+        return int(self._head["done"]), int(self._head["total"])
+
+    @property
+    def progress_ns(self) -> int:
+        return int(self._head["progress_ns"])
+
+    @property
+    def patience_ns(self) -> int:
+        return int(self._head["patience_ns"])
+
+    def publish(self, stats: dict[str, Any]) -> None:
+        data = pack(stats)
+        assert len(data) <= len(self._bytes), f"statistics of {len(data)} bytes, the limit is {len(self._bytes)}"
+        self._bytes[: len(data)] = np.frombuffer(data, np.uint8)
+        self._head["stats_word"] = len(data) << 32 | zlib.crc32(data)
+
+    def stats(self) -> dict[str, Any]:
+        """The last published statistics; empty if there are none."""
+        for _ in range(100):
+            word = int(self._head["stats_word"])
+            data = self._bytes[: word >> 32].tobytes()
+            if word == 0:
+                return {}
+            if zlib.crc32(data) == word & 0xFFFFFFFF:
+                return dict(unpack(data))
+        return {}
+
+    def close(self) -> None:
+        del self._head, self._bytes

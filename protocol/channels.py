@@ -1,0 +1,271 @@
+"""ZeroMQ, the only place that imports it.
+
+Between the workers: PUSH to a PULL inbox in the run directory. A message may be lost with the process it was on its
+way to, and a send never waits: whoever misses something reads the journal. Toward the clients: ROUTER, which refuses
+(instead of dropping) what a peer cannot take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from .codec import Frame, decode, encode
+from .errors import BadFrame, ConfigError
+
+MAX_IPC_PATH = 107  # bytes, sun_path of a Unix socket
+SEND_LIMIT = 1000  # messages under way to one peer
+BACKLOG = 1024  # connections waiting to be accepted
+
+POLLIN = zmq.POLLIN
+Socket = zmq.Socket[bytes]
+
+
+def ipc_endpoint(path: Path) -> str:
+    """
+    Raises:
+        ConfigError: the path is too long for a Unix socket.
+    """
+    if len(os.fsencode(path)) > MAX_IPC_PATH:
+        raise ConfigError(f"the socket path {path} has {len(os.fsencode(path))} bytes, the limit is {MAX_IPC_PATH}")
+    return f"ipc://{path}"
+
+
+def inbox_endpoint(run_dir: Path, role: str) -> str:
+    return ipc_endpoint(run_dir / f"{role}.inbox")
+
+
+def _bind(socket: Socket, endpoint: str) -> None:
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        socket.close(0)
+        raise ConfigError(f"cannot bind {endpoint}: {error.strerror}") from error
+
+
+class Links:
+    """A worker's inbox and the channels to those it tells something."""
+
+    def __init__(self, run_dir: Path, role: str, *, epoch: int, peers: tuple[str, ...]) -> None:
+        self._context = zmq.Context(io_threads=1)
+        self.inbox = Inbox(self._context, inbox_endpoint(run_dir, role))
+        self._outboxes = {peer: Outbox(self._context, inbox_endpoint(run_dir, peer), epoch) for peer in peers}
+
+    def router(self, endpoint: str, *, epoch: int, max_frame_bytes: int) -> Router:
+        return Router(self._context, endpoint, epoch=epoch, max_frame_bytes=max_frame_bytes)
+
+    def send(self, peer: str, message: Any) -> bool:
+        return self._outboxes[peer].send(message)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class Inbox:
+    """Everything that is said to one worker, with gaps noticed.
+
+    ``missed`` is True after a sender's count jumped or a sender began a new life; whoever sees it reads the journal
+    and sets it back.
+    """
+
+    def __init__(self, context: zmq.Context[Socket], endpoint: str) -> None:
+        self.socket = context.socket(zmq.PULL)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        _bind(self.socket, endpoint)
+        self._expected: dict[type[Any], tuple[int, int]] = {}
+        self.missed = True
+        self.num_bad_frames = 0
+
+    def recv_all(self) -> list[Any]:
+        """Every message that is there, oldest first, without waiting."""
+        messages = []
+        while True:
+            try:
+                frame = decode(self.socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return messages
+            except BadFrame:
+                self.num_bad_frames += 1
+                self.missed = True
+                continue
+            self._note(frame)
+            messages.append(frame.message)
+
+    def _note(self, frame: Frame) -> None:
+        # A kind of message has one sender and one channel, so its kind stands for the channel.
+        kind = type(frame.message)
+        if self._expected.get(kind, (frame.epoch, 0)) != (frame.epoch, frame.seq):
+            self.missed = True
+        self._expected[kind] = (frame.epoch, frame.seq + 1)
+
+
+class Outbox:
+    """The channel to one worker. Counts each kind of message apart, as ``Inbox`` does."""
+
+    def __init__(self, context: zmq.Context[Socket], endpoint: str, epoch: int) -> None:
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, SEND_LIMIT)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # to nobody means not sent, rather than sent into a void
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 5)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 100)
+        self._socket.connect(endpoint)
+        self._epoch = epoch
+        self._seqs: dict[type[Any], int] = {}
+
+    def send(self, message: Any) -> bool:
+        """False if it was dropped because the peer is away or behind; the next one then shows the gap."""
+        kind = type(message)
+        seq = self._seqs.get(kind, 0)
+        self._seqs[kind] = seq + 1
+        try:
+            self._socket.send(encode(message, epoch=self._epoch, seq=seq), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+
+class Router:
+    """A public socket. Peers are named by what ZeroMQ calls the identity, which proves nothing about who they are."""
+
+    def __init__(self, context: zmq.Context[Socket], endpoint: str, *, epoch: int, max_frame_bytes: int) -> None:
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 1000)  # only matters at a clean end: the last answers may leave
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.setsockopt(zmq.SNDHWM, SEND_LIMIT)
+        self.socket.setsockopt(zmq.RCVHWM, SEND_LIMIT)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes + 1024)
+        self.socket.setsockopt(zmq.HANDSHAKE_IVL, 1000)
+        self.socket.setsockopt(zmq.BACKLOG, BACKLOG)
+        _bind(self.socket, endpoint)
+        self.endpoint = endpoint
+        self._epoch = epoch
+        self._seq = 0
+        self.num_bad_frames = 0
+
+    def recv(self) -> tuple[bytes, bytes] | None:
+        """``(peer, frame)``, or None if nothing is there. Messages of several frames are dropped and counted."""
+        while True:
+            try:
+                parts = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            if len(parts) == 2:
+                return parts[0], parts[1]
+            self.num_bad_frames += 1
+
+    def send(self, peer: bytes, message: Any) -> bool:
+        """False if the peer is gone or does not read; nothing was sent then."""
+        try:
+            self.socket.send_multipart([peer, encode(message, epoch=self._epoch, seq=self._seq)], zmq.NOBLOCK)
+        except zmq.ZMQError:  # EAGAIN: it does not read; EHOSTUNREACH: it is gone
+            return False
+        self._seq += 1
+        return True
+
+
+class Bell:
+    """Lets another thread end a wait. Rings that nobody heard yet count once."""
+
+    def __init__(self) -> None:
+        self.file = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_write(self.file, 1)
+
+    def silence(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.file)
+
+    def close(self) -> None:
+        os.close(self.file)
+
+
+class Poller:
+    """Waits for any of some sockets, or for a bell's file."""
+
+    def __init__(self, *sockets: Socket | int) -> None:
+        self._poller = zmq.Poller()
+        for socket in sockets:
+            self._poller.register(socket, zmq.POLLIN)
+
+    def wait(self, timeout_s: float) -> None:
+        self._poller.poll(max(0, int(timeout_s * 1000)))
+
+
+class Connection:
+    """A client's two sockets. One thread uses it, except for ``wake``, which any thread may call.
+
+    A message waits here, and not in ZeroMQ, until its server is connected: a server that is away for an hour costs
+    what is queued once, however often it is queued again.
+    """
+
+    def __init__(self, submit: str, follow: str) -> None:
+        self._context = zmq.Context(io_threads=1)
+        self._sockets = {"submit": self._dealer(submit), "follow": self._dealer(follow)}
+        self._queues: dict[str, dict[Any, Any]] = {door: {} for door in self._sockets}
+        self._bell = Bell()
+        self._poller = zmq.Poller()
+        self._poller.register(self._bell.file, zmq.POLLIN)
+        self._seq = 0
+
+    def _dealer(self, endpoint: str) -> Socket:
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, 5)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 100)
+        socket.setsockopt(zmq.SNDHWM, SEND_LIMIT)
+        socket.connect(endpoint)
+        return socket
+
+    def queue(self, door: str, key: Any, message: Any) -> None:
+        """Send when the server is there; a later message of the same key replaces one that still waits."""
+        self._queues[door][key] = message
+
+    def wake(self) -> None:
+        self._bell.ring()
+
+    def wait(self, timeout_s: float) -> list[Frame]:
+        """Send what can be sent, then what arrived, after waiting for either or for ``wake``.
+
+        Frames that are no message of this protocol version are dropped.
+        """
+        self._flush()
+        for door, socket in self._sockets.items():
+            self._poller.register(socket, zmq.POLLIN | (zmq.POLLOUT if self._queues[door] else 0))
+        ready = dict(self._poller.poll(max(0, int(timeout_s * 1000))))
+        self._bell.silence()
+        self._flush()
+        return [frame for socket in self._sockets.values() if socket in ready for frame in _drain(socket)]
+
+    def _flush(self) -> None:
+        for door, queue in self._queues.items():
+            while queue:
+                key = next(iter(queue))
+                try:
+                    self._sockets[door].send(encode(queue[key], seq=self._seq), zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                self._seq += 1
+                del queue[key]
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+        self._bell.close()
+
+
+def _drain(socket: Socket) -> list[Frame]:
+    frames = []
+    while True:
+        try:
+            raw = socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return frames
+        with contextlib.suppress(BadFrame):
+            frames.append(decode(raw))

@@ -1,0 +1,168 @@
+"""Messages to bytes and back: MessagePack arrays ``[tag, version, epoch, seq, ...fields]``, nothing that can run code.
+
+``decode`` trusts nothing: sizes, depth, tags, versions, the number of fields and their types are checked before a
+message exists, and whatever is wrong is a ``BadFrame`` that says what.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgpack
+
+from . import messages as m
+from .errors import BadFrame
+
+VERSION = 1
+MAX_DEPTH = 8  # of arrays and maps within each other
+MAX_ITEMS = 1 << 16  # of one array; longer columns travel as bytes
+MAX_FIELDS = 1 << 10  # of one map
+
+TAGS: dict[int, type[Any]] = {
+    # client <-> prepare
+    1: m.Submit,
+    2: m.GetInfo,
+    3: m.Accepted,
+    4: m.Rejected,
+    5: m.Info,
+    # client <-> summarize
+    10: m.Follow,
+    11: m.Abort,
+    12: m.Acknowledge,
+    13: m.GetStatus,
+    14: m.GetStats,
+    20: m.Text,
+    21: m.Finished,
+    22: m.Failed,
+    23: m.Status,
+    24: m.Stats,
+    # between the workers
+    40: m.Prepared,
+    41: m.StepDone,
+    42: m.Release,
+    43: m.Forgotten,
+    44: m.Wake,
+}
+
+
+class Frame(NamedTuple):
+    """A decoded message and where it stands in its sender's stream."""
+
+    message: Any
+    epoch: int  # which life of the sender; 0 for clients
+    seq: int  # 0, 1, 2, ... on one channel
+
+
+class _Schema(NamedTuple):
+    make: type[Any]
+    names: tuple[str, ...]
+    types: tuple[tuple[type, ...], ...]
+
+
+def _accepted_types(hint: Any) -> tuple[type, ...]:
+    if isinstance(hint, types.UnionType):
+        return tuple(t for part in typing.get_args(hint) for t in _accepted_types(part))
+    return (typing.get_origin(hint) or hint,)
+
+
+def _schema(message: type[Any]) -> _Schema:
+    hints = typing.get_type_hints(message)
+    names = tuple(f.name for f in fields(message))
+    return _Schema(message, names, tuple(_accepted_types(hints[name]) for name in names))
+
+
+def _getter(message: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    names = [f.name for f in fields(message)]
+    if not names:
+        return lambda _: ()
+    if len(names) == 1:
+        return lambda value: (getattr(value, names[0]),)
+    return attrgetter(*names)
+
+
+_SCHEMAS = {tag: _schema(message) for tag, message in TAGS.items()}
+_ENCODERS = {message: (tag, _getter(message)) for tag, message in TAGS.items()}
+
+
+def encode(message: Any, *, epoch: int = 0, seq: int = 0) -> bytes:
+    """The frame of one message."""
+    tag, values = _ENCODERS[type(message)]
+    return typing.cast(bytes, msgpack.packb((tag, VERSION, epoch, seq, *values(message))))
+
+
+def pack(value: Any) -> bytes:
+    """A plain value as MessagePack bytes, for records and status pages."""
+    return typing.cast(bytes, msgpack.packb(value))
+
+
+def unpack(frame: bytes | memoryview) -> Any:
+    """A plain value out of MessagePack bytes.
+
+    Raises:
+        BadFrame: not MessagePack, trailing bytes, or beyond the limits of this module.
+    """
+    try:
+        return msgpack.unpackb(
+            frame,
+            strict_map_key=False,
+            max_str_len=len(frame),
+            max_bin_len=len(frame),
+            max_array_len=MAX_ITEMS,
+            max_map_len=MAX_FIELDS,
+            max_ext_len=0,
+        )
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise BadFrame(f"not a message: {type(error).__name__}: {error}"[:200]) from error
+
+
+def decode(frame: bytes, *, max_bytes: int | None = None) -> Frame:
+    """The message in a frame.
+
+    Raises:
+        BadFrame: the bytes are not exactly one message of this protocol version, with the reason.
+    """
+    if max_bytes is not None and len(frame) > max_bytes:
+        raise BadFrame(f"the frame has {len(frame)} bytes, the limit is {max_bytes}")
+    values = unpack(frame)
+    if type(values) is not list or len(values) < 4 or not all(type(v) is int and v >= 0 for v in values[:4]):
+        raise BadFrame("a frame is an array [tag, version, epoch, seq, ...fields]")
+    tag, version, epoch, seq = values[:4]
+    if version != VERSION:
+        raise BadFrame(f"protocol version {version} is not spoken here, {VERSION} is")
+    schema = _SCHEMAS.get(tag)
+    if schema is None:
+        raise BadFrame(f"unknown tag {tag}")
+    return Frame(_message(schema, values[4:]), epoch, seq)
+
+
+def decode_public(frame: bytes, *, max_bytes: int) -> Frame:
+    """``decode`` for frames of strangers: depth is limited as well."""
+    result = decode(frame, max_bytes=max_bytes)
+    if isinstance(result.message, (m.Submit, m.Follow)):
+        _check_depth(getattr(result.message, "request", None) or getattr(result.message, "entries", None), MAX_DEPTH)
+    return result
+
+
+def _message(schema: _Schema, values: list[Any]) -> Any:
+    name = schema.make.__name__
+    if len(values) != len(schema.names):
+        raise BadFrame(f"{name} has {len(values)} fields, expected {len(schema.names)}: {', '.join(schema.names)}")
+    for field, accepted, value in zip(schema.names, schema.types, values, strict=True):
+        if type(value) not in accepted:
+            expected = " or ".join(t.__name__ for t in accepted)
+            raise BadFrame(f"{name}.{field} must be {expected}, got {type(value).__name__}", param=field)
+    return schema.make(*values)
+
+
+def _check_depth(value: Any, left: int) -> None:
+    if isinstance(value, (list, dict)):
+        if left == 0:
+            raise BadFrame(f"arrays and maps are nested more than {MAX_DEPTH} deep")
+        for item in value.values() if isinstance(value, dict) else value:
+            if isinstance(item, (list, dict)):
+                _check_depth(item, left - 1)

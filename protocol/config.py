@@ -1,0 +1,226 @@
+"""Settings: frozen dataclasses, one per owner, checked when made and never changed afterwards.
+
+What is found out at run time (the number of pages, the context of the model) is not here: it is in ``ModelCard``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from .errors import ConfigError
+
+POLICIES = ("fifo",)
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+DEMO_MODEL = "demo"  # the checkpoint that ships with the package
+DEMO_CHECKPOINT = Path(__file__).parent.parent / "launch" / "demo_model" / "checkpoint"
+HASH_MODEL = "hash-lm"  # no weights: a hash of the whole context, for tests of everything around a model
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+def _between(name: str, value: float, low: float, high: float = math.inf) -> None:
+    _require(low <= value <= high, f"{name} is {value}, the limits are {low} and {high}")
+
+
+def _one_of(name: str, value: str, names: tuple[str, ...]) -> None:
+    _require(value in names, f"{name} is {value!r}, known are: {', '.join(names)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model, and in what form."""
+
+    model: str = DEMO_MODEL  # a local directory, a hub id, "demo", or "hash-lm"
+    dtype: str = "auto"  # auto: the checkpoint's own
+    device: str = "auto"  # auto: cuda where there is one
+    max_model_len: int | None = None  # tokens of prompt and output together; None: the model's own limit
+    threads: int | None = None  # of execute on a CPU; None: one per physical core
+    hash_step_ms: float = 0.0  # hash-lm only: what a step pretends to cost
+
+    def __post_init__(self) -> None:
+        _require(bool(self.model), "model is empty")
+        _one_of("dtype", self.dtype, DTYPES)
+        _require(
+            self.device in DEVICES or self.device.startswith("cuda:"),
+            f"device is {self.device!r}, known are: {', '.join(DEVICES)}, cuda:N",
+        )
+        if self.max_model_len is not None:
+            _between("max_model_len", self.max_model_len, 2)
+        if self.threads is not None:
+            _between("threads", self.threads, 1, 4096)
+        _between("hash_step_ms", self.hash_step_ms, 0, 60_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    page_size: int = 16  # tokens, a power of two
+    num_pages: int | None = None  # None: from memory
+    kv_memory_fraction: float = 0.5  # of the memory that is free once the weights are loaded
+    max_kv_bytes: int = 4 << 30  # on a CPU never more than this, so that a default start is polite
+
+    def __post_init__(self) -> None:
+        _between("page_size", self.page_size, 1, 4096)
+        _require(
+            self.page_size & (self.page_size - 1) == 0, f"page_size must be a power of two, got {self.page_size}"
+        )
+        if self.num_pages is not None:
+            _between("num_pages", self.num_pages, 2, 2**31 - 1)
+        _require(
+            0 < self.kv_memory_fraction <= 1,
+            f"kv_memory_fraction is {self.kv_memory_fraction}, the limits are above 0 and 1",
+        )
+        _between("max_kv_bytes", self.max_kv_bytes, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """What a step may hold."""
+
+    max_num_seqs: int = 32  # rows of a decode batch, B
+    prefill_chunk: int = 512  # tokens of one prompt in one step at most
+    max_num_batched_tokens: int | None = None  # tokens of a step; None: prefill_chunk + max_num_seqs
+    policy: str = "fifo"
+    safety_margin: float = 0.2  # share of the pages that a new prompt must leave free while others run
+    max_prefill_skip: int = 8  # steps that may pass a waiting prompt by while memory allows it
+
+    def __post_init__(self) -> None:
+        _between("max_num_seqs", self.max_num_seqs, 1, 65_536)
+        _between("prefill_chunk", self.prefill_chunk, 1, 1 << 20)
+        if self.max_num_batched_tokens is not None:
+            _between("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
+        _one_of("policy", self.policy, POLICIES)
+        _between("safety_margin", self.safety_margin, 0, 1)
+        _between("max_prefill_skip", self.max_prefill_skip, 1, 1 << 20)
+
+    @property
+    def token_budget(self) -> int:
+        return self.max_num_batched_tokens or self.prefill_chunk + self.max_num_seqs
+
+    @property
+    def max_live(self) -> int:
+        """Sequences that may be in execute at once: a row each, and half as many prefilled ahead."""
+        return max(self.max_num_seqs + 1, 3 * self.max_num_seqs // 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceConfig:
+    """The border to the clients: endpoints and bounds."""
+
+    submit: str | None = None  # None: ipc:// in the run directory
+    follow: str | None = None
+    max_queue: int = 1024  # accepted requests that wait for a credit
+    max_frame_bytes: int = 8 << 20  # of one message from a client
+    max_pending_bytes: int = 64 << 20  # of prompts that wait for the tokenizer
+    window_tokens: int = 256  # tokens sent to a client beyond its last FOLLOW
+    lease_s: float = 10.0  # a request nobody follows for so long is aborted, an answer nobody fetched forgotten
+    max_records: int = 4096  # journal: requests accepted, running, or answered and not yet acknowledged
+    arena_bytes: int = 64 << 20  # journal: their prompts and tokens
+    journal: str | None = None  # a path; None: in the run directory
+
+    def __post_init__(self) -> None:
+        for name in ("submit", "follow"):
+            endpoint = getattr(self, name)
+            _require(
+                endpoint is None or endpoint.startswith("ipc://"),
+                f"{name} is {endpoint!r}: only ipc:// endpoints are served without CURVE",
+            )
+        _between("max_queue", self.max_queue, 1, 1 << 20)
+        _between("max_frame_bytes", self.max_frame_bytes, 1 << 10, 1 << 30)
+        _between("max_pending_bytes", self.max_pending_bytes, self.max_frame_bytes)
+        _between("window_tokens", self.window_tokens, 1, 1 << 20)
+        _between("lease_s", self.lease_s, 0.05, 1e9)
+        _between("max_records", self.max_records, 1, 1 << 20)
+        _between("arena_bytes", self.arena_bytes, 1 << 16, 1 << 40)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorConfig:
+    """When a worker counts as dead, and how often it is started again."""
+
+    start_timeout_s: float = 600.0  # until every worker is ready
+    hang_s: float = 3.0  # without progress; at least 20 steps are always waited for
+    max_restarts: int = 20  # of one worker within restart_window_s, beyond which the driver gives up
+    restart_window_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        _between("start_timeout_s", self.start_timeout_s, 0.1)
+        _between("hang_s", self.hang_s, 0.1)
+        _between("max_restarts", self.max_restarts, 0)
+        _between("restart_window_s", self.restart_window_s, 0.1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineConfig:
+    """Everything a pipeline is started with."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    service: ServiceConfig = field(default_factory=ServiceConfig)
+    supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
+
+    @classmethod
+    def from_options(cls, **options: Any) -> PipelineConfig:
+        """A config out of flat options: ``from_options(model="demo", page_size=16)``.
+
+        Raises:
+            ConfigError: an option is unknown or a value cannot work.
+        """
+        parts: dict[str, dict[str, Any]] = {}
+        for name, value in options.items():
+            parts.setdefault(_owner(name), {})[name] = value
+        hints = get_type_hints(cls)
+        return cls(**{owner: hints[owner](**values) for owner, values in parts.items()})
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> PipelineConfig:
+        return cls.from_options(**{k: v for part in json.loads(text).values() for k, v in part.items()})
+
+
+def _owner(option: str) -> str:
+    for part, hint in get_type_hints(PipelineConfig).items():
+        if option in hint.__dataclass_fields__:
+            return part
+    known = sorted(f for hint in get_type_hints(PipelineConfig).values() for f in hint.__dataclass_fields__)
+    raise ConfigError(f"unknown option {option!r}, known are: {', '.join(known)}", param=option)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """What execute found out about the model and the machine; published once it is ready, kept over restarts."""
+
+    model: str  # as asked for
+    model_type: str  # "llama", "qwen3", ..., "hash-lm"
+    backend: str  # which implementation runs it
+    num_parameters: int
+    dtype: str
+    device: str
+    vocab_size: int
+    max_model_len: int  # tokens of prompt and output together
+    eos_token_ids: tuple[int, ...]
+    page_size: int
+    num_pages: int  # without the trash page
+    max_num_seqs: int
+    max_live: int
+    load_s: float
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> ModelCard:
+        return cls(**{**wire, "eos_token_ids": tuple(wire["eos_token_ids"])})
+
+    def to_wire(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)

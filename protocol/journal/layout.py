@@ -1,0 +1,206 @@
+"""The bytes of the journal: a header page, fixed records, and an arena for prompts and tokens.
+
+    | header, 4096 bytes | records, num_records x 512 bytes | arena, arena_bytes |
+
+A record's extent in the arena is contiguous: the request (see ``record``), padded to four bytes, then three columns
+of ``token_capacity`` entries: token ids (int32), times (uint32, units of 10 microseconds after acceptance), and, where
+logprobs were asked for, ``logprob_words`` four-byte words a token.
+
+The four words that publish hold ``generation << 32 | value`` (``tokens_word``: ``count << 32 | check``) and are stored
+by one aligned eight-byte write. ``check`` is a hash of the generation and the tokens counted, and a request carries a
+CRC, so a reader never trusts half of a write, whatever order a weakly ordered machine shows it in.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ConfigError, JournalError
+
+MAGIC = b"TRIPTYCH"
+LAYOUT_VERSION = 1
+HEADER_BYTES = 4096
+TIME_UNIT_NS = 10_000
+MAX_ID_BYTES = 64
+MAX_ERROR_BYTES = 112
+
+# prepare_word
+FREE, ACCEPTED, DISPATCHED = 0, 1, 2
+# release_word
+RELEASED, FORGOTTEN = 1, 2
+
+HEADER = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u4"),
+        ("record_bytes", "<u4"),
+        ("num_records", "<u8"),
+        ("arena_bytes", "<u8"),
+    ]
+)
+
+RECORD = np.dtype(
+    [
+        # prepare writes these, prepare_word last
+        ("prepare_word", "<u8"),
+        ("payload_offset", "<u8"),  # bytes from the start of the arena
+        ("payload_bytes", "<u4"),
+        ("crc", "<u4"),
+        ("token_capacity", "<u4"),
+        ("logprob_words", "<u4"),
+        ("arrival", "<u8"),
+        ("received_ns", "<u8"),
+        ("tokenize_start_ns", "<u8"),
+        ("tokenize_end_ns", "<u8"),
+        ("accepted_ns", "<u8"),
+        ("dispatched_ns", "<u8"),
+        ("request_id", f"S{MAX_ID_BYTES}"),  # kept after the record is free, so that a late repeat is recognised
+        ("digest", "<u4"),
+        ("_prepare", "V44"),
+        # execute writes these, tokens_word after each token, finish_word last
+        ("tokens_word", "<u8"),
+        ("finish_word", "<u8"),
+        ("scheduled_ns", "<u8"),  # its first chunk was launched
+        ("preempted_ns", "<u8"),  # sums of the time spent so
+        ("recovered_ns", "<u8"),
+        ("num_cached_tokens", "<u4"),
+        ("num_preemptions", "<u4"),
+        ("error", f"S{MAX_ERROR_BYTES}"),
+        ("_execute", "V32"),
+        # summarize writes these, release_word last
+        ("release_word", "<u8"),
+        ("end_tokens", "<u4"),  # tokens of the answer, which a stop string or an abort may have cut
+        ("end_reason", "<u4"),  # index into FINISH_REASONS
+        ("_summarize", "V48"),
+        # the driver writes these
+        ("deaths_word", "<u8"),
+        ("_driver", "V56"),
+    ]
+)
+Words = npt.NDArray[np.uint64]
+Slots = npt.NDArray[np.int64]
+
+
+class Extent(NamedTuple):
+    """Where a record's parts lie in the arena: bytes for the request, four-byte words for the columns."""
+
+    payload_offset: int  # bytes
+    tokens_at: int  # words
+    times_at: int
+    logprobs_at: int
+    end: int  # bytes, a multiple of 64
+
+
+def extent(payload_offset: int, payload_bytes: int, capacity: int, logprob_words: int) -> Extent:
+    tokens_at = (payload_offset + payload_bytes + 3) // 4
+    times_at = tokens_at + capacity
+    logprobs_at = times_at + capacity
+    end = 4 * (logprobs_at + capacity * logprob_words)
+    return Extent(payload_offset, tokens_at, times_at, logprobs_at, -(-end // 64) * 64)
+
+
+class Journal:
+    """The mapped file. The views are shared memory: every process sees a store at once.
+
+    ``close`` drops the views; a Journal that is still referenced by arrays elsewhere is unmapped when they go.
+    """
+
+    def __init__(self, path: Path, file: int) -> None:
+        self.path = path
+        try:
+            self._map = mmap.mmap(file, 0)
+            header = _checked_header(self._map, path)
+        finally:
+            os.close(file)
+        self.num_records = int(header["num_records"])
+        self.arena_bytes = int(header["arena_bytes"])
+        arena_at = HEADER_BYTES + self.num_records * RECORD.itemsize
+        self.records = np.frombuffer(self._map, RECORD, self.num_records, HEADER_BYTES)
+        self.arena = np.frombuffer(self._map, np.uint8, self.arena_bytes, arena_at)
+        self.words = self.arena.view(np.uint32)
+        # One strided view a field: looking a field up by name costs more than the store itself.
+        self.prepare_words: Words = self.records["prepare_word"]
+        self.tokens_words: Words = self.records["tokens_word"]
+        self.finish_words: Words = self.records["finish_word"]
+        self.release_words: Words = self.records["release_word"]
+
+    @classmethod
+    def create(cls, path: Path, *, num_records: int, arena_bytes: int) -> Journal:
+        """A new journal, all of its space taken from the disk at once, so that a full disk shows here and not later.
+
+        Raises:
+            ConfigError: the space is not there.
+            FileExistsError: the file is there already.
+        """
+        arena_bytes = -(-arena_bytes // 64) * 64
+        size = HEADER_BYTES + num_records * RECORD.itemsize + arena_bytes
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(file, 0, size)
+        except OSError as error:
+            os.close(file)
+            path.unlink()
+            raise ConfigError(f"the journal {path} needs {size} bytes: {error.strerror}") from error
+        header = np.zeros(1, HEADER)
+        header[0] = (MAGIC, LAYOUT_VERSION, RECORD.itemsize, num_records, arena_bytes)
+        os.pwrite(file, header.tobytes(), 0)
+        return cls(path, file)
+
+    @classmethod
+    def open(cls, path: Path) -> Journal:
+        """An existing journal.
+
+        Raises:
+            JournalError: the file is no journal of this version, or was cut.
+        """
+        return cls(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def generations(self) -> npt.NDArray[np.uint64]:
+        """uint64 [num_records], the generation that prepare last published in each slot."""
+        return self.prepare_words >> np.uint64(32)
+
+    def states(self) -> npt.NDArray[np.uint64]:
+        """uint64 [num_records], FREE, ACCEPTED or DISPATCHED."""
+        return self.prepare_words & np.uint64(0xFFFFFFFF)
+
+    def release_states(self) -> npt.NDArray[np.uint64]:
+        """uint64 [num_records], 0, RELEASED or FORGOTTEN of the present generation."""
+        current = self.release_words >> np.uint64(32) == self.generations()
+        return np.where(current, self.release_words & np.uint64(0xFFFFFFFF), 0).astype(np.uint64)
+
+    def close(self) -> None:
+        for name in ("records", "arena", "words", "prepare_words", "tokens_words", "finish_words", "release_words"):
+            self.__dict__.pop(name, None)
+        try:
+            self._map.close()
+        except BufferError:
+            return  # somebody still reads; the map goes with the last view
+
+
+def word(generation: int, value: int) -> int:
+    return generation << 32 | value
+
+
+def split_word(value: int) -> tuple[int, int]:
+    """``(generation, value)``, or ``(count, check)`` of a tokens_word."""
+    return int(value) >> 32, int(value) & 0xFFFFFFFF
+
+
+def _checked_header(mapped: mmap.mmap, path: Path) -> np.void:
+    if len(mapped) < HEADER_BYTES:
+        raise JournalError(f"{path} has {len(mapped)} bytes, a journal has at least {HEADER_BYTES}")
+    header: np.void = np.frombuffer(bytes(mapped[: HEADER.itemsize]), HEADER)[0]
+    if header["magic"] != MAGIC:
+        raise JournalError(f"{path} is not a journal")
+    if header["version"] != LAYOUT_VERSION or header["record_bytes"] != RECORD.itemsize:
+        raise JournalError(f"{path} has layout version {header['version']}, this program reads {LAYOUT_VERSION}")
+    size = HEADER_BYTES + int(header["num_records"]) * RECORD.itemsize + int(header["arena_bytes"])
+    if len(mapped) != size:
+        raise JournalError(f"{path} has {len(mapped)} bytes, its header says {size}")
+    return header

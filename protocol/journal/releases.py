@@ -1,0 +1,37 @@
+"""summarize's part of the journal: how an answer ended, and when its record may go."""
+
+from __future__ import annotations
+
+from ..messages import FINISH_REASONS
+from .layout import FORGOTTEN, RELEASED, Journal, split_word, word
+
+
+class ReleaseWriter:
+    """Ends requests. One a journal, in summarize: nobody else decides how an answer ended."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def release(self, slot: int, generation: int, *, num_tokens: int, reason: str) -> None:
+        """The answer is complete: execute takes its pages back, prepare its credit, message or not."""
+        entry = self._journal.records[slot]
+        entry["end_tokens"], entry["end_reason"] = num_tokens, FINISH_REASONS.index(reason)
+        entry["release_word"] = word(generation, RELEASED)
+
+    def forget(self, slot: int, generation: int) -> None:
+        """The client has its answer: prepare may use the record again."""
+        self._journal.records["release_word"][slot] = word(generation, FORGOTTEN)
+
+
+def read_release(journal: Journal, slot: int, generation: int) -> tuple[int, str] | None:
+    """``(tokens of the answer, finish reason)`` if the request ended, else None."""
+    entry = journal.records[slot]
+    current, _ = split_word(entry["release_word"])
+    if current != generation:
+        return None
+    return int(entry["end_tokens"]), FINISH_REASONS[int(entry["end_reason"])]
+
+
+def is_released(journal: Journal, slot: int, generation: int) -> bool:
+    """Whether this request has ended."""
+    return split_word(journal.release_words[slot])[0] == generation

@@ -1,0 +1,145 @@
+"""execute's part of the journal: tokens as they are known, how a request ended, and where its time went."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..messages import FINISH_REASONS
+from .layout import MAX_ERROR_BYTES, TIME_UNIT_NS, Journal, Slots, split_word, word
+from .requests import RequestView
+
+MULTIPLIER = 0x01000193  # odd, so that no token is ever multiplied away
+MASK = 0xFFFFFFFF
+
+
+def check_of(generation: int, tokens: npt.NDArray[np.int32]) -> int:
+    """The polynomial hash ``h = h * M + token + 1`` modulo 2**32, begun with the generation."""
+    n = len(tokens)
+    powers = np.ones(n + 1, np.uint32)
+    np.multiply.accumulate(np.full(n, MULTIPLIER, np.uint32), out=powers[1:])
+    values = tokens.view(np.uint32) + np.uint32(1)
+    return (generation * int(powers[n]) + int(np.sum(values * powers[:n][::-1], dtype=np.uint32))) & MASK
+
+
+class TokenWriter:
+    """Publishes a step's tokens with a few vectorised stores. One a journal, in execute."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        n = journal.num_records
+        self._tokens_at = np.zeros(n, np.int64)
+        self._times_at = np.zeros(n, np.int64)
+        self._checks = np.zeros(n, np.uint32)
+        self._accepted_ns = np.zeros(n, np.int64)
+
+    def adopt(self, view: RequestView) -> npt.NDArray[np.int32]:
+        """Take a request over: the tokens it has already (none, or those of an earlier life), int32 [n]."""
+        slot = view.slot
+        emitted = read_tokens(self._journal, view)
+        if emitted is None:
+            self._journal.tokens_words[slot] = word(0, view.generation)
+            for name in ("preempted_ns", "recovered_ns", "scheduled_ns", "num_cached_tokens", "num_preemptions"):
+                self._journal.records[name][slot] = 0
+            emitted = np.empty(0, np.int32)
+        self._tokens_at[slot] = view.extent.tokens_at
+        self._times_at[slot] = view.extent.times_at
+        self._accepted_ns[slot] = view.accepted_ns
+        self._checks[slot] = check_of(view.generation, emitted)
+        return emitted
+
+    def publish(
+        self, slots: Slots, indices: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32], now_ns: int
+    ) -> None:
+        """Write one token for each slot at its index, then the words that make them true."""
+        words = self._journal.words
+        tokens = token_ids.view(np.uint32)
+        words[self._tokens_at[slots] + indices] = tokens
+        words[self._times_at[slots] + indices] = (now_ns - self._accepted_ns[slots]) // TIME_UNIT_NS
+        checks = self._checks[slots] * np.uint32(MULTIPLIER) + tokens + np.uint32(1)
+        self._checks[slots] = checks
+        self._journal.tokens_words[slots] = ((indices + 1) << 32) | checks
+
+    def publish_logprobs(self, view: RequestView, index: int, row: npt.NDArray[np.uint32]) -> None:
+        """Write one token's logprobs (see ``pack_logprobs``); to be called before the token is published."""
+        at = view.extent.logprobs_at + index * len(row)
+        self._journal.words[at : at + len(row)] = row
+
+    def add_times(self, slot: int, **amounts: int) -> None:
+        """Set ``scheduled_ns``, or add to ``preempted_ns``, ``recovered_ns``, ``num_preemptions``, ..."""
+        entry = self._journal.records[slot]
+        for name, amount in amounts.items():
+            entry[name] = amount if name == "scheduled_ns" else int(entry[name]) + amount
+
+    def finish(self, slot: int, generation: int, reason: str, error: str = "") -> None:
+        """Publish that no token follows; ``error`` is kept to 112 bytes."""
+        self._journal.records["error"][slot] = error.encode()[:MAX_ERROR_BYTES]
+        self._journal.finish_words[slot] = word(generation, FINISH_REASONS.index(reason))
+
+
+class TokenTimes(NamedTuple):
+    """Times of one request as execute recorded them."""
+
+    tokens_ns: npt.NDArray[np.int64]  # [n], CLOCK_MONOTONIC
+    scheduled_ns: int
+    preempted_ns: int
+    recovered_ns: int
+    num_cached_tokens: int
+    num_preemptions: int
+
+
+def read_tokens(journal: Journal, view: RequestView) -> npt.NDArray[np.int32] | None:
+    """The published tokens, int32 [n], or None while there are none of this generation (or one is being written)."""
+    count, check = split_word(journal.tokens_words[view.slot])
+    if count > view.record.token_capacity:
+        return None
+    tokens = journal.words[view.extent.tokens_at : view.extent.tokens_at + count].view(np.int32).copy()
+    return tokens if check_of(view.generation, tokens) == check else None
+
+
+def read_finish(journal: Journal, slot: int, generation: int) -> tuple[str, str] | None:
+    """``(finish reason, error)`` if execute finished this request, else None."""
+    current, reason = split_word(journal.finish_words[slot])
+    if current != generation:
+        return None
+    return FINISH_REASONS[reason], bytes(journal.records["error"][slot]).decode(errors="replace")
+
+
+def read_times(journal: Journal, view: RequestView, num_tokens: int) -> TokenTimes:
+    entry = journal.records[view.slot]
+    at = view.extent.times_at
+    units = journal.words[at : at + num_tokens].astype(np.int64)
+    return TokenTimes(
+        view.accepted_ns + units * TIME_UNIT_NS,
+        int(entry["scheduled_ns"]),
+        int(entry["preempted_ns"]),
+        int(entry["recovered_ns"]),
+        int(entry["num_cached_tokens"]),
+        int(entry["num_preemptions"]),
+    )
+
+
+def pack_logprobs(
+    chosen: float, token_ids: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32], num_alternatives: int
+) -> npt.NDArray[np.uint32]:
+    """uint32 [1 + 2 * num_alternatives]: the chosen token's logprob, then pairs of id and logprob, padded with -1."""
+    row = np.full(1 + 2 * num_alternatives, MASK, np.uint32)
+    row[:1] = np.array([chosen], np.float32).view(np.uint32)
+    n = min(len(token_ids), num_alternatives)
+    row[1 : 1 + 2 * n : 2] = token_ids[:n].astype(np.int32).view(np.uint32)
+    row[2 : 2 + 2 * n : 2] = logprobs[:n].astype(np.float32).view(np.uint32)
+    return row
+
+
+def read_logprobs(journal: Journal, view: RequestView, start: int, stop: int) -> list[list[float | list[list[float]]]]:
+    """``[[chosen logprob, [[token id, logprob], ...]], ...]`` for output tokens ``start`` to ``stop``."""
+    width = view.record.sampling["logprobs"] * 2 + 1
+    at = view.extent.logprobs_at
+    rows = journal.words[at + start * width : at + stop * width].reshape(-1, width)
+    ids, values = rows.view(np.int32), rows.view(np.float32)
+    return [
+        [float(values[i, 0]), [[int(ids[i, j]), float(values[i, j + 1])] for j in range(1, width, 2) if ids[i, j] >= 0]]
+        for i in range(len(rows))
+    ]

@@ -1,0 +1,192 @@
+"""Everything that crosses a process border, one frozen dataclass a message.
+
+Names say what happened or is asked; each docstring names sender and receiver. Fields are plain values; columns of
+numbers travel as little-endian bytes. A receiver never changes a message. Fields may be added at the end of a message
+with a new protocol version; a tag (see ``codec``) is never used again for something else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+FINISH_REASONS = ("", "stop", "length", "abort", "error")  # the index is what travels in StepDone and the journal
+
+# [request id, index of the first token, characters of text before it, token ids as int32 bytes, text, logprobs or
+# None, tokens per second so far or None]. The two offsets make a row idempotent: a client that has some of it already
+# takes only the rest.
+DeltaRow = list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """client -> prepare. Resent until answered by ``Accepted`` or ``Rejected``; the id makes that harmless."""
+
+    request_id: str
+    request: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """prepare -> client: the request is in the journal and will get exactly one terminal message."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_truncated_tokens: int
+    max_tokens: int  # what max_tokens became: never more than the context leaves
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """prepare -> client: the request was not taken. summarize -> client with an empty id: a frame that is no message."""
+
+    request_id: str
+    code: str
+    message: str
+    param: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GetInfo:
+    """client -> prepare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """prepare -> client: the model card and the limits of the service."""
+
+    info: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """client -> summarize: for each ``[request id, number of tokens the client has, again]``, send what comes after.
+
+    Request, acknowledgement and resume in one, and the sign of life that keeps the lease. ``again`` (a boolean) asks
+    for everything after the offset once more, whatever was sent before: for a client that sees a gap.
+    """
+
+    entries: list[list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """client -> summarize: end this request now; it is answered by its terminal message."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """client -> summarize: these terminal messages arrived; their records may be forgotten."""
+
+    request_ids: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class GetStatus:
+    """client -> summarize."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """summarize -> client: where a request stands. Times are CLOCK_MONOTONIC of the service's machine, 0: not yet."""
+
+    request_id: str
+    state: str  # "queued" | "running" | "finished" | "aborted" | "failed" | "unknown"
+    num_tokens: int
+    received_ns: int
+    ended_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class GetStats:
+    """client -> summarize."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """summarize -> client: one map a stage."""
+
+    stats: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """summarize -> client: what became final since the client's last offset, all requests of one client together."""
+
+    deltas: list[DeltaRow]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """summarize -> client: the last delta and the end. Terminal."""
+
+    request_id: str
+    offset: int  # of this last delta, as in a row of Text
+    text_offset: int
+    token_ids: bytes
+    text: str
+    logprobs: list[Any] | None
+    finish_reason: str  # "stop" | "length" | "abort"
+    summary: dict[str, Any]  # usage, ledger, and which stop string or token ended it
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """summarize -> client: the request ended with an error after these last tokens. Terminal."""
+
+    request_id: str
+    offset: int
+    text_offset: int
+    token_ids: bytes
+    text: str
+    logprobs: list[Any] | None
+    code: str
+    message: str
+    summary: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """prepare -> execute: a request holds a credit and may be scheduled. ``record`` is what the journal holds."""
+
+    slot: int
+    generation: int
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """execute -> summarize: the tokens of one step, in columns of equal length."""
+
+    step: int
+    finished_ns: int  # when the tokens were known
+    slots: bytes  # uint32
+    generations: bytes  # uint32
+    indices: bytes  # uint32, index of the token among the request's output tokens
+    token_ids: bytes  # int32
+    finish_reasons: bytes  # uint8, index into FINISH_REASONS; 0: goes on
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """summarize -> execute and prepare: these requests ended; their pages and credits are free."""
+
+    slots: bytes  # uint32
+    generations: bytes  # uint32
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """summarize -> prepare: the client has these answers; their records may be used again."""
+
+    slots: bytes  # uint32
+    generations: bytes  # uint32
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """driver -> every worker: the mode on the board changed. Carries nothing, so losing it costs one tick."""

@@ -1,0 +1,47 @@
+"""What the journal holds of one request: everything needed to run it again from nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .codec import pack, unpack
+from .errors import JournalError
+from .sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """Written by prepare, read by execute and summarize, in the journal and in ``Prepared``."""
+
+    request_id: str
+    digest: int  # CRC-32 of the request as it was sent, which tells a repeat from another request of the same id
+    prompt: bytes  # int32 token ids, after truncation
+    num_truncated_tokens: int
+    token_capacity: int  # output tokens at most; max_tokens cut to what context and pool leave
+    seed: int
+    lease_s: float
+    sampling: dict[str, Any]  # SamplingParams.to_wire()
+
+    @property
+    def prompt_ids(self) -> npt.NDArray[np.int32]:
+        """int32 [num_prompt_tokens], read-only."""
+        return np.frombuffer(self.prompt, np.int32)
+
+    @property
+    def params(self) -> SamplingParams:
+        return SamplingParams.from_wire(self.sampling)
+
+    def to_bytes(self) -> bytes:
+        return pack([getattr(self, f.name) for f in fields(self)])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> RequestRecord:
+        values = unpack(data)
+        names = [f.name for f in fields(cls)]
+        if type(values) is not list or len(values) != len(names):
+            raise JournalError(f"a request record has {len(names)} fields, got {type(values).__name__}")
+        return cls(**dict(zip(names, values, strict=True)))

@@ -1,0 +1,157 @@
+"""What a client may ask of the sampler, with every default and limit in this one place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from .errors import InvalidRequest
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIASES = 512
+
+
+def _limits(default: Any, low: float, high: float, *, optional: bool = False) -> Any:
+    """A numeric field with inclusive limits; its type is the default's unless ``optional`` gives an int or None."""
+    return field(default=default, metadata={"low": low, "high": high, "optional": optional})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one request's tokens are chosen and when they end. Checked when made.
+
+    Order of the filters, as in transformers' ``generate``: penalties, logit bias, min_tokens, temperature, top-k,
+    top-p, min-p.
+
+    Raises:
+        InvalidRequest: a value has the wrong type or lies outside its limits; ``param`` names the field.
+    """
+
+    max_tokens: int | None = _limits(256, 0, 2**31 - 1, optional=True)  # None: until the context is full
+    min_tokens: int = _limits(0, 0, 2**31 - 1)  # before these, no end of sequence and no stop string ends it
+    temperature: float = _limits(0.0, 0.0, 100.0)  # 0: greedy
+    top_k: int | None = _limits(None, -1, 2**31 - 1, optional=True)  # None, 0 and -1: off
+    top_p: float = _limits(1.0, 0.0, 1.0)  # keeps the token that crosses the threshold, so 0 keeps one
+    min_p: float = _limits(0.0, 0.0, 1.0)
+    repetition_penalty: float = _limits(1.0, 0.01, 100.0)  # prompt and output, 1: off (Keskar et al. 2019)
+    presence_penalty: float = _limits(0.0, -2.0, 2.0)  # output only
+    frequency_penalty: float = _limits(0.0, -2.0, 2.0)  # output only
+    seed: int | None = _limits(None, 0, 2**63 - 1, optional=True)  # None: prepare draws one and records it
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str: bool = False  # keep the stop string at the end of the text
+    skip_special_tokens: bool = True
+    logprobs: int | None = _limits(None, 0, MAX_LOGPROBS, optional=True)  # None: off; k: the chosen and k alternatives
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to its logit, -100..100
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if "low" in item.metadata:
+                _check_number(item.name, getattr(self, item.name), item.metadata)
+            elif isinstance(item.default, bool):
+                _check_bool(item.name, getattr(self, item.name))
+        object.__setattr__(self, "stop", _checked_stop(self.stop))
+        object.__setattr__(self, "stop_token_ids", _checked_token_ids(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens is {self.min_tokens}, the limit is max_tokens, {self.max_tokens}", param="min_tokens"
+            )
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def to_wire(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, as plain values."""
+        wire: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value != _default(item):
+                wire[item.name] = list(value) if isinstance(value, tuple) else value
+        return wire
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> SamplingParams:
+        """Parameters out of a decoded map.
+
+        Raises:
+            InvalidRequest: a field is unknown, of the wrong type or outside its limits.
+        """
+        for name in wire:
+            if name not in FIELD_NAMES:
+                raise InvalidRequest(f"unknown field {name!r}", param=str(name))
+        return cls(**wire)
+
+
+FIELD_NAMES = frozenset(item.name for item in fields(SamplingParams))
+
+
+def _default(item: Any) -> Any:
+    return {} if item.name == "logit_bias" else item.default
+
+
+def _check_number(name: str, value: Any, limits: Mapping[str, Any]) -> None:
+    if value is None and limits["optional"]:
+        return
+    integer = limits["optional"] or name == "min_tokens"
+    if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
+        expected = "an integer" if integer else "a number"
+        raise InvalidRequest(f"{name} must be {expected}, got {value!r:.80}", param=name)
+    if not math.isfinite(value) or not limits["low"] <= value <= limits["high"]:
+        raise InvalidRequest(f"{name} is {value}, the limits are {limits['low']} and {limits['high']}", param=name)
+
+
+def _check_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be true or false, got {value!r:.80}", param=name)
+
+
+def _checked_stop(value: Any) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else value
+    if not isinstance(strings, (list, tuple)) or not all(isinstance(s, str) for s in strings):
+        raise InvalidRequest(f"stop must be a string or a list of strings, got {value!r:.80}", param="stop")
+    if len(strings) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"stop has {len(strings)} strings, the limit is {MAX_STOP_STRINGS}", param="stop")
+    for string in strings:
+        if not 1 <= len(string) <= MAX_STOP_CHARS:
+            raise InvalidRequest(
+                f"a stop string has {len(string)} characters, the limits are 1 and {MAX_STOP_CHARS}", param="stop"
+            )
+    return tuple(strings)
+
+
+def _checked_token_ids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)) or not all(type(i) is int for i in value):
+        raise InvalidRequest(f"stop_token_ids must be a list of integers, got {value!r:.80}", param="stop_token_ids")
+    if len(value) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequest(
+            f"stop_token_ids has {len(value)} ids, the limit is {MAX_STOP_TOKEN_IDS}", param="stop_token_ids"
+        )
+    for token_id in value:
+        if not 0 <= token_id < 2**31:
+            raise InvalidRequest(
+                f"stop_token_ids holds {token_id}, the limits are 0 and {2**31 - 1}", param="stop_token_ids"
+            )
+    return tuple(value)
+
+
+def _checked_bias(value: Any) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"logit_bias must map token ids to numbers, got {value!r:.80}", param="logit_bias")
+    if len(value) > MAX_LOGIT_BIASES:
+        raise InvalidRequest(f"logit_bias has {len(value)} entries, the limit is {MAX_LOGIT_BIASES}", param="logit_bias")
+    for token_id, bias in value.items():
+        if type(token_id) is not int or not 0 <= token_id < 2**31:
+            raise InvalidRequest(f"logit_bias has the key {token_id!r:.80}, keys are token ids", param="logit_bias")
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise InvalidRequest(
+                f"logit_bias of token {token_id} is {bias!r:.80}, the limits are -100 and 100", param="logit_bias"
+            )
+    return {token_id: float(bias) for token_id, bias in value.items()}

@@ -1,0 +1,43 @@
+"""The model's tokenizer as two plain files in the run directory.
+
+execute, which has the libraries that can read any checkpoint, writes them once; prepare and summarize, which have
+not and start in a tenth of a second, read them: ``tokenizer.json`` for the ``tokenizers`` library and this module's
+``TokenizerFacts`` beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+TOKENIZER_FILE = "tokenizer.json"
+FACTS_FILE = "tokenizer_facts.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFacts:
+    """What tokenizer.json does not say."""
+
+    vocab_size: int  # of the tokenizer, added tokens included
+    chat_template: str | None  # Jinja, as the checkpoint has it
+    special_tokens: dict[str, str]  # "bos_token" -> "<s>", ... : what a chat template may refer to
+    bos_token_id: int | None
+
+
+def save_tokenizer(folder: Path, tokenizer_json: str, facts: TokenizerFacts) -> None:
+    """Write both files; a reader sees both or, by the facts file, which comes last, none."""
+    for name, text in ((TOKENIZER_FILE, tokenizer_json), (FACTS_FILE, json.dumps(dataclasses.asdict(facts)))):
+        temporary = folder / f"{name}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, folder / name)
+
+
+def load_facts(folder: Path) -> TokenizerFacts | None:
+    """The facts, or None while execute has not written them."""
+    try:
+        return TokenizerFacts(**json.loads((folder / FACTS_FILE).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,110 @@
+"""Sequences, schedulers and engines for tests: small, and with every number that matters given by the test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from triptych.protocol.config import SchedulerConfig
+from triptych.protocol.sampling import SamplingParams
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.hash_lm import HashRunner, expected_tokens
+from triptych.workers.execute.scheduling.plan import Plan
+from triptych.workers.execute.scheduling.progress import Progress
+from triptych.workers.execute.scheduling.scheduler import Scheduler
+from triptych.workers.execute.scheduling.sequence import Key, Sequence
+
+VOCAB_SIZE = 97
+
+
+def make_sequence(
+    index: int = 0, *, num_tokens: int = 5, max_tokens: int = 8, stop_ids: frozenset[int] = frozenset(), **params: Any
+) -> Sequence:
+    """Sequence number ``index``: its key is (index, 0), its arrival ``index``, its prompt differs from all others."""
+    tokens = np.zeros(num_tokens + max_tokens, np.int32)
+    tokens[:num_tokens] = [(7 * index + 3 * i) % (VOCAB_SIZE - 1) + 1 for i in range(num_tokens)]
+    return Sequence(
+        key=(index, 0),
+        tokens=tokens,
+        num_prompt_tokens=num_tokens,
+        num_tokens=num_tokens,
+        params=SamplingParams(max_tokens=max_tokens, **params),
+        seed=index,
+        arrival=index,
+        stop_ids=stop_ids,
+    )
+
+
+def make_sequences(count: int, **options: Any) -> list[Sequence]:
+    return [make_sequence(index, **options) for index in range(count)]
+
+
+def expected_output(sequence: Sequence) -> list[int]:
+    """What the hash model says after the prompt of ``sequence``, up to its stop token or max_tokens."""
+    prompt = sequence.tokens[: sequence.num_prompt_tokens].tolist()
+    temperature = sequence.params.temperature
+    tokens = expected_tokens(prompt, sequence.max_tokens, VOCAB_SIZE, temperature=temperature, seed=sequence.seed)
+    for count in range(max(1, sequence.params.min_tokens), len(tokens)):
+        if tokens[count - 1] in sequence.stop_ids:
+            return tokens[:count]
+    return tokens
+
+
+def recover(sequence: Sequence, num_output_tokens: int) -> Sequence:
+    """``sequence`` as it comes back after a crash before which so many of its tokens had been emitted."""
+    for token_id in expected_output(sequence)[:num_output_tokens]:
+        sequence.append(token_id)
+    return sequence
+
+
+def make_scheduler(
+    *sequences: Sequence, num_pages: int = 64, page_size: int = 4, max_model_len: int = 4096, **config: Any
+) -> Scheduler:
+    options = {"max_num_seqs": 4, "prefill_chunk": 8, "safety_margin": 0.0, **config}
+    scheduler = Scheduler(
+        SchedulerConfig(**options), page_size=page_size, num_pages=num_pages, max_model_len=max_model_len
+    )
+    for sequence in sequences:
+        scheduler.add(sequence)
+    return scheduler
+
+
+def make_engine(*sequences: Sequence, runner: type[HashRunner] = HashRunner, **options: Any) -> Engine:
+    """An engine with the hash model and ``sequences`` added; options as for ``make_scheduler``."""
+    scheduler = make_scheduler(*sequences, **options)
+    pool = scheduler.cache.pool
+    return Engine(scheduler, runner(VOCAB_SIZE, num_pages=pool.num_pages, page_size=pool.page_size))
+
+
+def advance(scheduler: Scheduler, *, token_id: int = 1) -> Plan:
+    """One step without a model, in which everybody samples ``token_id``."""
+    plan = scheduler.plan()
+    assert plan is not None, "nothing was planned"
+    scheduler.apply(plan, [token_id] * len(plan.sampled))
+    return plan
+
+
+def chunks_of(plan: Plan) -> dict[int, int]:
+    """Sequence number -> tokens in this step."""
+    return {chunk.key[0]: chunk.num_tokens for chunk in plan.chunks}
+
+
+def run(engine: Engine, *, max_steps: int = 10_000) -> dict[Key, list[int]]:
+    """Steps until nothing is left to do, with every invariant checked after each; all output tokens by sequence."""
+    outputs = {key: sequence.output_tokens.tolist() for key, sequence in engine.scheduler.live.items()}
+    for _ in range(max_steps):
+        if not engine.has_work:
+            return outputs
+        step = engine.step()
+        assert step is not None, "sequences are live, and nothing was planned"
+        engine.check()
+        for key, index, token_id in tokens_of(step.progress):
+            assert index == len(outputs[key]), f"{key}: token {index} after {len(outputs[key])}"
+            outputs[key].append(token_id)
+    raise AssertionError(f"{len(engine.scheduler.live)} sequences live after {max_steps} steps")
+
+
+def tokens_of(progress: Progress) -> list[tuple[Key, int, int]]:
+    """(key, token index, token id) of every token a step brought."""
+    return list(zip(progress.keys, progress.token_indices, progress.token_ids, strict=True))

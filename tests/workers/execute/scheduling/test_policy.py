@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.workers.execute.factories import make_sequence, make_sequences
+from triptych.protocol.config import POLICIES, SchedulerConfig
+from triptych.workers.execute.scheduling.policy import Fifo, make_policy
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_that_can_be_named_exists(name: str) -> None:
+    assert make_policy(SchedulerConfig(policy=name))
+
+
+def test_fifo_ranks_preempted_before_fresh_and_both_by_arrival() -> None:
+    sequences = make_sequences(4)
+    sequences[3].num_preemptions = 2
+    sequences[2].num_preemptions = 1
+    ranked = sorted(sequences, key=Fifo(SchedulerConfig()).rank)
+    assert [sequence.arrival for sequence in ranked] == [2, 3, 0, 1]
+
+
+def test_fifo_takes_pages_from_the_latest_arrival() -> None:
+    assert Fifo(SchedulerConfig()).victim([make_sequence(1), make_sequence(5), make_sequence(3)]).arrival == 5
+
+
+def test_fifo_lets_prompts_go_first_after_too_many_skips() -> None:
+    policy = Fifo(SchedulerConfig(max_prefill_skip=3))
+    assert [policy.decodes_first(skips) for skips in (0, 2, 3)] == [True, True, False]

@@ -1,0 +1,277 @@
+"""Who is in a step where pages are short: margins, preemption, limbo, and requests that can never fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.workers.execute.factories import advance, chunks_of, make_scheduler, make_sequence, make_sequences, recover
+from triptych.workers.execute.scheduling.audit import check, take_stats
+from triptych.workers.execute.scheduling.scheduler import Scheduler
+from triptych.workers.execute.scheduling.sequence import SequenceState
+
+
+def preempted_pair() -> Scheduler:
+    """Two sequences that outgrew four pages of two tokens, just after number 1 made way for number 0."""
+    scheduler = make_scheduler(*make_sequences(2, num_tokens=2, max_tokens=30), num_pages=4, page_size=2)
+    while not scheduler.num_preemptions:
+        advance(scheduler)
+    return scheduler
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 16])
+def test_a_sequence_holds_exactly_the_pages_its_tokens_fill(page_size: int) -> None:
+    sequence = make_sequence(num_tokens=21, max_tokens=20)
+    scheduler = make_scheduler(sequence, page_size=page_size, prefill_chunk=5)
+    while sequence.state is not SequenceState.FINISHED:
+        check(scheduler)
+        advance(scheduler)
+
+
+# The margin
+
+
+@pytest.mark.parametrize(("margin", "starts"), [(0.0, True), (0.15, True), (0.16, False), (1.0, False)])
+def test_a_prompt_starts_only_if_it_leaves_the_margin_free(margin: float, starts: bool) -> None:
+    scheduler = make_scheduler(make_sequence(0, num_tokens=80), num_pages=100, page_size=1, safety_margin=margin)
+    advance(scheduler)
+    scheduler.add(make_sequence(1, num_tokens=5))
+    assert (1 in chunks_of(advance(scheduler))) == starts
+
+
+def test_the_first_sequence_of_an_empty_engine_needs_no_margin() -> None:
+    scheduler = make_scheduler(make_sequence(num_tokens=16), num_pages=4, safety_margin=1.0)
+    assert chunks_of(advance(scheduler)) == {0: 8}
+
+
+def test_one_page_is_kept_free_even_without_a_margin() -> None:
+    scheduler = make_scheduler(*make_sequences(2, num_tokens=8), num_pages=4, prefill_chunk=16)
+    assert chunks_of(advance(scheduler)) == {0: 8}
+
+
+def test_pages_that_prompts_under_way_still_need_are_not_promised_twice() -> None:
+    scheduler = make_scheduler(*make_sequences(2, num_tokens=40), num_pages=16, max_num_batched_tokens=16)
+    assert chunks_of(advance(scheduler)) == {0: 8}
+
+
+def test_the_first_waiting_sequence_that_does_not_fit_stops_those_behind_it() -> None:
+    running, large, small = make_sequence(0, num_tokens=8), make_sequence(1, num_tokens=40), make_sequence(2)
+    scheduler = make_scheduler(running, large, small, num_pages=11)
+    assert chunks_of(advance(scheduler)) == {0: 8}
+
+
+def test_limbo_counts_as_free_for_the_margin() -> None:
+    scheduler = make_scheduler(make_sequence(0, num_tokens=36, max_tokens=1), num_pages=10, prefill_chunk=64)
+    advance(scheduler)
+    for index in (1, 2):
+        scheduler.add(make_sequence(index, num_tokens=16))
+    assert set(chunks_of(advance(scheduler))) == {1, 2}
+
+
+# Preemption
+
+
+def test_the_latest_arrival_gives_its_pages_to_a_decode() -> None:
+    scheduler = preempted_pair()
+    first, second = scheduler.live.values()
+    assert second.state is SequenceState.WAITING
+    assert first.state is SequenceState.DECODING
+    assert second.block_table == []
+    check(scheduler)
+
+
+def test_the_latest_arrival_preempts_itself_when_it_is_the_one_that_needs_a_page() -> None:
+    first, second = make_sequence(0, num_tokens=5), make_sequence(1, num_tokens=4)
+    scheduler = make_scheduler(first, second, num_pages=4, page_size=4, prefill_chunk=16)
+    advance(scheduler)
+    scheduler.cache.pool.allocate(1)  # now second needs a page and none is left
+    plan = advance(scheduler)
+    assert plan.preempted == (second.key,)
+    assert chunks_of(plan) == {0: 1}
+
+
+def test_a_decode_that_needs_no_new_page_runs_when_the_pool_is_full() -> None:
+    scheduler = make_scheduler(make_sequence(0, num_tokens=13), num_pages=4, prefill_chunk=16)
+    advance(scheduler)
+    assert scheduler.cache.num_available == 0
+    assert [chunks_of(advance(scheduler)) for _ in range(3)] == [{0: 1}] * 3
+
+
+def test_a_preempted_sequence_is_not_resumed_in_the_same_step() -> None:
+    scheduler = make_scheduler(*make_sequences(2, num_tokens=2, max_tokens=30), num_pages=4, page_size=2)
+    plan = advance(scheduler)
+    while not plan.preempted:
+        plan = advance(scheduler)
+    assert plan.preempted == ((1, 0),)
+    assert set(chunks_of(plan)) == {0}
+
+
+def test_a_preempted_sequence_keeps_its_tokens_and_computes_all_of_them_again() -> None:
+    scheduler = preempted_pair()
+    second = scheduler.live[1, 0]
+    num_tokens = second.num_tokens
+    scheduler.release((0, 0))
+    assert chunks_of(advance(scheduler)) == {1: num_tokens}
+    assert second.num_tokens == num_tokens + 1
+
+
+def test_a_preempted_sequence_longer_than_the_token_budget_is_resumed_in_chunks() -> None:
+    sequence = recover(make_sequence(0, num_tokens=4, max_tokens=30), 20)
+    sequence.num_preemptions = 1
+    scheduler = make_scheduler(sequence, max_num_batched_tokens=7)
+    assert [chunks_of(advance(scheduler))[0] for _ in range(4)] == [7, 7, 7, 3]
+
+
+def test_no_fresh_sequence_is_admitted_while_one_that_was_preempted_waits() -> None:
+    scheduler = preempted_pair()
+    scheduler.add(make_sequence(2, num_tokens=1))
+    while (0, 0) in scheduler.live:
+        assert 2 not in chunks_of(advance(scheduler))
+
+
+def test_after_a_preemption_fresh_sequences_wait_until_a_running_one_finished() -> None:
+    scheduler = preempted_pair()
+    scheduler.release((1, 0))
+    scheduler.add(make_sequence(2, num_tokens=1))
+    scheduler.cache.limbo.reclaim(4)
+    assert 2 not in chunks_of(advance(scheduler))
+    scheduler.release((0, 0))
+    assert 2 in chunks_of(advance(scheduler))
+
+
+def test_a_prefilling_sequence_is_preempted_and_starts_over() -> None:
+    decode, prompt = make_sequence(0, num_tokens=8, max_tokens=30), make_sequence(1, num_tokens=16)
+    scheduler = make_scheduler(decode, num_pages=8, prefill_chunk=8, max_num_batched_tokens=9)
+    advance(scheduler)
+    scheduler.add(prompt)
+    advance(scheduler)
+    scheduler.cache.pool.allocate(scheduler.cache.pool.num_free)
+    plan = advance(scheduler)
+    while not plan.preempted:
+        plan = advance(scheduler)
+    assert plan.preempted == (prompt.key,)
+    assert prompt.num_computed_tokens == 0
+
+
+def test_two_half_computed_prompts_that_fill_the_pool_do_not_wait_for_each_other() -> None:
+    scheduler = make_scheduler(*make_sequences(2, num_tokens=16), num_pages=16, page_size=2, max_num_batched_tokens=8)
+    first, second = scheduler.live.values()
+    advance(scheduler)
+    scheduler._start(second)
+    scheduler.cache.extend(second, 8)
+    second.num_computed_tokens = 8
+    scheduler.cache.pool.allocate(scheduler.cache.pool.num_free)
+    plan = advance(scheduler)
+    assert plan.preempted == (second.key,)
+    assert chunks_of(plan) == {0: 8}
+    assert first.num_output_tokens == 1
+
+
+def test_a_chunk_shrinks_to_the_pages_that_are_left() -> None:
+    scheduler = make_scheduler(make_sequence(num_tokens=16), num_pages=8, prefill_chunk=16)
+    scheduler.cache.pool.allocate(5)
+    assert chunks_of(advance(scheduler)) == {0: 12}
+
+
+# Sequences that do not fit at all
+
+
+def test_a_sequence_that_fills_the_pool_alone_ends_with_length() -> None:
+    sequence = make_sequence(num_tokens=4, max_tokens=100)
+    scheduler = make_scheduler(sequence, num_pages=4)
+    while scheduler.live:
+        plan = advance(scheduler)
+    assert plan.finished == ((sequence.key, "length"),)
+    assert sequence.num_tokens == 4 * 4 + 1
+
+
+def test_a_sequence_ends_with_length_where_the_context_ends() -> None:
+    sequence = make_sequence(num_tokens=4, max_tokens=100)
+    scheduler = make_scheduler(sequence, max_model_len=10)
+    while scheduler.live:
+        advance(scheduler)
+    assert (sequence.finish_reason, sequence.num_tokens) == ("length", 10)
+
+
+@pytest.mark.parametrize("options", [{"num_pages": 4}, {"max_model_len": 17}], ids=["pool", "context"])
+def test_a_prompt_that_can_never_fit_fails_with_numbers_and_the_next_one_runs(options: dict[str, int]) -> None:
+    scheduler = make_scheduler(make_sequence(0, num_tokens=17), make_sequence(1), **options)
+    plan = advance(scheduler)
+    assert plan.failed == (((0, 0), "prompt has 17 tokens, the limit is 16"),)
+    assert chunks_of(plan) == {1: 5}
+
+
+def test_a_recovered_sequence_that_had_ended_finishes_without_a_step() -> None:
+    scheduler = make_scheduler(recover(make_sequence(max_tokens=3), 3))
+    plan = advance(scheduler)
+    assert plan.chunks == ()
+    assert plan.finished == (((0, 0), "length"),)
+
+
+def test_a_recovered_sequence_that_outgrew_the_pool_ends_with_length() -> None:
+    scheduler = make_scheduler(recover(make_sequence(num_tokens=10, max_tokens=20), 9), num_pages=4)
+    assert advance(scheduler).finished == (((0, 0), "length"),)
+
+
+# Limbo
+
+
+def test_the_row_of_a_finished_sequence_is_free_at_once_and_its_pages_wait() -> None:
+    sequence = make_sequence(num_tokens=4, max_tokens=2)
+    scheduler = make_scheduler(sequence, num_pages=8)
+    advance(scheduler)
+    advance(scheduler)
+    assert sequence.row is None
+    assert scheduler.rows.num_free == 4
+    assert (scheduler.cache.pool.num_free, scheduler.cache.limbo.num_pages) == (6, 2)
+
+
+def test_a_release_frees_the_pages_of_a_finished_sequence() -> None:
+    scheduler = make_scheduler(make_sequence(max_tokens=1), num_pages=8)
+    advance(scheduler)
+    scheduler.release((0, 0))
+    scheduler.release((0, 0))
+    assert scheduler.cache.pool.num_free == 8
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 3, 5], ids=["waiting", "prefilling", "decoding", "finished"])
+def test_a_release_gives_all_pages_back_in_any_state(num_steps: int) -> None:
+    scheduler = make_scheduler(make_sequence(num_tokens=12, max_tokens=3), num_pages=8)
+    for _ in range(num_steps):
+        plan = scheduler.plan()
+        if plan is not None:
+            scheduler.apply(plan, [1] * len(plan.sampled))
+    scheduler.release((0, 0))
+    assert scheduler.cache.pool.num_free == 8
+    assert not scheduler.live
+
+
+def test_pages_of_a_sequence_released_during_its_step_come_back_after_it() -> None:
+    scheduler = make_scheduler(make_sequence(), num_pages=8)
+    plan = scheduler.plan()
+    assert plan is not None
+    scheduler.release((0, 0))
+    assert scheduler.cache.num_available == 6
+    scheduler.apply(plan, [1])
+    assert scheduler.cache.pool.num_free == 8
+
+
+def test_pages_in_limbo_are_taken_before_anybody_is_preempted() -> None:
+    ended, running = make_sequence(0, num_tokens=8, max_tokens=1), make_sequence(1, num_tokens=8, max_tokens=20)
+    scheduler = make_scheduler(ended, running, num_pages=7, prefill_chunk=16)
+    while scheduler.live:
+        advance(scheduler)
+    assert running.num_output_tokens == 20
+    assert scheduler.num_preemptions == 0
+    scheduler.release(ended.key)
+    check(scheduler)
+
+
+def test_the_stats_account_for_every_page_and_sequence() -> None:
+    sequences = [make_sequence(index, num_tokens=num_tokens) for index, num_tokens in enumerate((4, 4, 4, 12, 4, 4))]
+    scheduler = make_scheduler(*sequences, num_pages=16, max_num_seqs=2, prefill_chunk=4, max_num_batched_tokens=14)
+
+
+def test_a_lost_page_shows_in_the_stats() -> None:
+    scheduler = make_scheduler(num_pages=8)
+    scheduler.cache.pool.allocate(1)
+    assert take_stats(scheduler).num_lost_pages == 1

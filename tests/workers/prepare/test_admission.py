@@ -1,0 +1,123 @@
+"""A prompt that is admitted always fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triptych.protocol.config import ModelCard
+from triptych.protocol.errors import InvalidRequest, RequestTooLong
+from triptych.protocol.sampling import SamplingParams
+from triptych.workers.prepare.admission import Admission, admit, truncate
+from triptych.workers.prepare.request import Truncation
+
+CARD = ModelCard(
+    model="demo",
+    model_type="llama",
+    backend="fused",
+    num_parameters=1,
+    dtype="float32",
+    device="cpu",
+    vocab_size=100,
+    max_model_len=32,
+    eos_token_ids=(1,),
+    page_size=4,
+    num_pages=1000,
+    max_num_seqs=4,
+    max_live=6,
+    load_s=0.0,
+)
+SMALL_POOL = replace(CARD, num_pages=4)  # 16 tokens
+
+
+def admit_prompt(
+    num_tokens: int, *, card: ModelCard = CARD, truncation: Truncation = "none", **params: Any
+) -> Admission:
+    token_ids = np.arange(num_tokens, dtype=np.int32)
+    return admit(token_ids, truncation=truncation, params=SamplingParams(**params), card=card)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "capacity"), [(5, 5), (22, 22), (23, 22), (None, 22), (0, 0)], ids=lambda value: str(value)
+)
+def test_output_ends_at_max_tokens_or_at_the_context(max_tokens: int | None, capacity: int) -> None:
+    assert admit_prompt(10, max_tokens=max_tokens).capacity == capacity
+
+
+def test_output_ends_where_the_pool_ends() -> None:
+    assert admit_prompt(10, card=SMALL_POOL, max_tokens=None).capacity == 6
+
+
+@pytest.mark.parametrize(("card", "limit"), [(CARD, 31), (SMALL_POOL, 15)], ids=["context", "pool"])
+def test_a_prompt_needs_room_for_one_token(card: ModelCard, limit: int) -> None:
+    assert admit_prompt(limit, card=card).capacity == 1
+    with pytest.raises(RequestTooLong, match=f"prompt has {limit + 1} tokens, the limit is {limit}"):
+        admit_prompt(limit + 1, card=card)
+
+
+CUTS: list[tuple[Truncation, list[int]]] = [
+    ("left", [3, 4, 5, 6]),
+    ("right", [0, 1, 2, 3]),
+    ("middle", [0, 1, 5, 6]),
+    ("none", [0, 1, 2, 3, 4, 5, 6]),
+]
+
+
+@pytest.mark.parametrize(("how", "kept"), CUTS, ids=[how for how, _ in CUTS])
+def test_a_prompt_is_cut_where_the_client_says(how: Truncation, kept: list[int]) -> None:
+    token_ids, num_truncated = truncate(np.arange(7, dtype=np.int32), 4, how)
+    assert token_ids.tolist() == kept
+    assert num_truncated == 7 - len(kept)
+
+
+def test_a_prompt_that_fits_is_never_cut() -> None:
+    assert admit_prompt(31, truncation="left", max_tokens=10).num_truncated == 0
+
+
+def test_a_cut_prompt_leaves_room_for_max_tokens() -> None:
+    admission = admit_prompt(40, truncation="left", max_tokens=10)
+    assert (len(admission.token_ids), admission.num_truncated, admission.capacity) == (22, 18, 10)
+
+
+def test_a_cut_prompt_keeps_half_the_context() -> None:
+    admission = admit_prompt(40, truncation="right", max_tokens=1000)
+    assert (len(admission.token_ids), admission.capacity) == (16, 16)
+
+
+@pytest.mark.parametrize(("token_id", "where"), [(-1, 0), (100, 2)], ids=["below", "above"])
+def test_an_id_outside_the_vocabulary_is_named_by_its_place(token_id: int, where: int) -> None:
+    token_ids = np.zeros(4, dtype=np.int32)
+    token_ids[where] = token_id
+    with pytest.raises(InvalidRequest, match=rf"prompt_token_ids\[{where}\] is {token_id}, the limits are 0 and 99"):
+        admit(token_ids, truncation="none", params=SamplingParams(), card=CARD)
+
+
+@pytest.mark.parametrize("params", [{"stop_token_ids": [100]}, {"logit_bias": {100: 1.0}}], ids=lambda p: next(iter(p)))
+def test_a_parameter_with_an_id_outside_the_vocabulary_is_refused(params: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="holds 100, the limits are 0 and 99") as caught:
+        admit_prompt(3, **params)
+    assert caught.value.param == next(iter(params))
+
+
+@settings(deadline=None)
+@given(
+    num_tokens=st.integers(1, 100),
+    truncation=st.sampled_from(["left", "right", "middle"]),
+    max_tokens=st.none() | st.integers(1, 60),
+    num_pages=st.integers(2, 10),
+    page_size=st.sampled_from([1, 2, 4, 16]),
+)
+def test_what_is_admitted_fits_the_context_and_the_pool(
+    num_tokens: int, truncation: Truncation, max_tokens: int | None, num_pages: int, page_size: int
+) -> None:
+    card = replace(CARD, num_pages=num_pages, page_size=page_size)
+    admission = admit_prompt(num_tokens, card=card, truncation=truncation, max_tokens=max_tokens)
+    num_kept = len(admission.token_ids)
+    assert num_kept + admission.num_truncated == num_tokens
+    assert min(num_kept, admission.capacity) >= 1
+    assert num_kept + admission.capacity <= min(card.max_model_len, num_pages * page_size)

@@ -1,0 +1,107 @@
+"""What a client may send, and how it is told what it may not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triptych.protocol.errors import InvalidRequest
+from triptych.protocol.sampling import SamplingParams
+from triptych.workers.prepare.request import MAX_MESSAGES, GenerationRequest
+
+HELLO = {"role": "user", "content": "Hello"}
+
+
+def test_a_text_prompt_takes_every_default() -> None:
+    request = GenerationRequest.from_wire({"prompt": "Once"})
+    assert (request.prompt, request.truncation, request.lease_s) == ("Once", "none", None)
+    assert request.sampling == SamplingParams()
+
+
+def test_ids_as_a_list_and_as_bytes_are_the_same_prompt() -> None:
+    listed = GenerationRequest.from_wire({"prompt_token_ids": [1, 2, 300]}).prompt_token_ids
+    packed = GenerationRequest.from_wire({"prompt_token_ids": b"\1\0\0\0\2\0\0\0\x2c\1\0\0"}).prompt_token_ids
+    assert listed is not None
+    assert packed is not None
+    assert listed.dtype == packed.dtype == np.int32
+    assert listed.tolist() == packed.tolist() == [1, 2, 300]
+
+
+def test_text_parts_of_a_message_are_joined() -> None:
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    request = GenerationRequest.from_wire({"messages": [{"role": "user", "content": parts}]})
+    assert request.messages == (HELLO,)
+
+
+def test_other_fields_go_to_the_sampler() -> None:
+    wire = {"prompt": "x", "lease_s": 2, "truncation": "left", "temperature": 0.5, "stop": "\n"}
+    request = GenerationRequest.from_wire(wire)
+    assert request.sampling == SamplingParams(temperature=0.5, stop=("\n",))
+    assert (request.lease_s, request.truncation) == (2.0, "left")
+
+
+def test_an_absent_field_may_be_sent_as_nil() -> None:
+    assert GenerationRequest.from_wire({"prompt": "x", "messages": None, "lease_s": None}).messages is None
+
+
+REFUSED: dict[str, tuple[dict[Any, Any], str, str]] = {
+    "no prompt": ({}, "prompt", "got none of them"),
+    "two prompts": ({"prompt": "x", "messages": [HELLO]}, "prompt", "got prompt and messages"),
+    "unknown field": ({"prompt": "x", "tempratur": 1}, "tempratur", "unknown field 'tempratur'"),
+    "unknown field that is no string": ({"prompt": "x", 7: 1}, "7", "unknown field 7"),
+    "prompt of bytes": ({"prompt": b"x"}, "prompt", "must be a string, got b'x'"),
+    "ids in a string": ({"prompt_token_ids": "12"}, "prompt_token_ids", "must be a list of integers"),
+    "a bool for an id": ({"prompt_token_ids": [1, True]}, "prompt_token_ids", "[1] must be an integer, got True"),
+    "an id beyond int32": ({"prompt_token_ids": [2**31]}, "prompt_token_ids", "[0] is 2147483648"),
+    "half an id": ({"prompt_token_ids": b"123"}, "prompt_token_ids", "got 3 bytes"),
+    "no messages": ({"messages": []}, "messages", "has 0 entries"),
+    "too many messages": ({"messages": [HELLO] * (MAX_MESSAGES + 1)}, "messages", "has 1025 entries"),
+    "messages in a map": ({"messages": HELLO}, "messages", "must be a list of maps"),
+    "a message in a string": ({"messages": ["Hello"]}, "messages", "messages[0] must be a map"),
+    "no content": ({"messages": [{"role": "user"}]}, "messages", "messages[0] has no content"),
+    "a field too many": ({"messages": [{**HELLO, "name": "x"}]}, "messages", "unknown field 'name'"),
+    "a role that is no string": ({"messages": [{"role": 1, "content": ""}]}, "messages", "messages[0].role"),
+    "no text content": ({"messages": [{"role": "user", "content": 5}]}, "messages", "messages[0].content must be"),
+    "an image": (
+        {"messages": [{"role": "user", "content": [{"type": "image", "text": ""}]}]},
+        "messages",
+        "messages[0].content[0].type must be 'text', got 'image'",
+    ),
+    "unknown truncation": ({"prompt": "x", "truncation": "auto"}, "truncation", "is 'auto', known are: none, left"),
+    "a lease of nan": ({"prompt": "x", "lease_s": math.nan}, "lease_s", "is nan"),
+    "a lease of nothing": ({"prompt": "x", "lease_s": 0}, "lease_s", "limits are 0.05"),
+    "a lease in a string": ({"prompt": "x", "lease_s": "1"}, "lease_s", "must be a number"),
+    "temperature of nan": ({"prompt": "x", "temperature": math.nan}, "temperature", "is nan"),
+}
+
+
+@pytest.mark.parametrize(("wire", "param", "reason"), REFUSED.values(), ids=REFUSED)
+def test_a_bad_field_is_named_with_its_value(wire: dict[Any, Any], param: str, reason: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        GenerationRequest.from_wire(wire)
+    assert caught.value.param == param
+    assert reason in caught.value.message
+
+
+_text = st.text("role content text\0é", max_size=8)
+_plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | _text | st.binary(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_text, inner, max_size=3),
+    max_leaves=8,
+)
+_fields = st.sampled_from(["prompt", "prompt_token_ids", "messages", "truncation", "lease_s", "stop", "seed", "other"])
+
+
+@settings(deadline=None)
+@given(st.dictionaries(_fields, _plain))
+def test_any_map_makes_a_request_or_an_invalid_request(wire: dict[str, Any]) -> None:
+    try:
+        request = GenerationRequest.from_wire(wire)
+    except InvalidRequest:
+        return
+    assert sum(x is not None for x in (request.prompt, request.prompt_token_ids, request.messages)) == 1

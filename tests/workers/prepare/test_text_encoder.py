@@ -1,0 +1,172 @@
+"""Ids equal those of transformers, and what a tokenizer or template raises fails one request."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from tests.workers import tokenizer_zoo
+from triptych.protocol.errors import EmptyPrompt, InvalidRequest, TokenizationFailed
+from triptych.protocol.tokenizer_files import TokenizerFacts, save_tokenizer
+from triptych.workers.prepare.request import GenerationRequest, Message
+from triptych.workers.prepare.text_encoder import TextEncoder
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+CHAT: list[Message] = [
+    {"role": "user", "content": "  What's <b>π</b>? 你好 👋🏽\n"},
+    {"role": "assistant", "content": "3.14"},
+    {"role": "user", "content": "More.</s>"},
+]
+CHATML = """{% for message in messages %}
+    {% if loop.first and message['role'] != 'system' %}
+<|im_start|>system
+You help.<|im_end|>
+    {% endif %}
+<|im_start|>{{ message['role'] }}
+{{ message['content'] }}<|im_end|>
+{% endfor %}
+{% if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}"""
+LLAMA3 = """{{- bos_token }}
+{%- if not tools is defined %}{%- set tools = none %}{%- endif %}
+{%- if strftime_now is defined %}{%- set year = strftime_now("%Y") %}{%- else %}{%- set year = "2024" %}{%- endif %}
+{{- "<|header|>system\n\nYear " + year + ", tools " + (tools | tojson) + "\n" }}
+{%- for message in messages %}
+    {{- '<|header|>' + message['role'] + '<|end|>\n\n' + message['content'] | trim + '<|eot|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|header|>assistant<|end|>\n\n' }}{%- endif %}
+"""
+GEMMA = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}\
+{% endif %}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}\
+{{ raise_exception('Roles must alternate') }}{% endif %}{% set role = message['role'] %}\
+{% if role == 'assistant' %}{% set role = 'model' %}{% endif %}\
+{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""
+ODDITIES = """{% set ns = namespace(n=0) %}
+{% for message in messages %}
+    {% if message.role == 'assistant' %}{% continue %}{% endif %}
+    {% set ns.n = ns.n + 1 %}
+    {% generation %}{{ message | tojson(indent=2) }}{% endgeneration %}
+    {% if loop.index > 1 %}{% break %}{% endif %}
+{% endfor %}
+{{ ns.n }} {{ documents }} {{ dict(a=1)['a'] }} {{ unknown }}"""
+TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "gemma": GEMMA, "oddities": ODDITIES}
+
+
+def make_encoder(tokenizer: Tokenizer, template: str | None = None, bos_token_id: int | None = 0) -> TextEncoder:
+    facts = TokenizerFacts(
+        vocab_size=tokenizer.get_vocab_size(),
+        chat_template=template,
+        special_tokens=SPECIAL,
+        bos_token_id=bos_token_id,
+    )
+    return TextEncoder(tokenizer, facts)
+
+
+def with_bos(tokenizer: Tokenizer) -> Tokenizer:
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return copy
+
+
+def reference(tokenizer: Tokenizer, folder: Path, template: str | None = None) -> Any:
+    """The same tokenizer as transformers loads it from a checkpoint."""
+    wrapped: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **SPECIAL)  # type: ignore[no-untyped-call]
+    wrapped.save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["byte_level", "llama2", "metaspace", "word_piece"])
+@pytest.mark.parametrize("text", [*tokenizer_zoo.SENTENCES, "<s>a</s> b", " ", "\0"], ids=ascii)
+def test_text_has_the_ids_of_transformers(name: str, text: str, tmp_path: Path) -> None:
+    tokenizer = with_bos(getattr(tokenizer_zoo, name)())
+    expected = reference(tokenizer, tmp_path)(text)["input_ids"]
+    ids = make_encoder(tokenizer).encode(text)
+    assert ids.dtype == np.int32
+    assert ids.tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["byte_level", "llama2"])
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_a_chat_has_the_ids_of_transformers(name: str, template: str, tmp_path: Path) -> None:
+    tokenizer = with_bos(getattr(tokenizer_zoo, name)())
+    theirs = reference(tokenizer, tmp_path, template).apply_chat_template(CHAT, add_generation_prompt=True)
+    assert make_encoder(tokenizer, template).encode_chat(CHAT).tolist() == theirs["input_ids"]
+
+
+BROKEN = {
+    "refuses the role": (GEMMA, "System role not supported"),
+    "does not parse": ("{% if %}", "TemplateSyntaxError"),
+    "leaves the sandbox": ("{{ messages.__class__.__mro__ }}", "SecurityError"),
+    "changes the messages": ("{{ messages.append(1) }}", "SecurityError"),
+    "divides by zero": ("{{ 1 // 0 }}", "ZeroDivisionError"),
+}
+
+
+@pytest.mark.parametrize(("template", "reason"), BROKEN.values(), ids=BROKEN)
+def test_a_template_that_raises_fails_the_request(template: str, reason: str) -> None:
+    encoder = make_encoder(tokenizer_zoo.byte_level(), template)
+    with pytest.raises(TokenizationFailed, match=reason) as caught:
+        encoder.encode_chat([{"role": "system", "content": "Hello"}])
+    assert caught.value.param == "messages"
+    assert encoder.encode("still works").size > 0
+
+
+def test_a_tokenizer_that_raises_fails_the_request() -> None:
+    with pytest.raises(TokenizationFailed, match="the tokenizer raised") as caught:
+        make_encoder(tokenizer_zoo.byte_level()).encode("half a pair: \ud800")
+    assert caught.value.param == "prompt"
+
+
+def test_a_chat_for_a_model_without_template_is_invalid() -> None:
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        make_encoder(tokenizer_zoo.byte_level()).encode_chat(CHAT)
+
+
+@pytest.mark.parametrize("wire", [{"prompt": ""}, {"prompt_token_ids": []}], ids=["text", "ids"])
+def test_an_empty_prompt_is_the_beginning_token_or_refused(wire: dict[str, Any]) -> None:
+    request = GenerationRequest.from_wire(wire)
+    assert make_encoder(tokenizer_zoo.byte_level(), bos_token_id=0).encode_request(request).tolist() == [0]
+    with pytest.raises(EmptyPrompt, match="has no tokens"):
+        make_encoder(tokenizer_zoo.byte_level(), bos_token_id=None).encode_request(request)
+
+
+def test_padding_and_truncation_of_the_file_are_not_applied() -> None:
+    tokenizer = Tokenizer.from_str(tokenizer_zoo.byte_level().to_str())
+    expected = tokenizer.encode("a long enough text").ids
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=64)
+    assert make_encoder(tokenizer).encode("a long enough text").tolist() == expected
+
+
+def test_the_run_directory_is_enough(tmp_path: Path) -> None:
+    assert TextEncoder.load(tmp_path) is None
+    tokenizer = tokenizer_zoo.byte_level()
+    facts = TokenizerFacts(
+        vocab_size=1, chat_template="{{ messages[0].content }}", special_tokens={}, bos_token_id=None
+    )
+    save_tokenizer(tmp_path, tokenizer.to_str(), facts)
+    encoder = TextEncoder.load(tmp_path)
+    assert encoder is not None
+    assert encoder.encode_chat([{"role": "user", "content": "fox"}]).tolist() == tokenizer.encode("fox").ids
+
+
+def test_a_giant_prompt_leaves_the_interpreter_to_others() -> None:
+    encoder = make_encoder(tokenizer_zoo.byte_level())
+    thread = threading.Thread(target=encoder.encode, args=("The quick brown fox. " * 20_000,))
+    num_turns = 0
+    thread.start()
+    started = time.monotonic()
+    while thread.is_alive() and time.monotonic() - started < 30:
+        thread.join(timeout=0.001)
+        num_turns += 1
+    assert not thread.is_alive()
+    assert num_turns > 20  # encode() would leave one or two

@@ -1,0 +1,45 @@
+"""Paged attention as its definition: the oracle of the tests, and the kernel of devices that have no better one."""
+
+from __future__ import annotations
+
+import torch
+
+from ..step import StepInputs
+from .interface import AttentionForm, LayerCache
+
+
+class ReferenceAttention:
+    """One sequence after another, in float32 or wider. Shapes and names are those of ``interface``."""
+
+    def begin_step(self, inputs: StepInputs) -> None:
+        self._inputs = inputs
+
+    def write(self, cache: LayerCache, key: torch.Tensor, value: torch.Tensor) -> None:
+        slots = torch.from_numpy(self._inputs.slot_mapping).to(key.device)
+        cache.keys.flatten(0, 1)[slots] = key
+        cache.values.flatten(0, 1)[slots] = value
+
+    def attend(self, cache: LayerCache, query: torch.Tensor, form: AttentionForm) -> torch.Tensor:
+        starts, tables = self._inputs.query_starts.tolist(), torch.from_numpy(self._inputs.block_tables)
+        outputs = []
+        for s, length in enumerate(self._inputs.context_lens.tolist()):
+            table = tables[s, : -(-length // cache.keys.shape[1])].to(query.device)
+            keys, values = (pages[table].flatten(0, 1)[:length] for pages in cache)
+            outputs.append(_attend(query[starts[s] : starts[s + 1]], keys, values, form))
+        return torch.cat(outputs)
+
+
+def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, form: AttentionForm) -> torch.Tensor:
+    """The last n of L tokens attend to all before them: [n, H, D], [L, J, D], [L, J, E] -> [n, H, E]."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    keys, values = (x.to(wide).repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (keys, values))
+    scores = torch.einsum("nhd,lhd->hnl", query.to(wide), keys) * form.scale
+    if form.softcap is not None:
+        scores = form.softcap * torch.tanh(scores / form.softcap)
+    distance = torch.arange(-len(keys) + len(query), len(query), device=query.device)
+    distance = torch.arange(len(query), device=query.device)[:, None] - distance  # [n, L], of query and key
+    scores = scores.masked_fill((distance < 0) | (distance >= (form.sliding_window or len(keys))), -torch.inf)
+    sinks = query.new_zeros(query.shape[1], 0) if form.sinks is None else form.sinks[:, None]
+    sinks = sinks[:, None, :].expand(-1, len(query), -1).to(wide)
+    weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., : len(keys)]
+    return torch.einsum("hnl,lhe->nhe", weights, values).to(query.dtype)

@@ -1,0 +1,145 @@
+"""What execute writes down of each step: tokens, ends and times into the journal, one message for summarize."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...protocol.journal.layout import Journal
+from ...protocol.journal.requests import RequestView
+from ...protocol.journal.tokens import TokenWriter, pack_logprobs, read_times
+from ...protocol.messages import FINISH_REASONS, StepDone
+from .engine import StepOutputs
+from .scheduling.sequence import Key, Sequence
+
+NO_TOKEN = 0xFFFFFFFF  # index of a row that only says how its request ended
+
+
+class _Interruption(NamedTuple):
+    field: str  # of the journal: where its time is added
+    since_ns: int
+
+
+class _Columns(NamedTuple):
+    """A step's keys as arrays. Batches change seldom, so the arrays are kept from step to step."""
+
+    keys: list[Key]
+    slots: npt.NDArray[np.int64]
+    generations: npt.NDArray[np.int64]
+
+
+class Bookkeeper:
+    """Turns requests into sequences, and the engine's outputs into journal entries and messages."""
+
+    def __init__(self, journal: Journal, *, eos_token_ids: frozenset[int]) -> None:
+        self._journal = journal
+        self._writer = TokenWriter(journal)
+        self._eos = eos_token_ids
+        self._views: dict[Key, RequestView] = {}
+        self._interruptions: dict[Key, _Interruption] = {}
+        self._columns = _columns([])
+
+    def adopt(self, view: RequestView) -> Sequence:
+        """The sequence of a request, with the tokens it has from an earlier life of this process, if any."""
+        key = (view.slot, view.generation)
+        record, emitted = view.record, self._writer.adopt(view)
+        params, prompt = record.params, record.prompt_ids
+        tokens = np.zeros(len(prompt) + record.token_capacity, np.int32)
+        tokens[: len(prompt)] = prompt
+        tokens[len(prompt) : len(prompt) + len(emitted)] = emitted
+        self._views[key] = view
+        self._note_recovery(view, len(emitted))
+        return Sequence(
+            key=key,
+            tokens=tokens,
+            num_prompt_tokens=len(prompt),
+            num_tokens=len(prompt) + len(emitted),
+            params=params,
+            seed=record.seed,
+            arrival=view.arrival,
+            stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
+        )
+
+    def finish(self, key: Key, reason: str, error: str = "") -> None:
+        """Write down an end that no step brought."""
+        self._writer.finish(*key, reason, error)
+
+    def forget(self, key: Key) -> None:
+        self._views.pop(key, None)
+        self._interruptions.pop(key, None)
+
+    def record(self, outputs: StepOutputs) -> StepDone | None:
+        """Write a step into the journal; the message that tells summarize, or None if there is nothing to tell."""
+        plan, progress = outputs.plan, outputs.progress
+        self._note_schedule(outputs)
+        for key, logprobs in outputs.logprobs.items():
+            view = self._views[key]
+            row = pack_logprobs(*logprobs, num_alternatives=view.record.sampling["logprobs"])
+            self._writer.publish_logprobs(view, progress.token_indices[progress.keys.index(key)], row)
+        if progress.keys != self._columns.keys:
+            self._columns = _columns(progress.keys)
+        indices = np.array(progress.token_indices, np.int64)
+        token_ids = np.array(progress.token_ids, np.int32)
+        if len(token_ids):
+            self._writer.publish(self._columns.slots, indices, token_ids, outputs.collected_at)
+        ends = self._write_ends(outputs)
+        if not (len(token_ids) or ends):
+            return None
+        return self._message(plan.step, outputs.collected_at, indices, token_ids, ends)
+
+    def _note_recovery(self, view: RequestView, num_emitted: int) -> None:
+        """A request that ran before was interrupted by a crash, since its last token or since it was scheduled."""
+        times = read_times(self._journal, view, num_emitted)
+        since_ns = int(times.tokens_ns[-1]) if num_emitted else times.scheduled_ns
+        if since_ns:
+            self._interruptions[(view.slot, view.generation)] = _Interruption("recovered_ns", since_ns)
+
+    def _note_schedule(self, outputs: StepOutputs) -> None:
+        for key in outputs.plan.started:
+            if not self._journal.records["scheduled_ns"][key[0]]:
+                self._writer.add_times(key[0], scheduled_ns=outputs.launched_at)
+        for key in outputs.plan.preempted:
+            self._writer.add_times(key[0], num_preemptions=1)
+            self._interruptions.setdefault(key, _Interruption("preempted_ns", outputs.launched_at))
+        if self._interruptions:
+            for key in self._interruptions.keys() & set(outputs.progress.keys):
+                interruption = self._interruptions.pop(key)
+                self._writer.add_times(key[0], **{interruption.field: outputs.collected_at - interruption.since_ns})
+
+    def _write_ends(self, outputs: StepOutputs) -> dict[Key, str]:
+        ends = dict(outputs.progress.finished)
+        for key, reason in outputs.progress.finished.items():
+            self._writer.finish(*key, reason)
+        for key, why in outputs.progress.failed.items():
+            self._writer.finish(*key, "error", f"model_failed\n{why}")
+            ends[key] = "error"
+        return ends
+
+    def _message(
+        self, step: int, now_ns: int, indices: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32],
+        ends: dict[Key, str],
+    ) -> StepDone:  # fmt: skip
+        columns, reasons = self._columns, bytes(len(token_ids))
+        if ends:
+            silent = [key for key in ends if key not in set(columns.keys)]
+            if silent:
+                columns = _columns(columns.keys + silent)
+                indices = np.append(indices, np.full(len(silent), NO_TOKEN))
+                token_ids = np.append(token_ids, np.zeros(len(silent), np.int32))
+            reasons = bytes(FINISH_REASONS.index(ends.get(key, "")) for key in columns.keys)
+        return StepDone(
+            step,
+            now_ns,
+            columns.slots.astype("<u4").tobytes(),
+            columns.generations.astype("<u4").tobytes(),
+            indices.astype("<u4").tobytes(),
+            token_ids.astype("<i4").tobytes(),
+            reasons,
+        )
+
+
+def _columns(keys: list[Key]) -> _Columns:
+    slots, generations = np.array(keys, np.int64).reshape(-1, 2).T
+    return _Columns(list(keys), np.ascontiguousarray(slots), np.ascontiguousarray(generations))

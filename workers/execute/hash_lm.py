@@ -1,0 +1,89 @@
+"""A model without weights whose text depends on every cell of the cache it should read, and on no other.
+
+The next token is ``(sum_i (i + 1) * token_i) mod (V - 1) + 1`` over the whole context, read from the cells that the
+block table names. A wrong page, a stale prefix, a lost chunk, a wrong position or a neighbour's token changes the text,
+and what it should be is a few lines of plain Python.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from .scheduling.sequence import Sequence
+from .step import Int32, Int64, StepInputs, StepResult, TokenLogprobs
+
+_POSITION_BITS = 32  # a cell is position << 32 | token, so that a token at a wrong position is a wrong token
+_POISON = -(1 << 50)
+
+
+def expected_tokens(
+    prompt: Iterable[int], num_tokens: int, vocab_size: int, *, temperature: float = 0.0, seed: int = 0
+) -> list[int]:
+    """What the hash model says after ``prompt``, from the definition alone."""
+    tokens = [int(token) for token in prompt]
+    num_prompt_tokens = len(tokens)
+    for _ in range(num_tokens):
+        total = sum((i + 1) * token for i, token in enumerate(tokens))
+        total += _noise(seed, len(tokens)) if temperature > 0 else 0
+        tokens.append(total % (vocab_size - 1) + 1)
+    return tokens[num_prompt_tokens:]
+
+
+class HashRunner:
+    """A ``Runner`` for the hash model. Its cache holds tokens where a real one holds keys and values."""
+
+    def __init__(self, vocab_size: int, *, num_pages: int, page_size: int, step_ms: float = 0.0) -> None:
+        self._vocab_size = vocab_size
+        self._page_size = page_size
+        self._step_s = step_ms / 1000
+        self._cells: Int64 = np.full((num_pages + 1, page_size), _POISON, np.int64)
+        self._results: deque[StepResult] = deque()
+
+    def launch(self, inputs: StepInputs) -> None:
+        if self._step_s:
+            time.sleep(self._step_s)
+        self._cells.reshape(-1)[inputs.slot_mapping] = inputs.token_ids + (
+            inputs.positions.astype(np.int64) << _POSITION_BITS
+        )
+        self._cells[0] = _POISON  # whoever reads the trash page says something else
+        self._results.append(self._sample(inputs))
+
+    def collect(self) -> StepResult:
+        return self._results.popleft()
+
+    def _sample(self, inputs: StepInputs) -> StepResult:
+        owners = np.searchsorted(inputs.query_starts, inputs.sample_rows, side="right") - 1
+        token_ids = np.zeros(len(owners), np.int32)
+        logprobs = {}
+        for row, (owner, sequence) in enumerate(zip(owners, inputs.sampled, strict=True)):
+            total = self._read(inputs.block_tables[owner], int(inputs.context_lens[owner]))
+            token_ids[row] = self._choose(total, sequence, int(inputs.context_lens[owner]))
+            if sequence.params.logprobs is not None:
+                logprobs[row] = self._logprobs(int(token_ids[row]), sequence.params.logprobs)
+        return StepResult(token_ids, logprobs)
+
+    def _read(self, block_table: Int32, num_tokens: int) -> int:
+        """``sum_i (i + 1) * token_i`` over the cells that ``block_table`` names."""
+        num_pages = -(-num_tokens // self._page_size)
+        cells = self._cells[block_table[:num_pages]].reshape(-1)[:num_tokens]
+        index = np.arange(num_tokens)
+        return int(np.dot(index + 1, cells - (index << _POSITION_BITS)))
+
+    def _choose(self, total: int, sequence: Sequence, num_tokens: int) -> int:
+        noise = 0 if sequence.params.is_greedy else _noise(sequence.seed, num_tokens)
+        return (total + noise) % (self._vocab_size - 1) + 1
+
+    def _logprobs(self, token_id: int, num_alternatives: int) -> TokenLogprobs:
+        """Made up: the chosen token first, its neighbours half as likely each."""
+        ranks = np.arange(num_alternatives, dtype=np.int32)
+        logprobs = ((ranks + 1) * -np.log(2)).astype(np.float32)
+        return TokenLogprobs(float(-np.log(2)), (token_id + ranks) % np.int32(self._vocab_size), logprobs)
+
+
+def _noise(seed: int, position: int) -> int:
+    """A number that depends on seed and position only, as a counter-based generator gives."""
+    return ((seed + 1) * 0x9E3779B97F4A7C15 ^ (position + 1) * 0xBF58476D1CE4E5B9) % (1 << 64) >> 20

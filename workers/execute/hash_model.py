@@ -1,0 +1,75 @@
+"""The hash LM as a model to serve: every part of the pipeline is real, only the arithmetic is not."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from ...protocol.config import ModelCard
+from ...protocol.tokenizer_files import TokenizerFacts, save_tokenizer
+from ..process import WorkerContext
+from .hash_lm import HashRunner
+from .step import Runner
+
+# End of sequence, which the hash never gives, a token for each byte, and one to spare: with a prime below the size the
+# hash does not fall into a short cycle.
+VOCAB_SIZE = 258
+MAX_MODEL_LEN = 4096
+NUM_PAGES = 4096
+EOS, SPARE = "<|end|>", "<|spare|>"
+CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
+
+
+def build_hash_model(context: WorkerContext, *, num_pages: int | None) -> tuple[Runner, ModelCard, float]:
+    """The runner, its card, and the seconds of a step. Writes a byte tokenizer into the run directory."""
+    started = time.monotonic()
+    config = context.config
+    pages = num_pages or config.cache.num_pages or NUM_PAGES
+    facts = TokenizerFacts(
+        vocab_size=VOCAB_SIZE, chat_template=CHAT_TEMPLATE, special_tokens={"eos_token": EOS}, bos_token_id=None
+    )
+    save_tokenizer(context.run_dir, byte_tokenizer_json(), facts)
+    runner = HashRunner(
+        VOCAB_SIZE, num_pages=pages, page_size=config.cache.page_size, step_ms=config.model.hash_step_ms
+    )
+    card = ModelCard(
+        model=config.model.model,
+        model_type="hash-lm",
+        backend="hash",
+        num_parameters=0,
+        dtype="int64",
+        device="cpu",
+        vocab_size=VOCAB_SIZE,
+        max_model_len=min(config.model.max_model_len or MAX_MODEL_LEN, pages * config.cache.page_size),
+        eos_token_ids=(0,),
+        page_size=config.cache.page_size,
+        num_pages=pages,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_live=config.scheduler.max_live,
+        load_s=time.monotonic() - started,
+    )
+    return runner, card, config.model.hash_step_ms / 1e3
+
+
+def byte_tokenizer_json() -> str:
+    """A byte-level tokenizer without merges: token ``1 + b`` is byte ``b``, token 0 ends a sequence."""
+    plain = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [{"id": 0, "content": EOS, **plain}, {"id": VOCAB_SIZE - 1, "content": SPARE, **plain}]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    vocab = {EOS: 0} | {character: 1 + byte for byte, character in enumerate(_byte_characters())}
+    vocab[SPARE] = VOCAB_SIZE - 1
+    model = {"type": "BPE", "vocab": vocab, "merges": [], "ignore_merges": False, "byte_fallback": False}
+    return json.dumps({
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": model,
+    })  # fmt: skip
+
+
+def _byte_characters() -> list[str]:
+    """The printable character that stands for each byte in byte-level tokenizers (Radford et al. 2019, GPT-2)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

@@ -1,0 +1,84 @@
+"""A step in which one sequence's failure is not everybody's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .scheduling.plan import Plan
+from .scheduling.sequence import Key
+from .step import Runner, StepInputs, StepResult, TokenLogprobs
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The result of a step by sequence: one that gets no token in this step can fail as well."""
+
+    token_ids: list[int] = field(default_factory=list)  # one for each of Plan.sampled; void for the failed
+    logprobs: dict[Key, TokenLogprobs] = field(default_factory=dict)
+    failed: dict[Key, str] = field(default_factory=dict)
+
+
+class IsolatingRunner:
+    """Runs plans. When a step raises, each of its sequences is run alone, and those that raise then are to blame.
+
+    Running again is harmless: what the failed attempt wrote is written once more, the same values to the same places.
+    """
+
+    def __init__(self, runner: Runner, build_inputs: Callable[[Plan], StepInputs]) -> None:
+        self._runner = runner
+        self._build_inputs = build_inputs
+        self._plan: Plan | None = None
+        self._launch_error: Exception | None = None
+
+    def launch(self, plan: Plan) -> None:
+        assert self._plan is None, "a step is in flight"
+        self._plan = plan
+        self._launch_error = None
+        if not plan.chunks:
+            return
+        try:
+            self._runner.launch(self._build_inputs(plan))
+        except Exception as error:
+            self._launch_error = error
+
+    def collect(self) -> Computed:
+        """The result of the launched plan; waits for the runner."""
+        plan, self._plan = self._plan, None
+        assert plan is not None, "no step is in flight"
+        if not plan.chunks:
+            return Computed()
+        try:
+            if self._launch_error is not None:
+                raise self._launch_error
+            return _by_key(plan, self._runner.collect())
+        except Exception as error:
+            return self._run_alone(plan, error)
+
+    def _run_alone(self, plan: Plan, error: Exception) -> Computed:
+        if len(plan.chunks) == 1:
+            chunk = plan.chunks[0]
+            return Computed([0] * chunk.samples, failed={chunk.key: f"{type(error).__name__}: {error}"})
+        logger.warning("step %d failed, now its %d sequences one by one", plan.step, len(plan.chunks), exc_info=error)
+        whole = Computed()
+        for single in plan.alone():
+            self.launch(single)
+            part = self.collect()
+            whole.token_ids.extend(part.token_ids)
+            whole.logprobs.update(part.logprobs)
+            whole.failed.update(part.failed)
+        return whole
+
+
+def _by_key(plan: Plan, result: StepResult) -> Computed:
+    if not (result.logprobs or result.failed):
+        return Computed(result.token_ids.tolist())
+    sampled = plan.sampled
+    return Computed(
+        result.token_ids.tolist(),
+        logprobs={sampled[row]: logprobs for row, logprobs in result.logprobs.items()},
+        failed={sampled[row]: why for row, why in result.failed.items()},
+    )

@@ -1,0 +1,125 @@
+"""Finding a checkpoint and reading its config, with one clear error for each way in which that fails."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, PretrainedConfig
+
+from ....protocol.errors import ConfigError
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.model.v3", "*.txt", "*.jinja"]
+_HUB_DUPLICATES = ["consolidated*", "original/*", "onnx/*"]
+_WEIGHTS = "model.safetensors"
+_WEIGHTS_INDEX = "model.safetensors.index.json"
+
+# Layers whose memory of the past is pages of keys and values. Others keep a state per sequence, or have a mask of
+# their own that a paged kernel does not get to see, and would be silently wrong.
+_PAGED_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+def find_checkpoint(model: str | Path) -> Path:
+    """The local directory of a checkpoint: ``model`` itself, or where the hub's copy of it is.
+
+    Raises:
+        ConfigError: there is no such directory, or the hub does not give it.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
+        raise ConfigError(f"model directory {folder} does not exist", param="model")
+    try:
+        return Path(snapshot_download(model, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{model!r} is no local directory, and the hub does not give it: {_first_line(error)}", param="model"
+        ) from error
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """The model's config. Code that comes with a checkpoint is never run.
+
+    Raises:
+        ConfigError: it is missing or damaged, or transformers does not know the architecture.
+    """
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} has no config.json", param="model")
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # every config class validates in its own way
+        raise ConfigError(f"cannot use {folder / 'config.json'}: {_first_line(error)}", param="model") from error
+
+
+def check_weights(folder: Path) -> None:
+    """Read the header of every weight file, so that a damaged one is named before anything is loaded.
+
+    Raises:
+        ConfigError: a file is missing, cut short or not safetensors.
+    """
+    for file in _weight_files(folder):
+        if not file.is_file():
+            raise ConfigError(f"{file} is missing, though {_WEIGHTS_INDEX} names it", param="model")
+        try:
+            with safe_open(file, framework="np"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{file} is damaged: {_first_line(error)}", param="model") from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / _WEIGHTS).is_file():
+        return [folder / _WEIGHTS]
+    index = folder / _WEIGHTS_INDEX
+    if not index.is_file():
+        others = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".gguf"))
+        found = f"; {', '.join(others)} cannot be used, only safetensors" if others else ""
+        raise ConfigError(f"{folder} has no {_WEIGHTS}{found}", param="model")
+    try:
+        return sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(f"{index} is damaged: {error!r}", param="model") from error
+
+
+def context_limit(config: PretrainedConfig) -> int | None:
+    """Tokens of one sequence at most, or None where the config does not say.
+
+    With longrope the frequencies depend on the longest sequence of the whole batch: past the original length one
+    request would change another's result. So the limit is that length (Ding et al. 2024, "LongRoPE").
+    """
+    text = config.get_text_config()
+    limits = [limit for limit in (getattr(text, "max_position_embeddings", None), *_original_lengths(text)) if limit]
+    return min(limits) if limits else None
+
+
+def _original_lengths(text: PretrainedConfig) -> list[int | None]:
+    parameters = getattr(text, "rope_parameters", None) or {}
+    per_layer_type = [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
+    return [
+        rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+        for rope in per_layer_type
+        if rope.get("rope_type") == "longrope"
+    ]
+
+
+def check_layer_types(config: PretrainedConfig) -> None:
+    """Raises:
+    ConfigError: the config names layers that are no paged attention.
+    """
+    text = config.get_text_config()
+    others = sorted(set(getattr(text, "layer_types", None) or ()) - _PAGED_LAYER_TYPES)
+    if others:
+        raise ConfigError(
+            f"model family {text.model_type!r} has layers of type {', '.join(others)}, "
+            "which cannot run on a paged KV cache",
+            param="model",
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [repr(error)])[0]

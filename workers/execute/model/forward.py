@@ -1,0 +1,36 @@
+"""A transformers model as a function of a ragged batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel
+
+Int32 = npt.NDArray[np.int32]
+
+
+class RaggedForward:
+    """Runs T tokens of several sequences as one row [1, T]. Who may see whom is the attention's business."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.device = model.device
+        self._keeps_rows = model._supports_logits_to_keep()
+
+    def __call__(self, token_ids: Int32, positions: Int32, rows: Int32) -> torch.Tensor:
+        """Logits float32 [R, V] of the tokens at ``rows`` [R], for ``token_ids`` [T] at ``positions`` [T]."""
+        kept = self._upload(rows)
+        # use_cache: by default a cache is made and filled that nobody reads. A mask is not passed: it would be dropped.
+        output = self.model(
+            input_ids=self._upload(token_ids)[None],
+            position_ids=self._upload(positions)[None],
+            use_cache=False,
+            return_dict=True,
+            **({"logits_to_keep": kept} if self._keeps_rows else {}),
+        )
+        logits: torch.Tensor = output.logits[0]
+        return (logits if self._keeps_rows else logits[kept]).float()
+
+    def _upload(self, array: Int32) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device, torch.int64)

@@ -1,0 +1,145 @@
+"""A checkpoint's weights as a transformers model, and what the rest of the pipeline must know about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
+
+from ....protocol.errors import ConfigError
+from .checkpoint import check_layer_types, check_weights, context_limit, read_config
+from .tokenizer import vocab_size
+
+Progress = Callable[[int, int], None]  # (done, total), in tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    model_type: str
+    num_parameters: int
+    vocab_size: int  # of the model: the width of its logits
+    eos_token_ids: tuple[int, ...]  # sorted; of tokenizer and generation config together
+    context_limit: int | None  # tokens; None: the model does not say
+
+
+class LoadedModel(NamedTuple):
+    model: PreTrainedModel
+    facts: ModelFacts
+
+
+def load_model(
+    folder: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    dtype: str = "auto",
+    device: torch.device,
+    progress: Progress = lambda done, total: None,
+) -> LoadedModel:
+    """The causal language model in a local checkpoint directory, in evaluation mode on ``device``.
+
+    Raises:
+        ConfigError: something is missing, damaged or not known, or the tokenizer has ids that the model has not.
+    """
+    config = read_config(folder)
+    check_layer_types(config)
+    check_weights(folder)
+    with _reporting(progress):
+        model = _read_weights(folder, config, dtype)
+    facts = _facts(model, tokenizer)
+    if facts.vocab_size < vocab_size(tokenizer):
+        raise ConfigError(
+            f"the tokenizer has {vocab_size(tokenizer)} ids and the model {facts.vocab_size}: "
+            "they are not of the same checkpoint",
+            param="model",
+        )
+    return LoadedModel(model.requires_grad_(False).eval().to(device), facts)
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of that name; "auto" is CUDA where there is one.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices", param="device")
+    return device
+
+
+def _read_weights(folder: Path, config: PretrainedConfig, dtype: str) -> PreTrainedModel:
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # foreign code of hundreds of families: whatever it raises, this model cannot be used
+        raise ConfigError(f"cannot load {config.model_type!r} from {folder}: {error}", param="model") from error
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers only warns, and leaves them random
+        raise ConfigError(f"the weights in {folder} lack {len(missing)} tensors, {missing[0]!r} first", param="model")
+    return model
+
+
+def _facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> ModelFacts:
+    eos = model.generation_config.eos_token_id if model.generation_config else None
+    eos_ids = {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
+    return ModelFacts(
+        model_type=model.config.model_type,
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        vocab_size=model.config.get_text_config().vocab_size,
+        eos_token_ids=tuple(sorted(int(token_id) for token_id in eos_ids)),
+        context_limit=context_limit(model.config),
+    )
+
+
+@contextmanager
+def _reporting(progress: Progress) -> Iterator[None]:
+    """Progress bars that transformers opens in this block call ``progress`` and draw nothing."""
+    previous = transformers_logging.set_tqdm_hook(lambda _factory, args, kwargs: _Bar(progress, *args, **kwargs))
+    try:
+        yield
+    finally:
+        transformers_logging.set_tqdm_hook(previous)
+
+
+class _Bar:
+    """The part of tqdm that transformers uses while it loads weights."""
+
+    def __init__(
+        self, progress: Progress, items: Iterable[Any] = (), *, total: int | None = None, **_: Any
+    ) -> None:
+        self._progress = progress
+        self._items = items
+        self._total = total if total is not None else len(list(items))
+        self._done = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            yield item
+            self.update()
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def __getattr__(self, _name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None  # close, set_description, ...
+
+    def update(self, count: int = 1) -> None:
+        self._done += count
+        self._progress(self._done, self._total)

@@ -1,0 +1,107 @@
+"""The KV pool: how many pages there can be, and the tensors that hold them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+
+from ....protocol.config import CacheConfig
+from ....protocol.errors import ConfigError
+from ..attention.interface import LayerCache
+
+logger = logging.getLogger(__name__)
+
+_GiB = 1 << 30
+
+
+class LayerShape(NamedTuple):
+    """One layer's keys and values. Layers of one model may differ."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.num_kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
+
+class PoolSize(NamedTuple):
+    num_pages: int  # without the trash page
+    max_model_len: int  # tokens; what was asked for, or less where the pool does not hold it
+
+
+def size_pages(
+    cache: CacheConfig,
+    *,
+    bytes_per_token: int,
+    available_bytes: int,
+    on_cpu: bool,
+    max_live: int,
+    max_model_len: int,
+    may_shrink: bool,
+) -> PoolSize:
+    """The number of pages, from memory unless configured, and never more than ``max_live`` longest sequences need.
+
+    A sequence of ``max_model_len`` must fit; with ``may_shrink`` the length is cut until it does.
+
+    Raises:
+        ConfigError: no page fits, or the longest sequence does not and must not be cut.
+    """
+    num_needed = -(-max_model_len // cache.page_size)
+    num_pages = cache.num_pages
+    if num_pages is None:
+        budget_bytes = int(cache.kv_memory_fraction * available_bytes)
+        if on_cpu:
+            budget_bytes = min(budget_bytes, cache.max_kv_bytes)
+        num_affordable = budget_bytes // (bytes_per_token * cache.page_size) - 1  # one is the trash page
+        num_pages = min(num_affordable, max_live * num_needed)
+    if num_pages >= num_needed:
+        return PoolSize(num_pages, max_model_len)
+    room = (
+        f"{max(num_pages, 0)} pages of {cache.page_size} tokens, {bytes_per_token} bytes a token, "
+        f"{available_bytes / _GiB:.2f} GiB free"
+    )
+    if num_pages < 1 or not may_shrink:
+        raise ConfigError(
+            f"the KV cache cannot hold one sequence of {max_model_len} tokens: it has {room}; "
+            "lower max_model_len or raise num_pages, kv_memory_fraction or max_kv_bytes",
+            param="max_model_len",
+        )
+    logger.warning("max_model_len is cut from %d to %d: %s", max_model_len, num_pages * cache.page_size, room)
+    return PoolSize(num_pages, num_pages * cache.page_size)
+
+
+def bytes_per_token(shapes: Iterable[LayerShape]) -> int:
+    return sum(shape.bytes_per_token for shape in shapes)
+
+
+def allocate_pool(
+    shapes: Mapping[int, LayerShape], *, num_pages: int, page_size: int, device: torch.device
+) -> dict[int, LayerCache]:
+    """Zeroed pages of every layer, the trash page in front.
+
+    Raises:
+        ConfigError: the device has not that much memory.
+    """
+
+    def pages(num_heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(num_pages + 1, page_size, num_heads, dim, dtype=dtype, device=device)
+
+    try:
+        return {
+            layer: LayerCache(
+                pages(shape.num_kv_heads, shape.key_dim, shape.dtype),
+                pages(shape.num_kv_heads, shape.value_dim, shape.dtype),
+            )
+            for layer, shape in shapes.items()
+        }
+    except RuntimeError as error:  # torch.OutOfMemoryError, and what the CPU allocator raises
+        size = (num_pages + 1) * page_size * bytes_per_token(shapes.values())
+        raise ConfigError(
+            f"{num_pages} pages take {size / _GiB:.2f} GiB, more than {device} has", param="num_pages"
+        ) from error

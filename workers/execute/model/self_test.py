@@ -1,0 +1,171 @@
+"""The guard at load time: a family whose paged forward pass is not its plain one is refused before it serves.
+
+Whether a transformers family works on paged attention cannot be read off its flags: some switch their attention only
+in part or not at all, some keep a state per sequence, some have a mask that never reaches the attention function.
+So it is tried, with random tokens, on a few pages of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel
+
+from ....protocol.errors import ConfigError
+from ..attention.forward_context import PagedLayers, attending, use_paged_attention
+from ..attention.interface import AttentionForm, PagedAttention
+from ..step import StepInputs
+from .forward import RaggedForward
+from .pool import LayerShape, allocate_pool
+
+Int32 = npt.NDArray[np.int32]
+
+_PAGE_SIZE = 4  # small, so that short sequences have several pages
+_CHUNKS = ((6, 1), (3, 8), (9, 2))  # tokens of each sequence in the first step and in the second
+_PAGES = np.array([[8, 2, 5], [1, 9, 3], [6, 4, 7]], dtype=np.int32)  # out of order, and none shared
+# Greatest difference allowed, relative to the greatest logit.
+_TOLERANCES = {torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+
+@torch.inference_mode()
+def switch_to_pages(model: PreTrainedModel, kernel: PagedAttention, *, max_model_len: int) -> dict[int, LayerShape]:
+    """Route the model's attention through pages, prove that it computes the same, and return what its layers store.
+
+    Raises:
+        ConfigError: this family cannot run on paged attention; the message says what was measured.
+    """
+    forward = RaggedForward(model)
+    with _refusing(model):
+        sequences = _random_sequences(model.config.get_text_config().vocab_size)
+        plain = [forward(ids, _range(len(ids)), _range(len(ids))) for ids in sequences]
+        if not model._can_set_attn_implementation():
+            raise ConfigError(f"{_family(model)} does not let its attention be replaced", param="model")
+        use_paged_attention(model)
+        probe = _probe(forward)
+        _check_windows(model, probe.windows, max_model_len)
+        caches = allocate_pool(probe.shapes, num_pages=_PAGES.size, page_size=_PAGE_SIZE, device=forward.device)
+        paged = _run_in_chunks(forward, PagedLayers(kernel, caches), sequences)
+    _compare(model, plain, paged)
+    return probe.shapes
+
+
+class _Probe:
+    """A ``LayerAttention`` that computes nothing and notes what each layer asks for."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self.shapes: dict[int, LayerShape] = {}
+        self.windows: dict[int, int | None] = {}
+
+    def __call__(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: AttentionForm
+    ) -> torch.Tensor:
+        self.num_calls += 1
+        self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], key.dtype)
+        self.windows[layer] = form.sliding_window
+        return query.new_zeros(*query.shape[:2], value.shape[2])
+
+
+def _probe(forward: RaggedForward) -> _Probe:
+    """What the layers ask for in one step; each of them must ask exactly once."""
+    probe = _Probe()
+    with attending(probe):
+        forward(_range(2), _range(2), _range(2))
+    num_layers = forward.model.config.get_text_config().num_hidden_layers
+    if not probe.num_calls == len(probe.shapes) == num_layers:
+        raise ConfigError(
+            f"{_family(forward.model)} calls the attention function {probe.num_calls} times in a step "
+            f"and has {num_layers} layers: the others do not attend, or not by it",
+            param="model",
+        )
+    return probe
+
+
+def _check_windows(model: PreTrainedModel, windows: dict[int, int | None], max_model_len: int) -> None:
+    """A window that only the (unused) mask knows would show in sequences longer than the test's."""
+    text = model.config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    if not window or window >= max_model_len or getattr(text, "use_sliding_window", True) is False:
+        return
+    types = getattr(text, "layer_types", None) or ["sliding_attention"] * len(windows)
+    for layer, layer_type in enumerate(types):
+        if layer_type == "sliding_attention" and windows.get(layer) is None:
+            raise ConfigError(
+                f"{_family(model)} has a sliding window of {window} tokens that layer {layer} does not pass on; "
+                f"it can run with max_model_len up to {window}",
+                param="max_model_len",
+            )
+
+
+def _run_in_chunks(forward: RaggedForward, layers: PagedLayers, sequences: list[Int32]) -> list[torch.Tensor]:
+    """The sequences' logits [tokens, V] out of two ragged steps, the second of which mixes decode and prefill."""
+    pieces: list[list[torch.Tensor]] = [[] for _ in sequences]
+    for step in range(2):
+        starts = [sum(chunks[:step]) for chunks in _CHUNKS]
+        inputs = _inputs(sequences, starts, [chunks[step] for chunks in _CHUNKS])
+        layers.kernel.begin_step(inputs)
+        with attending(layers):
+            logits = forward(inputs.token_ids, inputs.positions, _range(len(inputs.token_ids)))
+        for s, piece in enumerate(logits.split([chunks[step] for chunks in _CHUNKS])):
+            pieces[s].append(piece)
+    return [torch.cat(piece) for piece in pieces]
+
+
+def _inputs(sequences: list[Int32], starts: list[int], lengths: list[int]) -> StepInputs:
+    positions = [_range(length) + start for start, length in zip(starts, lengths, strict=True)]
+    slots = [
+        _PAGES[s, p // _PAGE_SIZE].astype(np.int64) * _PAGE_SIZE + p % _PAGE_SIZE for s, p in enumerate(positions)
+    ]
+    return StepInputs(
+        token_ids=np.concatenate([ids[p] for ids, p in zip(sequences, positions, strict=True)]),
+        positions=np.concatenate(positions),
+        slot_mapping=np.concatenate(slots),
+        query_starts=np.cumsum([0, *lengths], dtype=np.int32),
+        context_lens=np.array([p[-1] + 1 for p in positions], dtype=np.int32),
+        block_tables=_PAGES,
+        num_decodes=int(lengths[0] == 1),
+        sample_rows=_range(0),
+        sampled=(),
+    )
+
+
+def _compare(model: PreTrainedModel, plain: list[torch.Tensor], paged: list[torch.Tensor]) -> None:
+    greatest = max(float(logits.abs().max()) for logits in plain)
+    difference = max(float((a - b).abs().max()) for a, b in zip(plain, paged, strict=True))
+    tolerance = _TOLERANCES[model.dtype] * greatest
+    if not difference <= tolerance:  # a not-a-number is refused too
+        raise ConfigError(
+            f"{_family(model)} computes something else on paged attention: its logits differ by {difference:.2g} "
+            f"from the plain forward pass, the limit is {tolerance:.2g}",
+            param="model",
+        )
+
+
+@contextmanager
+def _refusing(model: PreTrainedModel) -> Iterator[None]:
+    """Whatever a family's forward pass raises on a ragged batch is a reason to refuse it."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{_family(model)} cannot run a ragged batch: {type(error).__name__}: {error}", param="model"
+        ) from error
+
+
+def _random_sequences(vocab_size: int) -> list[Int32]:
+    generator = np.random.default_rng(0)
+    return [generator.integers(0, vocab_size, sum(chunks), dtype=np.int32) for chunks in _CHUNKS]
+
+
+def _range(count: int) -> Int32:
+    return np.arange(count, dtype=np.int32)
+
+
+def _family(model: PreTrainedModel) -> str:
+    return f"model family {model.config.model_type!r}"

@@ -1,0 +1,210 @@
+"""The execute worker: the step loop."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+import numpy as np
+
+from ...protocol import messages as m
+from ...protocol.channels import Links, Poller
+from ...protocol.config import HASH_MODEL, ModelCard
+from ...protocol.errors import JournalError
+from ...protocol.journal.layout import DISPATCHED
+from ...protocol.journal.releases import is_released
+from ...protocol.journal.requests import read_request
+from ...protocol.run_dir import CARD_FILE, write_private
+from ..process import TICK_S, StatsPublisher, WorkerContext
+from .bookkeeping import Bookkeeper
+from .engine import Engine
+from .scheduling.scheduler import Scheduler
+from .scheduling.sequence import Key
+from .step import Runner
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_STEPS = 20  # a step that takes so many times as long as usual counts as hung
+
+
+def run(context: WorkerContext) -> None:
+    context.set_phase("loading")
+    runner, card, step_s = build(context)
+    if not context.stopping:
+        execute = Execute(context, runner, card, step_s=step_s)
+        context.set_phase("ready")
+        execute.run()
+
+
+def build(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
+    """The runner, what it found out about the model, and the seconds of a full step.
+
+    A later life uses the number of pages of the first: what was admitted by it must still fit.
+    """
+    known = _known_card(context)
+    if context.config.model.model == HASH_MODEL:
+        from .hash_model import build_hash_model as build_model
+    else:
+        from .model.build import build_model  # type: ignore[assignment]
+    runner, card, step_s = build_model(context, num_pages=known.num_pages if known else None)
+    if known is None:
+        write_private(context.run_dir / CARD_FILE, json.dumps(card.to_wire()))
+    return runner, card, step_s
+
+
+def _known_card(context: WorkerContext) -> ModelCard | None:
+    path = context.run_dir / CARD_FILE
+    return ModelCard.from_wire(json.loads(path.read_text())) if path.exists() else None
+
+
+class Execute:
+    """Steps as long as there is work, and waits for a message when there is none.
+
+    Whatever it holds is in the journal too: a new life takes every request that prepare dispatched and summarize did
+    not release, with the tokens it has, and goes on.
+    """
+
+    def __init__(self, context: WorkerContext, runner: Runner, card: ModelCard, *, step_s: float) -> None:
+        self._context = context
+        self._journal = context.journal
+        scheduler = Scheduler(
+            context.config.scheduler,
+            page_size=card.page_size,
+            num_pages=card.num_pages,
+            max_model_len=card.max_model_len,
+        )
+        self._engine = Engine(scheduler, runner, clock=time.monotonic_ns)
+        self._max_live = card.max_live
+        self._books = Bookkeeper(context.journal, eos_token_ids=frozenset(card.eos_token_ids))
+        self._held: dict[int, int] = {}  # adopted and not released: slot -> generation
+        self._next_scan = 0.0
+        self._step_s = step_s
+        self._num_steps = 0
+        self._num_tokens = 0
+        self._num_prefill_tokens = 0
+        self._stats = StatsPublisher(context.page, self._collect)
+        self._set_patience()
+        self._links = Links(context.run_dir, "execute", epoch=context.epoch, peers=("summarize",))
+        self._poller = Poller(self._links.inbox.socket)
+
+    def run(self) -> None:
+        try:
+            while not self._context.stopping:
+                self._turn()
+        finally:
+            self._links.close()
+
+    def _turn(self) -> None:
+        patience = self._stats.publish_if_due()
+        if not self._engine.has_work:
+            self._poller.wait(patience)
+        self._receive()
+        if not self._engine.has_work:
+            return
+        outputs = self._engine.step()
+        if outputs is None:
+            return
+        message = self._books.record(outputs)
+        if message is not None:
+            self._links.send("summarize", message)
+        self._count(outputs)
+
+    def _receive(self) -> None:
+        """Releases first: they make the room that a new request was given a credit for."""
+        prepared = []
+        for message in self._links.inbox.recv_all():
+            match message:
+                case m.Release():
+                    slots = np.frombuffer(message.slots, "<u4").tolist()
+                    for key in zip(slots, np.frombuffer(message.generations, "<u4").tolist(), strict=True):
+                        self._release(key)
+                case m.Prepared():
+                    prepared.append(message.slot)
+        for slot in prepared:
+            self._adopt(slot)
+        now = time.monotonic()
+        if self._links.inbox.missed or now >= self._next_scan:
+            self._links.inbox.missed = False
+            self._next_scan = now + TICK_S
+            self._scan()
+
+    def _scan(self) -> None:
+        """Learn from the journal what no message told."""
+        self._scan_releases()
+        journal = self._journal
+        wanted = (journal.states() == DISPATCHED) & (journal.release_states() == 0)
+        slots = [slot for slot in np.flatnonzero(wanted).tolist() if not self._holds(slot)]
+        for slot in sorted(slots, key=lambda slot: int(journal.records["arrival"][slot])):
+            self._adopt(slot)
+
+    def _scan_releases(self) -> None:
+        generations = self._journal.generations()
+        for key in list(self._held.items()):
+            if is_released(self._journal, *key) or generations[key[0]] != key[1]:
+                self._release(key)
+
+    def _holds(self, slot: int) -> bool:
+        return self._held.get(slot) == int(self._journal.generations()[slot])
+
+    def _adopt(self, slot: int) -> None:
+        try:
+            view = read_request(self._journal, slot)
+        except JournalError:
+            logger.exception("a record of the journal is damaged")
+            return
+        if view is None or self._holds(slot) or view.state != DISPATCHED:
+            return
+        if is_released(self._journal, slot, view.generation):
+            return
+        if len(self._engine.scheduler.live) >= self._max_live or slot in self._held:
+            self._scan_releases()  # the credit came from a request whose Release is still under way
+        sequence = self._books.adopt(view)
+        self._held[slot] = view.generation
+        self._stats.changed = True
+        reason = sequence.end_reason(len(sequence.tokens)) if sequence.num_output_tokens else None
+        if reason is not None:  # the last life wrote the last token and died before it could write the end
+            self._books.finish(sequence.key, reason)
+        else:
+            self._engine.add(sequence)
+
+    def _release(self, key: Key) -> None:
+        if self._held.get(key[0]) == key[1]:
+            del self._held[key[0]]
+            self._engine.release(key)
+            self._books.forget(key)
+            self._stats.changed = True
+
+    def _count(self, outputs: Any) -> None:
+        elapsed_s = (outputs.collected_at - outputs.launched_at) / 1e9
+        self._step_s += 0.1 * (elapsed_s - self._step_s) if elapsed_s < self._step_s else elapsed_s - self._step_s
+        self._num_steps += 1
+        self._num_tokens += len(outputs.progress.token_ids)
+        self._num_prefill_tokens += outputs.plan.num_prefill_tokens
+        self._stats.changed = True
+        if self._num_steps % 64 == 0:
+            self._set_patience()
+
+    def _set_patience(self) -> None:
+        self._context.page.set_patience(int(PATIENCE_STEPS * self._step_s * 1e9))
+
+    def _collect(self) -> dict[str, Any]:
+        stats = self._engine.stats
+        return {
+            "steps": self._num_steps,
+            "step_ms": self._step_s * 1e3,
+            "tokens": self._num_tokens,
+            "prefill_tokens": self._num_prefill_tokens,
+            "waiting": stats.num_waiting,
+            "prefilling": stats.num_prefilling,
+            "ready": stats.num_ready,
+            "decoding": stats.num_decoding,
+            "held": len(self._held),
+            "preemptions": stats.num_preemptions,
+            "pages": stats.num_pages,
+            "pages_free": stats.num_free_pages,
+            "pages_held": stats.num_held_pages,
+            "pages_limbo": stats.num_limbo_pages,
+            "pages_lost": stats.num_lost_pages,
+        }

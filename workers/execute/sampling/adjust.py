@@ -1,0 +1,82 @@
+"""What changes single logits of a row before it is drawn from: penalties, bias, and tokens that may not come yet.
+
+All of it is sparse: pairs of (row, token id) are gathered and scattered, and no row that asks for nothing is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Rows
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..scheduling.sequence import Sequence
+
+
+class _Entries(NamedTuple):
+    """Some logits of one row."""
+
+    row: int
+    token_ids: npt.NDArray[np.int64]  # [n]
+    amounts: npt.NDArray[np.float32] | float  # [n], or the same for all
+
+
+def adjust_logits(logits: torch.Tensor, sequences: Rows[Sequence], eos_token_ids: Iterable[int]) -> None:
+    """Apply, in this order and in place on float32 [R, V]: penalties, logit bias, the mask of ``min_tokens``."""
+    _apply(_repeated(sequences), logits, lambda old, penalty: torch.where(old < 0, old * penalty, old / penalty))
+    _apply(_produced(sequences), logits, lambda old, penalty: old - penalty)
+    _apply(_biased(sequences), logits, lambda old, bias: old + bias)
+    _apply(_too_early(sequences, eos_token_ids), logits, lambda _, minus_infinity: minus_infinity)
+
+
+def _repeated(sequences: Rows[Sequence]) -> Iterable[_Entries]:
+    """Tokens of prompt and output, with the repetition penalty."""
+    for row, sequence in enumerate(sequences):
+        if sequence.params.repetition_penalty != 1.0:
+            # A token that occurs twice is here twice: both entries compute the same value.
+            tokens = sequence.tokens[: sequence.num_tokens].astype(np.int64)
+            yield _Entries(row, tokens, sequence.params.repetition_penalty)
+
+
+def _produced(sequences: Rows[Sequence]) -> Iterable[_Entries]:
+    """Tokens of the output, with what presence and frequency penalty take from them."""
+    for row, sequence in enumerate(sequences):
+        params = sequence.params
+        if (params.presence_penalty or params.frequency_penalty) and sequence.num_output_tokens > 0:
+            tokens, counts = np.unique(sequence.output_tokens, return_counts=True)
+            penalties = params.presence_penalty + params.frequency_penalty * counts.astype(np.float32)
+            yield _Entries(row, tokens.astype(np.int64), penalties.astype(np.float32))
+
+
+def _biased(sequences: Rows[Sequence]) -> Iterable[_Entries]:
+    for row, sequence in enumerate(sequences):
+        bias = sequence.params.logit_bias
+        if bias:
+            yield _Entries(row, np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32))
+
+
+def _too_early(sequences: Rows[Sequence], eos_token_ids: Iterable[int]) -> Iterable[_Entries]:
+    """Tokens that would end a sequence before ``min_tokens``: its stop ids, and end of sequence even if ignored."""
+    for row, sequence in enumerate(sequences):
+        if sequence.num_output_tokens < sequence.params.min_tokens:
+            yield _Entries(row, np.array([*sequence.stop_ids, *eos_token_ids], np.int64), -np.inf)
+
+
+def _apply(
+    entries: Iterable[_Entries],
+    logits: torch.Tensor,
+    change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    """Replace each named logit by ``change(logit, amount)``; ids beyond the vocabulary have none and are skipped."""
+    entries = list(entries)
+    if not entries:
+        return
+    rows = np.concatenate([np.full(len(e.token_ids), e.row) for e in entries])
+    ids = np.concatenate([e.token_ids for e in entries])
+    amounts = np.concatenate([np.broadcast_to(np.float32(e.amounts), e.token_ids.shape) for e in entries])
+    known = ids < logits.shape[1]
+    index = tuple(torch.from_numpy(x[known]).to(logits.device) for x in (rows, ids))
+    logits[index] = change(logits[index], torch.from_numpy(amounts[known]).to(logits.device))

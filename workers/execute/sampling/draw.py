@@ -1,0 +1,121 @@
+"""One token of each row, by temperature, top-k, top-p and min-p and a given random number.
+
+Every operation works on rows by themselves, so a row's token depends on its own logits, parameters and number only:
+bit for bit the same alone and in any batch. For that, sums over a row are cumulative sums (a plain ``sum`` splits a
+long row over threads when it is alone), and ties have one order: falling logit, then rising token id.
+
+Axes: R rows, V vocabulary, C candidates, the C greatest logits of a row in their order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+_FIRST_CANDIDATES = 256  # of V; eight times as many wherever they turn out too few
+_LEAST_TEMPERATURE = 1e-10  # below it a quotient could overflow; the greatest logit has all weight anyway
+
+
+class Filters(NamedTuple):
+    """Parameters of rows that are drawn, each a tensor [R, 1] on the logits' device."""
+
+    temperature: torch.Tensor  # float32, above 0
+    top_k: torch.Tensor  # int64, V where it is off
+    top_p: torch.Tensor  # float64, 1 where it is off
+    min_p: torch.Tensor  # float32, 0 where it is off
+
+    def of(self, rows: torch.Tensor) -> Filters:
+        return Filters(*(parameter[rows] for parameter in self))
+
+
+class _Candidates(NamedTuple):
+    token_ids: torch.Tensor  # int64 [R, C]
+    weights: torch.Tensor  # float64 [R, C], proportional to the probability; exactly 0 where filtered out
+    complete: torch.Tensor  # bool [R], no token outside could have changed the row
+
+
+def draw(logits: torch.Tensor, filters: Filters, uniforms: torch.Tensor) -> torch.Tensor:
+    """Token ids int64 [R] drawn from logits float32 [R, V] with the numbers ``uniforms`` float64 [R, 1].
+
+    A row needs a finite greatest logit; a logit of -inf is never drawn.
+    """
+    greatest = logits.amax(dim=-1, keepdim=True)
+    scores = (logits - greatest) / filters.temperature.clamp_min(_LEAST_TEMPERATURE)
+    is_cut = ((filters.top_k < logits.shape[1]) | (filters.top_p < 1))[:, 0]
+    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    cut, whole = is_cut.nonzero()[:, 0], (~is_cut).nonzero()[:, 0]
+    if len(whole):
+        weights = whole_weights(scores[whole], filters.of(whole))
+        tokens[whole] = _invert(weights, uniforms[whole])
+    if len(cut):
+        tokens[cut] = _draw_cut(scores[cut], filters.of(cut), uniforms[cut], _FIRST_CANDIDATES)
+    return tokens
+
+
+def whole_weights(scores: torch.Tensor, filters: Filters) -> torch.Tensor:
+    """Weights float32 [R, V] of rows with neither top-k nor top-p. Scores are relative to the greatest."""
+    weights = scores.exp()
+    return weights.masked_fill_(weights < filters.min_p, 0.0)
+
+
+def _draw_cut(scores: torch.Tensor, filters: Filters, uniforms: torch.Tensor, num_candidates: int) -> torch.Tensor:
+    """Rows with top-k or top-p. Few candidates settle most rows; those they do not settle are drawn from more."""
+    candidates = cut_candidates(scores, filters, num_candidates)
+    places = _invert(candidates.weights, uniforms)
+    tokens = candidates.token_ids.gather(1, places[:, None])[:, 0]
+    rest = (~candidates.complete).nonzero()[:, 0]
+    if len(rest):
+        tokens[rest] = _draw_cut(scores[rest], filters.of(rest), uniforms[rest], 8 * num_candidates)
+    return tokens
+
+
+def cut_candidates(scores: torch.Tensor, filters: Filters, num_candidates: int) -> _Candidates:
+    """The greatest ``num_candidates`` of scores float32 [R, V] (relative to the greatest) and what filters leave.
+
+    Top-k keeps all that tie with the k-th, top-p keeps the token that crosses the threshold, as in transformers.
+    """
+    vocab_size = scores.shape[1]
+    values, ids = _in_order(scores, min(num_candidates, vocab_size))
+    weights = values.exp().double()
+    kth = values.gather(1, (filters.top_k - 1).clamp_max(values.shape[1] - 1))
+    is_kept = (values >= kth) | (filters.top_k >= vocab_size)
+    mass = torch.where(is_kept, weights, 0.0).cumsum(dim=-1)
+    total = _total(scores, mass, filters.top_k)
+    is_kept &= (mass - weights < filters.top_p * total) | (filters.top_p >= 1)
+    is_kept[:, 0] = True  # with top_p 0 too
+    is_kept &= weights >= filters.min_p
+    # A token outside the candidates is not above the last of them. Nothing depends on it while what is kept (and
+    # what top-p took its share of) is strictly above.
+    last = values[:, -1]
+    lowest_kept = values.masked_fill(~is_kept, torch.inf).amin(dim=-1)
+    is_settled = (filters.top_k[:, 0] >= vocab_size) | ((filters.top_k[:, 0] <= values.shape[1]) & (kth[:, 0] > last))
+    complete = (lowest_kept > last) & is_settled | (values.shape[1] == vocab_size)
+    return _Candidates(ids, torch.where(is_kept, weights, 0.0), complete)
+
+
+def _total(scores: torch.Tensor, mass: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+    """What top-p takes its share of: the weight of what top-k kept, or of the whole row. float64 [R, 1]."""
+    total = mass[:, -1:].clone()
+    whole = (top_k[:, 0] >= scores.shape[1]).nonzero()[:, 0]
+    if len(whole):
+        total[whole] = scores[whole].exp().cumsum(dim=-1, dtype=torch.float64)[:, -1:]
+    return total
+
+
+def _in_order(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ``count`` greatest scores and their token ids, [R, count] each, ties by rising token id."""
+    ids = scores.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
+    values, places = scores.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, places)
+
+
+def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The first place in each row where the cumulative weight exceeds ``uniform * total``: int64 [R].
+
+    A place of weight 0 is never it: there the sum is that of the place before. One exists, since uniform <= 1 - 2**-53
+    keeps the product below the total.
+    """
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
+    places = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
+    return places[:, 0].clamp_max(weights.shape[1] - 1)

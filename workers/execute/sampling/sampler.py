@@ -1,0 +1,90 @@
+"""The sampler: logits of a step's rows to one token each, every row by its own request's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import numpy as np
+import torch
+
+from ....protocol.sampling import SamplingParams
+from ..scheduling.sequence import Sequence
+from ..step import StepResult, TokenLogprobs
+from .adjust import adjust_logits
+from .draw import Filters, draw
+from .rng import uniforms
+
+
+class Sampler:
+    """Chooses from the model's whole vocabulary, which may hold ids that the tokenizer does not know.
+
+    A row's result depends on its logits and its sequence only, never on the other rows.
+    """
+
+    def __init__(self, eos_token_ids: tuple[int, ...]) -> None:
+        self._eos_token_ids = eos_token_ids
+
+    def sample(self, logits: torch.Tensor, sequences: Rows[Sequence]) -> StepResult:
+        """The next token of each sequence, from float32 [R, V], which is overwritten."""
+        if not sequences:
+            return StepResult(np.empty(0, dtype=np.int32))
+        asked = [row for row, sequence in enumerate(sequences) if sequence.params.logprobs is not None]
+        raw = logits[asked].log_softmax(dim=-1)
+        adjust_logits(logits, sequences, self._eos_token_ids)
+        greatest, tokens = logits.max(dim=-1)  # of equal logits the one with the lowest id, as in transformers
+        failed = _failures(greatest)
+        drawn = [row for row, s in enumerate(sequences) if not s.params.is_greedy and row not in failed]
+        if drawn:
+            tokens[drawn] = _draw(logits[drawn], [sequences[row] for row in drawn])
+        token_ids = tokens.cpu().numpy().astype(np.int32)
+        logprobs = {
+            row: _logprobs(raw[i], int(token_ids[row]), sequences[row].params.logprobs or 0)
+            for i, row in enumerate(asked)
+            if row not in failed
+        }
+        return StepResult(token_ids, logprobs, failed)
+
+
+def _failures(greatest: torch.Tensor) -> dict[int, str]:
+    """Rows that cannot be sampled, by their greatest logit [R]: a not-a-number anywhere in a row is its greatest."""
+    rows = (~greatest.isfinite()).nonzero()[:, 0].tolist()
+    return {row: _reason(float(greatest[row])) for row in rows}
+
+
+def _reason(greatest: float) -> str:
+    if greatest == -np.inf:
+        return "no token is left to choose: every logit is minus infinity"
+    return f"the model's logits are not finite (the greatest is {greatest})"
+
+
+def _draw(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+    """Tokens int64 [R] of rows with a temperature. The random number is that of (seed, index of the new token)."""
+    numbers = uniforms([s.seed for s in sequences], [s.num_tokens for s in sequences])
+    filters = _filters([s.params for s in sequences], vocab_size=logits.shape[1], device=logits.device)
+    return draw(logits, filters, torch.from_numpy(numbers).to(logits.device)[:, None])
+
+
+def _filters(params: list[SamplingParams], *, vocab_size: int, device: torch.device) -> Filters:
+    def column(values: list[float] | list[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+    return Filters(
+        temperature=column([p.temperature for p in params], torch.float32),
+        top_k=column([_top_k(p, vocab_size) for p in params], torch.int64),
+        top_p=column([p.top_p for p in params], torch.float64),
+        min_p=column([p.min_p for p in params], torch.float32),
+    )
+
+
+def _top_k(params: SamplingParams, vocab_size: int) -> int:
+    if params.top_k is None or params.top_k <= 0:
+        return vocab_size
+    return min(params.top_k, vocab_size)
+
+
+def _logprobs(raw: torch.Tensor, token_id: int, count: int) -> TokenLogprobs:
+    """Of one row of the raw log-softmax [V]: the chosen token's, and the ``count`` greatest."""
+    best = raw.topk(min(count, len(raw)))
+    return TokenLogprobs(
+        float(raw[token_id]), best.indices.cpu().numpy().astype(np.int32), best.values.cpu().numpy()
+    )

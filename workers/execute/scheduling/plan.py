@@ -1,0 +1,89 @@
+"""What one step computes, as a value that can be written down, compared and replayed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from .sequence import Key, Sequence, SequenceState
+
+
+class Chunk(NamedTuple):
+    """Tokens ``start : start + num_tokens`` of one sequence."""
+
+    key: Key
+    start: int
+    num_tokens: int
+    samples: bool  # whether the token after the last of these is wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step. Its pages are reserved; nothing has touched the device."""
+
+    step: int  # counts from 1
+    chunks: tuple[Chunk, ...]  # decodes first, in row order; then prompts, in the order they were chosen
+    num_decodes: int
+    preempted: tuple[Key, ...] = ()  # gave their pages back, and wait
+    finished: tuple[tuple[Key, str], ...] = ()  # (key, reason): ended without a forward pass
+    failed: tuple[tuple[Key, str], ...] = ()  # (key, why): can never be served
+
+    @property
+    def started(self) -> list[Key]:
+        """Sequences whose first chunk this is; after a preemption, once more."""
+        return [chunk.key for chunk in self.chunks[self.num_decodes :] if chunk.start == 0]
+
+    @property
+    def sampled(self) -> list[Key]:
+        """Sequences that get a token, in the order of the step's result."""
+        return [chunk.key for chunk in self.chunks if chunk.samples]
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(chunk.num_tokens for chunk in self.chunks[self.num_decodes :])
+
+    def alone(self) -> list[Plan]:
+        """This step as one plan a sequence."""
+        return [
+            replace(self, chunks=(chunk,), num_decodes=int(index < self.num_decodes))
+            for index, chunk in enumerate(self.chunks)
+        ]
+
+
+@dataclass(slots=True)
+class Draft:
+    """A step while it is planned. What is scheduled may be dropped again when its pages are taken for another."""
+
+    step: int
+    num_tokens_left: int
+    decodes: dict[Key, Chunk] = field(default_factory=dict)
+    prefills: dict[Key, Chunk] = field(default_factory=dict)
+    preempted: list[Key] = field(default_factory=list)
+    finished: list[tuple[Key, str]] = field(default_factory=list)
+    failed: list[tuple[Key, str]] = field(default_factory=list)
+
+    def schedule(self, sequence: Sequence, num_tokens: int) -> None:
+        chunks = self.decodes if sequence.state is SequenceState.DECODING else self.prefills
+        start = sequence.num_computed_tokens
+        samples = start + num_tokens == sequence.num_tokens
+        chunks[sequence.key] = Chunk(sequence.key, start, num_tokens, samples)
+        self.num_tokens_left -= num_tokens
+        sequence.last_step = self.step
+
+    def drop(self, key: Key) -> None:
+        chunk = self.decodes.pop(key, None) or self.prefills.pop(key, None)
+        if chunk is not None:
+            self.num_tokens_left += chunk.num_tokens
+
+    def finish(self) -> Plan | None:
+        """The plan, or None when nothing happens in this step."""
+        if not (self.decodes or self.prefills or self.preempted or self.finished or self.failed):
+            return None
+        return Plan(
+            step=self.step,
+            chunks=(*self.decodes.values(), *self.prefills.values()),
+            num_decodes=len(self.decodes),
+            preempted=tuple(self.preempted),
+            finished=tuple(self.finished),
+            failed=tuple(self.failed),
+        )

@@ -1,0 +1,26 @@
+"""What a step brought, in columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .sequence import Key
+
+
+@dataclass(slots=True)
+class Progress:
+    """Tokens of one step, row i of each column belonging together, and the sequences that ended in it."""
+
+    keys: list[Key] = field(default_factory=list)
+    token_indices: list[int] = field(default_factory=list)  # 0 for a sequence's first output token
+    token_ids: list[int] = field(default_factory=list)
+    finished: dict[Key, str] = field(default_factory=dict)  # why: "stop" | "length"; not all got a token in this step
+    failed: dict[Key, str] = field(default_factory=dict)  # why, in words; none of them got a token in this step
+
+    def emit(self, key: Key, token_index: int, token_id: int) -> None:
+        self.keys.append(key)
+        self.token_indices.append(token_index)
+        self.token_ids.append(token_id)
+
+    def by_key(self) -> dict[Key, int]:
+        return dict(zip(self.keys, self.token_ids, strict=True))

@@ -1,0 +1,71 @@
+"""The rows of a decode batch: who sits where, and the block tables as an attention kernel wants them."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+
+import numpy as np
+
+from .sequence import Int32, Sequence
+
+
+class Rows:
+    """Rows 0..num_rows-1, the lowest free one first, so that a batch stays dense and its graphs small.
+
+    Invariant: ``block_tables[row]`` is the block table of the sequence in that row, padded with page 0. It is written
+    when a page is added and not once a step, which is what keeps a step of many long sequences cheap.
+    """
+
+    def __init__(self, num_rows: int, max_pages: int) -> None:
+        self.block_tables: Int32 = np.zeros((num_rows, max_pages), np.int32)
+        self._free = list(range(num_rows))  # a heap
+        self._seated: dict[int, Sequence] = {}
+        self._next_row = 0  # whose turn it is
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def __len__(self) -> int:
+        return len(self._seated)
+
+    def take_turns(self, max_rows: int) -> list[Sequence]:
+        """Up to ``max_rows`` of the seated sequences, in row order. Where there are more, every row comes up once a round."""
+        rows = sorted(self._seated)
+        if len(rows) > max_rows:
+            first = bisect_left(rows, self._next_row)
+            turn = (rows[first:] + rows[:first])[:max_rows]
+            self._next_row = turn[-1] + 1 if turn else self._next_row
+            rows = sorted(turn)
+        return [self._seated[row] for row in rows]
+
+    def seat(self, sequence: Sequence) -> None:
+        """Gives ``sequence`` the lowest free row."""
+        sequence.row = heapq.heappop(self._free)
+        self._seated[sequence.row] = sequence
+        self.write_pages(sequence, 0)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Takes the row back. The sequence must still have its block table."""
+        row = sequence.row
+        assert row is not None, f"{sequence.key} has no row"
+        assert self._seated[row] is sequence, f"row {row} belongs to {self._seated[row].key}, not to {sequence.key}"
+        self.block_tables[row, : len(sequence.block_table)] = 0
+        del self._seated[row]
+        heapq.heappush(self._free, row)
+        sequence.row = None
+
+    def write_pages(self, sequence: Sequence, first: int) -> None:
+        """Copies the pages of ``sequence`` from index ``first`` on into its row."""
+        pages = sequence.block_table[first:]
+        self.block_tables[sequence.row, first : first + len(pages)] = pages
+
+    def check(self) -> None:
+        for row, sequence in self._seated.items():
+            table = sequence.block_table
+            assert sequence.row == row, f"{sequence.key} sits in row {row} and thinks it is {sequence.row}"
+            assert self.block_tables[row, : len(table)].tolist() == table, f"row {row} has stale pages"
+        num_entries = np.count_nonzero(self.block_tables)
+        num_pages = sum(len(sequence.block_table) for sequence in self._seated.values())
+        assert num_entries == num_pages, f"{num_entries} pages in the rows, {num_pages} in their sequences"

@@ -1,0 +1,248 @@
+"""Decides what each step computes. Pure: no device, no clock, no sockets.
+
+``plan`` reserves pages and names the tokens of the next step; ``apply`` takes in what the step sampled. Sequences may
+be added and released at any time, also in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from ....protocol.config import SchedulerConfig
+from .cache import PageCache
+from .plan import Draft, Plan
+from .policy import make_policy
+from .progress import Progress
+from .queues import WaitingQueue
+from .rows import Rows
+from .sequence import Key, Sequence, SequenceState
+
+_NONE_FAILED: Mapping[Key, str] = MappingProxyType({})
+
+
+class Scheduler:
+    """Sequences from their arrival until they are finished.
+
+    Invariant: a live sequence either is in ``waiting`` and holds no page, or is in ``running`` and holds some. Those of
+    ``running`` that decode hold a row each.
+    """
+
+    def __init__(self, config: SchedulerConfig, *, page_size: int, num_pages: int, max_model_len: int) -> None:
+        self.config = config
+        self.max_model_len = max_model_len
+        self.policy = make_policy(config)
+        self.cache = PageCache(num_pages, page_size)
+        self.rows = Rows(config.max_num_seqs, min(num_pages, self.cache.pages_for(max_model_len)))
+        self.live: dict[Key, Sequence] = {}
+        self.waiting = WaitingQueue(self.policy.rank)
+        self.running: dict[Key, Sequence] = {}
+        self.num_preemptions = 0
+        self._step = 0
+        self._num_prefill_skips = 0
+        self._fresh_are_held_back = False  # memory ran out: no new prompt until a running sequence made way
+
+    def add(self, sequence: Sequence) -> None:
+        """Lets ``sequence`` wait for its turn, by its arrival. It may bring output tokens from before a crash."""
+        assert sequence.key not in self.live, f"{sequence.key} is live already"
+        assert len(self.live) < self.config.max_live, f"{len(self.live)} live, the limit is {self.config.max_live}"
+        assert sequence.num_tokens > 0, f"{sequence.key} has no tokens"
+        self.live[sequence.key] = sequence
+        self.waiting.push(sequence)
+
+    def release(self, key: Key) -> None:
+        """Nobody wants ``key`` any more: an unfinished sequence is aborted, a finished one gives its pages back.
+
+        A second release, or one of an unknown or stale key, changes nothing.
+        """
+        if (sequence := self.live.get(key)) is not None:
+            self._retire(sequence, "abort")
+        self.cache.release(key)
+
+    def plan(self) -> Plan | None:
+        """The next step, its pages reserved, or None when there is nothing to do."""
+        draft = Draft(self._step + 1, self.config.token_budget)
+        self._seat_ready()
+        if self.policy.decodes_first(self._num_prefill_skips):
+            self._schedule_decodes(draft)
+            self._schedule_prefills(draft)
+        else:
+            self._schedule_prefills(draft)
+            self._schedule_decodes(draft)
+        if not draft.decodes and not draft.prefills:
+            self._break_stall(draft)
+        self._count_prefill_skips(draft)
+        plan = draft.finish()
+        if plan is not None:
+            self._step = plan.step
+        return plan
+
+    def apply(self, plan: Plan, token_ids: list[int], failed: Mapping[Key, str] = _NONE_FAILED) -> Progress:
+        """Takes in a step that was computed: ``token_ids`` has one for each of ``plan.sampled``.
+
+        Sequences in ``failed`` end here, each for its reason, and their tokens are void. What was sampled for one that
+        was released meanwhile is dropped.
+        """
+        progress = Progress(finished=dict(plan.finished), failed=dict(plan.failed))
+        sampled = iter(token_ids)
+        for key, start, num_tokens, samples in plan.chunks:
+            token_id = next(sampled) if samples else None
+            sequence = self.running.get(key)
+            if sequence is None:
+                continue
+            if (why := failed.get(key)) is not None:
+                progress.failed[key] = why
+                self._retire(sequence, "error")
+                continue
+            sequence.num_computed_tokens = start + num_tokens
+            if token_id is not None:
+                self._take(sequence, token_id, progress)
+        self.cache.complete(plan.step)
+        return progress
+
+    # What plan() says in order, in detail.
+
+    def _seat_ready(self) -> None:
+        """Rows that came free go to sequences whose prompt is computed, earliest first."""
+        if self.rows.num_free:
+            for sequence in self._in_state(SequenceState.READY)[: self.rows.num_free]:
+                self.rows.seat(sequence)
+                sequence.state = SequenceState.DECODING
+
+    def _schedule_decodes(self, draft: Draft) -> None:
+        """One token each; where the budget is smaller than that, they take turns."""
+        for sequence in self.rows.take_turns(draft.num_tokens_left):
+            preempted_for_another = sequence.row is None
+            if not preempted_for_another and self._make_room(sequence, draft):
+                draft.schedule(sequence, 1)
+
+    def _schedule_prefills(self, draft: Draft) -> None:
+        """Chunks of the prompts under way, then of waiting ones; the first that does not fit ends it."""
+        for sequence in self._in_state(SequenceState.PREFILLING):
+            if not self._schedule_chunk(sequence, draft):
+                return
+        while (head := self.waiting.head) and draft.num_tokens_left:
+            if self._settle(head, draft):
+                continue
+            # Whoever gave way in this step must not be back in it: two sequences could throw each other out forever.
+            if draft.preempted or not self._may_start(head):
+                return
+            self._start(head)
+            self._schedule_chunk(head, draft)
+
+    def _schedule_chunk(self, sequence: Sequence, draft: Draft) -> bool:
+        wanted = min(sequence.num_uncomputed_tokens, self.config.prefill_chunk, draft.num_tokens_left)
+        num_tokens = self.cache.extend(sequence, wanted)
+        if num_tokens:
+            draft.schedule(sequence, num_tokens)
+        return num_tokens > 0
+
+    def _break_stall(self, draft: Draft) -> None:
+        """Half-computed prompts hold all pages and none can go on: the earliest takes from the latest."""
+        prefilling = self._in_state(SequenceState.PREFILLING)
+        if prefilling and self._make_room(prefilling[0], draft):
+            self._schedule_chunk(prefilling[0], draft)
+
+    def _count_prefill_skips(self, draft: Draft) -> None:
+        """Prompts that decodes left no tokens of the budget too often go first once, see ``Policy.decodes_first``."""
+        has_prompts = bool(self.waiting) or bool(self._in_state(SequenceState.PREFILLING))
+        passed_by = has_prompts and not draft.prefills and not draft.num_tokens_left
+        self._num_prefill_skips = self._num_prefill_skips + 1 if passed_by else 0
+
+    # Who may start, and who must give way.
+
+    def _settle(self, sequence: Sequence, draft: Draft) -> bool:
+        """Ends a waiting sequence for which no step is left to do, or none would ever fit."""
+        longest = min(self.max_model_len - 1, self.cache.num_pages * self.cache.pool.page_size)
+        if sequence.num_output_tokens and (reason := sequence.end_reason(self.max_model_len)):
+            draft.finished.append((sequence.key, reason))
+        elif sequence.num_tokens <= longest:
+            return False
+        elif sequence.num_output_tokens:
+            draft.finished.append((sequence.key, reason := "length"))
+        else:
+            why = f"prompt has {sequence.num_tokens} tokens, the limit is {longest}"
+            draft.failed.append((sequence.key, why))
+            reason = "error"
+        self._retire(sequence, reason)
+        return True
+
+    def _may_start(self, sequence: Sequence) -> bool:
+        """Whether memory allows the whole prompt of ``sequence``, and a margin for those that run to grow into.
+
+        Where nothing runs there is nothing to protect, and one sequence always starts.
+        """
+        if not self.running:
+            return self.cache.num_available > 0
+        if self._fresh_are_held_back and not sequence.num_preemptions:
+            return False
+        num_promised = sum(map(self.cache.num_missing, self._in_state(SequenceState.PREFILLING)))
+        num_left = self.cache.num_available - num_promised - self.cache.num_missing(sequence)
+        return num_left >= max(1, self.config.safety_margin * self.cache.num_pages)
+
+    def _start(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence.key)
+        self.running[sequence.key] = sequence
+        sequence.state = SequenceState.PREFILLING
+        if sequence.num_preemptions:
+            self._fresh_are_held_back = False
+
+    def _make_room(self, sequence: Sequence, draft: Draft) -> bool:
+        """A place for the next token, taken from others if need be; False where ``sequence`` gives way or ends."""
+        num_pages = len(sequence.block_table)
+        while not self.cache.extend(sequence, 1):
+            if num_pages == self.cache.num_pages:
+                self._retire(sequence, "length")  # it fills the pool alone
+                draft.finished.append((sequence.key, "length"))
+                return False
+            victim = self.policy.victim(self.running.values())
+            self._preempt(victim, draft)
+            if victim is sequence:
+                return False
+        if sequence.row is not None and len(sequence.block_table) > num_pages:
+            self.rows.write_pages(sequence, num_pages)
+        return True
+
+    def _preempt(self, sequence: Sequence, draft: Draft) -> None:
+        """Takes the pages of ``sequence`` back; it waits, keeps its tokens, and computes them once more."""
+        draft.drop(sequence.key)
+        draft.preempted.append(sequence.key)
+        self._leave(sequence)
+        self.cache.give_up(sequence)
+        sequence.state = SequenceState.WAITING
+        sequence.num_preemptions += 1
+        self.waiting.push(sequence)
+        self.num_preemptions += 1
+        self._fresh_are_held_back = True
+
+    # What becomes of a sequence after its step.
+
+    def _take(self, sequence: Sequence, token_id: int, progress: Progress) -> None:
+        sequence.append(token_id)
+        progress.emit(sequence.key, sequence.num_output_tokens - 1, token_id)
+        if reason := sequence.end_reason(self.max_model_len):
+            progress.finished[sequence.key] = reason
+            self._retire(sequence, reason)
+        elif sequence.state is SequenceState.PREFILLING:
+            sequence.state = SequenceState.READY
+
+    def _retire(self, sequence: Sequence, reason: str) -> None:
+        """Ends a sequence: its row is free at once, its pages go to limbo."""
+        del self.live[sequence.key]
+        if sequence.state is SequenceState.WAITING:
+            self.waiting.remove(sequence.key)
+        else:
+            self._leave(sequence)
+            self._fresh_are_held_back = False
+        self.cache.retire(sequence)
+        sequence.state = SequenceState.FINISHED
+        sequence.finish_reason = reason
+
+    def _leave(self, sequence: Sequence) -> None:
+        del self.running[sequence.key]
+        if sequence.row is not None:
+            self.rows.leave(sequence)
+
+    def _in_state(self, state: SequenceState) -> list[Sequence]:
+        """Running sequences in ``state``, in order of arrival."""
+        return sorted((s for s in self.running.values() if s.state is state), key=lambda s: s.arrival)

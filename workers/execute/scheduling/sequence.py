@@ -1,0 +1,78 @@
+"""One token stream: its tokens, its pages, and where it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from ....protocol.sampling import SamplingParams
+
+Int32 = npt.NDArray[np.int32]
+Key = tuple[int, int]  # (slot, generation) in the journal
+
+
+class SequenceState(Enum):
+    WAITING = "waiting"  # no pages, nothing computed (new, or preempted)
+    PREFILLING = "prefilling"  # some chunks computed
+    READY = "ready"  # prompt computed, first token sampled, no row yet
+    DECODING = "decoding"  # holds a row
+    FINISHED = "finished"  # row given back, pages in limbo until released
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request in execute. ``tokens[:num_tokens]`` are the prompt and what was sampled so far.
+
+    Invariant: keys and values of ``tokens[:num_computed_tokens]`` are in the pages of ``block_table``, and
+    ``len(block_table) == ceil(tokens with a place / page_size)``: never a page more.
+    """
+
+    key: Key
+    tokens: Int32  # [prompt + capacity for output], allocated once
+    num_prompt_tokens: int
+    num_tokens: int  # prompt and output; above num_prompt_tokens at once for a sequence that is recovered
+    params: SamplingParams
+    seed: int
+    arrival: int  # order of acceptance, kept over preemption and recovery
+    stop_ids: frozenset[int] = frozenset()  # end of sequence and stop_token_ids; empty parts as ignore_eos says
+    num_computed_tokens: int = 0
+    block_table: list[int] = field(default_factory=list)
+    state: SequenceState = SequenceState.WAITING
+    row: int | None = None  # index into the decode buffers, 0..max_num_seqs-1
+    finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
+    num_preemptions: int = 0
+    last_step: int = 0  # number of the last step that reads or writes its pages
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        """Output tokens this sequence may have; prepare cut it to the context."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def output_tokens(self) -> Int32:
+        """int32 [num_output_tokens], a view."""
+        return self.tokens[self.num_prompt_tokens : self.num_tokens]
+
+    def append(self, token_id: int) -> None:
+        """Adds what was sampled after the last token."""
+        self.tokens[self.num_tokens] = token_id
+        self.num_tokens += 1
+
+    def end_reason(self, max_model_len: int) -> str | None:
+        """Why no token may follow the last one: "stop", "length", or None while one may."""
+        num_output_tokens = self.num_tokens - self.num_prompt_tokens
+        may_stop = self.stop_ids and num_output_tokens >= max(1, self.params.min_tokens)
+        if may_stop and int(self.tokens[self.num_tokens - 1]) in self.stop_ids:
+            return "stop"
+        return "length" if self.num_tokens >= min(len(self.tokens), max_model_len) else None

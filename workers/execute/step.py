@@ -1,0 +1,61 @@
+"""The border between deciding and computing: what a runner gets for one step, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .scheduling.sequence import Sequence
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One forward pass over S sequences with T tokens altogether, ragged, decodes first.
+
+    Page 0 is the trash page: no sequence holds it, padding writes to it and may read it.
+    """
+
+    token_ids: Int32  # [T]
+    positions: Int32  # [T], each token's index in its sequence
+    slot_mapping: Int64  # [T], page_id * page_size + offset: where each token's key and value go
+    query_starts: Int32  # [S + 1], tokens of sequence s are query_starts[s]:query_starts[s + 1]
+    context_lens: Int32  # [S], keys that the sequence's last token attends to, this step's included
+    block_tables: Int32  # [S, P], page ids in order, padded with page 0
+    num_decodes: int  # the first so many sequences have one token each
+    sample_rows: Int32  # [R], indices into the T tokens whose next token is wanted
+    sampled: Rows[Sequence]  # [R], the sequences these rows belong to
+
+
+class TokenLogprobs(NamedTuple):
+    """Natural logarithms of the raw model's probabilities (before penalties and temperature) at one position."""
+
+    chosen: float
+    token_ids: Int32  # [k], the k most likely tokens, best first
+    logprobs: Float32  # [k]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step sampled, a row for each of ``StepInputs.sampled``."""
+
+    token_ids: Int32  # [R]
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # row -> for those who asked
+    failed: dict[int, str] = field(default_factory=dict)  # row -> why it has no valid token (its id is then void)
+
+
+class Runner(Protocol):
+    """Computes steps over pages it owns. ``launch`` may return before the result is there; ``collect`` waits for it."""
+
+    def launch(self, inputs: StepInputs) -> None: ...
+
+    def collect(self) -> StepResult:
+        """The result of the oldest launched step that was not collected."""
+        ...

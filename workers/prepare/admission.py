@@ -1,0 +1,109 @@
+"""Whether a prompt can be served by this model and this page pool, and how many tokens may follow it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from ...protocol.config import ModelCard
+from ...protocol.errors import InvalidRequest, RequestTooLong
+from ...protocol.sampling import SamplingParams
+from .request import Int32, Truncation
+
+
+class Truncated(NamedTuple):
+    token_ids: Int32
+    num_truncated: int
+
+
+class Admission(NamedTuple):
+    """A prompt that can always be served, alone if need be: nothing that is queued can turn out not to fit."""
+
+    token_ids: Int32  # [num_prompt_tokens]
+    num_truncated: int  # tokens cut from the prompt
+    capacity: int  # output tokens this request may have
+
+
+def admit(token_ids: Int32, *, truncation: Truncation, params: SamplingParams, card: ModelCard) -> Admission:
+    """The prompt as it will run.
+
+    Raises:
+        InvalidRequest: an id in the prompt or the parameters is not in the model's vocabulary.
+        RequestTooLong: the prompt does not fit and ``truncation`` is "none".
+    """
+    check_prompt_ids(token_ids, card.vocab_size)
+    check_param_ids(params, card.vocab_size)
+    kept, num_truncated = token_ids, 0
+    if len(token_ids) > max_prompt_tokens(card):
+        kept, num_truncated = truncate(token_ids, truncated_length(params, card), truncation)
+    return Admission(kept, num_truncated, fit(kept, params, card))
+
+
+def fit(token_ids: Int32, params: SamplingParams, card: ModelCard) -> int:
+    """Output tokens that may follow this prompt: ``max_tokens``, or fewer where the context or the pool ends.
+
+    Raises:
+        RequestTooLong: no room is left for one token.
+    """
+    limit = max_prompt_tokens(card)
+    if len(token_ids) > limit:
+        raise RequestTooLong(f"prompt has {len(token_ids)} tokens, the limit is {limit}", param="prompt")
+    room = _context_tokens(card) - len(token_ids)
+    return room if params.max_tokens is None else min(params.max_tokens, room)
+
+
+def max_prompt_tokens(card: ModelCard) -> int:
+    """Tokens a prompt may have: one less than the context or the pool holds, so that one token can follow."""
+    return _context_tokens(card) - 1
+
+
+def truncated_length(params: SamplingParams, card: ModelCard) -> int:
+    """Tokens a prompt that must be cut is cut to: ``max_tokens`` fit behind it, but half the context stays with it.
+
+    A cut to the limit itself would leave room for a single token of output.
+    """
+    context = _context_tokens(card)
+    room = context if params.max_tokens is None else max(params.max_tokens, 1)
+    return context - min(room, context // 2)
+
+
+def truncate(token_ids: Int32, limit: int, how: Truncation) -> Truncated:
+    """The prompt cut to ``limit`` tokens on the left, on the right or out of the middle; "none" leaves it whole."""
+    num_over = len(token_ids) - limit
+    if num_over <= 0 or how == "none":
+        return Truncated(token_ids, 0)
+    if how == "left":
+        return Truncated(token_ids[num_over:], num_over)
+    if how == "right":
+        return Truncated(token_ids[:limit], num_over)
+    head = limit // 2
+    return Truncated(np.concatenate([token_ids[:head], token_ids[head + num_over :]]), num_over)
+
+
+def check_prompt_ids(token_ids: Int32, vocab_size: int) -> None:
+    """Raise InvalidRequest with the first id that is not in the vocabulary."""
+    foreign = (token_ids < 0) | (token_ids >= vocab_size)
+    if foreign.any():
+        index = int(foreign.argmax())
+        raise InvalidRequest(
+            f"prompt_token_ids[{index}] is {token_ids[index]}, the limits are 0 and {vocab_size - 1}",
+            param="prompt_token_ids",
+        )
+
+
+def check_param_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Raise InvalidRequest with the first token id of a parameter that is not in the vocabulary."""
+    _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    _check_ids("logit_bias", params.logit_bias, vocab_size)
+
+
+def _check_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(f"{param} holds {token_id}, the limits are 0 and {vocab_size - 1}", param=param)
+
+
+def _context_tokens(card: ModelCard) -> int:
+    return min(card.max_model_len, card.num_pages * card.page_size)

@@ -1,0 +1,72 @@
+"""Which request ids are known, and what to say to one that comes again."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from ...protocol.errors import DuplicateId, InvalidRequest
+from ...protocol.messages import Accepted
+
+_VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
+
+
+def check_request_id(request_id: str) -> None:
+    """
+    Raises:
+        InvalidRequest: the id is not 1 to 64 printable ASCII characters without spaces.
+    """
+    if not _VALID_ID.fullmatch(request_id):
+        raise InvalidRequest(
+            f"request_id must be 1 to 64 printable ASCII characters without spaces, got {request_id!r:.100}",
+            param="request_id",
+        )
+
+
+class KnownIds:
+    """Live ids with what was answered to them, and past ids as far back as ``max_past``.
+
+    A request is told from another of the same id by its digest: the same request sent again is answered again, a
+    different one is refused while the first is live.
+    """
+
+    def __init__(self, past: Iterable[tuple[str, int]], *, max_past: int) -> None:
+        self._live: dict[str, tuple[int, Accepted | None]] = {}  # None: still with the tokenizer
+        self._past: OrderedDict[str, int] = OrderedDict(past)
+        self._max_past = max_past
+
+    def seen(self, request_id: str, digest: int) -> bool:
+        """Whether this very request is live already.
+
+        Raises:
+            DuplicateId: another request of this id is live, or this one was answered and acknowledged.
+        """
+        if request_id in self._live:
+            if self._live[request_id][0] != digest:
+                raise DuplicateId(f"another request with the id {request_id!r} is live", param="request_id")
+            return True
+        if self._past.get(request_id) == digest:
+            raise DuplicateId(f"the request {request_id!r} was answered already", param="request_id")
+        return False
+
+    def answer(self, request_id: str) -> Accepted | None:
+        """What was answered to a live request; None while it is with the tokenizer."""
+        return self._live[request_id][1]
+
+    def begin(self, request_id: str, digest: int) -> None:
+        self._live[request_id] = (digest, None)
+
+    def accept(self, accepted: Accepted, digest: int) -> None:
+        self._live[accepted.request_id] = (digest, accepted)
+
+    def refuse(self, request_id: str) -> None:
+        self._live.pop(request_id, None)
+
+    def forget(self, request_id: str) -> None:
+        """The request was answered and acknowledged."""
+        if request_id in self._live:
+            self._past[request_id] = self._live.pop(request_id)[0]
+            self._past.move_to_end(request_id)
+            if len(self._past) > self._max_past:
+                self._past.popitem(last=False)

@@ -1,0 +1,160 @@
+"""The request as a client sends it: a decoded MessagePack map, checked field by field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from ...protocol.errors import InvalidRequest
+from ...protocol.sampling import SamplingParams
+
+Int32 = npt.NDArray[np.int32]
+Truncation = Literal["none", "left", "right", "middle"]
+
+MAX_MESSAGES = 1024
+MAX_CONTENT_PARTS = 1024
+MAX_ROLE_CHARS = 64
+MIN_LEASE_S, MAX_LEASE_S = 0.05, 1e9
+_TRUNCATIONS: tuple[Truncation, ...] = ("none", "left", "right", "middle")
+_INT32 = np.iinfo(np.int32)
+
+
+class Message(TypedDict):
+    """One turn of a chat. Text parts of the wire's content are joined to one string, without a separator."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GenerationRequest:
+    """What one client asks for. Invariant: exactly one of ``prompt``, ``prompt_token_ids`` and ``messages`` is set."""
+
+    prompt: str | None = None
+    prompt_token_ids: Int32 | None = None  # on the wire a list of integers, or int32 little-endian bytes
+    messages: tuple[Message, ...] | None = None  # a chat; the template then asks the model to answer
+    truncation: Truncation = "none"  # where a prompt that is too long is cut; "none" refuses it
+    lease_s: float | None = None  # None: the service's own
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> GenerationRequest:
+        """The request in a decoded map. Fields that are not named above belong to ``SamplingParams``.
+
+        Raises:
+            InvalidRequest: a field is unknown, missing, of the wrong type or outside its limits; ``param`` names it.
+        """
+        given = {name: wire[name] for name in _PROMPTS if wire.get(name) is not None}
+        if len(given) != 1:
+            names = " and ".join(given) or "none of them"
+            raise InvalidRequest(f"exactly one of {', '.join(_PROMPTS)} is needed, got {names}", param="prompt")
+        [(name, value)] = given.items()
+        own: dict[str, Any] = {name: _PROMPTS[name](value)}
+        return cls(
+            **own,
+            truncation=_checked_truncation(wire.get("truncation", "none")),
+            lease_s=_checked_lease(wire.get("lease_s")),
+            sampling=SamplingParams.from_wire({k: v for k, v in wire.items() if k not in _OWN_FIELDS}),
+        )
+
+
+def _checked_prompt(value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"prompt must be a string, got {value!r:.80}", param="prompt")
+    return value
+
+
+def _checked_prompt_ids(value: Any) -> Int32:
+    """int32 [num_tokens]. Whether the model knows these ids is not this module's question."""
+    if isinstance(value, bytes):
+        if len(value) % 4:
+            raise _bad_ids(f"bytes must be int32 values of 4 bytes each, got {len(value)} bytes")
+        return np.frombuffer(value, dtype="<i4").astype(np.int32, copy=False)
+    if not isinstance(value, list):
+        raise _bad_ids(f"must be a list of integers or int32 bytes, got {value!r:.80}")
+    for index, token_id in enumerate(value):
+        if type(token_id) is not int:
+            raise _bad_ids(f"[{index}] must be an integer, got {token_id!r:.80}")
+        if not _INT32.min <= token_id <= _INT32.max:
+            raise _bad_ids(f"[{index}] is {token_id}, which is not an int32")
+    return np.array(value, dtype=np.int32)
+
+
+def _bad_ids(reason: str) -> InvalidRequest:
+    glue = "" if reason.startswith("[") else " "
+    return InvalidRequest(f"prompt_token_ids{glue}{reason}", param="prompt_token_ids")
+
+
+def _checked_messages(value: Any) -> tuple[Message, ...]:
+    if not isinstance(value, list):
+        raise InvalidRequest(f"messages must be a list of maps, got {value!r:.80}", param="messages")
+    if not 1 <= len(value) <= MAX_MESSAGES:
+        raise InvalidRequest(
+            f"messages has {len(value)} entries, the limits are 1 and {MAX_MESSAGES}", param="messages"
+        )
+    return tuple(_checked_message(f"messages[{index}]", message) for index, message in enumerate(value))
+
+
+def _checked_message(name: str, value: Any) -> Message:
+    _require_keys(name, value, {"role", "content"})
+    role = value["role"]
+    if not isinstance(role, str) or not 1 <= len(role) <= MAX_ROLE_CHARS:
+        raise InvalidRequest(
+            f"{name}.role must be a string of 1 to {MAX_ROLE_CHARS} characters, got {role!r:.80}", param="messages"
+        )
+    return {"role": role, "content": _checked_content(f"{name}.content", value["content"])}
+
+
+def _checked_content(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{name} must be a string or a list of text parts, got {value!r:.80}", param="messages")
+    if len(value) > MAX_CONTENT_PARTS:
+        raise InvalidRequest(f"{name} has {len(value)} parts, the limit is {MAX_CONTENT_PARTS}", param="messages")
+    return "".join(_checked_part(f"{name}[{index}]", part) for index, part in enumerate(value))
+
+
+def _checked_part(name: str, value: Any) -> str:
+    _require_keys(name, value, {"type", "text"})
+    if value["type"] != "text":
+        raise InvalidRequest(f"{name}.type must be 'text', got {value['type']!r:.80}", param="messages")
+    text = value["text"]
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{name}.text must be a string, got {text!r:.80}", param="messages")
+    return text
+
+
+def _require_keys(name: str, value: Any, keys: set[str]) -> None:
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{name} must be a map, got {value!r:.80}", param="messages")
+    for key in keys - value.keys():
+        raise InvalidRequest(f"{name} has no {key}", param="messages")
+    for key in value.keys() - keys:
+        raise InvalidRequest(f"{name} has the unknown field {key!r:.80}", param="messages")
+
+
+def _checked_truncation(value: Any) -> Truncation:
+    for known in _TRUNCATIONS:
+        if value == known:
+            return known
+    raise InvalidRequest(f"truncation is {value!r:.80}, known are: {', '.join(_TRUNCATIONS)}", param="truncation")
+
+
+def _checked_lease(value: Any) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float):
+        raise InvalidRequest(f"lease_s must be a number, got {value!r:.80}", param="lease_s")
+    if not math.isfinite(value) or not MIN_LEASE_S <= value <= MAX_LEASE_S:
+        raise InvalidRequest(f"lease_s is {value}, the limits are {MIN_LEASE_S} and {MAX_LEASE_S}", param="lease_s")
+    return float(value)
+
+
+_PROMPTS = {"prompt": _checked_prompt, "prompt_token_ids": _checked_prompt_ids, "messages": _checked_messages}
+_OWN_FIELDS = frozenset(_PROMPTS) | {"truncation", "lease_s"}

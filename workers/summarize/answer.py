@@ -1,0 +1,136 @@
+"""One request as summarize sees it: its answer so far, who reads it, and how far he is."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...protocol.journal.layout import Journal
+from ...protocol.journal.requests import RequestView
+from ...protocol.journal.tokens import read_logprobs, read_times
+from ...protocol.messages import DeltaRow, Failed, Finished
+from .ledger import Marks, make_ledger
+from .stream import OutputStream
+
+
+class Answer:
+    """A live or ended request.
+
+    Invariants: ``num_acknowledged <= num_sent <= stream.num_tokens``, as far as the present reader is concerned;
+    tokens beyond ``num_acknowledged + window`` are not sent, so a reader that stalls costs no more than its window.
+    """
+
+    def __init__(self, view: RequestView, stream: OutputStream, lease_until: float) -> None:
+        self.view = view
+        self.stream = stream
+        self.lease_until = lease_until  # time.monotonic()
+        self.num_seen = 0  # tokens taken from execute, also those after the end
+        self.error: tuple[str, str] | None = None  # code and message, if the finish reason is "error"
+        self.peer: bytes | None = None  # who follows
+        self.num_acknowledged = 0
+        self.num_sent = 0
+        self.num_chars_sent = 0
+        self.end_sent_to: bytes | None = None
+        self.first_token_ns = 0
+        self.arrived_ns = 0
+        self.text_done_ns = 0
+        self.ended_ns = 0
+        self._end: Finished | Failed | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.view.record.request_id
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.view.slot, self.view.generation
+
+    def push(self, token_ids: list[int], now_ns: int) -> None:
+        """Take the next tokens from execute."""
+        self.num_seen += len(token_ids)
+        self.first_token_ns = self.first_token_ns or now_ns
+        self.arrived_ns = now_ns
+        self.stream.push(token_ids)
+        self.text_done_ns = time.monotonic_ns()
+
+    def follow(self, peer: bytes, offset: int, again: bool) -> None:
+        """A client asks for what comes after its first ``offset`` tokens."""
+        offset = min(max(offset, 0), self.stream.num_tokens)
+        if again or peer != self.peer:
+            self.peer = peer
+            self.num_sent = offset
+            self.num_chars_sent = len(self.stream.delta(0, offset).text)
+            self.end_sent_to = None
+        self.num_acknowledged = min(offset, self.num_sent)
+
+    def next_row(self, journal: Journal, window: int) -> DeltaRow | None:
+        """What may be sent now, or None. Counts as sent once ``sent`` is called with it."""
+        stop = min(self.stream.num_tokens, self.num_acknowledged + window)
+        return self._row(journal, stop) if stop > self.num_sent else None
+
+    def sent(self, row: DeltaRow) -> None:
+        self.num_sent = row[1] + len(row[3]) // 4
+        self.num_chars_sent = row[2] + len(row[4])
+
+    def next_end(self, journal: Journal, window: int) -> Finished | Failed | None:
+        """The terminal message with the last delta, if it is time for it."""
+        left = self.stream.num_tokens - self.num_acknowledged
+        if not self.stream.is_finished or left > window or self.end_sent_to is not None:
+            return None
+        request_id, offset, text_offset, token_ids, text, logprobs, _ = self._row(journal, self.stream.num_tokens)
+        last = (request_id, offset, text_offset, token_ids, text + self.stream.tail, logprobs)
+        summary = self._end.summary if self._end else self._summary(journal)
+        if self.error is not None:
+            self._end = Failed(*last, *self.error, summary)
+        else:
+            self._end = Finished(*last, self.stream.finish_reason or "", summary)
+        return self._end
+
+    def _row(self, journal: Journal, stop: int) -> DeltaRow:
+        token_ids, text = self.stream.delta(self.num_sent, stop)
+        logprobs = None
+        if "logprobs" in self.view.record.sampling:
+            logprobs = read_logprobs(journal, self.view, self.num_sent, stop)
+        packed = np.array(token_ids, "<i4").tobytes()
+        return [self.request_id, self.num_sent, self.num_chars_sent, packed, text, logprobs, self._rate(stop)]
+
+    def _rate(self, num_tokens: int) -> float | None:
+        elapsed_ns = self.arrived_ns - self.first_token_ns
+        return (num_tokens - 1) * 1e9 / elapsed_ns if num_tokens > 1 and elapsed_ns > 0 else None
+
+    def _summary(self, journal: Journal) -> dict[str, Any]:
+        entry = journal.records[self.view.slot]
+        times = read_times(journal, self.view, self.stream.num_tokens)
+        marks = Marks(
+            received=int(entry["received_ns"]),
+            tokenize_start=int(entry["tokenize_start_ns"]),
+            tokenize_end=int(entry["tokenize_end_ns"]),
+            accepted=self.view.accepted_ns,
+            dispatched=int(entry["dispatched_ns"]),
+            scheduled=times.scheduled_ns,
+            first_token=_at(times.tokens_ns, 0),
+            last_token=_at(times.tokens_ns, -1),
+            arrived=self.arrived_ns,
+            text_done=self.text_done_ns,
+            sent=time.monotonic_ns(),
+            preempted_ns=times.preempted_ns,
+            recovered_ns=times.recovered_ns,
+            token_times=times.tokens_ns.tolist(),
+        )
+        ledger = make_ledger(
+            marks, num_cached_tokens=times.num_cached_tokens, num_preemptions=times.num_preemptions
+        )  # fmt: skip
+        usage = {
+            "prompt_tokens": len(self.view.record.prompt) // 4,
+            "completion_tokens": self.stream.num_tokens,
+            "cached_tokens": times.num_cached_tokens,
+            "truncated_tokens": self.view.record.num_truncated_tokens,
+        }
+        return {"usage": usage, "ledger": ledger.to_wire(), "matched": self.stream.matched}
+
+
+def _at(times_ns: npt.NDArray[np.int64], index: int) -> int:
+    return int(times_ns[index]) if len(times_ns) else 0

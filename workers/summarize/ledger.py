@@ -1,0 +1,129 @@
+"""Where a request's time went: stages that add up to the wall time, to the nanosecond."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+# In the order a request passes them: the stage, and the mark that ends it. A stage may have several parts.
+_STAGE_ENDS = (
+    ("queue", "tokenize_start"),  # behind other prompts in prepare
+    ("tokenize", "tokenize_end"),
+    ("tokenize", "accepted"),  # admission, and the record in the journal
+    ("credit", "dispatched"),  # until as few sequences live as execute takes
+    ("schedule", "scheduled"),  # on the way to execute, and waiting there for the first chunk's step
+    ("prefill", "first_token"),
+    ("decode", "last_token"),
+    ("wire", "arrived"),
+    ("detokenize", "text_done"),
+    ("deliver", "sent"),
+)
+_INTERRUPTED = ("decode", "prefill", "schedule", "credit")  # where a preemption or a crash can hit, likeliest first
+STAGES = (*dict.fromkeys(stage for stage, _ in _STAGE_ENDS), "preempted", "recovered")
+
+
+@dataclass(slots=True, kw_only=True)
+class Marks:
+    """Times of one request, ns of CLOCK_MONOTONIC, which all processes of a machine share. 0: not reached."""
+
+    received: int
+    tokenize_start: int = 0
+    tokenize_end: int = 0
+    accepted: int = 0
+    dispatched: int = 0
+    scheduled: int = 0  # the step of its first chunk began
+    first_token: int = 0
+    last_token: int = 0
+    arrived: int = 0  # the last token, in summarize
+    text_done: int = 0
+    sent: int = 0  # the terminal message
+    preempted_ns: int = 0  # without pages while it could have run, all times together
+    recovered_ns: int = 0  # from the death of a worker until its next token
+    token_times: list[int] = field(default_factory=list)  # [num_output_tokens]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterTokenTimes:
+    """Gaps between tokens, ms, as execute made them."""
+
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """The account that comes with an answer. ``stages_ns`` has every name of ``STAGES`` and adds up to ``wall_ns``."""
+
+    wall_ns: int  # from received to the last mark reached
+    stages_ns: dict[str, int]
+    ttft_ms: float | None  # from received to the first token
+    tps: float | None  # (n - 1) / (t_n - t_1), preemptions included; None for fewer than two tokens
+    inter_token_ms: InterTokenTimes | None
+    num_cached_tokens: int
+    num_preemptions: int
+
+    def to_wire(self) -> dict[str, Any]:
+        wire = dataclasses.asdict(self)
+        wire["wall_ms"] = _ms(wire.pop("wall_ns"))
+        wire["stages_ms"] = {stage: _ms(ns) for stage, ns in wire.pop("stages_ns").items()}
+        return wire
+
+
+def make_ledger(marks: Marks, *, num_cached_tokens: int = 0, num_preemptions: int = 0) -> Ledger:
+    """The account of a request that ended, wherever it ended."""
+    stages_ns = _stages_ns(marks)
+    return Ledger(
+        wall_ns=sum(stages_ns.values()),
+        stages_ns=stages_ns,
+        ttft_ms=_ms(marks.first_token - marks.received) if marks.first_token else None,
+        tps=_tokens_per_second(marks.token_times),
+        inter_token_ms=_inter_token_times(marks.token_times),
+        num_cached_tokens=num_cached_tokens,
+        num_preemptions=num_preemptions,
+    )
+
+
+def _stages_ns(marks: Marks) -> dict[str, int]:
+    stages_ns = dict.fromkeys(STAGES, 0)
+    now, stage = marks.received, None
+    for name, end in _STAGE_ENDS:
+        # A stage that never ended is where the request was when it ended: the time until the next mark is its.
+        stage = stage or name
+        if mark := getattr(marks, end):
+            # A mark may lie before an earlier one: a worker that restarted does its part again.
+            stages_ns[stage] += max(mark - now, 0)
+            now, stage = max(mark, now), None
+    _move(stages_ns, "preempted", marks.preempted_ns)
+    _move(stages_ns, "recovered", marks.recovered_ns)
+    return stages_ns
+
+
+def _move(stages_ns: dict[str, int], name: str, duration_ns: int) -> None:
+    """Book time to an interruption instead of the stages it fell into, never more than they have."""
+    for stage in _INTERRUPTED:
+        moved = min(duration_ns - stages_ns[name], stages_ns[stage])
+        stages_ns[stage] -= moved
+        stages_ns[name] += moved
+
+
+def _tokens_per_second(token_times: Sequence[int]) -> float | None:
+    if len(token_times) < 2 or token_times[-1] <= token_times[0]:
+        return None
+    return (len(token_times) - 1) * 1e9 / (token_times[-1] - token_times[0])
+
+
+def _inter_token_times(token_times: Sequence[int]) -> InterTokenTimes | None:
+    if len(token_times) < 2:
+        return None
+    p50, p90, p99, longest = np.percentile(np.diff(token_times), (50, 90, 99, 100)) / 1e6
+    return InterTokenTimes(p50=float(p50), p90=float(p90), p99=float(p99), max=float(longest))
+
+
+def _ms(duration_ns: int) -> float:
+    return duration_ns / 1e6

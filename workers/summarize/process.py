@@ -1,0 +1,429 @@
+"""The summarize worker: tokens to text, text to clients, and the end of every request.
+
+It alone decides how an answer ended, so there is exactly one end, whatever execute finishes, a client aborts, and a
+lease runs out at the same moment.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter, deque
+from typing import Any
+
+import numpy as np
+
+from ...protocol import messages as m
+from ...protocol.channels import Links, Poller
+from ...protocol.codec import decode_public
+from ...protocol.config import ModelCard
+from ...protocol.errors import BadFrame, JournalError
+from ...protocol.journal.layout import FORGOTTEN
+from ...protocol.journal.releases import ReleaseWriter, read_release
+from ...protocol.journal.requests import RequestView, read_request
+from ...protocol.journal.tokens import read_finish, read_tokens
+from ...protocol.run_dir import CARD_FILE, follow_endpoint
+from ...protocol.tokenizer_files import load_facts
+from ..process import TICK_S, StatsPublisher, WorkerContext
+from .answer import Answer
+from .stream import OutputStream
+from .vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
+
+WAIT_FOR_MODEL_S = 0.02
+RETRY_S = 0.01  # a client that could not take a message is tried again so soon
+MAX_FRAMES_A_TURN = 1024
+LAST_WORDS_S = 1.0  # at a stop, clients get so long to acknowledge their ends
+
+
+def run(context: WorkerContext) -> None:
+    context.set_phase("loading")
+    while not context.stopping:
+        if load_facts(context.run_dir) is not None and (context.run_dir / CARD_FILE).exists():
+            card = ModelCard.from_wire(json.loads((context.run_dir / CARD_FILE).read_text()))
+            summarize = Summarize(context, card, Vocabulary.load(context.run_dir))
+            context.set_phase("ready")
+            summarize.run()
+            return
+        context.page.progress()
+        time.sleep(WAIT_FOR_MODEL_S)
+
+
+class Summarize:
+    """State of the worker. Everything in it follows from the journal, but for who reads and how far he is: the
+    clients say that again with every FOLLOW.
+    """
+
+    def __init__(self, context: WorkerContext, card: ModelCard, vocabulary: Vocabulary) -> None:
+        service = context.config.service
+        self._context, self._card, self._vocabulary = context, card, vocabulary
+        self._service = service
+        self._journal = context.journal
+        self._writer = ReleaseWriter(context.journal)
+        self._answers: dict[int, Answer] = {}  # by slot
+        self._by_id: dict[str, Answer] = {}
+        self._generations = np.zeros(context.journal.num_records, np.uint64)  # last known in each slot
+        self._changed: dict[Answer, None] = {}  # answers with something to send, oldest first
+        self._released: list[tuple[int, int]] = []
+        self._forgotten: list[tuple[int, int]] = []
+        self._counts: Counter[str] = Counter()
+        self._rate = _Rate()
+        self._next_tick = 0.0
+        self._stats = StatsPublisher(context.page, self._collect)
+        self._links = Links(context.run_dir, "summarize", epoch=context.epoch, peers=("prepare", "execute"))
+        self._discover()
+        self._router = self._links.router(
+            follow_endpoint(context.run_dir, service), epoch=context.epoch, max_frame_bytes=service.max_frame_bytes
+        )
+        self._poller = Poller(self._links.inbox.socket, self._router.socket)
+
+    def run(self) -> None:
+        try:
+            while not self._context.stopping:
+                patience = self._stats.publish_if_due()
+                self._poller.wait(min(patience, RETRY_S) if self._changed else patience)
+                self._turn()
+            self._end_all()
+        finally:
+            self._links.close()
+
+    def _turn(self) -> None:
+        for message in self._links.inbox.recv_all():
+            if isinstance(message, m.StepDone):
+                self._step_done(message)
+        for _ in range(MAX_FRAMES_A_TURN):
+            if (received := self._router.recv()) is None:
+                break
+            self._hear(*received)
+        now = time.monotonic()
+        if self._links.inbox.missed or now >= self._next_tick:
+            self._links.inbox.missed = False
+            self._next_tick = now + TICK_S
+            self._tick(now)
+        self._deliver()
+        self._tell_workers()
+
+    def _end_all(self) -> None:
+        """The pipeline stops: whoever still waits is told, and may acknowledge for a moment."""
+        self._discover()
+        for answer in list(self._answers.values()):
+            self._end(answer, "abort")
+        deadline = time.monotonic() + LAST_WORDS_S
+        while any(a.peer is not None for a in self._answers.values()) and time.monotonic() < deadline:
+            self._turn()
+            self._poller.wait(RETRY_S)
+
+    # -- from execute and the journal
+
+    def _step_done(self, step: m.StepDone) -> None:
+        self._stats.changed = True
+        columns = (
+            np.frombuffer(step.slots, "<u4").tolist(),
+            np.frombuffer(step.generations, "<u4").tolist(),
+            np.frombuffer(step.indices, "<u4").tolist(),
+            np.frombuffer(step.token_ids, "<i4").tolist(),
+            list(step.finish_reasons),
+        )
+        now_ns = time.monotonic_ns()
+        for slot, generation, index, token_id, reason in zip(*columns, strict=True):
+            answer = self._answers.get(slot)
+            if answer is None or answer.view.generation != generation:
+                if not self._is_newer(slot, generation):
+                    self._counts["stale_tokens"] += 1
+                    continue
+                answer = self._discover_slot(slot)
+            if answer is None or answer.stream.is_finished:
+                continue
+            if index == answer.num_seen:
+                self._push(answer, [token_id], now_ns)
+            elif index > answer.num_seen:
+                self._catch_up(answer)
+            if reason and answer.num_seen > index:
+                self._end(answer, m.FINISH_REASONS[reason])
+
+    def _push(self, answer: Answer, token_ids: list[int], now_ns: int) -> None:
+        before = answer.stream.num_tokens
+        try:
+            answer.push(token_ids, now_ns)
+        except Exception as error:  # a detokenizer that fails on one answer fails this answer
+            logger.exception("request %s could not be turned into text", answer.request_id)
+            answer.error = ("request_failed", f"the tokens could not be turned into text: {type(error).__name__}")
+            self._end(answer, "error")
+            return
+        num_new = answer.stream.num_tokens - before
+        self._counts["tokens"] += num_new
+        self._rate.add(num_new)
+        self._changed[answer] = None
+        if answer.stream.is_finished:
+            self._release(answer)
+
+    def _catch_up(self, answer: Answer) -> None:
+        """Take from the journal what no message brought."""
+        if answer.stream.is_finished:
+            return
+        now_ns = time.monotonic_ns()
+        # The finish is read first: after it no token follows, so the tokens read then are all.
+        finish = read_finish(self._journal, *answer.key)
+        tokens = read_tokens(self._journal, answer.view)
+        if tokens is not None and len(tokens) > answer.num_seen:
+            self._push(answer, tokens[answer.num_seen :].tolist(), now_ns)
+        if finish is not None and (tokens is not None or finish[0] == "error"):
+            self._end(answer, finish[0])
+
+    def _is_newer(self, slot: int, generation: int) -> bool:
+        return slot < self._journal.num_records and generation > int(self._generations[slot])
+
+    def _discover(self) -> None:
+        """Find requests that this process has not met yet."""
+        present = self._journal.states() != 0
+        new = present & (self._journal.generations() != self._generations)
+        for slot in np.flatnonzero(new).tolist():
+            self._discover_slot(slot)
+
+    def _discover_slot(self, slot: int) -> Answer | None:
+        try:
+            view = read_request(self._journal, slot)
+        except JournalError:
+            logger.exception("a record of the journal is damaged")
+            return None
+        if view is None:
+            return None
+        self._generations[slot] = view.generation
+        if int(self._journal.release_words[slot]) == view.generation << 32 | FORGOTTEN:
+            return None
+        answer = Answer(view, self._stream(view), time.monotonic() + view.record.lease_s)
+        self._answers[slot] = answer
+        self._by_id[answer.request_id] = answer
+        self._rebuild(answer)
+        return answer
+
+    def _stream(self, view: RequestView) -> OutputStream:
+        params = view.record.params
+        eos = frozenset() if params.ignore_eos else frozenset(self._card.eos_token_ids)
+        return OutputStream(self._vocabulary, params, stop_token_ids=eos | frozenset(params.stop_token_ids))
+
+    def _rebuild(self, answer: Answer) -> None:
+        """Bring an answer to where the journal has it."""
+        ended = read_release(self._journal, *answer.key)
+        if ended is not None:
+            tokens = read_tokens(self._journal, answer.view)
+            if tokens is not None and ended[0]:
+                answer.push(tokens[: ended[0]].tolist(), time.monotonic_ns())
+            self._close(answer, ended[1])
+        elif answer.view.record.token_capacity == 0:
+            self._end(answer, "length")
+        else:
+            self._catch_up(answer)
+
+    # -- from the clients
+
+    def _hear(self, peer: bytes, frame: bytes) -> None:
+        try:
+            message = decode_public(frame, max_bytes=self._service.max_frame_bytes).message
+        except BadFrame as error:
+            self._refuse(peer, error)
+            return
+        match message:
+            case m.Follow():
+                self._follow(peer, message)
+            case m.Abort():
+                if (answer := self._find(message.request_id)) is not None:
+                    self._end(answer, "abort")
+            case m.Acknowledge():
+                for request_id in message.request_ids:
+                    if type(request_id) is str and (answer := self._by_id.get(request_id)) is not None:
+                        self._forget(answer)
+            case m.GetStats():
+                self._router.send(peer, m.Stats(self._context.board.stats()))
+            case m.GetStatus():
+                self._router.send(peer, self._status(message.request_id))
+            case _:
+                self._refuse(peer, BadFrame(f"{type(message).__name__} is not spoken at the follow socket"))
+
+    def _refuse(self, peer: bytes, error: BadFrame) -> None:
+        self._counts["bad_frames"] += 1
+        self._router.send(peer, m.Rejected("", error.code, error.message, error.param))
+
+    def _follow(self, peer: bytes, message: m.Follow) -> None:
+        now = time.monotonic()
+        for entry in message.entries:
+            if not _is_follow_entry(entry):
+                self._refuse(peer, BadFrame(f"a FOLLOW entry is [request id, tokens, again], got {entry!r:.100}"))
+                return
+            request_id, offset, again = entry
+            answer = self._find(request_id)
+            if answer is None:
+                text = f"no request {request_id!r:.100} is live or kept"
+                self._router.send(peer, m.Failed(request_id, 0, 0, b"", "", None, "unknown_id", text, {}))
+                continue
+            answer.lease_until = now + answer.view.record.lease_s
+            answer.follow(peer, offset, again)
+            self._changed[answer] = None
+
+    def _find(self, request_id: str) -> Answer | None:
+        if request_id not in self._by_id:
+            self._discover()
+        return self._by_id.get(request_id)
+
+    def _status(self, request_id: str) -> m.Status:
+        answer = self._find(request_id)
+        if answer is None:
+            return m.Status(request_id, "unknown", 0, 0, 0)
+        entry = self._journal.records[answer.view.slot]
+        state = "running" if answer.num_seen or int(entry["scheduled_ns"]) else "queued"
+        if answer.stream.is_finished:
+            state = {"abort": "aborted", "error": "failed"}.get(answer.stream.finish_reason or "", "finished")
+        return m.Status(
+            request_id, state, answer.stream.num_tokens, int(entry["received_ns"]), answer.ended_ns
+        )  # fmt: skip
+
+    # -- ends
+
+    def _end(self, answer: Answer, reason: str) -> None:
+        """End an answer, unless it has ended."""
+        if answer.stream.is_finished and answer.ended_ns:
+            return
+        self._close(answer, reason)
+        self._release(answer)
+
+    def _close(self, answer: Answer, reason: str) -> None:
+        if reason == "error" and answer.error is None:
+            finish = read_finish(self._journal, *answer.key)
+            code, _, text = (finish[1] if finish else "").partition("\n")
+            answer.error = (code or "request_failed", text or "the request failed")
+        answer.stream.finish(reason)
+        answer.ended_ns = answer.text_done_ns = time.monotonic_ns()
+        self._changed[answer] = None
+
+    def _release(self, answer: Answer) -> None:
+        answer.ended_ns = answer.ended_ns or time.monotonic_ns()
+        reason = answer.stream.finish_reason or "error"
+        slot, generation = answer.key
+        self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason)
+        self._released.append(answer.key)
+        self._counts[f"finished_{reason}"] += 1
+        self._stats.changed = True
+
+    def _forget(self, answer: Answer) -> None:
+        """The client has the end, or nobody will come for it."""
+        if not answer.stream.is_finished:
+            return  # an acknowledgement of something that was never sent
+        slot, generation = answer.key
+        self._writer.forget(slot, generation)
+        self._forgotten.append(answer.key)
+        del self._answers[slot]
+        if self._by_id.get(answer.request_id) is answer:
+            del self._by_id[answer.request_id]
+        self._changed.pop(answer, None)
+        self._stats.changed = True
+
+    def _tick(self, now: float) -> None:
+        """What no message triggers: requests nobody mentioned, gaps at the end of a stream, leases."""
+        self._discover()
+        for answer in list(self._answers.values()):
+            self._catch_up(answer)
+            if now > answer.lease_until:
+                if answer.stream.is_finished:
+                    self._counts["forgotten_unread"] += 1
+                    self._forget(answer)
+                else:
+                    self._end(answer, "abort")
+                    answer.lease_until = now + answer.view.record.lease_s
+
+    # -- out
+
+    def _deliver(self) -> None:
+        """Send what may be sent: one Text for each client, and the ends."""
+        rows: dict[bytes, list[tuple[Answer, m.DeltaRow]]] = {}
+        waiting: dict[Answer, None] = {}
+        for answer in self._changed:
+            if answer.peer is None:
+                continue
+            if answer.stream.is_finished:
+                if not self._deliver_end(answer):
+                    waiting[answer] = None
+            elif (row := answer.next_row(self._journal, self._service.window_tokens)) is not None:
+                rows.setdefault(answer.peer, []).append((answer, row))
+        for peer, answers in rows.items():
+            if self._router.send(peer, m.Text([row for _, row in answers])):
+                for answer, row in answers:
+                    answer.sent(row)
+            else:
+                waiting.update((answer, None) for answer, _ in answers)
+        self._changed = waiting
+
+    def _deliver_end(self, answer: Answer) -> bool:
+        """Send the terminal message, or what must come before it. False if the client could not take it."""
+        assert answer.peer is not None, "an end is delivered to somebody"
+        end = answer.next_end(self._journal, self._service.window_tokens)
+        if end is not None:
+            if not self._router.send(answer.peer, end):
+                return False
+            answer.end_sent_to = answer.peer
+            answer.num_sent = answer.stream.num_tokens
+            return True
+        row = answer.next_row(self._journal, self._service.window_tokens)
+        if row is not None:
+            if not self._router.send(answer.peer, m.Text([row])):
+                return False
+            answer.sent(row)
+        return True
+
+    def _tell_workers(self) -> None:
+        if self._released:
+            release = m.Release(*_columns(self._released))
+            self._links.send("execute", release)
+            self._links.send("prepare", release)
+            self._released.clear()
+        if self._forgotten:
+            self._links.send("prepare", m.Forgotten(*_columns(self._forgotten)))
+            self._forgotten.clear()
+
+    def _collect(self) -> dict[str, Any]:
+        reasons = {reason: self._counts[f"finished_{reason}"] for reason in m.FINISH_REASONS[1:]}
+        return {
+            "live": sum(not a.stream.is_finished for a in self._answers.values()),
+            "unread": sum(a.stream.is_finished for a in self._answers.values()),
+            "followed": sum(a.peer is not None for a in self._answers.values()),
+            "tokens": self._counts["tokens"],
+            "tokens_per_second": self._rate.per_second(),
+            "finished": reasons,
+            "forgotten_unread": self._counts["forgotten_unread"],
+            "stale_tokens": self._counts["stale_tokens"],
+            "bad_frames": self._counts["bad_frames"] + self._router.num_bad_frames,
+        }
+
+
+class _Rate:
+    """Tokens a second over the last two seconds."""
+
+    WINDOW_S = 2.0
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+        self._sum = 0
+
+    def add(self, count: int) -> None:
+        self._samples.append((time.monotonic(), count))
+        self._sum += count
+        self._drop_old()
+
+    def per_second(self) -> float:
+        self._drop_old()
+        return self._sum / self.WINDOW_S
+
+    def _drop_old(self) -> None:
+        oldest = time.monotonic() - self.WINDOW_S
+        while self._samples and self._samples[0][0] < oldest:
+            self._sum -= self._samples.popleft()[1]
+
+
+def _is_follow_entry(entry: Any) -> bool:
+    return type(entry) is list and [type(v) for v in entry] == [str, int, bool]
+
+
+def _columns(keys: list[tuple[int, int]]) -> tuple[bytes, bytes]:
+    slots, generations = np.array(keys, "<u4").reshape(-1, 2).T
+    return slots.tobytes(), generations.tobytes()

@@ -1,0 +1,112 @@
+"""The answer to one request as it grows: its tokens, the text of each, and where it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ...protocol.sampling import SamplingParams
+from .detokenizer import make_detokenizer
+from .stop_strings import StopMatcher
+from .vocabulary import Vocabulary
+
+
+class Delta(NamedTuple):
+    """A range of an answer's tokens, and the text that became final with them."""
+
+    token_ids: list[int]
+    text: str
+
+
+class OutputStream:
+    """Tokens in, text out, ended by a stop string, a stop token, or ``finish``.
+
+    Invariants: the text of a token never changes once the token was pushed, and depends on the tokens up to it only.
+    So a stream made again from its first token gives the same delta for the same range, and an answer can be resumed
+    at any token, by another process. The deltas of all tokens and ``tail`` are the whole text.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        params: SamplingParams,
+        *,
+        stop_token_ids: frozenset[int] = frozenset(),
+        context: Sequence[int] = (),
+    ) -> None:
+        """``stop_token_ids``: every id that ends the answer, those of the model included unless they are ignored.
+
+        ``context``: the prompt's last tokens, if the text is to continue theirs (see ``make_detokenizer``).
+        """
+        self.token_ids: list[int] = []
+        self.tail = ""  # text that became final with the end, not with a token; the terminal message brings it
+        self.finish_reason: str | None = None  # None while the answer grows
+        self.matched: str | int | None = None  # the stop string or stop token id that ended it
+        self._texts: list[str] = []  # [num_tokens]
+        self._stop_token_ids = stop_token_ids
+        self._min_tokens = params.min_tokens
+        self._include_stop = params.include_stop_str
+        self._matcher = StopMatcher(params.stop, include_stop_str=self._include_stop) if params.stop else None
+        self._detokenizer = make_detokenizer(
+            vocabulary, skip_special_tokens=params.skip_special_tokens, context=context
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def text(self) -> str:
+        """All text that is final so far."""
+        return "".join(self._texts) + self.tail
+
+    def push(self, token_ids: Iterable[int]) -> None:
+        """Take the next tokens. Those after the one that ends the answer are dropped."""
+        for token_id in token_ids:
+            if self.finish_reason is not None:
+                return
+            self._push(token_id)
+
+    def finish(self, reason: str) -> None:
+        """End the answer here, unless it has ended by itself."""
+        if self.finish_reason is not None:
+            return
+        self.tail = self._scan(self._detokenizer.flush())
+        if self.finish_reason is None:
+            self.tail += self._matcher.flush() if self._matcher else ""
+            self.finish_reason = reason
+
+    def delta(self, start: int, stop: int | None = None) -> Delta:
+        """Tokens ``start:stop`` and their text, without ``tail``."""
+        return Delta(self.token_ids[start:stop], "".join(self._texts[start:stop]))
+
+    def _push(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        if token_id in self._stop_token_ids and self._may_end:
+            self._end_with(token_id)
+        else:
+            self._texts.append(self._scan(self._detokenizer.push(token_id)))
+
+    def _end_with(self, token_id: int) -> None:
+        # The token stays in the ids. Its text does not show, special or not, unless the client asks for it.
+        self._texts.append(self._scan(self._detokenizer.push(token_id)) if self._include_stop else "")
+        self.finish("stop")
+        if self.matched is None:
+            self.matched = token_id
+
+    @property
+    def _may_end(self) -> bool:
+        return len(self.token_ids) >= self._min_tokens
+
+    def _scan(self, text: str) -> str:
+        """What may be shown of new text; a stop string in it ends the answer."""
+        if self._matcher is None or not text or not self._may_end:
+            return text
+        scan = self._matcher.push(text)
+        if scan.stop is not None:
+            self.finish_reason, self.matched = "stop", scan.stop
+        return scan.text
