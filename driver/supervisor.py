@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 CHECK_S = 0.25  # hangs are looked for so often
 START_CHECK_S = 0.02
-MAX_BACK_OFF_S = 5.0
+FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.01, 5.0
 KEPT_STDERR_LINES = 40
 KEPT_STDERR_BYTES = 1 << 16
 
@@ -40,8 +41,9 @@ class Worker:
     pidfd: int = -1
     start_at: float = 0.0  # not before this time; waiting lets a worker that dies at once not eat the machine
     started_at: float = 0.0
-    deaths: deque[float] = field(default_factory=deque)  # within the restart window
+    deaths: deque[float] = field(default_factory=deque)  # within the restart window, by its own fault
     num_restarts: int = 0
+    hung: bool = False  # this process was killed because it made no progress
 
     @property
     def alive(self) -> bool:
@@ -66,6 +68,8 @@ class Supervisor:
         self._changed = threading.Condition()
         self._orders: deque[Callable[[], None]] = deque()
         self._stopping = False
+        self._exit_codes: dict[str, int | None] = {}
+        self._ended = False
         self._was_ready = False
         self._looked_at = time.monotonic()
         self.error: TriptychError | None = None  # why the supervisor gave up
@@ -116,20 +120,20 @@ class Supervisor:
         Returns the exit codes by role.
         """
         self._order(self._begin_stop)
-        deadline = time.monotonic() + timeout_s
-        with self._changed:
-            self._changed.wait_for(lambda: not any(w.alive for w in self._workers.values()), timeout_s)
-        for worker in self._workers.values():
-            if worker.alive:
-                logger.warning("worker %s did not stop within %.1f s: killing it", worker.role, timeout_s)
-                self._order(lambda worker=worker: self._kill(worker))  # type: ignore[misc]
-        with self._changed:
-            self._changed.wait_for(
-                lambda: not any(w.alive for w in self._workers.values()), max(5.0, deadline - time.monotonic())
-            )
+        if not self._wait_for_ends(timeout_s):
+            logger.warning("workers that did not stop within %.1f s are killed", timeout_s)
+            self._order(self._kill_all)
+            self._wait_for_ends(None)
         self._order(self._end)
         self._thread.join()
+        os.close(self._bell_in)
         return dict(self._exit_codes)
+
+    def _wait_for_ends(self, timeout_s: float | None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._stopping and not any(w.alive for w in self._workers.values()), timeout_s
+            )
 
     def last_words(self, role: str) -> str:
         """The end of what the worker wrote to its standard error."""
@@ -144,8 +148,6 @@ class Supervisor:
     # -- everything below runs in the supervisor's thread
 
     def _run(self) -> None:
-        self._exit_codes: dict[str, int | None] = {}
-        self._ended = False
         while not self._ended:
             try:
                 self._turn()
@@ -204,18 +206,20 @@ class Supervisor:
 
     def _plan_restart(self, worker: Worker, code: int) -> None:
         now = time.monotonic()
-        worker.deaths.append(now)
-        while worker.deaths[0] < now - self._config.restart_window_s:
-            worker.deaths.popleft()
-        # A worker that fails before the pipeline was ever ready will fail again: the model or a setting is wrong.
-        failed_start = not self._was_ready and code != 0 and code > 0
-        if failed_start or len(worker.deaths) > self._config.max_restarts:
-            self._give_up(WorkerDied(worker.role, code, self.last_words(worker.role)))
-            return
-        lived = now - worker.started_at
-        delay = 0.0 if lived > 1.0 or len(worker.deaths) < 3 else min(MAX_BACK_OFF_S, 0.05 * 2 ** len(worker.deaths))
-        worker.start_at = now + delay
         worker.num_restarts += 1
+        delay = 0.0
+        # A SIGKILL comes from outside (an operator, a test, the kernel) and says nothing about the worker.
+        if code != -signal.SIGKILL or worker.hung:
+            worker.deaths.append(now)
+            while worker.deaths[0] < now - self._config.restart_window_s:
+                worker.deaths.popleft()
+            # One that fails before the pipeline was ever ready will fail again: the model or a setting is wrong.
+            failed_start = not self._was_ready and code > 0
+            if failed_start or len(worker.deaths) > self._config.max_restarts:
+                self._give_up(WorkerDied(worker.role, code, self.last_words(worker.role)))
+                return
+            delay = min(MAX_BACK_OFF_S, FIRST_BACK_OFF_S * 2 ** (len(worker.deaths) - 1))
+        worker.start_at, worker.hung = now + delay, False
         logger.warning("worker %s ended with exit code %d; starting it again in %.2f s", worker.role, code, delay)
 
     def _look_for_hangs(self) -> None:
@@ -231,23 +235,29 @@ class Supervisor:
                 silent = (time.monotonic_ns() - page.progress_ns) / 1e9
                 if silent > patience:
                     logger.warning("worker %s made no progress for %.1f s: killing it", worker.role, silent)
+                    worker.hung = True
                     self._kill(worker)
 
     def _kill(self, worker: Worker) -> None:
         if worker.process is not None:
             worker.process.kill()
 
+    def _kill_all(self) -> None:
+        for worker in self._workers.values():
+            self._kill(worker)
+
     def _give_up(self, error: TriptychError) -> None:
         self.error = error
         logger.error("giving up: %s", error)
-        for worker in self._workers.values():
-            self._kill(worker)
+        self._kill_all()
         with self._changed:
             self._changed.notify_all()
 
     def _begin_stop(self) -> None:
+        assert self._board.mode == STOP, "the board does not tell the workers to stop"
         self._stopping = True
-        assert self._board.mode == STOP or self.error is not None, "workers are not told to stop"
+        with self._changed:
+            self._changed.notify_all()
 
     def _end(self) -> None:
         self._ended = True

@@ -82,7 +82,7 @@ class Inbox:
 
     def recv_all(self) -> list[Any]:
         """Every message that is there, oldest first, without waiting."""
-        messages = []
+        messages: list[Any] = []
         while True:
             try:
                 frame = decode(self.socket.recv(zmq.NOBLOCK))
@@ -261,7 +261,7 @@ class Connection:
 
 
 def _drain(socket: Socket) -> list[Frame]:
-    frames = []
+    frames: list[Frame] = []
     while True:
         try:
             raw = socket.recv(zmq.NOBLOCK)

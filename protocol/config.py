@@ -71,9 +71,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         _between("page_size", self.page_size, 1, 4096)
-        _require(
-            self.page_size & (self.page_size - 1) == 0, f"page_size must be a power of two, got {self.page_size}"
-        )
+        _require(self.page_size & (self.page_size - 1) == 0, f"page_size must be a power of two, got {self.page_size}")
         if self.num_pages is not None:
             _between("num_pages", self.num_pages, 2, 2**31 - 1)
         _require(

@@ -9,9 +9,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from .channels import ipc_endpoint
 from .config import ServiceConfig
 from .errors import ConfigError
-from .channels import ipc_endpoint
 
 SHARED_MEMORY = Path("/dev/shm")
 CONFIG_FILE = "config.json"

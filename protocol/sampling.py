@@ -146,7 +146,9 @@ def _checked_bias(value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"logit_bias must map token ids to numbers, got {value!r:.80}", param="logit_bias")
     if len(value) > MAX_LOGIT_BIASES:
-        raise InvalidRequest(f"logit_bias has {len(value)} entries, the limit is {MAX_LOGIT_BIASES}", param="logit_bias")
+        raise InvalidRequest(
+            f"logit_bias has {len(value)} entries, the limit is {MAX_LOGIT_BIASES}", param="logit_bias"
+        )
     for token_id, bias in value.items():
         if type(token_id) is not int or not 0 <= token_id < 2**31:
             raise InvalidRequest(f"logit_bias has the key {token_id!r:.80}, keys are token ids", param="logit_bias")

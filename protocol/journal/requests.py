@@ -110,7 +110,9 @@ class RequestWriter:
         size = extent(0, len(payload), record.token_capacity, words).end
         offset = self._arena.allocate(size)
         if offset is None:
-            raise Overloaded(f"the request needs {size} bytes of the journal, whose {self._journal.arena_bytes} are in use")
+            raise Overloaded(
+                f"the request needs {size} bytes of the journal, not so many of {self._journal.arena_bytes} are free"
+            )
         slot = self._free.popleft()
         generation = self._write(slot, offset, payload, record, times, words)
         return slot, generation

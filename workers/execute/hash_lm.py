@@ -16,8 +16,8 @@ import numpy as np
 from .scheduling.sequence import Sequence
 from .step import Int32, Int64, StepInputs, StepResult, TokenLogprobs
 
-_POSITION_BITS = 32  # a cell is position << 32 | token, so that a token at a wrong position is a wrong token
-_POISON = -(1 << 50)
+_STRIDE = (1 << 31) - 1  # a cell is position * _STRIDE + token, so that a token at a wrong position is a wrong token
+_POISON = (1 << 61) - 1  # both are primes, so that they do not vanish modulo a vocabulary
 
 
 def expected_tokens(
@@ -46,9 +46,8 @@ class HashRunner:
     def launch(self, inputs: StepInputs) -> None:
         if self._step_s:
             time.sleep(self._step_s)
-        self._cells.reshape(-1)[inputs.slot_mapping] = inputs.token_ids + (
-            inputs.positions.astype(np.int64) << _POSITION_BITS
-        )
+        cells = inputs.positions.astype(np.int64) * _STRIDE + inputs.token_ids
+        self._cells.reshape(-1)[inputs.slot_mapping] = cells
         self._cells[0] = _POISON  # whoever reads the trash page says something else
         self._results.append(self._sample(inputs))
 
@@ -71,7 +70,7 @@ class HashRunner:
         num_pages = -(-num_tokens // self._page_size)
         cells = self._cells[block_table[:num_pages]].reshape(-1)[:num_tokens]
         index = np.arange(num_tokens)
-        return int(np.dot(index + 1, cells - (index << _POSITION_BITS)))
+        return int(np.dot(index + 1, cells - index * _STRIDE))
 
     def _choose(self, total: int, sequence: Sequence, num_tokens: int) -> int:
         noise = 0 if sequence.params.is_greedy else _noise(sequence.seed, num_tokens)

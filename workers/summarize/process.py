@@ -147,9 +147,10 @@ class Summarize:
         before = answer.stream.num_tokens
         try:
             answer.push(token_ids, now_ns)
-        except Exception as error:  # a detokenizer that fails on one answer fails this answer
+        except BaseException as error:  # a panic of the tokenizer's Rust code is not an Exception
             logger.exception("request %s could not be turned into text", answer.request_id)
             answer.error = ("request_failed", f"the tokens could not be turned into text: {type(error).__name__}")
+            answer.stream.abandon("error")
             self._end(answer, "error")
             return
         num_new = answer.stream.num_tokens - before

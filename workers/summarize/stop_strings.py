@@ -68,7 +68,7 @@ class _Node:
         return node.children[character]
 
 
-@lru_cache(maxsize=256)  # requests of one client mostly share their stop strings
+@lru_cache(maxsize=32)  # requests of one client mostly share their stop strings; a megabyte each at worst
 def _automaton(stops: tuple[str, ...]) -> _Node:
     root = _Node()
     for stop in stops:

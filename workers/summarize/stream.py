@@ -46,7 +46,8 @@ class OutputStream:
         self._stop_token_ids = stop_token_ids
         self._min_tokens = params.min_tokens
         self._include_stop = params.include_stop_str
-        self._matcher = StopMatcher(params.stop, include_stop_str=self._include_stop) if params.stop else None
+        self._stops = params.stop
+        self._matcher: StopMatcher | None = None  # only while text comes: with long stop strings it is a megabyte
         self._detokenizer = make_detokenizer(
             vocabulary, skip_special_tokens=params.skip_special_tokens, context=context
         )
@@ -78,7 +79,11 @@ class OutputStream:
         self.tail = self._scan(self._detokenizer.flush())
         if self.finish_reason is None:
             self.tail += self._matcher.flush() if self._matcher else ""
-            self.finish_reason = reason
+            self._end(reason, matched=None)
+
+    def abandon(self, reason: str) -> None:
+        """End the answer here without looking at what is held back: for an answer whose tokens cannot be decoded."""
+        self.finish_reason = self.finish_reason or reason
 
     def delta(self, start: int, stop: int | None = None) -> Delta:
         """Tokens ``start:stop`` and their text, without ``tail``."""
@@ -87,11 +92,11 @@ class OutputStream:
     def _push(self, token_id: int) -> None:
         self.token_ids.append(token_id)
         if token_id in self._stop_token_ids and self._may_end:
-            self._end_with(token_id)
+            self._stop_at(token_id)
         else:
             self._texts.append(self._scan(self._detokenizer.push(token_id)))
 
-    def _end_with(self, token_id: int) -> None:
+    def _stop_at(self, token_id: int) -> None:
         # The token stays in the ids. Its text does not show, special or not, unless the client asks for it.
         self._texts.append(self._scan(self._detokenizer.push(token_id)) if self._include_stop else "")
         self.finish("stop")
@@ -104,9 +109,14 @@ class OutputStream:
 
     def _scan(self, text: str) -> str:
         """What may be shown of new text; a stop string in it ends the answer."""
-        if self._matcher is None or not text or not self._may_end:
+        if not self._stops or not text or not self._may_end:
             return text
+        if self._matcher is None:
+            self._matcher = StopMatcher(self._stops, include_stop_str=self._include_stop)
         scan = self._matcher.push(text)
         if scan.stop is not None:
-            self.finish_reason, self.matched = "stop", scan.stop
+            self._end("stop", matched=scan.stop)
         return scan.text
+
+    def _end(self, reason: str, *, matched: str | None) -> None:
+        self.finish_reason, self.matched, self._matcher = reason, matched, None

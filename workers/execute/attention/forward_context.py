@@ -63,7 +63,7 @@ def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,  # noqa: ARG001  none is made: causality and windows are the kernel's
+    attention_mask: torch.Tensor | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -71,6 +71,8 @@ def _attention(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls, with [1, heads, T, channels], keys rotated and not repeated. Gives [1, T, H, E]."""
+    if attention_mask is not None:  # transformers makes none for us: causality and windows are the kernel's
+        raise ValueError("the layer makes an attention mask of its own")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     form = AttentionForm(scale, sliding_window, softcap, s_aux)
     q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)

@@ -36,7 +36,7 @@ def build_runner(
     *,
     model_dir: str | Path,
     run_dir: Path,
-    progress: Progress = lambda done, total: None,
+    progress: Progress,
 ) -> tuple[TorchRunner, ModelCard]:
     """The runner of the checkpoint in ``model_dir`` (a directory or a hub id), and its card.
 

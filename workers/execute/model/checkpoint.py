@@ -51,9 +51,10 @@ def read_config(folder: Path) -> PretrainedConfig:
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} has no config.json", param="model")
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # every config class validates in its own way
         raise ConfigError(f"cannot use {folder / 'config.json'}: {_first_line(error)}", param="model") from error
+    return config
 
 
 def check_weights(folder: Path) -> None:

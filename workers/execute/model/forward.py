@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,7 +18,7 @@ class RaggedForward:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.device = model.device
-        self._keeps_rows = model._supports_logits_to_keep()
+        self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def __call__(self, token_ids: Int32, positions: Int32, rows: Int32) -> torch.Tensor:
         """Logits float32 [R, V] of the tokens at ``rows`` [R], for ``token_ids`` [T] at ``positions`` [T]."""

@@ -37,9 +37,9 @@ def load_model(
     folder: Path,
     tokenizer: PreTrainedTokenizerFast,
     *,
-    dtype: str = "auto",
+    dtype: str,
     device: torch.device,
-    progress: Progress = lambda done, total: None,
+    progress: Progress,
 ) -> LoadedModel:
     """The causal language model in a local checkpoint directory, in evaluation mode on ``device``.
 
@@ -50,7 +50,9 @@ def load_model(
     check_layer_types(config)
     check_weights(folder)
     with _reporting(progress):
-        model = _read_weights(folder, config, dtype)
+        model = _read_weights(folder, config, dtype).requires_grad_(False)
+    model.train(False)
+    torch.nn.Module.to(model, device)
     facts = _facts(model, tokenizer)
     if facts.vocab_size < vocab_size(tokenizer):
         raise ConfigError(
@@ -58,7 +60,7 @@ def load_model(
             "they are not of the same checkpoint",
             param="model",
         )
-    return LoadedModel(model.requires_grad_(False).eval().to(device), facts)
+    return LoadedModel(model, facts)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -71,13 +73,15 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices", param="device")
+        raise ConfigError(
+            f"device is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices", param="device"
+        )
     return device
 
 
 def _read_weights(folder: Path, config: PretrainedConfig, dtype: str) -> PreTrainedModel:
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
@@ -88,7 +92,8 @@ def _read_weights(folder: Path, config: PretrainedConfig, dtype: str) -> PreTrai
         )
     except Exception as error:  # foreign code of hundreds of families: whatever it raises, this model cannot be used
         raise ConfigError(f"cannot load {config.model_type!r} from {folder}: {error}", param="model") from error
-    missing = sorted(report["missing_keys"])
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
     if missing:  # transformers only warns, and leaves them random
         raise ConfigError(f"the weights in {folder} lack {len(missing)} tensors, {missing[0]!r} first", param="model")
     return model
@@ -116,12 +121,13 @@ def _reporting(progress: Progress) -> Iterator[None]:
         transformers_logging.set_tqdm_hook(previous)
 
 
+def _ignore(*_: Any, **__: Any) -> None: ...
+
+
 class _Bar:
     """The part of tqdm that transformers uses while it loads weights."""
 
-    def __init__(
-        self, progress: Progress, items: Iterable[Any] = (), *, total: int | None = None, **_: Any
-    ) -> None:
+    def __init__(self, progress: Progress, items: Iterable[Any] = (), *, total: int | None = None, **_: Any) -> None:
         self._progress = progress
         self._items = items
         self._total = total if total is not None else len(list(items))
@@ -137,8 +143,8 @@ class _Bar:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def __getattr__(self, _name: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: None  # close, set_description, ...
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return _ignore  # close, set_description, ...
 
     def update(self, count: int = 1) -> None:
         self._done += count

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -110,16 +111,14 @@ def _run_in_chunks(forward: RaggedForward, layers: PagedLayers, sequences: list[
         layers.kernel.begin_step(inputs)
         with attending(layers):
             logits = forward(inputs.token_ids, inputs.positions, _range(len(inputs.token_ids)))
-        for s, piece in enumerate(logits.split([chunks[step] for chunks in _CHUNKS])):
-            pieces[s].append(piece)
+        for s, (start, end) in enumerate(pairwise(inputs.query_starts.tolist())):
+            pieces[s].append(logits[start:end])
     return [torch.cat(piece) for piece in pieces]
 
 
 def _inputs(sequences: list[Int32], starts: list[int], lengths: list[int]) -> StepInputs:
     positions = [_range(length) + start for start, length in zip(starts, lengths, strict=True)]
-    slots = [
-        _PAGES[s, p // _PAGE_SIZE].astype(np.int64) * _PAGE_SIZE + p % _PAGE_SIZE for s, p in enumerate(positions)
-    ]
+    slots = [_PAGES[s, p // _PAGE_SIZE].astype(np.int64) * _PAGE_SIZE + p % _PAGE_SIZE for s, p in enumerate(positions)]
     return StepInputs(
         token_ids=np.concatenate([ids[p] for ids, p in zip(sequences, positions, strict=True)]),
         positions=np.concatenate(positions),

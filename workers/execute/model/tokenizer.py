@@ -63,7 +63,7 @@ def write_tokenizer(tokenizer: PreTrainedTokenizerFast, run_dir: Path) -> Tokeni
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()
-    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if not isinstance(token, list)}
+    special = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
     facts = TokenizerFacts(
         vocab_size=vocab_size(tokenizer),
         chat_template=_default_template(tokenizer.chat_template),

@@ -85,6 +85,4 @@ def _top_k(params: SamplingParams, vocab_size: int) -> int:
 def _logprobs(raw: torch.Tensor, token_id: int, count: int) -> TokenLogprobs:
     """Of one row of the raw log-softmax [V]: the chosen token's, and the ``count`` greatest."""
     best = raw.topk(min(count, len(raw)))
-    return TokenLogprobs(
-        float(raw[token_id]), best.indices.cpu().numpy().astype(np.int32), best.values.cpu().numpy()
-    )
+    return TokenLogprobs(float(raw[token_id]), best.indices.cpu().numpy().astype(np.int32), best.values.cpu().numpy())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.workers.execute.factories import advance, chunks_of, make_scheduler, make_sequence, make_sequences, recover
-from triptych.workers.execute.scheduling.audit import check, take_stats
+from triptych.workers.execute.scheduling.audit import Stats, check, take_stats
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import SequenceState
 
@@ -267,8 +267,21 @@ def test_pages_in_limbo_are_taken_before_anybody_is_preempted() -> None:
 
 
 def test_the_stats_account_for_every_page_and_sequence() -> None:
-    sequences = [make_sequence(index, num_tokens=num_tokens) for index, num_tokens in enumerate((4, 4, 4, 12, 4, 4))]
-    scheduler = make_scheduler(*sequences, num_pages=16, max_num_seqs=2, prefill_chunk=4, max_num_batched_tokens=14)
+    sequences = [*make_sequences(5, num_tokens=4), make_sequence(5, num_tokens=12)]
+    scheduler = make_scheduler(*sequences, num_pages=16, max_num_seqs=4, prefill_chunk=4, max_num_batched_tokens=20)
+    advance(scheduler)
+    advance(scheduler)
+    assert take_stats(scheduler) == Stats(
+        num_waiting=0,
+        num_prefilling=1,
+        num_ready=1,
+        num_decoding=4,
+        num_preemptions=0,
+        num_pages=16,
+        num_free_pages=6,
+        num_held_pages=10,
+        num_limbo_pages=0,
+    )
 
 
 def test_a_lost_page_shows_in_the_stats() -> None:

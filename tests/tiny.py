@@ -1,0 +1,91 @@
+"""Random checkpoints of real architectures, small enough to make in a test, with a byte-level tokenizer beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")  # ids 0, 1, 2; the 256 bytes follow
+EOS_TOKEN_ID = 2
+VOCAB_SIZE = 272  # of the models: a little more than the tokenizer's 259
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{{ eos_token }}{% endfor %}"
+
+_LLAMA_LIKE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": EOS_TOKEN_ID,
+    "initializer_range": 0.2,  # ten times the usual, so that attention has a say in the logits
+}
+_GPT_LIKE = {
+    "vocab_size": VOCAB_SIZE,
+    "n_embd": 64,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 512,
+    "rotary_dim": 8,
+    "bos_token_id": 1,
+    "eos_token_id": EOS_TOKEN_ID,
+    "initializer_range": 0.2,
+}
+
+# Families that run on paged attention, each with a feature of its own.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA_LIKE,
+    "qwen3": _LLAMA_LIKE,  # norms on queries and keys
+    "mistral": {**_LLAMA_LIKE, "sliding_window": 8},
+    "gemma2": {**_LLAMA_LIKE, "sliding_window": 8, "attn_logit_softcapping": 5.0},  # every other layer slides
+    "gemma3_text": {**_LLAMA_LIKE, "sliding_window": 8, "num_hidden_layers": 6},  # every sixth layer is full
+    "phi3": _LLAMA_LIKE,  # one matrix for queries, keys and values
+    "olmo2": _LLAMA_LIKE,  # norms after attention
+    "gpt2": _GPT_LIKE,  # learned positions
+}
+# Families that would be wrong without an error, each for a reason of its own.
+REFUSED: dict[str, dict[str, Any]] = {
+    "falcon": {**_LLAMA_LIKE, "new_decoder_architecture": False},  # attention cannot be replaced
+    "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 3, "n_head": 4},  # no position ids (ALiBi)
+    "gptj": _GPT_LIKE,
+    "qwen3_next": {**_LLAMA_LIKE, "num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2},  # linear layers
+    "mamba": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 3},  # a state per sequence
+    "llama4_text": {**_LLAMA_LIKE, "attention_chunk_size": 4, "num_local_experts": 2},  # chunks in the mask
+}
+
+
+def make_tiny_model(family: str, folder: Path, **overrides: Any) -> Path:
+    """Save a random float32 checkpoint of the family with its tokenizer in ``folder``, and return ``folder``."""
+    make_tiny_tokenizer().save_pretrained(folder)
+    build_tiny_model(family, **overrides).save_pretrained(folder)
+    return folder
+
+
+def build_tiny_model(family: str, **overrides: Any) -> PreTrainedModel:
+    config = AutoConfig.for_model(family, **{**{**FAMILIES, **REFUSED}[family], **overrides})
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model.requires_grad_(False)
+
+
+def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """A token for each byte, no merges."""
+    alphabet = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        chat_template=CHAT_TEMPLATE,
+    )

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.workers.execute.factories import (
+    VOCAB_SIZE,
+    expected_output,
+    make_engine,
+    make_scheduler,
+    make_sequence,
+    make_sequences,
+    recover,
+    run,
+    tokens_of,
+)
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.hash_lm import HashRunner
+
+
+def test_an_engine_without_work_steps_to_nothing() -> None:
+    engine = make_engine()
+    assert not engine.has_work
+    assert engine.step() is None
+    assert engine.step_tokens() == {}
+
+
+def test_step_tokens_gives_one_token_for_each_sequence() -> None:
+    sequences = make_sequences(2, num_tokens=3)
+    engine = make_engine(*sequences)
+    firsts = {sequence.key: expected_output(sequence)[0] for sequence in sequences}
+    assert engine.step_tokens() == firsts
+
+
+def test_a_step_reports_tokens_with_their_index() -> None:
+    sequence = make_sequence(num_tokens=3, max_tokens=2)
+    engine = make_engine(sequence)
+    steps = [engine.step(), engine.step()]
+    rows = [row for step in steps if step is not None for row in tokens_of(step.progress)]
+    assert rows == [((0, 0), index, token) for index, token in enumerate(expected_output(sequence))]
+
+
+def test_the_first_token_comes_with_the_last_chunk_before_any_decode() -> None:
+    engine = make_engine(make_sequence(num_tokens=20), prefill_chunk=8)
+    assert [len(engine.step_tokens()) for _ in range(4)] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 9])
+def test_exactly_max_tokens_are_sampled(max_tokens: int) -> None:
+    sequence = make_sequence(max_tokens=max_tokens)
+    assert len(run(make_engine(sequence))[sequence.key]) == max_tokens
+    assert sequence.finish_reason == "length"
+
+
+def test_a_stop_token_ends_a_sequence_and_is_kept() -> None:
+    stop = expected_output(make_sequence(max_tokens=20))[6]
+    sequence = make_sequence(max_tokens=20, stop_ids=frozenset({stop}))
+    outputs = run(make_engine(sequence))[sequence.key]
+    assert outputs[-1] == stop
+    assert stop not in outputs[:-1]
+    assert sequence.finish_reason == "stop"
+
+
+def test_a_stop_token_as_the_first_token_ends_a_sequence_at_once() -> None:
+    first = expected_output(make_sequence())[0]
+    engine = make_engine(make_sequence(stop_ids=frozenset({first})))
+    step = engine.step()
+    assert step is not None
+    assert step.progress.finished == {(0, 0): "stop"}
+    assert engine.step() is None
+
+
+def test_before_min_tokens_no_stop_token_ends_a_sequence() -> None:
+    sequence = make_sequence(max_tokens=9, min_tokens=5, stop_ids=frozenset(range(VOCAB_SIZE)))
+    assert len(run(make_engine(sequence))[sequence.key]) == 5
+
+
+def test_a_step_reports_who_started_and_who_was_preempted() -> None:
+    engine = make_engine(*make_sequences(2, num_tokens=2, max_tokens=12), num_pages=8, page_size=2)
+    started, preempted = [], []
+    while (step := engine.step()) is not None:
+        started += step.plan.started
+        preempted += step.plan.preempted
+    assert started == [(0, 0), (1, 0), (1, 0)]
+    assert preempted == [(1, 0)]
+
+
+def test_a_step_is_timed_by_the_clock_that_was_given() -> None:
+    scheduler = make_scheduler(make_sequence())
+    runner = HashRunner(VOCAB_SIZE, num_pages=64, page_size=4)
+    engine = Engine(scheduler, runner, clock=itertools.count(100).__next__)
+    step = engine.step()
+    assert step is not None
+    assert (step.launched_at, step.collected_at) == (100, 101)
+
+
+def test_logprobs_come_with_the_sequence_that_asked() -> None:
+    step = make_engine(make_sequence(0), make_sequence(1, logprobs=2)).step()
+    assert step is not None
+    assert list(step.logprobs) == [(1, 0)]
+
+
+def test_an_aborted_sequence_says_no_more() -> None:
+    engine = make_engine(*make_sequences(3))
+    engine.step()
+    engine.release((1, 0))
+    assert set(engine.step_tokens()) == {(0, 0), (2, 0)}
+
+
+def test_a_stale_release_does_not_touch_the_next_user_of_a_slot() -> None:
+    sequence = make_sequence(0)
+    sequence.key = (0, 1)
+    engine = make_engine(sequence)
+    engine.step()
+    engine.release((0, 0))
+    assert run(engine)[sequence.key] == expected_output(sequence)
+
+
+@pytest.mark.parametrize("num_emitted", [1, 7, 19])
+def test_a_recovered_sequence_goes_on_exactly_where_it_was(num_emitted: int) -> None:
+    sequence = recover(make_sequence(num_tokens=10, max_tokens=20), num_emitted)
+    engine = make_engine(sequence, make_sequence(1))
+    assert run(engine)[sequence.key] == expected_output(sequence)
+
+
+def test_two_steps_cannot_be_in_flight() -> None:
+    engine = make_engine(make_sequence())
+    plan = engine.plan()
+    assert plan is not None
+    engine.launch(plan)
+    with pytest.raises(AssertionError, match="in flight"):
+        engine.plan()
+
+
+def test_an_engine_is_empty_after_everybody_was_released() -> None:
+    sequences = make_sequences(6, num_tokens=11)
+    engine = make_engine(*sequences, num_pages=20)
+    run(engine)
+    for sequence in sequences:
+        engine.release(sequence.key)
+    assert engine.stats.num_free_pages == 20
+    assert engine.scheduler.rows.num_free == 4

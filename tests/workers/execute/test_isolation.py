@@ -1,0 +1,101 @@
+"""One sequence's failure is its own."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.workers.execute.factories import expected_output, make_engine, make_sequence, make_sequences, run
+from triptych.workers.execute.hash_lm import HashRunner
+from triptych.workers.execute.step import StepInputs, StepResult
+
+BAD = 1  # the sequence to which things happen
+BAD_TOKEN = int(make_sequence(BAD).tokens[4])
+
+
+class RaisesAtLaunch(HashRunner):
+    def launch(self, inputs: StepInputs) -> None:
+        super().launch(inputs)
+        if BAD_TOKEN in inputs.token_ids[inputs.positions == 4]:
+            super().collect()
+            raise ValueError("bad luck")
+
+
+class RaisesAtCollect(HashRunner):
+    bad = False
+
+    def launch(self, inputs: StepInputs) -> None:
+        super().launch(inputs)
+        self.bad = any(sequence.key[0] == BAD for sequence in inputs.sampled)
+
+    def collect(self) -> StepResult:
+        result = super().collect()
+        if self.bad:
+            raise ValueError("bad luck")
+        return result
+
+
+class FailsARow(HashRunner):
+    def launch(self, inputs: StepInputs) -> None:
+        super().launch(inputs)
+        failed = {row: "bad luck" for row, sequence in enumerate(inputs.sampled) if sequence.key[0] == BAD}
+        self._results[-1] = dataclasses.replace(self._results[-1], failed=failed)
+
+
+class AlwaysRaises(HashRunner):
+    def launch(self, inputs: StepInputs) -> None:
+        raise ValueError("bad luck")
+
+
+@pytest.mark.parametrize("runner", [RaisesAtLaunch, RaisesAtCollect, FailsARow])
+def test_only_the_sequence_to_blame_fails(runner: type[HashRunner]) -> None:
+    sequences = make_sequences(4)
+    outputs = run(make_engine(*sequences, runner=runner))
+    assert sequences[BAD].finish_reason == "error"
+    assert outputs.pop((BAD, 0)) == []
+    assert outputs == {s.key: expected_output(s) for s in sequences if s.key[0] != BAD}
+
+
+@pytest.mark.parametrize("runner", [RaisesAtLaunch, RaisesAtCollect, FailsARow])
+def test_a_failure_says_why(runner: type[HashRunner]) -> None:
+    step = make_engine(*make_sequences(3), runner=runner).step()
+    assert step is not None
+    assert list(step.progress.failed) == [(BAD, 0)]
+    assert "bad luck" in step.progress.failed[BAD, 0]
+
+
+def test_a_sequence_whose_chunk_fails_before_it_samples_fails_alone() -> None:
+    sequences = [make_sequence(index, num_tokens=20) for index in range(3)]
+    engine = make_engine(*sequences, runner=RaisesAtLaunch, max_num_batched_tokens=24)
+    step = engine.step()
+    assert step is not None
+    assert list(step.progress.failed) == [(BAD, 0)]
+    assert set(run(engine)) == {(0, 0), (2, 0)}
+
+
+def test_when_every_sequence_fails_the_next_request_is_still_served() -> None:
+    engine = make_engine(*make_sequences(3), runner=AlwaysRaises)
+    step = engine.step()
+    assert step is not None
+    assert set(step.progress.failed) == {(0, 0), (1, 0), (2, 0)}
+    assert not engine.has_work
+
+
+def test_a_failed_sequence_holds_its_pages_until_it_is_released() -> None:
+    engine = make_engine(make_sequence(BAD), runner=AlwaysRaises)
+    engine.step()
+    assert engine.stats.num_limbo_pages == 2
+    engine.release((BAD, 0))
+    assert engine.stats.num_free_pages == engine.stats.num_pages
+
+
+def test_a_sequence_released_while_its_failed_step_runs_is_not_heard_of() -> None:
+    engine = make_engine(*make_sequences(3), runner=RaisesAtLaunch, max_num_batched_tokens=64)
+    plan = engine.plan()
+    assert plan is not None
+    engine.launch(plan)
+    engine.release((0, 0))
+    step = engine.collect()
+    assert step.progress.keys == [(2, 0)]
+    assert set(step.progress.failed) == {(BAD, 0)}

@@ -1,0 +1,134 @@
+"""Random clients against random settings: texts stay exact, and no page is ever lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from tests.workers.execute.factories import expected_output, make_engine, make_sequence, recover, tokens_of
+from triptych.workers.execute.engine import Engine, StepOutputs
+from triptych.workers.execute.scheduling.sequence import Key, Sequence
+
+SETTINGS = st.fixed_dictionaries(
+    {
+        "page_size": st.sampled_from([1, 2, 4]),
+        "num_pages": st.integers(3, 24),
+        "max_num_seqs": st.integers(1, 5),
+        "prefill_chunk": st.integers(1, 9),
+        "max_num_batched_tokens": st.integers(1, 12),
+        "safety_margin": st.sampled_from([0.0, 0.2, 1.0]),
+        "max_prefill_skip": st.integers(1, 4),
+        "max_model_len": st.sampled_from([24, 4096]),
+    }
+)
+
+
+class Clients(RuleBasedStateMachine):
+    """Adds, aborts and releases at will; after every step the whole ledger is checked."""
+
+    engine: Engine
+    outputs: dict[Key, list[int]]
+    expected: dict[Key, list[int]]
+    unreleased: list[Key]  # finished or failed, and nobody has said so
+
+    @initialize(options=SETTINGS)
+    def start(self, options: dict[str, Any]) -> None:
+        self.engine = make_engine(**options)
+        self.outputs, self.expected, self.unreleased = {}, {}, []
+
+    @property
+    def live(self) -> list[Key]:
+        return list(self.engine.scheduler.live)
+
+    @precondition(lambda self: len(self.live) < self.engine.scheduler.config.max_live)
+    @rule(
+        num_tokens=st.integers(1, 30),
+        max_tokens=st.integers(1, 25),
+        num_emitted=st.integers(0, 6),
+        temperature=st.sampled_from([0.0, 1.0]),
+        stop_ids=st.frozensets(st.integers(0, 96), max_size=4),
+    )
+    def add(self, num_emitted: int, **options: Any) -> None:
+        sequence = recover(make_sequence(len(self.expected), **options), num_emitted)
+        self.outputs[sequence.key] = sequence.output_tokens.tolist()
+        self.expected[sequence.key] = self.cut(sequence, expected_output(sequence))
+        self.engine.add(sequence)
+
+    def cut(self, sequence: Sequence, tokens: list[int]) -> list[int]:
+        """What of ``tokens`` the context and the pool have room for. The last token of all needs none in the pool."""
+        scheduler = self.engine.scheduler
+        in_pool = scheduler.cache.num_pages * scheduler.cache.pool.page_size + 1
+        room = min(scheduler.max_model_len, in_pool) - sequence.num_prompt_tokens
+        return tokens[: max(room, sequence.num_output_tokens)]
+
+    @precondition(lambda self: self.live)
+    @rule(choice=st.integers(0, 100))
+    def abort(self, choice: int) -> None:
+        key = self.live[choice % len(self.live)]
+        self.engine.release(key)
+        self.engine.check()
+
+    @precondition(lambda self: self.unreleased)
+    @rule(choice=st.integers(0, 100), is_doubled=st.booleans())
+    def release(self, choice: int, is_doubled: bool) -> None:
+        key = self.unreleased.pop(choice % len(self.unreleased))
+        for _ in range(1 + is_doubled):
+            self.engine.release(key)
+        self.engine.check()
+
+    @rule(slot=st.integers(0, 40), generation=st.integers(1, 3))
+    def release_a_stranger(self, slot: int, generation: int) -> None:
+        self.engine.release((slot, generation))
+        self.engine.check()
+
+    @rule()
+    def step(self) -> None:
+        step = self.engine.step()
+        assert (step is not None) or not self.engine.has_work, "sequences are live, and nothing was planned"
+        if step is not None:
+            self.take(step)
+
+    @precondition(lambda self: self.live)
+    @rule(choice=st.integers(0, 100))
+    def abort_during_a_step(self, choice: int) -> None:
+        plan = self.engine.plan()
+        assert plan is not None
+        self.engine.launch(plan)
+        if self.live:
+            self.engine.release(self.live[choice % len(self.live)])
+        self.take(self.engine.collect())
+
+    def take(self, step: StepOutputs) -> None:
+        self.engine.check()
+        assert step.stats.num_lost_pages == 0
+        budget = self.engine.scheduler.config.token_budget
+        assert sum(chunk.num_tokens for chunk in step.plan.chunks) <= budget
+        for key, index, token_id in tokens_of(step.progress):
+            assert index == len(self.outputs[key])
+            assert self.expected[key][index] == token_id
+            self.outputs[key].append(token_id)
+        for key in step.progress.finished:
+            assert self.outputs[key] == self.expected[key]
+        self.unreleased += [*step.progress.finished, *step.progress.failed]
+
+    def teardown(self) -> None:
+        """Everybody is served in bounded time, and after everybody was released every page is free."""
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(5000):
+            if not self.engine.has_work:
+                break
+            self.step()
+        assert not self.engine.has_work, f"{self.live} are not done after 5000 steps"
+        for key in self.unreleased:
+            self.engine.release(key)
+        assert self.engine.stats.num_free_pages == self.engine.stats.num_pages
+
+
+TestClients = Clients.TestCase
+TestClients.settings = settings(
+    max_examples=120, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
