@@ -35,16 +35,21 @@ def _one_of(name: str, value: str, names: tuple[str, ...]) -> None:
     _require(value in names, f"{name} is {value!r}, known are: {', '.join(names)}")
 
 
+def _option(default: Any, text: str) -> Any:
+    """A field and what it means; ``launch`` makes a flag of the same name out of it, with ``text`` as its help."""
+    return field(default=default, metadata={"help": text})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Which model, and in what form."""
 
-    model: str = DEMO_MODEL  # a local directory, a hub id, "demo", or "hash-lm"
-    dtype: str = "auto"  # auto: the checkpoint's own
-    device: str = "auto"  # auto: cuda where there is one
-    max_model_len: int | None = None  # tokens of prompt and output together; None: the model's own limit
-    threads: int | None = None  # of execute on a CPU; None: one per physical core
-    hash_step_ms: float = 0.0  # hash-lm only: what a step pretends to cost
+    model: str = _option(DEMO_MODEL, "a local directory, a hub id, demo (ships with Triptych), or hash-lm (no weights)")
+    dtype: str = _option("auto", f"{', '.join(DTYPES)}; auto is the checkpoint's own")
+    device: str = _option("auto", "auto, cpu, cuda or cuda:N; auto is cuda where there is one")
+    max_model_len: int | None = _option(None, "tokens of prompt and output together; by default the model's own limit")
+    threads: int | None = _option(None, "of execute on a CPU; by default one per physical core")
+    hash_step_ms: float = _option(0.0, f"{HASH_MODEL} only: what a step pretends to cost, in ms")
 
     def __post_init__(self) -> None:
         _require(bool(self.model), "model is empty")
@@ -64,10 +69,10 @@ class ModelConfig:
 class CacheConfig:
     """The paged KV cache."""
 
-    page_size: int = 16  # tokens, a power of two
-    num_pages: int | None = None  # None: from memory
-    kv_memory_fraction: float = 0.5  # of the memory that is free once the weights are loaded
-    max_kv_bytes: int = 4 << 30  # on a CPU never more than this, so that a default start is polite
+    page_size: int = _option(16, "tokens of a KV page, a power of two")
+    num_pages: int | None = _option(None, "KV pages; by default as many as the memory allows")
+    kv_memory_fraction: float = _option(0.5, "of the memory that is free once the weights are loaded")
+    max_kv_bytes: int = _option(4 << 30, "on a CPU never more than this, so that a default start is polite")
 
     def __post_init__(self) -> None:
         _between("page_size", self.page_size, 1, 4096)
@@ -85,12 +90,12 @@ class CacheConfig:
 class SchedulerConfig:
     """What a step may hold."""
 
-    max_num_seqs: int = 32  # rows of a decode batch, B
-    prefill_chunk: int = 512  # tokens of one prompt in one step at most
-    max_num_batched_tokens: int | None = None  # tokens of a step; None: prefill_chunk + max_num_seqs
-    policy: str = "fifo"
-    safety_margin: float = 0.2  # share of the pages that a new prompt must leave free while others run
-    max_prefill_skip: int = 8  # steps that may pass a waiting prompt by while memory allows it
+    max_num_seqs: int = _option(32, "rows of a decode batch")
+    prefill_chunk: int = _option(512, "tokens of one prompt in one step at most")
+    max_num_batched_tokens: int | None = _option(None, "tokens of a step; by default prefill_chunk + max_num_seqs")
+    policy: str = _option("fifo", f"who runs next: {', '.join(POLICIES)}")
+    safety_margin: float = _option(0.2, "share of the pages that a new prompt must leave free while others run")
+    max_prefill_skip: int = _option(8, "steps that may pass a waiting prompt by while memory allows it")
 
     def __post_init__(self) -> None:
         _between("max_num_seqs", self.max_num_seqs, 1, 65_536)
@@ -115,16 +120,16 @@ class SchedulerConfig:
 class ServiceConfig:
     """The border to the clients: endpoints and bounds."""
 
-    submit: str | None = None  # None: ipc:// in the run directory
-    follow: str | None = None
-    max_queue: int = 1024  # accepted requests that wait for a credit
-    max_frame_bytes: int = 8 << 20  # of one message from a client
-    max_pending_bytes: int = 64 << 20  # of prompts that wait for the tokenizer
-    window_tokens: int = 256  # tokens sent to a client beyond its last FOLLOW
-    lease_s: float = 10.0  # a request nobody follows for so long is aborted, an answer nobody fetched forgotten
-    max_records: int = 4096  # journal: requests accepted, running, or answered and not yet acknowledged
-    arena_bytes: int = 64 << 20  # journal: their prompts and tokens
-    journal: str | None = None  # a path; None: in the run directory
+    submit: str | None = _option(None, "ipc:// endpoint for requests; by default in the run directory")
+    follow: str | None = _option(None, "ipc:// endpoint for answers; by default in the run directory")
+    max_queue: int = _option(1024, "accepted requests that wait for a credit")
+    max_frame_bytes: int = _option(8 << 20, "of one message from a client")
+    max_pending_bytes: int = _option(64 << 20, "of prompts that wait for the tokenizer")
+    window_tokens: int = _option(256, "tokens sent to a client beyond those it has acknowledged")
+    lease_s: float = _option(10.0, "unfollowed for so long, a request is aborted and an answer forgotten")
+    max_records: int = _option(4096, "journal: requests accepted, running, or answered and not yet acknowledged")
+    arena_bytes: int = _option(64 << 20, "journal: their prompts and tokens")
+    journal: str | None = _option(None, "a path on disk survives a reboot; by default in the run directory")
 
     def __post_init__(self) -> None:
         for name in ("submit", "follow"):
@@ -146,10 +151,10 @@ class ServiceConfig:
 class SupervisorConfig:
     """When a worker counts as dead, and how often it is started again."""
 
-    start_timeout_s: float = 600.0  # until every worker is ready
-    hang_s: float = 3.0  # without progress; at least 20 steps are always waited for
-    max_restarts: int = 20  # of one worker within restart_window_s, beyond which the driver gives up
-    restart_window_s: float = 60.0
+    start_timeout_s: float = _option(600.0, "until every worker is ready")
+    hang_s: float = _option(3.0, "without progress before a worker is killed; at least 20 steps are always waited for")
+    max_restarts: int = _option(20, "of one worker within restart_window_s, beyond which the driver gives up")
+    restart_window_s: float = _option(60.0, "in which restarts are counted")
 
     def __post_init__(self) -> None:
         _between("start_timeout_s", self.start_timeout_s, 0.1)

@@ -17,7 +17,11 @@ VOCAB_SIZE = 258
 MAX_MODEL_LEN = 4096
 NUM_PAGES = 4096
 EOS, SPARE = "<|end|>", "<|spare|>"
-CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
+CHAT_TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m.role not in ('system', 'user', 'assistant') %}{{ raise_exception('unknown role ' + m.role) }}{% endif %}"
+    "{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+)
 
 
 def build_hash_model(context: WorkerContext, *, num_pages: int | None) -> tuple[Runner, ModelCard, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,15 @@ def advance(scheduler: Scheduler, *, token_id: int = 1) -> Plan:
     assert plan is not None, "nothing was planned"
     scheduler.apply(plan, [token_id] * len(plan.sampled))
     return plan
+
+
+def advance_until(scheduler: Scheduler, is_reached: Callable[[Plan], object], *, max_steps: int = 1000) -> Plan:
+    """Steps without a model up to the first one whose plan is as wanted; that plan."""
+    for _ in range(max_steps):
+        plan = advance(scheduler)
+        if is_reached(plan):
+            return plan
+    raise AssertionError(f"not reached in {max_steps} steps")
 
 
 def chunks_of(plan: Plan) -> dict[int, int]:

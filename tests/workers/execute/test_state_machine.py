@@ -130,5 +130,5 @@ class Clients(RuleBasedStateMachine):
 
 TestClients = Clients.TestCase
 TestClients.settings = settings(
-    max_examples=120, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

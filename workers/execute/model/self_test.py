@@ -28,8 +28,10 @@ Int32 = npt.NDArray[np.int32]
 _PAGE_SIZE = 4  # small, so that short sequences have several pages
 _CHUNKS = ((6, 1), (3, 8), (9, 2))  # tokens of each sequence in the first step and in the second
 _PAGES = np.array([[8, 2, 5], [1, 9, 3], [6, 4, 7]], dtype=np.int32)  # out of order, and none shared
-# Greatest difference allowed, relative to the greatest logit.
-_TOLERANCES = {torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+# Greatest difference allowed, relative to the greatest logit. Right families stay below half of it.
+_TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 1e-1}
+# Tokens that may differ by more in half precision, where rounding alone can send a token to another expert.
+_OUTLIERS = 3
 
 
 @torch.inference_mode()
@@ -39,17 +41,18 @@ def switch_to_pages(model: PreTrainedModel, kernel: PagedAttention, *, max_model
     Raises:
         ConfigError: this family cannot run on paged attention; the message says what was measured.
     """
+    if not model._can_set_attn_implementation():
+        raise ConfigError(f"{_family(model)} does not let its attention be replaced", param="model")
     forward = RaggedForward(model)
+    sequences = _random_sequences(model.config.get_text_config().vocab_size)
     with _refusing(model):
-        sequences = _random_sequences(model.config.get_text_config().vocab_size)
-        plain = [forward(ids, _range(len(ids)), _range(len(ids))) for ids in sequences]
-        if not model._can_set_attn_implementation():
-            raise ConfigError(f"{_family(model)} does not let its attention be replaced", param="model")
+        # Two, since each may be off: some versions of sdpa leave out a soft cap, and eager rounds more in bfloat16.
+        plain = [_plain_logits(forward, sequences, name) for name in (model.config._attn_implementation, "eager")]
         use_paged_attention(model)
         probe = _probe(forward)
         _check_windows(model, probe.windows, max_model_len)
         caches = allocate_pool(probe.shapes, num_pages=_PAGES.size, page_size=_PAGE_SIZE, device=forward.device)
-        paged = _run_in_chunks(forward, PagedLayers(kernel, caches), sequences)
+        paged = _paged_logits(forward, PagedLayers(kernel, caches), sequences)
     _compare(model, plain, paged)
     return probe.shapes
 
@@ -102,8 +105,14 @@ def _check_windows(model: PreTrainedModel, windows: dict[int, int | None], max_m
             )
 
 
-def _run_in_chunks(forward: RaggedForward, layers: PagedLayers, sequences: list[Int32]) -> list[torch.Tensor]:
-    """The sequences' logits [tokens, V] out of two ragged steps, the second of which mixes decode and prefill."""
+def _plain_logits(forward: RaggedForward, sequences: list[Int32], implementation: str) -> torch.Tensor:
+    """Logits [tokens, V] of each sequence by itself, by one of transformers' attention implementations."""
+    forward.model.set_attn_implementation(implementation)
+    return torch.cat([forward(ids, _range(len(ids)), _range(len(ids))) for ids in sequences])
+
+
+def _paged_logits(forward: RaggedForward, layers: PagedLayers, sequences: list[Int32]) -> torch.Tensor:
+    """The same logits out of two ragged steps, the second of which mixes decode and prefill."""
     pieces: list[list[torch.Tensor]] = [[] for _ in sequences]
     for step in range(2):
         starts = [sum(chunks[:step]) for chunks in _CHUNKS]
@@ -113,7 +122,7 @@ def _run_in_chunks(forward: RaggedForward, layers: PagedLayers, sequences: list[
             logits = forward(inputs.token_ids, inputs.positions, _range(len(inputs.token_ids)))
         for s, (start, end) in enumerate(pairwise(inputs.query_starts.tolist())):
             pieces[s].append(logits[start:end])
-    return [torch.cat(piece) for piece in pieces]
+    return torch.cat([torch.cat(piece) for piece in pieces])
 
 
 def _inputs(sequences: list[Int32], starts: list[int], lengths: list[int]) -> StepInputs:
@@ -132,9 +141,13 @@ def _inputs(sequences: list[Int32], starts: list[int], lengths: list[int]) -> St
     )
 
 
-def _compare(model: PreTrainedModel, plain: list[torch.Tensor], paged: list[torch.Tensor]) -> None:
-    greatest = max(float(logits.abs().max()) for logits in plain)
-    difference = max(float((a - b).abs().max()) for a, b in zip(plain, paged, strict=True))
+def _compare(model: PreTrainedModel, plain: list[torch.Tensor], paged: torch.Tensor) -> None:
+    """Refuse unless the paged logits [tokens, V] are one of the plain ones."""
+    num_outliers = 0 if model.dtype == torch.float32 else _OUTLIERS
+    greatest = float(plain[0].abs().max())
+    difference = min(
+        float((logits - paged).abs().amax(dim=-1).sort(descending=True).values[num_outliers]) for logits in plain
+    )
     tolerance = _TOLERANCES[model.dtype] * greatest
     if not difference <= tolerance:  # a not-a-number is refused too
         raise ConfigError(

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.workers.execute.factories import advance, chunks_of, make_scheduler, make_sequence, make_sequences, recover
+from tests.workers.execute.factories import (
+    advance,
+    advance_until,
+    chunks_of,
+    make_scheduler,
+    make_sequence,
+    make_sequences,
+    recover,
+)
 from triptych.workers.execute.scheduling.audit import Stats, check, take_stats
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import SequenceState
@@ -13,8 +21,7 @@ from triptych.workers.execute.scheduling.sequence import SequenceState
 def preempted_pair() -> Scheduler:
     """Two sequences that outgrew four pages of two tokens, just after number 1 made way for number 0."""
     scheduler = make_scheduler(*make_sequences(2, num_tokens=2, max_tokens=30), num_pages=4, page_size=2)
-    while not scheduler.num_preemptions:
-        advance(scheduler)
+    advance_until(scheduler, lambda plan: plan.preempted)
     return scheduler
 
 
@@ -22,9 +29,7 @@ def preempted_pair() -> Scheduler:
 def test_a_sequence_holds_exactly_the_pages_its_tokens_fill(page_size: int) -> None:
     sequence = make_sequence(num_tokens=21, max_tokens=20)
     scheduler = make_scheduler(sequence, page_size=page_size, prefill_chunk=5)
-    while sequence.state is not SequenceState.FINISHED:
-        check(scheduler)
-        advance(scheduler)
+    advance_until(scheduler, lambda _: check(scheduler) or not scheduler.live)
 
 
 # The margin
@@ -98,9 +103,7 @@ def test_a_decode_that_needs_no_new_page_runs_when_the_pool_is_full() -> None:
 
 def test_a_preempted_sequence_is_not_resumed_in_the_same_step() -> None:
     scheduler = make_scheduler(*make_sequences(2, num_tokens=2, max_tokens=30), num_pages=4, page_size=2)
-    plan = advance(scheduler)
-    while not plan.preempted:
-        plan = advance(scheduler)
+    plan = advance_until(scheduler, lambda plan: plan.preempted)
     assert plan.preempted == ((1, 0),)
     assert set(chunks_of(plan)) == {0}
 
@@ -124,8 +127,8 @@ def test_a_preempted_sequence_longer_than_the_token_budget_is_resumed_in_chunks(
 def test_no_fresh_sequence_is_admitted_while_one_that_was_preempted_waits() -> None:
     scheduler = preempted_pair()
     scheduler.add(make_sequence(2, num_tokens=1))
-    while (0, 0) in scheduler.live:
-        assert 2 not in chunks_of(advance(scheduler))
+    plan = advance_until(scheduler, lambda plan: (0, 0) not in scheduler.live or 2 in chunks_of(plan))
+    assert 2 not in chunks_of(plan)
 
 
 def test_after_a_preemption_fresh_sequences_wait_until_a_running_one_finished() -> None:
@@ -145,9 +148,7 @@ def test_a_prefilling_sequence_is_preempted_and_starts_over() -> None:
     scheduler.add(prompt)
     advance(scheduler)
     scheduler.cache.pool.allocate(scheduler.cache.pool.num_free)
-    plan = advance(scheduler)
-    while not plan.preempted:
-        plan = advance(scheduler)
+    plan = advance_until(scheduler, lambda plan: plan.preempted)
     assert plan.preempted == (prompt.key,)
     assert prompt.num_computed_tokens == 0
 
@@ -178,8 +179,7 @@ def test_a_chunk_shrinks_to_the_pages_that_are_left() -> None:
 def test_a_sequence_that_fills_the_pool_alone_ends_with_length() -> None:
     sequence = make_sequence(num_tokens=4, max_tokens=100)
     scheduler = make_scheduler(sequence, num_pages=4)
-    while scheduler.live:
-        plan = advance(scheduler)
+    plan = advance_until(scheduler, lambda _: not scheduler.live)
     assert plan.finished == ((sequence.key, "length"),)
     assert sequence.num_tokens == 4 * 4 + 1
 
@@ -187,8 +187,7 @@ def test_a_sequence_that_fills_the_pool_alone_ends_with_length() -> None:
 def test_a_sequence_ends_with_length_where_the_context_ends() -> None:
     sequence = make_sequence(num_tokens=4, max_tokens=100)
     scheduler = make_scheduler(sequence, max_model_len=10)
-    while scheduler.live:
-        advance(scheduler)
+    advance_until(scheduler, lambda _: not scheduler.live)
     assert (sequence.finish_reason, sequence.num_tokens) == ("length", 10)
 
 
@@ -258,8 +257,7 @@ def test_pages_of_a_sequence_released_during_its_step_come_back_after_it() -> No
 def test_pages_in_limbo_are_taken_before_anybody_is_preempted() -> None:
     ended, running = make_sequence(0, num_tokens=8, max_tokens=1), make_sequence(1, num_tokens=8, max_tokens=20)
     scheduler = make_scheduler(ended, running, num_pages=7, prefill_chunk=16)
-    while scheduler.live:
-        advance(scheduler)
+    advance_until(scheduler, lambda _: not scheduler.live)
     assert running.num_output_tokens == 20
     assert scheduler.num_preemptions == 0
     scheduler.release(ended.key)

@@ -1,0 +1,43 @@
+# make demo | test | lint | bench | clean
+# The first of them makes .venv and installs the versions of constraints.txt; after that it costs nothing.
+#   PYTHON=python3.12              another interpreter for a new .venv
+#   PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu'    torch without the CUDA libraries
+#   ARGS='-k protocol -x'          passed on by demo and test
+
+PYTHON ?= python3
+PIP_FLAGS ?=
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint bench clean
+
+demo: $(INSTALLED)
+	$(BIN)/python -m triptych.launch.demo $(ARGS)
+
+test: export HF_HUB_OFFLINE = 1
+test: export TOKENIZERS_PARALLELISM = false
+test: $(INSTALLED)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# One JSON line each; a script that fails does not keep the others from running, but the exit code tells.
+bench: $(INSTALLED)
+	@failed=0; for script in benchmarks/*.py; do $(BIN)/python $$script || failed=1; done; exit $$failed
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(INSTALLED)
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+# Without build isolation, so that the setuptools that builds is the pinned one too.
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) setuptools
+	$(PIP) --no-build-isolation -e '.[dev]'
+	touch $@

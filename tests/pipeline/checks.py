@@ -1,0 +1,50 @@
+"""What must be true of a pipeline when nobody wants anything of it any more."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from triptych import Driver
+from triptych.workers.execute.hash_lm import expected_tokens
+from triptych.workers.execute.hash_model import VOCAB_SIZE
+
+from tests.waiting import eventually
+
+
+def busy_figures(driver: Driver) -> dict[str, Any]:
+    """Every figure that is not zero although nothing is live: empty once the pipeline is quiet."""
+    stats = driver.stats()
+    figures = {
+        "prepare.waiting": stats["prepare"]["waiting"],
+        "prepare.live": stats["prepare"]["live"],
+        "prepare.records_used": stats["prepare"]["records_used"],
+        "prepare.pending_bytes": stats["prepare"]["pending_bytes"],
+        "execute.held": stats["execute"]["held"],
+        "execute.waiting": stats["execute"]["waiting"],
+        "execute.decoding": stats["execute"]["decoding"],
+        "execute.pages_limbo": stats["execute"]["pages_limbo"],
+        "execute.pages_held": stats["execute"]["pages_held"],
+        "execute.pages_lost": stats["execute"]["pages_lost"],
+        "summarize.live": stats["summarize"]["live"],
+        "summarize.unread": stats["summarize"]["unread"],
+    }
+    return {name: value for name, value in figures.items() if value}
+
+
+def assert_quiet(driver: Driver, *, timeout: float = 20.0) -> None:
+    """Wait until no process holds anything of any request, and all pages are free."""
+    try:
+        eventually(lambda: not busy_figures(driver), timeout=timeout)
+    except AssertionError:
+        raise AssertionError(f"still busy: {busy_figures(driver)}") from None
+    execute = driver.stats()["execute"]
+    assert execute["pages_free"] == execute["pages"]
+
+
+def random_prompt(rng: random.Random, low: int = 3, high: int = 200) -> list[int]:
+    return [rng.randrange(1, VOCAB_SIZE) for _ in range(rng.randrange(low, high))]
+
+
+def expected(prompt: list[int], num_tokens: int) -> list[int]:
+    return expected_tokens(prompt, num_tokens, VOCAB_SIZE)

@@ -1,0 +1,25 @@
+"""Pipelines on the hash LM: everything is real but the arithmetic, and a wrong cell changes the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from triptych import Driver
+
+from tests.pipeline.checks import assert_quiet
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Driver]:
+    """One pipeline for the tests of a module; after them nothing may be left in it."""
+    with Driver("hash-lm", lease_s=2.0, max_restarts=1000) as driver:
+        yield driver
+        assert_quiet(driver)
+
+
+
+
+def hash_driver(**options: Any) -> Driver:
+    return Driver("hash-lm", **{"lease_s": 2.0, "max_restarts": 1000, **options})

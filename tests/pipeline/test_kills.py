@@ -1,0 +1,76 @@
+"""kill -9 of every worker under load: nothing is lost, doubled or changed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+from triptych import Driver
+from triptych.protocol.board import ROLES
+
+from tests.pipeline.checks import assert_quiet, expected, random_prompt
+from tests.pipeline.conftest import hash_driver
+from tests.waiting import eventually
+
+NUM_STREAMS = 32
+KILLS_A_ROLE = 20
+
+
+def kill(driver: Driver, role: str) -> None:
+    pid = eventually(lambda: driver.pids[role])
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: driver.pids[role] not in (None, pid))
+
+
+def test_killing_each_worker_twenty_times_changes_no_text() -> None:
+    rng = random.Random(7)
+    prompts = [random_prompt(rng) for _ in range(NUM_STREAMS)]
+    with hash_driver(hash_step_ms=1.0, lease_s=30.0) as driver:
+        num_tokens = 1600
+        streams = [driver.submit(prompt, max_tokens=num_tokens) for prompt in prompts]
+        for index in range(KILLS_A_ROLE * len(ROLES)):
+            before = driver.stats()["execute"].get("steps", 0)
+            kill(driver, ROLES[index % len(ROLES)])
+            # The next kill comes when steps are made again; every third one at once, into the recovery itself.
+            if index % 3:
+                eventually(lambda before=before: driver.stats()["execute"].get("steps", 0) != before)  # type: ignore[misc]
+        for prompt, stream in zip(prompts, streams, strict=True):
+            completion = stream.result(120)
+            assert completion.token_ids == expected(prompt, num_tokens)
+            assert completion.finish_reason == "length"
+        assert sum(driver.stats()["restarts"].values()) == KILLS_A_ROLE * len(ROLES)
+        assert_quiet(driver)
+
+
+def test_killing_all_three_at_once_changes_no_text() -> None:
+    rng = random.Random(8)
+    prompts = [random_prompt(rng) for _ in range(8)]
+    with hash_driver(hash_step_ms=1.0, lease_s=30.0) as driver:
+        streams = [driver.submit(prompt, max_tokens=400) for prompt in prompts]
+        for _ in range(5):
+            eventually(lambda: driver.stats()["execute"].get("steps", 0) > 3)
+            for pid in driver.pids.values():
+                if pid is not None:
+                    os.kill(pid, signal.SIGKILL)
+            eventually(lambda: driver.healthy)
+        for prompt, stream in zip(prompts, streams, strict=True):
+            assert stream.result(60).token_ids == expected(prompt, 400)
+        assert_quiet(driver)
+
+
+def test_time_lost_to_a_kill_is_in_the_ledger() -> None:
+    with hash_driver(hash_step_ms=1.0) as driver:
+        stream = driver.submit([1, 2, 3], max_tokens=300)
+        next(iter(stream))
+        kill(driver, "execute")
+        stages = stream.result(30).ledger["stages_ms"]
+        assert stages["recovered"] > 20
+        assert abs(sum(stages.values()) - stream.result().ledger["wall_ms"]) < 0.02 * stream.result().ledger["wall_ms"]
+
+
+def test_requests_submitted_while_prepare_is_away_are_served() -> None:
+    with hash_driver() as driver:
+        os.kill(eventually(lambda: driver.pids["prepare"]), signal.SIGKILL)
+        streams = [driver.submit([i + 1, 5], max_tokens=5) for i in range(20)]
+        assert [s.result(20).token_ids for s in streams] == [expected([i + 1, 5], 5) for i in range(20)]

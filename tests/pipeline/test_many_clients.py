@@ -1,0 +1,124 @@
+"""Many clients at once, and clients that stall or vanish: whoever behaves does not notice."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+from triptych import Client, Driver
+
+from tests.pipeline.checks import assert_quiet, expected, random_prompt
+from tests.pipeline.conftest import hash_driver
+from tests.pipeline.raw import FINISHED, RawClient
+from tests.waiting import eventually
+
+
+def test_sixty_four_clients_with_aborts_and_disconnects_leave_nothing_behind() -> None:
+    with hash_driver(lease_s=3.0, num_pages=300, hash_step_ms=0.5) as driver:
+        run_dir = driver.run_dir
+        outcomes: Counter[str] = Counter()
+
+        def live(seed: int) -> None:
+            rng = random.Random(seed)
+            with Client(run_dir) as client:
+                for _ in range(6):
+                    prompt, num_tokens = random_prompt(rng), rng.randrange(1, 60)
+                    stream = client.submit(prompt, max_tokens=num_tokens)
+                    kind = rng.choice(["read", "read", "abort", "vanish"])
+                    if kind == "vanish":
+                        stream.accepted(60)
+                        outcomes["vanished"] += 1
+                        return
+                    if kind == "abort":
+                        stream.abort()
+                    completion = stream.result(60)
+                    assert completion.token_ids == expected(prompt, len(completion.token_ids))
+                    assert completion.finish_reason == "abort" or len(completion.token_ids) == num_tokens
+                    outcomes[completion.finish_reason] += 1
+
+        with ThreadPoolExecutor(64) as pool:
+            list(pool.map(live, range(64)))
+        assert min(outcomes[k] for k in ("length", "abort", "vanished")) > 0
+        assert_quiet(driver)
+        processes = [psutil.Process(pid) for pid in driver.pids.values() if pid]
+    assert not run_dir.exists()
+    assert not [p for p in processes if p.is_running()]
+
+
+def test_a_vanished_client_gives_its_pages_back_within_its_lease() -> None:
+    with hash_driver(hash_step_ms=2.0) as driver:
+        with RawClient(driver.run_dir) as client:
+            client.submit(prompt="a", max_tokens=4000, lease_s=0.3)
+            eventually(lambda: driver.stats()["execute"]["pages_held"] > 0)
+        began = time.monotonic()
+        assert_quiet(driver)
+        assert time.monotonic() - began < 3.0
+
+
+def test_a_request_outlives_its_client_and_is_resumed_by_another() -> None:
+    with hash_driver(hash_step_ms=2.0, lease_s=30.0) as driver:
+        with Client(driver.run_dir) as first:
+            stream = first.submit([5, 6], max_tokens=200, request_id="handed-over")
+            delta = next(iter(stream))
+        with Client(driver.run_dir) as second:
+            rest = second.resume("handed-over", num_tokens=len(delta.token_ids), num_chars=len(delta.text))
+            assert delta.token_ids + rest.result(30).token_ids == expected([5, 6], 200)
+
+
+def test_a_client_that_does_not_read_stalls_nobody() -> None:
+    with hash_driver(window_tokens=64, lease_s=60.0) as driver:
+        with RawClient(driver.run_dir, receive_limit=1) as stalled:
+            for _ in range(8):
+                stalled.submit(prompt="a", max_tokens=2000)
+            prompt = [3, 1, 4]
+            assert driver.generate(prompt, max_tokens=500).token_ids == expected(prompt, 500)
+            # The stalled client's answers are computed, kept, and sent no further than its window.
+            eventually(lambda: driver.stats()["summarize"]["unread"] == 8)
+            request_id = stalled.submit(prompt="late", max_tokens=3)
+            stalled.receive("follow", FINISHED)
+            assert not stalled.ends(request_id) or len(stalled.ends(request_id)) == 1
+
+
+def test_a_megabyte_prompt_does_not_delay_the_others() -> None:
+    with hash_driver() as driver:
+        stop = threading.Event()
+        slow = driver.submit("x" * (1 << 20), truncation="right", max_tokens=1)
+        waits = []
+        while not slow.done or len(waits) < 5:
+            began = time.monotonic()
+            driver.generate([1, 2, 3], max_tokens=1)
+            waits.append(time.monotonic() - began)
+        stop.set()
+        assert slow.result(60).usage["truncated_tokens"] > 1_000_000
+        assert sorted(waits)[len(waits) // 2] < 0.1
+
+
+@pytest.mark.parametrize("num_pages", [64])
+def test_a_small_pool_preempts_and_every_text_is_right(num_pages: int) -> None:
+    rng = random.Random(11)
+    prompts = [random_prompt(rng, 20, 120) for _ in range(40)]
+    with hash_driver(num_pages=num_pages, max_num_seqs=16) as driver:
+        streams = [driver.submit(prompt, max_tokens=100) for prompt in prompts]
+        for prompt, stream in zip(prompts, streams, strict=True):
+            assert stream.result(60).token_ids == expected(prompt, 100)
+        assert driver.stats()["execute"]["preemptions"] > 0
+        assert_quiet(driver)
+
+
+def test_an_idle_pipeline_uses_next_to_nothing(driver: Driver) -> None:
+    driver.generate("warm", max_tokens=2)
+    assert_quiet(driver)
+    processes = [psutil.Process(pid) for pid in driver.pids.values() if pid]
+
+    def cpu_s() -> float:
+        return sum(sum(p.cpu_times()[:2]) for p in processes)
+
+    began, used = time.monotonic(), cpu_s()
+    threading.Event().wait(3.0)  # a measurement over time, not a synchronisation
+    share = (cpu_s() - used) / (time.monotonic() - began)
+    assert share < 0.01, f"an idle pipeline uses {share:.1%} of a core"

@@ -1,0 +1,126 @@
+"""Every accepted request gets exactly one terminal message, and nothing after it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from triptych import Driver
+from triptych.protocol.errors import RequestTooLong, TokenizationFailed
+
+from tests.pipeline.checks import assert_quiet, expected, random_prompt
+from tests.pipeline.conftest import hash_driver
+from tests.pipeline.raw import ABORT, ACKNOWLEDGE, FAILED, FINISHED, GET_STATS, STATS, TEXT, RawClient
+from tests.waiting import eventually
+
+
+def assert_one_end(client: RawClient, request_id: str) -> None:
+    assert len(client.ends(request_id)) == 1
+    frames = client.received["follow"]
+    last = next(i for i, f in enumerate(frames) if f[0] in (FINISHED, FAILED) and f[4] == request_id)
+    rows = [row for f in frames[last + 1 :] if f[0] == TEXT for row in f[4]]
+    assert not [row for row in rows if row[0] == request_id]
+
+
+def test_heartbeats_around_the_end_bring_no_second_end(driver: Driver) -> None:
+    with RawClient(driver.run_dir) as client:
+        request_id = client.submit(prompt="hello", max_tokens=50)
+        for _ in range(200):
+            client.follow(request_id, 0)
+        client.receive("follow", FINISHED)
+        for _ in range(50):
+            client.follow(request_id, 50)
+        client.send("follow", GET_STATS)
+        client.receive("follow", STATS)  # everything before it was handled
+        assert_one_end(client, request_id)
+        client.send("follow", ACKNOWLEDGE, [request_id])
+
+
+def test_an_abort_at_any_moment_ends_once_and_frees_once(driver: Driver) -> None:
+    with RawClient(driver.run_dir) as client:
+        rng = random.Random(3)
+        ids = []
+        for index in range(300):
+            request_id = client.submit(prompt=f"prompt {index}", max_tokens=rng.choice([1, 2, 5, 30]))
+            for _ in range(rng.randrange(3)):
+                if rng.random() < 0.7:
+                    client.send("follow", ABORT, request_id)
+                else:
+                    client.follow(request_id, 0)
+            ids.append(request_id)
+        eventually(lambda: client.collect("follow", 0.05) is not None and all(client.ends(i) for i in ids))
+        for request_id in ids:
+            client.send("follow", ABORT, request_id)
+        client.send("follow", GET_STATS)
+        client.receive("follow", STATS)
+        for request_id in ids:
+            assert_one_end(client, request_id)
+        client.send("follow", ACKNOWLEDGE, ids)
+    assert_quiet(driver)
+
+
+def test_an_abort_keeps_what_was_produced() -> None:
+    with hash_driver(hash_step_ms=5.0) as driver:
+        stream = driver.submit([7, 8, 9], max_tokens=1000)
+        deltas = iter(stream)
+        got = next(deltas).token_ids
+        stream.abort()
+        for delta in deltas:
+            got += delta.token_ids
+        completion = stream.result()
+        assert completion.finish_reason == "abort"
+        assert got == completion.token_ids == expected([7, 8, 9], len(got))
+        assert 0 < len(got) < 1000
+        assert_quiet(driver)
+
+
+def test_an_abort_while_waiting_for_a_credit_ends_the_request() -> None:
+    with hash_driver(hash_step_ms=5.0, max_num_seqs=1) as driver:
+        running = [driver.submit([1, 2], max_tokens=300) for _ in range(2)]
+        waiting = driver.submit([3, 4], max_tokens=5)
+        waiting.accepted(10)
+        waiting.abort()
+        completion = waiting.result(5)
+        assert (completion.finish_reason, completion.token_ids) == ("abort", [])
+        assert completion.ledger["stages_ms"]["prefill"] == 0
+        for stream in running:
+            stream.abort()
+        assert_quiet(driver)
+
+
+def test_a_thousand_finished_and_a_thousand_aborted_leave_nothing(driver: Driver) -> None:
+    rng = random.Random(5)
+    for _ in range(10):
+        prompts = [random_prompt(rng, 2, 30) for _ in range(200)]
+        streams = [driver.submit(prompt, max_tokens=8) for prompt in prompts]
+        for stream in streams[::2]:
+            stream.abort()
+        for prompt, stream in zip(prompts, streams, strict=True):
+            completion = stream.result(60)
+            assert completion.token_ids == expected(prompt, len(completion.token_ids))
+    assert_quiet(driver)
+
+
+def test_no_tokens_wanted_is_answered_without_a_step(driver: Driver) -> None:
+    completion = driver.generate("hi", max_tokens=0)
+    assert (completion.text, completion.token_ids, completion.finish_reason) == ("", [], "length")
+
+
+def test_an_overlong_prompt_is_answered_with_both_numbers(driver: Driver) -> None:
+    with pytest.raises(RequestTooLong, match="prompt has 5000 tokens, the limit is 4095"):
+        driver.generate([1] * 5000)
+    assert driver.generate([1, 2], max_tokens=3).token_ids == expected([1, 2], 3)
+
+
+def test_a_truncated_prompt_says_so(driver: Driver) -> None:
+    stream = driver.submit([1] * 5000, truncation="left", max_tokens=3)
+    assert stream.accepted(10).num_truncated_tokens > 0
+    assert stream.result(20).usage["truncated_tokens"] == stream.accepted().num_truncated_tokens
+
+
+def test_a_chat_template_that_raises_fails_its_own_request_only(driver: Driver) -> None:
+    bad = driver.submit(messages=[{"role": "wizard", "content": "hi"}], max_tokens=2)
+    good = driver.submit(messages=[{"role": "user", "content": "hi"}], max_tokens=2)
+    with pytest.raises(TokenizationFailed, match="unknown role wizard"):
+        bad.result(10)
+    assert len(good.result(10).token_ids) == 2
