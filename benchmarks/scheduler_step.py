@@ -6,13 +6,11 @@ No model runs. Prints one JSON line; times in milliseconds.
 from __future__ import annotations
 
 import json
-import platform
-import subprocess
-import statistics
 import time
-from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
+from report import environment, spread
 
 from triptych.protocol.config import SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
@@ -24,19 +22,45 @@ from triptych.workers.execute.scheduling.sequence import Sequence
 NUM_DECODES = 256
 NUM_WAITING = (0, 10_000)
 PROMPT_TOKENS = 1000
+OUTPUT_TOKENS = 1040
 PAGE_SIZE = 16
-PAGES_EACH = 128  # for a prompt and 1048 tokens after it
+PAGES_EACH = 128
 NUM_STEPS = 400
 WARM_UP = 50
 
 
-def make_sequence(index: int) -> Sequence:
-    tokens = np.ones(PROMPT_TOKENS + 1040, np.int32)
-    params = SamplingParams(max_tokens=1040)
-    return Sequence(
-        key=(index, 1), tokens=tokens, num_prompt_tokens=PROMPT_TOKENS, num_tokens=PROMPT_TOKENS, params=params,
-        seed=0, arrival=index, stop_ids=frozenset({2}),
-    )  # fmt: skip
+def main() -> None:
+    report = {
+        "what": "scheduler_step",
+        **environment("numpy"),
+        "config": {"num_decodes": NUM_DECODES, "prompt_tokens": PROMPT_TOKENS, "page_size": PAGE_SIZE},
+        "warm_up": WARM_UP,
+        "milliseconds": {f"{num_waiting} waiting": measure(num_waiting) for num_waiting in NUM_WAITING},
+    }
+    print(json.dumps(report))
+
+
+def measure(num_waiting: int) -> dict[str, dict[str, float]]:
+    scheduler = make_scheduler(num_waiting)
+    marks = [step(scheduler) for _ in range(WARM_UP + NUM_STEPS)][WARM_UP:]
+    parts = {
+        name: spread([1e3 * (end - begin) for begin, end in spans])
+        for name, spans in zip(("plan", "build", "apply"), zip(*map(pairwise, marks), strict=True), strict=True)
+    }
+    return {**parts, "whole": spread([1e3 * (mark[-1] - mark[0]) for mark in marks])}
+
+
+def step(scheduler: Scheduler) -> tuple[float, float, float, float]:
+    """One step without a model; the times before, between and after its parts."""
+    begun = time.perf_counter()
+    plan = scheduler.plan()
+    assert plan is not None
+    planned = time.perf_counter()
+    inputs = build_inputs(plan, scheduler.running, scheduler.rows, page_size=PAGE_SIZE)
+    built = time.perf_counter()
+    scheduler.apply(plan, [1] * len(inputs.sampled))
+    take_stats(scheduler)
+    return begun, planned, built, time.perf_counter()
 
 
 def make_scheduler(num_waiting: int) -> Scheduler:
@@ -52,42 +76,17 @@ def make_scheduler(num_waiting: int) -> Scheduler:
     return scheduler
 
 
-def step(scheduler: Scheduler) -> dict[str, float]:
-    """One step without a model; what each part of it took."""
-    clock: Callable[[], float] = time.perf_counter
-    begin = clock()
-    plan = scheduler.plan()
-    assert plan is not None
-    planned = clock()
-    inputs = build_inputs(plan, scheduler.running, scheduler.rows, page_size=PAGE_SIZE)
-    built = clock()
-    scheduler.apply(plan, [1] * len(inputs.sampled))
-    take_stats(scheduler)
-    applied = clock()
-    return {"plan": planned - begin, "build": built - planned, "apply": applied - built, "total": applied - begin}
-
-
-def measure(num_waiting: int) -> dict[str, float]:
-    scheduler = make_scheduler(num_waiting)
-    times = [step(scheduler) for _ in range(WARM_UP + NUM_STEPS)][WARM_UP:]
-    result = {part: round(1e3 * statistics.median(t[part] for t in times), 3) for part in times[0]}
-    totals = sorted(t["total"] for t in times)
-    return {**result, "total_p95": round(1e3 * totals[int(0.95 * len(totals))], 3)}
-
-
-def main() -> None:
-    report = {
-        "what": "scheduler_step",
-        "hardware": platform.processor() or platform.machine(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "commit": subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip(),
-        "num_decodes": NUM_DECODES,
-        "repeats": NUM_STEPS,
-        "warm_up": WARM_UP,
-        "median_ms": {f"waiting_{num_waiting}": measure(num_waiting) for num_waiting in NUM_WAITING},
-    }
-    print(json.dumps(report))
+def make_sequence(index: int) -> Sequence:
+    return Sequence(
+        key=(index, 1),
+        tokens=np.ones(PROMPT_TOKENS + OUTPUT_TOKENS, np.int32),
+        num_prompt_tokens=PROMPT_TOKENS,
+        num_tokens=PROMPT_TOKENS,
+        params=SamplingParams(max_tokens=OUTPUT_TOKENS),
+        seed=0,
+        arrival=index,
+        stop_ids=frozenset({2}),
+    )
 
 
 if __name__ == "__main__":

@@ -92,9 +92,8 @@ class WorkerPage:
         self._head = np.frombuffer(mapped, _WORKER, 1, offset)[0]
         self._bytes = np.frombuffer(mapped, np.uint8, PAGE - _WORKER.itemsize, offset + _WORKER.itemsize)
 
-    def set_phase(self, epoch: int, phase: str, *, total: int = 0) -> None:
-        self._head["done"], self._head["total"] = 0, total
-        self.progress()
+    def set_phase(self, epoch: int, phase: str) -> None:
+        self.progress(0, 0)
         self._head["phase_word"] = epoch << 32 | PHASES.index(phase)
 
     def phase(self, epoch: int) -> str:
@@ -102,9 +101,10 @@ class WorkerPage:
         word = int(self._head["phase_word"])
         return PHASES[word & 0xFFFFFFFF] if word >> 32 == epoch else "down"
 
-    def progress(self, done: int | None = None) -> None:
+    def progress(self, done: int | None = None, total: int | None = None) -> None:
+        """Show that the worker lives, and how far it is in this phase."""
         if done is not None:
-            self._head["done"] = done
+            self._head["done"], self._head["total"] = done, total or 0
         self._head["progress_ns"] = time.monotonic_ns()
 
     def set_patience(self, patience_ns: int) -> None:

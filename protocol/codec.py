@@ -46,7 +46,6 @@ TAGS: dict[int, type[Any]] = {
     41: m.StepDone,
     42: m.Release,
     43: m.Forgotten,
-    44: m.Wake,
 }
 
 
@@ -115,9 +114,14 @@ def unpack(frame: bytes | memoryview) -> Any:
             max_array_len=MAX_ITEMS,
             max_map_len=MAX_FIELDS,
             max_ext_len=0,
+            ext_hook=_refuse_extension,  # one of no bytes passes max_ext_len
         )
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise BadFrame(f"not a message: {type(error).__name__}: {error}"[:200]) from error
+
+
+def _refuse_extension(code: int, _: bytes) -> Any:
+    raise ValueError(f"extension type {code}")
 
 
 def decode(frame: bytes, *, max_bytes: int | None = None) -> Frame:

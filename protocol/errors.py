@@ -49,6 +49,9 @@ class WorkerDied(TriptychError):
         self.exit_code = exit_code
         self.stderr = stderr
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.role, self.exit_code, self.stderr), vars(self)
+
 
 class PipelineClosed(TriptychError):
     """The driver or the client was used before ``start`` or after ``stop``."""

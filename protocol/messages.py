@@ -38,7 +38,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """prepare -> client: the request was not taken. summarize -> client with an empty id: a frame that is no message."""
+    """prepare -> client: the request was not taken. From either socket, with an empty id: a frame was no message."""
 
     request_id: str
     code: str
@@ -185,8 +185,3 @@ class Forgotten:
 
     slots: bytes  # uint32
     generations: bytes  # uint32
-
-
-@dataclass(frozen=True, slots=True)
-class Wake:
-    """driver -> every worker: the mode on the board changed. Carries nothing, so losing it costs one tick."""

@@ -40,8 +40,8 @@ class WorkerContext:
     def page(self) -> WorkerPage:
         return self.board.worker(self.role)
 
-    def set_phase(self, phase: str, *, total: int = 0) -> None:
-        self.page.set_phase(self.epoch, phase, total=total)
+    def set_phase(self, phase: str) -> None:
+        self.page.set_phase(self.epoch, phase)
 
     @property
     def stopping(self) -> bool:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from .conversations import Mixture, Turn, ordered_pairs, sample_epoch
 from .entries import Entry, load_entries
@@ -151,11 +151,13 @@ def make_batches(rows: Sequence[EncodedConversation], *, batch_tokens: int, rng:
     return batches
 
 
-def save_checkpoint(trainer: Trainer, folder: Path) -> None:
-    """Write the model in bfloat16 and the tokenizer with its chat template to ``folder``."""
-    model = trainer.model.bfloat16()
-    model.save_pretrained(folder)
-    trainer.tokenizer.save_pretrained(folder, save_jinja_files=False)
+def save_checkpoint(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write the model in bfloat16, greedy by default, and the tokenizer with its chat template to ``folder``."""
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    model.bfloat16().save_pretrained(folder)
+    tokenizer.save_pretrained(folder, save_jinja_files=False)
 
 
 def _fit_tokenizer(entries: tuple[Entry, ...], config: TrainConfig) -> PreTrainedTokenizerFast:
@@ -219,7 +221,7 @@ def main() -> None:
     out, config = _parse_arguments()
     trainer = Trainer(config)
     trainer.run()
-    save_checkpoint(trainer, out)
+    save_checkpoint(trainer.model, trainer.tokenizer, out)
     print_table(out)
 
 

@@ -6,7 +6,6 @@ kills its workers, and has no other part in them.
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 import subprocess
@@ -21,17 +20,22 @@ import msgpack
 import pytest
 import zmq
 
+from tests.waiting import eventually
 from triptych import Driver
 
-VERSION = 1
 SUBMIT, GET_INFO, ACCEPTED, REJECTED, INFO = 1, 2, 3, 4, 5
 FOLLOW, ABORT, ACKNOWLEDGE, GET_STATUS, GET_STATS = 10, 11, 12, 13, 14
 TEXT, FINISHED, FAILED, STATUS, STATS = 20, 21, 22, 23, 24
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 REPEAT_S, PATIENCE_S = 0.25, 30.0
-PROMPT = "What does a raw client need?"
-LONG = 2000  # tokens: several windows
+NUM_TOKENS = 700  # more than two windows
+REQUEST: dict[str, Any] = {
+    "prompt": "What does a raw client need?",
+    "max_tokens": NUM_TOKENS,
+    "temperature": 1.0,
+    "seed": 7,
+}
 
 
 class Door:
@@ -43,14 +47,13 @@ class Door:
         self.socket.connect(f"ipc://{run_dir}/{name}")
 
     def send(self, tag: int, *fields: Any) -> None:
-        self.socket.send(msgpack.packb([tag, VERSION, 0, 0, *fields]))
+        self.socket.send(msgpack.packb([tag, 1, 0, 0, *fields]))
 
     def recv(self, timeout_s: float = REPEAT_S) -> list[Any] | None:
-        """``[tag, *fields]`` of the next frame, or None."""
+        """``[tag, ...fields]`` of the next frame, or None."""
         if not self.socket.poll(int(timeout_s * 1000)):
             return None
-        tag, version, _epoch, _seq, *fields = msgpack.unpackb(self.socket.recv())
-        assert version == VERSION
+        tag, _version, _epoch, _seq, *fields = msgpack.unpackb(self.socket.recv())
         return [tag, *fields]
 
     def ask(self, tag: int, *fields: Any) -> list[Any]:
@@ -64,86 +67,195 @@ class Door:
 
 
 class RawClient:
-    """The state of one request, as the page's section on following has it."""
+    """One request and what is here of its answer: the page's sections "Submit" and "Follow"."""
 
-    def __init__(self, run_dir: Path, request_id: str | None = None) -> None:
+    def __init__(self, run_dir: Path, request_id: str = "", *, num_tokens: int = 0, num_chars: int = 0) -> None:
         self.submit_door, self.follow_door = Door(run_dir, "submit"), Door(run_dir, "follow")
         self.request_id = request_id or uuid.uuid4().hex
+        self.num_tokens, self.num_chars = num_tokens, num_chars  # from the beginning of the answer
         self.token_ids: list[int] = []
         self.text = ""
-        self.num_tokens = self.num_chars = 0  # what is here, counted from the beginning of the answer
-        self.rows = 0
+        self.num_rows = 0
+        self.again = True
         self.end: list[Any] | None = None
 
     def submit(self, **request: Any) -> list[Any]:
-        """The Accepted or Rejected of this id."""
-        answer = self.submit_door.ask(SUBMIT, self.request_id, request)
-        while answer[1] != self.request_id:
-            answer = self.submit_door.ask(SUBMIT, self.request_id, request)
-        return answer
+        return self.submit_door.ask(SUBMIT, self.request_id, request)
 
-    def follow(self, *, until_tokens: int | None = None) -> None:
-        """Follow until the terminal message, or until so many tokens are here."""
-        deadline = time.monotonic() + PATIENCE_S
-        again = True
-        while self.end is None and (until_tokens is None or self.num_tokens < until_tokens):
-            assert time.monotonic() < deadline, f"{self.num_tokens} tokens after {PATIENCE_S} s"
-            self.follow_door.send(FOLLOW, [[self.request_id, self.num_tokens, again]])
-            again = False
-            while (frame := self.follow_door.recv()) is not None and not again:
-                again = not self._take(frame)
-                if self.end is not None or frame[0] == TEXT and again is False:
-                    break
+    def follow(self, until_tokens: float = float("inf")) -> None:
+        """Until the terminal message, or until so many tokens are here."""
+        followed, repeat_at, deadline = self.num_tokens, 0.0, time.monotonic() + PATIENCE_S
+        while self.end is None and self.num_tokens < until_tokens:
+            now = time.monotonic()
+            assert now < deadline, f"{self.num_tokens} tokens after {PATIENCE_S} s"
+            if self.again or now >= repeat_at or self.num_tokens - followed >= 64:
+                self.follow_door.send(FOLLOW, [[self.request_id, self.num_tokens, self.again]])
+                self.again, followed, repeat_at = False, self.num_tokens, now + REPEAT_S
+            if (frame := self.follow_door.recv(max(0.0, repeat_at - now))) is not None:
+                self._take(*frame)
 
-    def _take(self, frame: list[Any]) -> bool:
-        """False if there is a gap."""
-        tag, *fields = frame
+    def _take(self, tag: int, *fields: Any) -> None:
         if tag == TEXT:
-            return all(self._add(*row[1:6]) for row in fields[0] if row[0] == self.request_id)
-        if tag in (FINISHED, FAILED) and fields[0] == self.request_id:
-            if not self._add(*fields[1:6]):
-                return False
-            self.end = frame
-        return True
+            for request_id, *row in fields[0]:
+                if request_id == self.request_id:
+                    self._add(*row[:4])
+        elif tag in (FINISHED, FAILED) and fields[0] == self.request_id and self._add(*fields[1:5]):
+            self.end = [tag, *fields]
+            self.follow_door.send(ACKNOWLEDGE, [self.request_id])
 
-    def _add(self, offset: int, text_offset: int, packed: bytes, text: str, _logprobs: Any) -> bool:
+    def _add(self, offset: int, text_offset: int, packed: bytes, text: str) -> bool:
+        """False if there is a gap before the row: everything is asked for again."""
         if offset > self.num_tokens or text_offset > self.num_chars:
+            self.again = True
             return False
-        token_ids = list(struct.unpack(f"<{len(packed) // 4}i", packed))[self.num_tokens - offset :]
+        token_ids = struct.unpack(f"<{len(packed) // 4}i", packed)[self.num_tokens - offset :]
         text = text[self.num_chars - text_offset :]
         self.token_ids += token_ids
         self.text += text
         self.num_tokens += len(token_ids)
         self.num_chars += len(text)
-        self.rows += 1
+        self.num_rows += 1
         return True
 
     @property
     def finish_reason(self) -> str:
         assert self.end is not None
         assert self.end[0] == FINISHED, self.end
-        return str(self.end[7 - 1])
+        return str(self.end[7])
 
 
 @pytest.fixture(scope="module")
-def driver() -> Iterator[Driver]:
-    with Driver("hash-lm", hash_step_ms=0.5) as driver:
+def pipeline() -> Iterator[Driver]:
+    with Driver("hash-lm", hash_step_ms=0.5, max_restarts=1000) as driver:
         yield driver
 
 
+@pytest.fixture
+def client(pipeline: Driver) -> RawClient:
+    return RawClient(pipeline.run_dir)
+
+
 @pytest.fixture(scope="module")
-def whole(driver: Driver) -> RawClient:
+def whole(pipeline: Driver) -> RawClient:
     """An undisturbed answer, to compare the others with."""
-    client = RawClient(driver.run_dir)
-    assert client.submit(prompt=PROMPT, max_tokens=LONG)[0] == ACCEPTED
+    client = RawClient(pipeline.run_dir)
+    assert client.submit(**REQUEST)[0] == ACCEPTED
     client.follow()
     return client
 
 
-def test_an_answer_streams_in_rows_and_ends_once(driver: Driver, whole: RawClient) -> None:
+def test_an_answer_streams_in_rows_and_its_end_comes_once(pipeline: Driver, whole: RawClient) -> None:
     assert whole.finish_reason == "length"
-    assert len(whole.token_ids) == LONG
-    assert whole.rows > 5
-    whole.follow_door.send(FOLLOW, [[whole.request_id, whole.num_tokens, False]])
-    assert whole.follow_door.recv() is None, "nothing follows the terminal message"
-    assert driver.generate(PROMPT, max_tokens=LONG).text == whole.text
+    assert len(whole.token_ids) == whole.num_tokens == NUM_TOKENS
+    assert whole.num_rows > 3
+    assert whole.follow_door.recv() is None
+    assert pipeline.generate(**REQUEST).text == whole.text
+
+
+def test_the_terminal_message_brings_usage_and_ledger(whole: RawClient) -> None:
+    assert whole.end is not None
+    summary = whole.end[8]
+    assert summary["usage"]["completion_tokens"] == NUM_TOKENS
+    assert sum(summary["ledger"]["stages_ms"].values()) == pytest.approx(summary["ledger"]["wall_ms"])
+
+
+def test_the_program_of_the_page_runs_as_it_stands(pipeline: Driver, tmp_path: Path) -> None:
+    [source] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    program = tmp_path / "client.py"
+    program.write_text(source, encoding="utf-8")
+    command = [sys.executable, "-X", "utf8", str(program), str(pipeline.run_dir), "Hello"]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+    assert done.stdout.decode() == f"{pipeline.generate('Hello', max_tokens=50).text} length\n"
+
+
+def test_a_submit_sent_again_is_accepted_again_and_runs_once(client: RawClient, whole: RawClient) -> None:
+    first = client.submit(**REQUEST)
+    assert client.submit(**REQUEST) == first == [ACCEPTED, client.request_id, len(REQUEST["prompt"]), 0, NUM_TOKENS]
+    client.follow()
+    assert client.text == whole.text
+
+
+def test_a_second_socket_resumes_at_an_offset(pipeline: Driver, client: RawClient, whole: RawClient) -> None:
+    client.submit(**REQUEST)
+    client.follow(until_tokens=300)
+    second = RawClient(
+        pipeline.run_dir, client.request_id, num_tokens=client.num_tokens, num_chars=client.num_chars
+    )  # fmt: skip
+    second.follow()
+    assert client.token_ids + second.token_ids == whole.token_ids
+    assert client.text + second.text == whole.text
+
+
+def test_no_more_than_a_window_is_sent_past_the_last_follow(client: RawClient) -> None:
+    window = client.submit_door.ask(GET_INFO)[1]["limits"]["window_tokens"]
+    client.submit(**REQUEST)
+    client.follow(until_tokens=1)
+    acknowledged = 0
+    while (frame := client.follow_door.recv(0.5)) is not None:
+        client._take(*frame)
+    assert client.num_tokens == acknowledged + window
+    client.follow()
+    assert client.num_tokens == NUM_TOKENS
+
+
+def test_an_abort_keeps_what_was_produced(client: RawClient, whole: RawClient) -> None:
+    client.submit(**REQUEST)
+    client.follow(until_tokens=5)
+    client.follow_door.send(ABORT, client.request_id)
+    client.follow()
+    assert client.finish_reason == "abort"
+    assert client.token_ids == whole.token_ids[: client.num_tokens]
+    assert whole.text.startswith(client.text.rstrip("\ufffd"))
+
+
+@pytest.mark.parametrize("role", ["prepare", "execute", "summarize"])
+def test_a_worker_that_dies_costs_a_pause(pipeline: Driver, client: RawClient, whole: RawClient, role: str) -> None:
+    restarts = pipeline.stats()["restarts"][role]
+    client.submit(**REQUEST)
+    client.follow(until_tokens=50)
+    pipeline.restart(role)  # SIGKILL
+    client.follow()
+    assert (client.text, client.token_ids) == (whole.text, whole.token_ids)
+    eventually(lambda: pipeline.stats()["restarts"][role] == restarts + 1)
+
+
+def test_a_rejection_names_code_and_field(client: RawClient) -> None:
+    tag, request_id, code, message, param = client.submit(prompt="Hello", temperature=-1.0)
+    assert (tag, request_id, code, param) == (REJECTED, client.request_id, "invalid_request", "temperature")
+    assert message == "temperature is -1.0, the limits are 0.0 and 100.0"
+    assert client.submit(prompt="Hello", max_tokens=3)[0] == ACCEPTED, "a refused id may be used again"
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xc1", b"garbage", msgpack.packb([1, 99, 0, 0]), b"\x91" * 2000])
+@pytest.mark.parametrize("door", ["submit_door", "follow_door"])
+def test_garbage_is_answered_and_the_next_request_served(client: RawClient, door: str, frame: bytes) -> None:
+    getattr(client, door).socket.send(frame)
+    answer = getattr(client, door).recv(PATIENCE_S)
+    assert answer is not None
+    assert answer[:3] == [REJECTED, "", "bad_frame"]
+    assert client.submit(prompt="Hello", max_tokens=3)[0] == ACCEPTED
+    client.follow()
+    assert client.finish_reason == "length"
+
+
+def test_an_acknowledged_request_is_forgotten_and_not_run_again(client: RawClient) -> None:
+    client.submit(prompt="Hello", max_tokens=3)
+    assert client.follow_door.ask(GET_STATUS, client.request_id)[2] in ("queued", "running", "finished")
+    client.follow()
+    eventually(lambda: client.submit(prompt="Hello", max_tokens=3)[2] == "duplicate_id")
+    assert client.follow_door.ask(GET_STATUS, client.request_id)[1:3] == [client.request_id, "unknown"]
+    answer = client.follow_door.ask(FOLLOW, [[client.request_id, 0, True]])
+    assert answer[:8] == [FAILED, client.request_id, 0, 0, b"", "", None, "unknown_id"]
+
+
+def test_a_request_that_nobody_follows_ends_with_its_lease(client: RawClient) -> None:
+    client.submit(**{**REQUEST, "max_tokens": 4000, "lease_s": 0.2})
+    eventually(lambda: client.follow_door.ask(GET_STATUS, client.request_id)[2] in ("aborted", "unknown"))
+
+
+def test_info_and_stats_have_what_the_page_says(client: RawClient) -> None:
+    [info] = client.submit_door.ask(GET_INFO)[1:]
+    assert set(info) == {"model", "limits"}
+    [stats] = client.follow_door.ask(GET_STATS)[1:]
+    assert set(stats) == {"prepare", "execute", "summarize"}

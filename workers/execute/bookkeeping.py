@@ -74,10 +74,8 @@ class Bookkeeper:
         """Write a step into the journal; the message that tells summarize, or None if there is nothing to tell."""
         plan, progress = outputs.plan, outputs.progress
         self._note_schedule(outputs)
-        for key, logprobs in outputs.logprobs.items():
-            view = self._views[key]
-            row = pack_logprobs(*logprobs, num_alternatives=view.record.sampling["logprobs"])
-            self._writer.publish_logprobs(view, progress.token_indices[progress.keys.index(key)], row)
+        if outputs.logprobs:
+            self._write_logprobs(outputs)
         if progress.keys != self._columns.keys:
             self._columns = _columns(progress.keys)
         indices = np.array(progress.token_indices, np.int64)
@@ -107,6 +105,14 @@ class Bookkeeper:
             for key in self._interruptions.keys() & set(outputs.progress.keys):
                 interruption = self._interruptions.pop(key)
                 self._writer.add_times(key[0], **{interruption.field: outputs.collected_at - interruption.since_ns})
+
+    def _write_logprobs(self, outputs: StepOutputs) -> None:
+        indices = dict(zip(outputs.progress.keys, outputs.progress.token_indices, strict=True))
+        for key, logprobs in outputs.logprobs.items():
+            if key in indices:
+                view = self._views[key]
+                row = pack_logprobs(*logprobs, num_alternatives=view.record.sampling["logprobs"])
+                self._writer.publish_logprobs(view, indices[key], row)
 
     def _write_ends(self, outputs: StepOutputs) -> dict[Key, str]:
         ends = dict(outputs.progress.finished)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
+from pathlib import Path
 
-from ...protocol.config import ModelCard
+from ...protocol.config import CacheConfig, ModelCard, ModelConfig, SchedulerConfig
 from ...protocol.tokenizer_files import TokenizerFacts, save_tokenizer
-from ..process import WorkerContext
 from .hash_lm import HashRunner
-from .step import Runner
 
 # End of sequence, which the hash never gives, a token for each byte, and one to spare: with a prime below the size the
 # hash does not fall into a short cycle.
@@ -24,35 +22,33 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_hash_model(context: WorkerContext, *, num_pages: int | None) -> tuple[Runner, ModelCard, float]:
-    """The runner, its card, and the seconds of a step. Writes a byte tokenizer into the run directory."""
-    started = time.monotonic()
-    config = context.config
-    pages = num_pages or config.cache.num_pages or NUM_PAGES
+def build_hash_runner(
+    model: ModelConfig, cache: CacheConfig, scheduler: SchedulerConfig, *, run_dir: Path
+) -> tuple[HashRunner, ModelCard]:
+    """The runner and its card. Writes a byte tokenizer into the run directory."""
+    num_pages = cache.num_pages or NUM_PAGES
     facts = TokenizerFacts(
         vocab_size=VOCAB_SIZE, chat_template=CHAT_TEMPLATE, special_tokens={"eos_token": EOS}, bos_token_id=None
     )
-    save_tokenizer(context.run_dir, byte_tokenizer_json(), facts)
-    runner = HashRunner(
-        VOCAB_SIZE, num_pages=pages, page_size=config.cache.page_size, step_ms=config.model.hash_step_ms
-    )
+    save_tokenizer(run_dir, byte_tokenizer_json(), facts)
     card = ModelCard(
-        model=config.model.model,
+        model=model.model,
         model_type="hash-lm",
         backend="hash",
         num_parameters=0,
         dtype="int64",
         device="cpu",
         vocab_size=VOCAB_SIZE,
-        max_model_len=min(config.model.max_model_len or MAX_MODEL_LEN, pages * config.cache.page_size),
+        max_model_len=min(model.max_model_len or MAX_MODEL_LEN, num_pages * cache.page_size),
         eos_token_ids=(0,),
-        page_size=config.cache.page_size,
-        num_pages=pages,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_live=config.scheduler.max_live,
-        load_s=time.monotonic() - started,
+        page_size=cache.page_size,
+        num_pages=num_pages,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_live=scheduler.max_live,
+        load_s=0.0,
     )
-    return runner, card, config.model.hash_step_ms / 1e3
+    runner = HashRunner(VOCAB_SIZE, num_pages=num_pages, page_size=cache.page_size, step_ms=model.hash_step_ms)
+    return runner, card
 
 
 def byte_tokenizer_json() -> str:

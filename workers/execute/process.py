@@ -5,27 +5,30 @@ from __future__ import annotations
 import json
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...protocol import messages as m
 from ...protocol.channels import Links, Poller
-from ...protocol.config import HASH_MODEL, ModelCard
+from ...protocol.config import DEMO_CHECKPOINT, DEMO_MODEL, HASH_MODEL, CacheConfig, ModelCard
 from ...protocol.errors import JournalError
-from ...protocol.journal.layout import DISPATCHED
+from ...protocol.journal.layout import DISPATCHED, split_word
 from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import read_request
 from ...protocol.run_dir import CARD_FILE, write_private
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
 from .engine import Engine
+from .hash_model import build_hash_runner
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Key
 from .step import Runner
 
 logger = logging.getLogger(__name__)
 
+IDLE_STEP_S = 0.001  # when there is work and none of it can be done, which the scheduler rules out
 PATIENCE_STEPS = 20  # a step that takes so many times as long as usual counts as hung
 
 
@@ -43,15 +46,33 @@ def build(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
 
     A later life uses the number of pages of the first: what was admitted by it must still fit.
     """
-    known = _known_card(context)
-    if context.config.model.model == HASH_MODEL:
-        from .hash_model import build_hash_model as build_model
+    config, known = context.config, _known_card(context)
+    cache = config.cache if known is None else replace(config.cache, num_pages=known.num_pages)
+    runner: Runner
+    if config.model.model == HASH_MODEL:
+        runner, card = build_hash_runner(config.model, cache, config.scheduler, run_dir=context.run_dir)
+        step_s = config.model.hash_step_ms / 1e3
     else:
-        from .model.build import build_model  # type: ignore[assignment]
-    runner, card, step_s = build_model(context, num_pages=known.num_pages if known else None)
+        runner, card, step_s = _build_torch_runner(context, cache)
     if known is None:
         write_private(context.run_dir / CARD_FILE, json.dumps(card.to_wire()))
     return runner, card, step_s
+
+
+def _build_torch_runner(context: WorkerContext, cache: CacheConfig) -> tuple[Runner, ModelCard, float]:
+    from .model.build import build_runner  # the one import of torch, which the hash LM does without
+
+    config = context.config
+    runner, card = build_runner(
+        config.model,
+        cache,
+        config.scheduler,
+        model_dir=DEMO_CHECKPOINT if config.model.model == DEMO_MODEL else config.model.model,
+        run_dir=context.run_dir,
+        progress=context.page.progress,
+    )
+    context.set_phase("warming")
+    return runner, card, runner.warm_up()
 
 
 def _known_card(context: WorkerContext) -> ModelCard | None:
@@ -105,6 +126,7 @@ class Execute:
             return
         outputs = self._engine.step()
         if outputs is None:
+            self._poller.wait(IDLE_STEP_S)
             return
         message = self._books.record(outputs)
         if message is not None:
@@ -140,13 +162,12 @@ class Execute:
             self._adopt(slot)
 
     def _scan_releases(self) -> None:
-        generations = self._journal.generations()
         for key in list(self._held.items()):
-            if is_released(self._journal, *key) or generations[key[0]] != key[1]:
+            if is_released(self._journal, *key) or not self._holds(key[0]):
                 self._release(key)
 
     def _holds(self, slot: int) -> bool:
-        return self._held.get(slot) == int(self._journal.generations()[slot])
+        return self._held.get(slot) == split_word(self._journal.prepare_words[slot])[0]
 
     def _adopt(self, slot: int) -> None:
         try:
@@ -160,6 +181,8 @@ class Execute:
             return
         if len(self._engine.scheduler.live) >= self._max_live or slot in self._held:
             self._scan_releases()  # the credit came from a request whose Release is still under way
+        if len(self._engine.scheduler.live) >= self._max_live:
+            return  # a later scan takes it
         sequence = self._books.adopt(view)
         self._held[slot] = view.generation
         self._stats.changed = True
@@ -178,7 +201,7 @@ class Execute:
 
     def _count(self, outputs: Any) -> None:
         elapsed_s = (outputs.collected_at - outputs.launched_at) / 1e9
-        self._step_s += 0.1 * (elapsed_s - self._step_s) if elapsed_s < self._step_s else elapsed_s - self._step_s
+        self._step_s = max(elapsed_s, 0.9 * self._step_s + 0.1 * elapsed_s)  # up at once, down slowly
         self._num_steps += 1
         self._num_tokens += len(outputs.progress.token_ids)
         self._num_prefill_tokens += outputs.plan.num_prefill_tokens

@@ -19,7 +19,7 @@ from ...protocol.channels import Links, Poller
 from ...protocol.codec import decode_public
 from ...protocol.config import ModelCard
 from ...protocol.errors import BadFrame, JournalError
-from ...protocol.journal.layout import FORGOTTEN
+from ...protocol.journal.layout import FORGOTTEN, split_word, word
 from ...protocol.journal.releases import ReleaseWriter, read_release
 from ...protocol.journal.requests import RequestView, read_request
 from ...protocol.journal.tokens import read_finish, read_tokens
@@ -162,11 +162,12 @@ class Summarize:
 
     def _catch_up(self, answer: Answer) -> None:
         """Take from the journal what no message brought."""
-        if answer.stream.is_finished:
-            return
-        now_ns = time.monotonic_ns()
         # The finish is read first: after it no token follows, so the tokens read then are all.
         finish = read_finish(self._journal, *answer.key)
+        count, _ = split_word(self._journal.tokens_words[answer.view.slot])
+        if answer.stream.is_finished or (finish is None and count <= answer.num_seen):
+            return
+        now_ns = time.monotonic_ns()
         tokens = read_tokens(self._journal, answer.view)
         if tokens is not None and len(tokens) > answer.num_seen:
             self._push(answer, tokens[answer.num_seen :].tolist(), now_ns)
@@ -192,7 +193,7 @@ class Summarize:
         if view is None:
             return None
         self._generations[slot] = view.generation
-        if int(self._journal.release_words[slot]) == view.generation << 32 | FORGOTTEN:
+        if int(self._journal.release_words[slot]) == word(view.generation, FORGOTTEN):
             return None
         answer = Answer(view, self._stream(view), time.monotonic() + view.record.lease_s)
         self._answers[slot] = answer

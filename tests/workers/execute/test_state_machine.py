@@ -106,6 +106,7 @@ class Clients(RuleBasedStateMachine):
         assert step.stats.num_lost_pages == 0
         budget = self.engine.scheduler.config.token_budget
         assert sum(chunk.num_tokens for chunk in step.plan.chunks) <= budget
+        assert not {chunk.key for chunk in step.plan.chunks} & set(step.plan.preempted)
         for key, index, token_id in tokens_of(step.progress):
             assert index == len(self.outputs[key])
             assert self.expected[key][index] == token_id

@@ -1,4 +1,4 @@
-"""Every schedule gives the same text: chunks, pages, pool, rows and budget are nobody's business but the scheduler's."""
+"""Every schedule gives the same text, whatever the chunks, pages, pool, rows and budget."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ def assert_exact(sequences: list[Sequence], **options: Any) -> None:
 @pytest.mark.parametrize("max_num_seqs", [4, 5, 8])
 def test_texts_do_not_depend_on_chunks_pages_and_rows(prefill_chunk: int, page_size: int, max_num_seqs: int) -> None:
     assert_exact(
-        mixed(), prefill_chunk=prefill_chunk, page_size=page_size, max_num_seqs=max_num_seqs, num_pages=1024 // page_size
+        mixed(),
+        num_pages=1024 // page_size,
+        page_size=page_size,
+        prefill_chunk=prefill_chunk,
+        max_num_seqs=max_num_seqs,
     )
 
 

@@ -139,14 +139,15 @@ def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: _Group, for
 
 def _by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: _Group, form: AttentionForm) -> torch.Tensor:
     """Attention of q [B, J, G, n, D] with what the fused kernel lacks, a soft cap (Gemma 2) or sinks (gpt-oss)."""
-    scores = (q.flatten(2, 3) @ k.mT).float().view(*q.shape[:4], -1) * form.scale
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (q.flatten(2, 3) @ k.mT).to(wide).view(*q.shape[:4], -1) * form.scale
     if form.softcap is not None:
         scores = form.softcap * torch.tanh(scores / form.softcap)
     if group.mask is not None:
         scores = scores.masked_fill(~group.mask[:, None], -torch.inf)
     if form.sinks is not None:
         sinks = form.sinks.view(1, *q.shape[1:3], 1, 1).expand(*scores.shape[:-1], 1)
-        scores = torch.cat([scores, sinks.float()], dim=-1)
+        scores = torch.cat([scores, sinks.to(wide)], dim=-1)
     weights = scores.softmax(dim=-1)[..., : k.shape[2]].to(v.dtype)
     output: torch.Tensor = weights.flatten(2, 3) @ v
     return output.view(*q.shape[:4], -1)

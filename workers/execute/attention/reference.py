@@ -36,10 +36,9 @@ def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, form:
     scores = torch.einsum("nhd,lhd->hnl", query.to(wide), keys) * form.scale
     if form.softcap is not None:
         scores = form.softcap * torch.tanh(scores / form.softcap)
-    distance = torch.arange(-len(keys) + len(query), len(query), device=query.device)
-    distance = torch.arange(len(query), device=query.device)[:, None] - distance  # [n, L], of query and key
-    scores = scores.masked_fill((distance < 0) | (distance >= (form.sliding_window or len(keys))), -torch.inf)
-    sinks = query.new_zeros(query.shape[1], 0) if form.sinks is None else form.sinks[:, None]
-    sinks = sinks[:, None, :].expand(-1, len(query), -1).to(wide)
-    weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., : len(keys)]
-    return torch.einsum("hnl,lhe->nhe", weights, values).to(query.dtype)
+    positions = torch.arange(len(keys), device=query.device)
+    distances = positions[-len(query) :, None] - positions  # [n, L], from key to query
+    scores = scores.masked_fill((distances < 0) | (distances >= (form.sliding_window or len(keys))), -torch.inf)
+    if form.sinks is not None:
+        scores = torch.cat([scores, form.sinks.to(wide)[:, None, None].expand(-1, len(query), 1)], dim=-1)
+    return torch.einsum("hnl,lhe->nhe", scores.softmax(dim=-1)[..., : len(keys)], values).to(query.dtype)

@@ -17,7 +17,7 @@ from ..attention.interface import PagedAttention
 from ..attention.reference import ReferenceAttention
 from ..sampling.sampler import Sampler
 from .checkpoint import find_checkpoint
-from .loader import ModelFacts, Progress, load_model, resolve_device
+from .loader import LoadedModel, ModelFacts, Progress, load_model, resolve_device
 from .memory import available_bytes
 from .pool import allocate_pool, bytes_per_token, size_pages
 from .runner import TorchRunner
@@ -40,8 +40,7 @@ def build_runner(
 ) -> tuple[TorchRunner, ModelCard]:
     """The runner of the checkpoint in ``model_dir`` (a directory or a hub id), and its card.
 
-    The tokenizer is written to ``run_dir`` first, so that the other processes can start while weights load;
-    ``progress`` is called with (done, total) tensors.
+    The tokenizer is written to ``run_dir``; ``progress`` is called with (done, total) tensors while weights load.
 
     Raises:
         ConfigError: the model cannot be found, read, trusted or held in memory.
@@ -49,26 +48,22 @@ def build_runner(
     start = time.monotonic()
     device = resolve_device(model_config.device)
     _limit_threads(model_config.threads)
-    folder = find_checkpoint(model_dir)
-    tokenizer = load_tokenizer(folder)
-    write_tokenizer(tokenizer, run_dir)
-    model, facts = load_model(folder, tokenizer, dtype=model_config.dtype, device=device, progress=progress)
+    model, facts = _load(model_config, model_dir, run_dir, device, progress)
+    max_model_len = _wanted_len(model_config, facts)
     kernel: PagedAttention = CpuAttention() if device.type == "cpu" else ReferenceAttention()
-    wanted_len = _wanted_len(model_config, facts)
-    shapes = switch_to_pages(model, kernel, max_model_len=wanted_len)
+    shapes = switch_to_pages(model, kernel, max_model_len=max_model_len)
     size = size_pages(
         cache_config,
         bytes_per_token=bytes_per_token(shapes.values()),
         available_bytes=available_bytes(device),
         on_cpu=device.type == "cpu",
         max_live=scheduler_config.max_live,
-        max_model_len=wanted_len,
+        max_model_len=max_model_len,
         may_shrink=model_config.max_model_len is None,
     )
-    caches = allocate_pool(shapes, num_pages=size.num_pages, page_size=cache_config.page_size, device=device)
     runner = TorchRunner(
         model,
-        PagedLayers(kernel, caches),
+        PagedLayers(kernel, allocate_pool(shapes, size.num_pages, page_size=cache_config.page_size, device=device)),
         Sampler(facts.eos_token_ids),
         prefill_tokens=min(scheduler_config.token_budget, size.max_model_len),
         decode_rows=scheduler_config.max_num_seqs,
@@ -76,7 +71,7 @@ def build_runner(
     card = ModelCard(
         model=model_config.model,
         model_type=facts.model_type,
-        backend=f"transformers, {type(kernel).__name__}",
+        backend=f"transformers with {type(kernel).__name__}",
         num_parameters=facts.num_parameters,
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(device),
@@ -90,6 +85,16 @@ def build_runner(
         load_s=time.monotonic() - start,
     )
     return runner, card
+
+
+def _load(
+    config: ModelConfig, model_dir: str | Path, run_dir: Path, device: torch.device, progress: Progress
+) -> LoadedModel:
+    """The tokenizer goes out first, so that the other processes can start while weights load."""
+    folder = find_checkpoint(model_dir)
+    tokenizer = load_tokenizer(folder)
+    write_tokenizer(tokenizer, run_dir)
+    return load_model(folder, tokenizer, dtype=config.dtype, device=device, progress=progress)
 
 
 def _wanted_len(config: ModelConfig, facts: ModelFacts) -> int:

@@ -48,19 +48,11 @@ def load_model(
     """
     config = read_config(folder)
     check_layer_types(config)
+    _check_vocabulary(config, tokenizer)
     check_weights(folder)
     with _reporting(progress):
-        model = _read_weights(folder, config, dtype).requires_grad_(False)
-    model.train(False)
-    torch.nn.Module.to(model, device)
-    facts = _facts(model, tokenizer)
-    if facts.vocab_size < vocab_size(tokenizer):
-        raise ConfigError(
-            f"the tokenizer has {vocab_size(tokenizer)} ids and the model {facts.vocab_size}: "
-            "they are not of the same checkpoint",
-            param="model",
-        )
-    return LoadedModel(model, facts)
+        model = _read_weights(folder, config, dtype, device)
+    return LoadedModel(model, _facts(model, tokenizer))
 
 
 def resolve_device(name: str) -> torch.device:
@@ -79,7 +71,17 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def _read_weights(folder: Path, config: PretrainedConfig, dtype: str) -> PreTrainedModel:
+def _check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerFast) -> None:
+    """More ids in the model than in the tokenizer are common (padding), fewer are a mix-up."""
+    in_model, in_tokenizer = config.get_text_config().vocab_size, vocab_size(tokenizer)
+    if in_model < in_tokenizer:
+        raise ConfigError(
+            f"the tokenizer has {in_tokenizer} ids and the model {in_model}: they are not of the same checkpoint",
+            param="model",
+        )
+
+
+def _read_weights(folder: Path, config: PretrainedConfig, dtype: str, device: torch.device) -> PreTrainedModel:
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -92,11 +94,12 @@ def _read_weights(folder: Path, config: PretrainedConfig, dtype: str) -> PreTrai
         )
     except Exception as error:  # foreign code of hundreds of families: whatever it raises, this model cannot be used
         raise ConfigError(f"cannot load {config.model_type!r} from {folder}: {error}", param="model") from error
-    model: PreTrainedModel = loaded[0]
-    missing = sorted(loaded[1]["missing_keys"])
+    model, report = loaded
+    missing = sorted(report["missing_keys"])
     if missing:  # transformers only warns, and leaves them random
         raise ConfigError(f"the weights in {folder} lack {len(missing)} tensors, {missing[0]!r} first", param="model")
-    return model
+    ready: PreTrainedModel = model.eval().requires_grad_(False).to(device)
+    return ready
 
 
 def _facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> ModelFacts:
@@ -129,8 +132,8 @@ class _Bar:
 
     def __init__(self, progress: Progress, items: Iterable[Any] = (), *, total: int | None = None, **_: Any) -> None:
         self._progress = progress
-        self._items = items
-        self._total = total if total is not None else len(list(items))
+        self._items = list(items)
+        self._total = len(self._items) if total is None else total
         self._done = 0
 
     def __iter__(self) -> Iterator[Any]:

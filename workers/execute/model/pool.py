@@ -81,7 +81,7 @@ def bytes_per_token(shapes: Iterable[LayerShape]) -> int:
 
 
 def allocate_pool(
-    shapes: Mapping[int, LayerShape], *, num_pages: int, page_size: int, device: torch.device
+    shapes: Mapping[int, LayerShape], num_pages: int, *, page_size: int, device: torch.device
 ) -> dict[int, LayerCache]:
     """Zeroed pages of every layer, the trash page in front.
 

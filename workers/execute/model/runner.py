@@ -63,7 +63,7 @@ def _trash_decodes(num_rows: int) -> StepInputs:
 
 
 def _trash_step(*, num_sequences: int, tokens_each: int) -> StepInputs:
-    """Sequences that all lie in slot 0 of the trash page, each with its last token sampled."""
+    """Sequences that write to slot 0 and read all over the trash page, each with its last token sampled."""
     total = num_sequences * tokens_each
     ends = np.arange(1, num_sequences + 1, dtype=np.int32) * tokens_each
     nobody = Sequence(

@@ -51,7 +51,7 @@ def switch_to_pages(model: PreTrainedModel, kernel: PagedAttention, *, max_model
         use_paged_attention(model)
         probe = _probe(forward)
         _check_windows(model, probe.windows, max_model_len)
-        caches = allocate_pool(probe.shapes, num_pages=_PAGES.size, page_size=_PAGE_SIZE, device=forward.device)
+        caches = allocate_pool(probe.shapes, _PAGES.size, page_size=_PAGE_SIZE, device=forward.device)
         paged = _paged_logits(forward, PagedLayers(kernel, caches), sequences)
     _compare(model, plain, paged)
     return probe.shapes

@@ -41,7 +41,7 @@ def draw(logits: torch.Tensor, filters: Filters, uniforms: torch.Tensor) -> torc
     A row needs a finite greatest logit; a logit of -inf is never drawn.
     """
     greatest = logits.amax(dim=-1, keepdim=True)
-    scores = (logits - greatest) / filters.temperature.clamp_min(_LEAST_TEMPERATURE)
+    scores = (logits - greatest).div_(filters.temperature.clamp_min(_LEAST_TEMPERATURE))
     is_cut = ((filters.top_k < logits.shape[1]) | (filters.top_p < 1))[:, 0]
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     cut, whole = is_cut.nonzero()[:, 0], (~is_cut).nonzero()[:, 0]
@@ -56,7 +56,7 @@ def draw(logits: torch.Tensor, filters: Filters, uniforms: torch.Tensor) -> torc
 def whole_weights(scores: torch.Tensor, filters: Filters) -> torch.Tensor:
     """Weights float32 [R, V] of rows with neither top-k nor top-p. Scores are relative to the greatest."""
     weights = scores.exp()
-    return weights.masked_fill_(weights < filters.min_p, 0.0)
+    return weights.masked_fill_(weights < filters.min_p, 0.0) if filters.min_p.any() else weights
 
 
 def _draw_cut(scores: torch.Tensor, filters: Filters, uniforms: torch.Tensor, num_candidates: int) -> torch.Tensor:

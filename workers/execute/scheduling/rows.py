@@ -31,7 +31,7 @@ class Rows:
         return len(self._seated)
 
     def take_turns(self, max_rows: int) -> list[Sequence]:
-        """Up to ``max_rows`` of the seated sequences, in row order; where there are more, each comes up once a round."""
+        """Up to ``max_rows`` of the seated sequences, in row order; where there are more they take turns."""
         rows = sorted(self._seated)
         if len(rows) > max_rows:
             first = bisect_left(rows, self._next_row)

@@ -152,19 +152,17 @@ class Scheduler:
     # Who may start, and who must give way.
 
     def _settle(self, sequence: Sequence, draft: Draft) -> bool:
-        """Ends a waiting sequence for which no step is left to do, or none would ever fit."""
+        """Ends a waiting sequence that was complete when it came, or that even an empty pool could not hold."""
         longest = min(self.max_model_len - 1, self.cache.num_pages * self.cache.pool.page_size)
-        if sequence.num_output_tokens and (reason := sequence.end_reason(self.max_model_len)):
-            draft.finished.append((sequence.key, reason))
-        elif sequence.num_tokens <= longest:
+        reason = sequence.end_reason(self.max_model_len) if sequence.num_output_tokens else None
+        if reason is None and sequence.num_tokens <= longest:
             return False
-        elif sequence.num_output_tokens:
-            draft.finished.append((sequence.key, reason := "length"))
+        if sequence.num_output_tokens:
+            draft.finished.append((sequence.key, reason or "length"))
+            self._retire(sequence, reason or "length")
         else:
-            why = f"prompt has {sequence.num_tokens} tokens, the limit is {longest}"
-            draft.failed.append((sequence.key, why))
-            reason = "error"
-        self._retire(sequence, reason)
+            draft.failed.append((sequence.key, f"prompt has {sequence.num_tokens} tokens, the limit is {longest}"))
+            self._retire(sequence, "error")
         return True
 
     def _may_start(self, sequence: Sequence) -> bool:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import pytest
+
 from tests.workers.execute.factories import make_sequence
 from triptych.workers.execute.scheduling.queues import WaitingQueue
-from triptych.workers.execute.scheduling.sequence import Sequence
 
 
 def make_queue(*arrivals: int) -> WaitingQueue:
@@ -37,15 +38,16 @@ def test_a_removed_sequence_is_passed_over() -> None:
     assert drain(queue) == [1, 3]
 
 
-def test_a_sequence_may_come_back_with_another_rank() -> None:
-    queue = WaitingQueue(lambda sequence: (-sequence.num_preemptions, sequence.arrival))
-    sequences: list[Sequence] = [make_sequence(0), make_sequence(1)]
+@pytest.mark.parametrize(("step", "order"), [(-10, [1, 0, 2]), (10, [0, 2, 1])], ids=["sooner", "later"])
+def test_a_sequence_may_come_back_with_another_rank(step: int, order: list[int]) -> None:
+    queue = WaitingQueue(lambda sequence: (sequence.arrival + step * sequence.num_preemptions,))
+    sequences = [make_sequence(0), make_sequence(1), make_sequence(2)]
     for sequence in sequences:
         queue.push(sequence)
     queue.remove((1, 0))
     sequences[1].num_preemptions = 1
     queue.push(sequences[1])
-    assert drain(queue) == [1, 0]
+    assert drain(queue) == order
 
 
 def test_removing_from_the_middle_keeps_no_stale_entries() -> None:

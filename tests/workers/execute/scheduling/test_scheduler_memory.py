@@ -29,7 +29,9 @@ def preempted_pair() -> Scheduler:
 def test_a_sequence_holds_exactly_the_pages_its_tokens_fill(page_size: int) -> None:
     sequence = make_sequence(num_tokens=21, max_tokens=20)
     scheduler = make_scheduler(sequence, page_size=page_size, prefill_chunk=5)
-    advance_until(scheduler, lambda _: check(scheduler) or not scheduler.live)
+    while scheduler.live:
+        advance(scheduler)
+        check(scheduler)
 
 
 # The margin
@@ -131,14 +133,47 @@ def test_no_fresh_sequence_is_admitted_while_one_that_was_preempted_waits() -> N
     assert 2 not in chunks_of(plan)
 
 
-def test_after_a_preemption_fresh_sequences_wait_until_a_running_one_finished() -> None:
-    scheduler = preempted_pair()
-    scheduler.release((1, 0))
-    scheduler.add(make_sequence(2, num_tokens=1))
-    scheduler.cache.limbo.reclaim(4)
-    assert 2 not in chunks_of(advance(scheduler))
+def preempted_and_gone() -> Scheduler:
+    """Numbers 0 and 1 run, with many free pages since number 2 made way and was aborted; number 3 is new."""
+    scheduler = make_scheduler(
+        *make_sequences(2, num_tokens=4, max_tokens=30), make_sequence(2, num_tokens=24), num_pages=10, prefill_chunk=32
+    )
+    advance_until(scheduler, lambda plan: plan.preempted == ((2, 0),))
+    scheduler.release((2, 0))
+    scheduler.add(make_sequence(3, num_tokens=4))
+    return scheduler
+
+
+def test_after_a_preemption_no_fresh_sequence_is_admitted_though_memory_would_allow_it() -> None:
+    scheduler = preempted_and_gone()
+    assert scheduler.cache.num_available > 4
+    assert 3 not in chunks_of(advance(scheduler))
+
+
+def test_after_a_preemption_fresh_sequences_are_admitted_once_a_running_one_finished() -> None:
+    scheduler = preempted_and_gone()
     scheduler.release((0, 0))
-    assert 2 in chunks_of(advance(scheduler))
+    assert set(chunks_of(advance(scheduler))) == {1, 3}
+
+
+def test_after_a_preemption_fresh_sequences_are_admitted_once_the_preempted_one_resumed() -> None:
+    scheduler = make_scheduler(*make_sequences(2, num_tokens=4, max_tokens=30), num_pages=10)
+    advance(scheduler)
+    taken = scheduler.cache.pool.allocate(8)
+    assert advance(scheduler).preempted == ((1, 0),)
+    scheduler.cache.pool.free(taken)
+    scheduler.add(make_sequence(2, num_tokens=4))
+    assert set(chunks_of(advance(scheduler))) == {0, 1, 2}
+
+
+def test_a_sequence_preempted_for_another_is_taken_out_of_the_step_it_was_in() -> None:
+    early, late = make_sequence(0, num_tokens=7, max_tokens=30), make_sequence(1, num_tokens=2, max_tokens=30)
+    scheduler = make_scheduler(late, num_pages=4)
+    advance(scheduler)
+    scheduler.add(early)  # as after a recovery: arrived first, and sits in the second row
+    plan = advance_until(scheduler, lambda plan: plan.preempted)
+    assert plan.preempted == (late.key,)
+    assert chunks_of(plan) == {0: 1}
 
 
 def test_a_prefilling_sequence_is_preempted_and_starts_over() -> None:
@@ -181,6 +216,7 @@ def test_a_sequence_that_fills_the_pool_alone_ends_with_length() -> None:
     scheduler = make_scheduler(sequence, num_pages=4)
     plan = advance_until(scheduler, lambda _: not scheduler.live)
     assert plan.finished == ((sequence.key, "length"),)
+    assert plan.preempted == ()
     assert sequence.num_tokens == 4 * 4 + 1
 
 

@@ -1,0 +1,36 @@
+"""What every benchmark says about where and how it was taken."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def environment(*packages: str) -> dict[str, object]:
+    """Hardware, load, commit, and the versions of Python and of ``packages``."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return {
+        "hardware": f"{cpu_name()}, {os.cpu_count()} cores",
+        "load_average": os.getloadavg()[0],
+        "commit": commit.stdout.strip() or None,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+    }
+
+
+def cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def spread(samples: Sequence[float]) -> dict[str, float]:
+    """Median and interquartile range."""
+    low, median, high = statistics.quantiles(samples, n=4)
+    return {"median": round(median, 4), "iqr": round(high - low, 4), "repeats": len(samples)}

@@ -1,0 +1,154 @@
+"""Flags made from the fields of dataclasses: a name, a default and a help text are written once, beside the field.
+
+A verb declares a parameter of a dataclass type. ``with_flags`` shows typer one flag a field in its place, each with an
+environment variable ``TRIPTYCH_<NAME>``, and hands the verb the dataclass that was built from them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from ..protocol.config import PipelineConfig
+from ..protocol.errors import ConfigError
+from ..protocol.sampling import SamplingParams
+
+ENV_PREFIX = "TRIPTYCH_"
+
+
+class OutputFormat(str, Enum):
+    """How answers are written."""
+
+    text = "text"
+    jsonl = "jsonl"
+
+
+_SAMPLING_HELP = {
+    "max_tokens": "of the answer; none: until the context is full",
+    "min_tokens": "before these, no end of sequence and no stop string ends the answer",
+    "temperature": "0 is greedy",
+    "top_k": "only the so many likeliest tokens; 0 is off",
+    "top_p": "only the likeliest tokens that make up this probability",
+    "min_p": "only tokens at least this likely, relative to the likeliest",
+    "repetition_penalty": "for tokens of prompt and output, 1 is off",
+    "presence_penalty": "for tokens of the output",
+    "frequency_penalty": "for tokens of the output, for each time they occur",
+    "seed": "by default one is drawn for each request",
+    "stop": "a string that ends the answer; may be given several times",
+    "stop_token_ids": "a token that ends the answer; may be given several times",
+    "ignore_eos": "go on after the end of sequence",
+    "include_stop_str": "keep the stop string at the end of the text",
+    "skip_special_tokens": "leave special tokens out of the text",
+    "logprobs": "of the chosen token and of so many alternatives",
+    "logit_bias": "TOKEN_ID=BIAS, added to the token's logit; may be given several times",
+}
+
+
+def option(name: str, text: str, *declarations: str, **settings: Any) -> Any:
+    """A typer option for ``Annotated``, with the environment variable of its name."""
+    return typer.Option(*declarations, help=text, envvar=ENV_PREFIX + name.upper(), show_envvar=False, **settings)
+
+
+def with_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """The verb with a flag in place of every field of its ``PipelineConfig`` and ``SamplingParams`` parameters.
+
+    Calling it raises ConfigError or InvalidRequest where a value lies outside its limits.
+    """
+    signature = inspect.signature(verb, eval_str=True)
+    owners = {p.name: p.annotation for p in signature.parameters.values() if p.annotation in _BUILDERS}
+    flags = {name: {flag.name: flag for flag in _flags(owner)} for name, owner in owners.items()}
+
+    @functools.wraps(verb)
+    def call(**values: Any) -> Any:
+        for name, owner in owners.items():
+            own = {flag: _from_flag(values.pop(flag), hint) for flag, hint in _hints(owner).items()}
+            values[name] = _BUILDERS[owner](own)
+        return verb(**values)
+
+    plain = [p for p in signature.parameters.values() if p.name not in owners]
+    shown = [*plain, *(flag for group in flags.values() for flag in group.values())]
+    shown = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in shown]
+    call.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in shown}
+    return call
+
+
+def given_flags(context: typer.Context, owner: type) -> list[str]:
+    """Flags of ``owner`` that stand on the command line, not in the environment."""
+    sources = {name: context.get_parameter_source(name) for name in _hints(owner)}
+    names = (name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE")
+    return ["--" + name.replace("_", "-") for name in names]
+
+
+_BUILDERS: dict[Any, Callable[[Mapping[str, Any]], Any]] = {
+    PipelineConfig: lambda values: PipelineConfig.from_options(**values),
+    SamplingParams: lambda values: SamplingParams(**values),
+}
+
+
+def _groups(owner: type) -> Iterator[tuple[str, type]]:
+    """Help panels and the dataclass whose fields each shows."""
+    if owner is SamplingParams:
+        yield "Sampling", owner
+    else:
+        yield from ((name.capitalize(), part) for name, part in get_type_hints(owner).items())
+
+
+def _hints(owner: type) -> dict[str, Any]:
+    return {name: hint for _, part in _groups(owner) for name, hint in get_type_hints(part).items()}
+
+
+def _flags(owner: type) -> Iterator[inspect.Parameter]:
+    for panel, part in _groups(owner):
+        hints = get_type_hints(part)
+        for item in dataclasses.fields(part):
+            yield _flag(item, hints[item.name], panel)
+
+
+def _flag(item: dataclasses.Field[Any], hint: Any, panel: str) -> inspect.Parameter:
+    name, kind, default = item.name, hint, item.default
+    declarations: list[str] = []
+    settings: dict[str, Any] = {"rich_help_panel": panel}
+    if hint is bool:  # only the form that changes something
+        flag = name.replace("_", "-")
+        declarations, settings["show_default"] = [f" /--no-{flag}" if default else f"--{flag}"], False
+    elif get_origin(hint) is tuple:
+        kind, default = list[get_args(hint)[0]], None  # type: ignore[misc]
+    elif get_origin(hint) is Mapping:
+        kind, default = list[str], None
+    elif type(None) in get_args(hint) and default is not None:
+        settings |= {"parser": _integer_or_none, "metavar": "<int|none>"}
+    text = item.metadata.get("help") or _SAMPLING_HELP[name]
+    annotation = Annotated[kind, option(name, text, *declarations, **settings)]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _integer_or_none(text: str) -> int | None:
+    if str(text).lower() == "none":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither an integer nor none") from None
+
+
+def _from_flag(value: Any, hint: Any) -> Any:
+    if get_origin(hint) is tuple:
+        return tuple(value or ())
+    if get_origin(hint) is Mapping:
+        return dict(_pair(text) for text in value or ())
+    return value
+
+
+def _pair(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise ConfigError(f"logit_bias is {text!r}, the form is TOKEN_ID=BIAS", param="logit_bias") from None

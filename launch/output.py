@@ -1,0 +1,121 @@
+"""Where answers go: text or JSONL rows, to a file or to standard output, with an error that names the place."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..driver.stream import Completion
+from ..protocol.errors import RequestError, TriptychError
+from .flags import OutputFormat
+from .prompts import Job
+
+
+class OutputError(TriptychError):
+    """The place for the answers cannot be written."""
+
+    code = "output"
+
+
+class Sink:
+    """Bytes to a file or to standard output, unbuffered: what was written is there, or the error is here."""
+
+    def __init__(self, file: FileIO, name: str) -> None:
+        self._file, self._name = file, name
+
+    def write(self, text: str) -> None:
+        with _naming(self._name):
+            rest = memoryview(text.encode())
+            while rest:
+                rest = rest[self._file.write(rest) :]
+
+    @property
+    def is_terminal(self) -> bool:
+        return self._file.isatty()
+
+
+@contextmanager
+def open_sink(path: Path | None) -> Iterator[Sink]:
+    """The file at ``path``, whose old content goes, or standard output.
+
+    Raises:
+        OutputError: it cannot be opened or written.
+    """
+    name = "standard output" if path is None else str(path)
+    with _naming(name):
+        file = FileIO(sys.stdout.fileno(), "w", closefd=False) if path is None else FileIO(path, "w")
+    with file:
+        yield Sink(file, name)
+
+
+class Writer(Protocol):
+    """Takes one answer after another, in the order of the prompts."""
+
+    def answer(self, job: Job, completion: Completion) -> None: ...
+
+    def failure(self, job: Job, error: RequestError) -> None: ...
+
+
+class TextWriter:
+    """An answer a line; a failure leaves its line empty, so that lines and prompts still match."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def answer(self, job: Job, completion: Completion) -> None:
+        self._sink.write(completion.text + "\n")
+
+    def failure(self, job: Job, error: RequestError) -> None:
+        self._sink.write("\n")
+
+
+class JsonlWriter:
+    """A JSON object a line, with everything that is known of the answer."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def answer(self, job: Job, completion: Completion) -> None:
+        row = {
+            "request_id": completion.request_id,
+            **job.shown,
+            "text": completion.text,
+            "token_ids": completion.token_ids,
+            "finish_reason": completion.finish_reason,
+            "usage": completion.usage,
+            "ledger": completion.ledger,
+        }
+        if completion.logprobs is not None:
+            row["logprobs"] = completion.logprobs
+        self._write(job, row)
+
+    def failure(self, job: Job, error: RequestError) -> None:
+        facts = {"code": error.code, "message": error.message, "param": error.param}
+        known = {} if error.partial is None else {"request_id": error.partial.request_id}
+        self._write(job, {**known, **job.shown, "error": facts})
+
+    def _write(self, job: Job, row: dict[str, Any]) -> None:
+        self._sink.write(json.dumps({"index": job.index, **row}, ensure_ascii=False) + "\n")
+
+
+def make_writer(sink: Sink, output_format: OutputFormat | None, path: Path | None) -> Writer:
+    """The writer for a format; if none is given, for the suffix of the path."""
+    by_suffix = path is not None and path.suffix in (".jsonl", ".ndjson")
+    is_jsonl = by_suffix if output_format is None else output_format is OutputFormat.jsonl
+    return JsonlWriter(sink) if is_jsonl else TextWriter(sink)
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:  # whoever read has enough; like every filter, leave without a word
+        raise SystemExit(128 + 13) from None
+    except OSError as error:
+        raise OutputError(f"cannot write {name}: {os.strerror(error.errno or 0)}", param="output") from error

@@ -1,0 +1,88 @@
+"""The pipeline a verb talks to: one that it starts and stops, or one that runs already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..driver.client import Client
+from ..driver.driver import Driver
+from ..protocol.config import PipelineConfig
+from ..protocol.errors import ConfigError, RequestTimeout
+from ..protocol.run_dir import CONFIG_FILE, follow_endpoint, submit_endpoint
+from ..protocol.tokenizer_files import load_facts
+from .startup import start
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ANSWER_S = 5.0  # in which a pipeline that runs answers a first question
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A client, and what only somebody on the same machine knows."""
+
+    client: Client
+    run_dir: Path
+    driver: Driver | None = None  # None: somebody else's
+
+    @property
+    def has_chat_template(self) -> bool:
+        facts = load_facts(self.run_dir)
+        return facts is not None and facts.chat_template is not None
+
+    def check(self) -> None:
+        """
+        Raises:
+            WorkerDied: the driver gave up, so that no answer will come any more.
+        """
+        if self.driver is not None:
+            self.driver.client  # noqa: B018
+
+
+@contextmanager
+def open_pipeline(
+    config: PipelineConfig, *, run_dir: Path | None, connect: Path | None, console: Console
+) -> Iterator[Pipeline]:
+    """The pipeline that runs in ``connect``, or one of our own; requests left when the block ends are aborted.
+
+    Raises:
+        ConfigError: no pipeline runs in ``connect``, or one cannot be started so.
+        WorkerDied: a worker failed to start.
+    """
+    if connect is not None:
+        with connected(connect) as client:
+            yield Pipeline(client, connect)
+        return
+    driver = Driver(run_dir=run_dir, config=config)
+    start(driver, console)
+    try:
+        yield Pipeline(driver.client, driver.run_dir, driver)
+    finally:
+        driver.stop(mode="abort")
+
+
+@contextmanager
+def connected(run_dir: Path) -> Iterator[Client]:
+    """A client of the pipeline that runs in ``run_dir``.
+
+    Raises:
+        ConfigError: none does.
+    """
+    try:
+        service = PipelineConfig.from_json((run_dir / CONFIG_FILE).read_text(encoding="utf-8")).service
+    except OSError as error:
+        raise ConfigError(f"no pipeline runs in {run_dir}: {error}", param="connect") from error
+    run_dir = run_dir.absolute()
+    with Client(submit=submit_endpoint(run_dir, service), follow=follow_endpoint(run_dir, service)) as client:
+        try:
+            client.info(ANSWER_S)
+        except RequestTimeout as error:
+            raise ConfigError(
+                f"the pipeline in {run_dir} does not answer within {ANSWER_S} s", param="connect"
+            ) from error
+        yield client

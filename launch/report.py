@@ -1,0 +1,112 @@
+"""How models, ledgers and statistics are written for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+# What a terminal would obey rather than show; a model may write anything.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """The text with a replacement character for every control character but tabs and newlines."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def say(console: Console, text: str, style: str = "dim") -> None:
+    """Print a line as it is: no markup, no colours of its own, and no line breaks that a pipe would see."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def number(value: float) -> str:
+    """Three digits that matter and a unit: 1.02 M."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+def duration(ms: float | None) -> str:
+    """Milliseconds as a person reads them: 0.21 ms, 34 ms, 3.1 s."""
+    if ms is None:
+        return "-"
+    if ms >= 1000:
+        return f"{ms / 1000:.1f} s"
+    return f"{ms:.0f} ms" if ms >= 10 else f"{ms:.2f} ms"
+
+
+def model_line(card: Mapping[str, Any]) -> str:
+    """The model card in one line."""
+    return (
+        f"{card['model']} ({card['model_type']}, {number(card['num_parameters'])} parameters, {card['dtype']}"
+        f" on {card['device']}, backend {card['backend']}) · context {card['max_model_len']}"
+        f" · {card['num_pages']} pages of {card['page_size']} tokens · {card['max_num_seqs']} rows"
+    )
+
+
+def statistics_line(stats: Mapping[str, Any], *, tokens_per_second: float) -> str:
+    """The pipeline at this moment in one line."""
+    execute = stats["execute"]
+    used = execute["pages"] - execute["pages_free"]
+    return (
+        f"{tokens_per_second:.0f} tok/s · {stats['summarize']['live']} live"
+        f" · {stats['prepare']['waiting'] + execute['waiting']} waiting · {used}/{execute['pages']} pages"
+    )
+
+
+def summary_line(completion: Any) -> str:
+    """What one answer cost, in one line."""
+    ledger, usage = completion.ledger, completion.usage
+    rate = f" · {ledger['tps']:.0f} tok/s" if ledger["tps"] is not None else ""
+    return (
+        f"{usage['completion_tokens']} tokens · first after {duration(ledger['ttft_ms'])}{rate}"
+        f" · {completion.finish_reason}"
+    )
+
+
+def ledger_table(ledgers: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+    """A row for each named ledger: milliseconds of every stage that took any, and their sum, the wall time."""
+    stages = [s for s in ledgers[0][1]["stages_ms"] if any(ledger["stages_ms"][s] for _, ledger in ledgers)]
+    table = _table("ms", *stages, "= wall", "TTFT", "tok/s", title="Where the time went")
+    for name, ledger in ledgers:
+        stage_cells = [f"{ledger['stages_ms'][stage]:.1f}" for stage in stages]
+        rate = "-" if ledger["tps"] is None else f"{ledger['tps']:.0f}"
+        table.add_row(name, *stage_cells, f"{ledger['wall_ms']:.1f}", _ms(ledger["ttft_ms"]), rate)
+    return table
+
+
+def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
+    """Names and values, a line each."""
+    table = _table("", "", title=title)
+    table.show_header = False
+    for name, value in facts.items():
+        table.add_row(name.replace("_", " "), _cell(value))
+    return table
+
+
+def _table(*columns: str, title: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", no_wrap=bool(index))
+    return table
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_cell(part)}" for name, part in value.items()) or "none"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

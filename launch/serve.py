@@ -1,0 +1,84 @@
+"""``triptych serve``: the pipeline for clients in other processes, until a signal ends it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..driver.driver import Driver
+from ..protocol.config import PipelineConfig
+from ..protocol.errors import RequestTimeout
+from .report import model_line, statistics_line
+from .startup import start
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+logger = logging.getLogger(__name__)
+
+STATISTICS_S = 1.0
+
+
+def serve(config: PipelineConfig, *, run_dir: Path | None, drain_timeout: float, console: Console) -> int:
+    """Serve until SIGINT or SIGTERM, then drain; a second signal stops at once. The exit code of a clean stop is 0.
+
+    Raises:
+        ConfigError: the run directory is in use or unsafe.
+        WorkerDied: a worker failed to start, or the driver gave up restarting it.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
+    driver = Driver(run_dir=run_dir, config=config)
+    startup = start(driver, console, say=logger.info)
+    try:
+        for line in startup.account(driver.pids):
+            logger.info("%s", line)
+        _welcome(driver, console)
+        _report_for_ever(driver)
+    except KeyboardInterrupt:
+        _drain(driver, drain_timeout)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # the stop takes a moment and must not be broken off
+        driver.stop(mode="abort")
+    logger.info("stopped")
+    return 0
+
+
+def _welcome(driver: Driver, console: Console) -> None:
+    logger.info("model %s", model_line(driver.info()["model"]))
+    logger.info("ready: triptych generate --connect %s", driver.run_dir)
+
+
+def _report_for_ever(driver: Driver) -> None:
+    """Log the statistics once a second as long as they change."""
+    last, num_tokens, then = "", 0, time.monotonic()
+    while True:
+        time.sleep(STATISTICS_S)
+        with suppress(RequestTimeout):  # a worker is being restarted; the next second tells
+            stats = driver.client.stats(timeout=STATISTICS_S)
+            now = time.monotonic()
+            rate = max(0, stats["summarize"]["tokens"] - num_tokens) / (now - then)
+            num_tokens, then = stats["summarize"]["tokens"], now
+            if (line := statistics_line(stats, tokens_per_second=rate)) != last:
+                logger.info("%s", line)
+                last = line
+
+
+def _drain(driver: Driver, timeout: float) -> None:
+    num_live = _num_live(driver)
+    logger.info("draining: %s requests, at most %g s; the next signal stops at once", num_live, timeout)
+    with suppress(KeyboardInterrupt):
+        driver.drain(timeout)
+    if num_cut := _num_live(driver):
+        logger.warning("%s requests are cut short", num_cut)
+
+
+def _num_live(driver: Driver) -> Any:
+    try:
+        return driver.client.stats(timeout=STATISTICS_S)["summarize"]["live"]
+    except RequestTimeout:
+        return "an unknown number of"

@@ -1,0 +1,96 @@
+"""What is shown while the three workers start, and the account of it afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..driver.driver import Driver
+
+Phases = dict[str, tuple[str, int, int]]  # by role: phase, done, total
+Say = Callable[[str], None]
+Show = Callable[[Phases, list[str]], None]
+
+
+def _say_nothing(_: str) -> None: ...
+
+
+class Startup:
+    """Times of each worker's phases, as seen from here: a tenth of a second exact."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started = clock()
+        self._since: dict[str, list[tuple[str, float]]] = {}  # by role: phases, and when each was first seen
+
+    def observe(self, phases: Phases) -> list[str]:
+        """A line for every phase that began since the last call."""
+        now = self._clock() - self._started
+        news = []
+        for role, (phase, _, total) in phases.items():
+            seen = self._since.setdefault(role, [])
+            if phase != "down" and (not seen or seen[-1][0] != phase):
+                seen.append((phase, now))
+                what = f" ({total} steps)" if total else ""
+                news.append(f"{role:<10} {phase}{what} after {now:.1f} s")
+        return news
+
+    def account(self, pids: dict[str, int | None]) -> list[str]:
+        """A line for each process: its id, and how long it spent in which phase."""
+        lines = []
+        for role, seen in self._since.items():
+            ends = [since for _, since in seen[1:]]
+            parts = [f"{phase} {end - since:.1f} s" for (phase, since), end in zip(seen, ends, strict=False)]
+            detail = f" ({', '.join(parts)})" if parts else ""
+            lines.append(f"{role:<10} pid {pids[role]} · {seen[-1][0]} after {seen[-1][1]:.1f} s{detail}")
+        return lines
+
+
+def start(driver: Driver, console: Console, *, say: Say = _say_nothing) -> Startup:
+    """Start the driver, with a bar for each worker on a terminal and, elsewhere, a line for each phase through ``say``.
+
+    Raises:
+        TriptychError: what ``Driver.start`` raises.
+    """
+    startup = Startup()
+    with _bars(console) if console.is_terminal else nullcontext(_lines(say)) as show:
+
+        def look(driver: Driver) -> None:
+            phases = driver.phases
+            show(phases, startup.observe(phases))
+
+        driver.start(progress=look)
+        look(driver)
+    return startup
+
+
+def _lines(say: Say) -> Show:
+    def show(_: Phases, news: list[str]) -> None:
+        for line in news:
+            say(line)
+
+    return show
+
+
+@contextmanager
+def _bars(console: Console) -> Iterator[Show]:
+    """One bar a worker, gone when all are ready."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description:<10} {task.fields[phase]:<9}"), BarColumn(20))
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def show(phases: Phases, _: list[str]) -> None:
+            for role, (phase, done, total) in phases.items():
+                if role not in tasks:
+                    tasks[role] = progress.add_task(role, phase=phase)
+                ready = phase == "ready"
+                progress.update(tasks[role], phase=phase, completed=1 if ready else done, total=1 if ready else total)
+
+        yield show

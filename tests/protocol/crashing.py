@@ -1,0 +1,60 @@
+"""A process that dies between two stores, or whose stores arrive out of order: the journal's views, wrapped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from triptych.protocol.journal.layout import Journal
+
+VIEWS = ("records", "arena", "words", "prepare_words", "tokens_words", "finish_words", "release_words")
+
+
+class Died(BaseException):
+    """Not an Exception, as a kill is none: nothing on the way may handle it."""
+
+
+class Life:
+    """Counts the stores of one process; ends it before number ``end``, or loses number ``lost``."""
+
+    def __init__(self, *, end: int | None = None, lost: int | None = None) -> None:
+        self.num_stores = 0
+        self._end, self._lost = end, lost
+
+    def stores(self) -> bool:
+        """Whether the next store reaches the memory."""
+        number, self.num_stores = self.num_stores, self.num_stores + 1
+        if number == self._end:
+            raise Died
+        return number != self._lost
+
+
+class _View:
+    def __init__(self, life: Life, target: Any) -> None:
+        self._life, self._target = life, target
+
+    def __getitem__(self, key: Any) -> Any:
+        value = self._target[key]
+        shares = isinstance(value, np.void) or (isinstance(value, np.ndarray) and value.base is not None)
+        return _View(self._life, value) if shares else value
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self._life.stores():
+            self._target[key] = value
+
+
+class MortalJournal(Journal):
+    """A journal whose stores ``life`` counts. It holds the whole one, for what is only read."""
+
+    def __init__(self, journal: Journal, life: Life) -> None:
+        self.__dict__.update(vars(journal))
+        self.whole = journal
+        for name in VIEWS:
+            setattr(self, name, _View(life, getattr(journal, name)))
+
+    def generations(self) -> Any:
+        return self.whole.generations()
+
+    def states(self) -> Any:
+        return self.whole.states()

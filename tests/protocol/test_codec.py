@@ -1,0 +1,296 @@
+"""A frame becomes exactly the message it was made of, or a ``BadFrame`` that says why not."""
+
+from __future__ import annotations
+
+import random
+import typing
+from dataclasses import fields
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.protocol.factories import PLAIN_VALUES, values_of
+from triptych.protocol import messages as m
+from triptych.protocol.codec import (
+    MAX_DEPTH,
+    MAX_FIELDS,
+    MAX_ITEMS,
+    TAGS,
+    VERSION,
+    decode,
+    decode_public,
+    encode,
+    pack,
+    unpack,
+)
+from triptych.protocol.errors import BadFrame
+
+# What was once given to a message is never given to another: clients in the field rely on it.
+GOLDEN_TAGS = {
+    1: "Submit",
+    2: "GetInfo",
+    3: "Accepted",
+    4: "Rejected",
+    5: "Info",
+    10: "Follow",
+    11: "Abort",
+    12: "Acknowledge",
+    13: "GetStatus",
+    14: "GetStats",
+    20: "Text",
+    21: "Finished",
+    22: "Failed",
+    23: "Status",
+    24: "Stats",
+    40: "Prepared",
+    41: "StepDone",
+    42: "Release",
+    43: "Forgotten",
+    44: "Wake",
+}
+COUNTS = st.integers(0, 2**64 - 1)
+SUBMIT = m.Submit("a", {"prompt": "hello", "max_tokens": 3})
+PUBLIC_BYTES = 1 << 16
+
+
+def frame(*values: Any) -> bytes:
+    return pack(list(values))
+
+
+def submit_frame(request: Any) -> bytes:
+    return frame(1, VERSION, 0, 0, "a", request)
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def messages_of(kind: type[Any]) -> st.SearchStrategy[Any]:
+    hints = typing.get_type_hints(kind)
+    return st.builds(kind, *(values_of(hints[field.name]) for field in fields(kind)))
+
+
+def test_a_tag_is_never_used_for_another_message() -> None:
+    assert {tag: kind.__name__ for tag, kind in TAGS.items()} == GOLDEN_TAGS
+
+
+def test_every_message_has_one_tag() -> None:
+    kinds = [kind for kind in vars(m).values() if isinstance(kind, type) and kind.__module__ == m.__name__]
+    assert sorted(kind.__name__ for kind in kinds) == sorted(kind.__name__ for kind in TAGS.values())
+
+
+@pytest.mark.parametrize("kind", TAGS.values(), ids=lambda kind: str(kind.__name__))
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), epoch=COUNTS, seq=COUNTS)
+def test_every_message_survives_the_wire(kind: type[Any], data: st.DataObject, epoch: int, seq: int) -> None:
+    message = data.draw(messages_of(kind))
+    assert decode(encode(message, epoch=epoch, seq=seq)) == (message, epoch, seq)
+
+
+@given(PLAIN_VALUES)
+def test_a_plain_value_survives_packing(value: Any) -> None:
+    assert unpack(pack(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ([99, VERSION, 0, 0], "unknown tag 99"),
+        ([0, VERSION, 0, 0], "unknown tag 0"),
+        ([1, VERSION + 1, 0, 0, "a", {}], "protocol version 2 is not spoken here, 1 is"),
+        ([1, 0, 0, 0, "a", {}], "protocol version 0 is not spoken here, 1 is"),
+        ([1, VERSION, 0, 0, "a"], "Submit has 1 fields, expected 2: request_id, request"),
+        ([1, VERSION, 0, 0, "a", {}, 1], "Submit has 3 fields, expected 2: request_id, request"),
+        ([2, VERSION, 0, 0, 1], "GetInfo has 1 fields, expected 0: "),
+    ],
+)
+def test_a_message_nobody_here_speaks_is_refused(values: list[Any], reason: str) -> None:
+    with pytest.raises(BadFrame) as caught:
+        decode(frame(*values))
+    assert caught.value.message == reason
+
+
+@pytest.mark.parametrize(
+    ("values", "param", "reason"),
+    [
+        ([1, VERSION, 0, 0, 5, {}], "request_id", "Submit.request_id must be str, got int"),
+        ([1, VERSION, 0, 0, b"a", {}], "request_id", "Submit.request_id must be str, got bytes"),
+        ([1, VERSION, 0, 0, "a", []], "request", "Submit.request must be dict, got list"),
+        ([1, VERSION, 0, 0, "a", None], "request", "Submit.request must be dict, got NoneType"),
+        ([3, VERSION, 0, 0, "a", True, 0, 0], "num_prompt_tokens", "Accepted.num_prompt_tokens must be int, got bool"),
+        ([3, VERSION, 0, 0, "a", 1.0, 0, 0], "num_prompt_tokens", "Accepted.num_prompt_tokens must be int, got float"),
+        ([4, VERSION, 0, 0, "a", "c", "m", 1], "param", "Rejected.param must be str or NoneType, got int"),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_refused_by_name(values: list[Any], param: str, reason: str) -> None:
+    with pytest.raises(BadFrame) as caught:
+        decode(frame(*values))
+    assert (caught.value.message, caught.value.param) == (reason, param)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[], [1, VERSION, 0], {}, {1: 2}, 5, None, "text", b"bytes", [[1], VERSION, 0, 0, "a", {}], ["1", VERSION, 0, 0]],
+    ids=repr,
+)
+def test_what_is_no_array_with_a_header_is_refused(value: Any) -> None:
+    with pytest.raises(BadFrame, match="a frame is an array"):
+        decode(pack(value))
+
+
+@pytest.mark.parametrize("wrong", [-1, -(2**63), True, 1.0, "0", None], ids=repr)
+@pytest.mark.parametrize("place", range(4), ids=["tag", "version", "epoch", "seq"])
+def test_a_header_holds_counts_only(place: int, wrong: Any) -> None:
+    header: list[Any] = [2, VERSION, 0, 0]
+    header[place] = wrong
+    with pytest.raises(BadFrame, match="a frame is an array"):
+        decode(frame(*header))
+
+
+@pytest.mark.parametrize("cut", [1, 5, 10])
+def test_a_cut_frame_is_refused(cut: int) -> None:
+    with pytest.raises(BadFrame, match="not a message"):
+        decode(encode(SUBMIT)[:-cut])
+
+
+@pytest.mark.parametrize("tail", [b"\0", encode(SUBMIT), b"\xc1"], ids=["nil byte", "second message", "unused code"])
+def test_trailing_bytes_are_refused(tail: bytes) -> None:
+    with pytest.raises(BadFrame, match="not a message"):
+        decode(encode(SUBMIT) + tail)
+
+
+def test_an_empty_frame_is_refused() -> None:
+    with pytest.raises(BadFrame):
+        decode(b"")
+
+
+@pytest.mark.parametrize("extra", [b"", b"x", bytes(4), bytes(8), bytes(12)], ids=lambda data: f"{len(data)} bytes")
+@pytest.mark.parametrize("code", [-1, 0, 5, 127])
+def test_extension_types_are_refused(code: int, extra: bytes) -> None:
+    raw = b"\x95\x02\x01\x00\x00" + b"\xc7" + bytes([len(extra), code & 0xFF]) + extra
+    with pytest.raises(BadFrame, match="not a message"):
+        decode(raw)
+
+
+def test_a_key_that_cannot_be_one_is_refused() -> None:
+    with pytest.raises(BadFrame, match="not a message"):
+        unpack(b"\x81\x90\x01")  # {[]: 1}
+
+
+def test_a_frame_over_the_size_is_refused_before_it_is_read() -> None:
+    with pytest.raises(BadFrame) as caught:
+        decode(b"\xc1" * 101, max_bytes=100)
+    assert caught.value.message == "the frame has 101 bytes, the limit is 100"
+
+
+def test_a_frame_of_the_full_size_is_read() -> None:
+    raw = encode(SUBMIT)
+    assert decode(raw, max_bytes=len(raw)).message == SUBMIT
+
+
+def test_an_announced_size_costs_nothing() -> None:
+    with pytest.raises(BadFrame, match="not a message"):
+        unpack(b"\xdd\xff\xff\xff\xff")  # an array of four thousand million items, none of which follows
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"),
+    [
+        ([0] * MAX_ITEMS, True),
+        ([0] * (MAX_ITEMS + 1), False),
+        (dict.fromkeys(range(MAX_FIELDS)), True),
+        (dict.fromkeys(range(MAX_FIELDS + 1)), False),
+    ],
+    ids=["largest array", "array too large", "largest map", "map too large"],
+)
+def test_arrays_and_maps_are_bounded(value: Any, fits: bool) -> None:
+    if fits:
+        assert unpack(pack(value)) == value
+    else:
+        with pytest.raises(BadFrame, match="not a message"):
+            unpack(pack(value))
+
+
+@pytest.mark.parametrize("inside", [nested, lambda depth: {"x": nested(depth - 1)}], ids=["arrays", "maps"])
+def test_a_stranger_may_nest_so_deep_and_no_deeper(inside: Any) -> None:
+    decode_public(submit_frame({"x": inside(MAX_DEPTH - 1)}), max_bytes=PUBLIC_BYTES)
+    with pytest.raises(BadFrame, match="nested more than 8 deep"):
+        decode_public(submit_frame({"x": inside(MAX_DEPTH)}), max_bytes=PUBLIC_BYTES)
+
+
+def test_the_entries_of_a_follow_are_checked_for_depth_too() -> None:
+    with pytest.raises(BadFrame, match="nested more than 8 deep"):
+        decode_public(frame(10, VERSION, 0, 0, nested(MAX_DEPTH + 1)), max_bytes=PUBLIC_BYTES)
+
+
+@pytest.mark.parametrize("depth", [500, 1100, 30_000])
+def test_a_tower_of_arrays_breaks_nothing(depth: int) -> None:
+    tower = b"\x96\x01\x01\x00\x00\xa1a\x81\xa1x" + b"\x91" * depth + b"\x01"
+    with pytest.raises(BadFrame):
+        decode_public(tower, max_bytes=PUBLIC_BYTES)
+
+
+def test_not_a_number_travels_and_is_for_the_receiver_to_judge() -> None:
+    value = decode(submit_frame({"temperature": float("nan")})).message.request["temperature"]
+    assert value != value
+
+
+def test_text_that_is_no_utf8_is_refused() -> None:
+    with pytest.raises(BadFrame, match="not a message"):
+        decode(b"\x96\x01\x01\x00\x00\xa2\xc3\x28\x80")
+
+
+def test_a_reason_is_short_whatever_the_frame_is() -> None:
+    with pytest.raises(BadFrame) as caught:
+        unpack(b"\xa5" + b"\xff" * 10_000)
+    assert len(caught.value.message) <= 200
+
+
+def test_fifty_thousand_mutated_frames_raise_nothing_but_bad_frame() -> None:
+    rng = random.Random(0)
+    originals = [encode(message) for message in some_messages()]
+    num_refused = 0
+    for _ in range(50_000):
+        try:
+            decode_public(mutated(rng, rng.choice(originals)), max_bytes=PUBLIC_BYTES)
+        except BadFrame:
+            num_refused += 1
+    assert 30_000 < num_refused < 50_000, "some mutations hit text only, so not every frame is bad"
+
+
+def some_messages() -> list[Any]:
+    row = ["a", 0, 0, b"\1\0\0\0", "text", [[-0.5, [[1, -0.5]]]], 12.5]
+    return [
+        m.Submit("a", {"messages": [{"role": "user", "content": "hi"}], "logit_bias": {5: 1.0}, "stop": ["x"]}),
+        m.Submit("b", {"prompt_token_ids": bytes(40), "seed": 2**63 - 1, "logprobs": None}),
+        m.Rejected("a", "overloaded", "1024 requests wait", None),
+        m.Follow([["a", 0, True], ["b", 17, False]]),
+        m.Acknowledge(["a", "b"]),
+        m.Text([row, row]),
+        m.Finished("a", 3, 4, bytes(8), "text", None, "stop", {"usage": {"prompt_tokens": 3}}),
+        m.StepDone(3, 5, bytes(8), bytes(8), bytes(8), bytes(8), bytes(2)),
+    ]
+
+
+def mutated(rng: random.Random, original: bytes) -> bytes:
+    data = bytearray(original)
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(data)) if data else 0
+        match rng.randrange(5):
+            case 0:
+                data[place : place + 1] = bytes([rng.randrange(256)])
+            case 1:
+                del data[place:]
+            case 2:
+                data[place:place] = rng.randbytes(rng.randint(1, 8))
+            case 3:
+                data[place : place + 1] = msgpack.packb(rng.choice([None, -1, [], {}, 2**64 - 1, 1.5, "x" * 40, b"y"]))
+            case 4:
+                del data[place : place + rng.randint(1, 8)]
+    return bytes(data)

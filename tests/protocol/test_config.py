@@ -1,0 +1,161 @@
+"""A setting that cannot work is refused when the config is made, with its value and the limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, get_type_hints
+
+import pytest
+
+from triptych.protocol.config import (
+    CacheConfig,
+    ModelCard,
+    ModelConfig,
+    PipelineConfig,
+    SchedulerConfig,
+    ServiceConfig,
+    SupervisorConfig,
+)
+from triptych.protocol.errors import ConfigError
+
+PARTS = (ModelConfig, CacheConfig, SchedulerConfig, ServiceConfig, SupervisorConfig)
+CARD = ModelCard(
+    model="demo", model_type="llama", backend="fused", num_parameters=1, dtype="float32", device="cpu", vocab_size=100,
+    max_model_len=32, eos_token_ids=(1, 2), page_size=4, num_pages=1000, max_num_seqs=4, max_live=6, load_s=0.5,
+)  # fmt: skip
+# name, just outside below, lowest, highest, just outside above (None: there is no such end)
+LIMITS: list[tuple[str, Any, Any, Any, Any]] = [
+    ("max_model_len", 1, 2, None, None),
+    ("threads", 0, 1, 4096, 4097),
+    ("hash_step_ms", -0.1, 0, 60_000, 60_001),
+    ("page_size", 0, 1, 4096, 8192),
+    ("num_pages", 1, 2, 2**31 - 1, 2**31),
+    ("kv_memory_fraction", 0, 0.001, 1, 1.001),
+    ("max_kv_bytes", (1 << 20) - 1, 1 << 20, None, None),
+    ("max_num_seqs", 0, 1, 65_536, 65_537),
+    ("prefill_chunk", 0, 1, 1 << 20, (1 << 20) + 1),
+    ("max_num_batched_tokens", 0, 1, 1 << 20, (1 << 20) + 1),
+    ("safety_margin", -0.1, 0, 1, 1.1),
+    ("max_prefill_skip", 0, 1, 1 << 20, (1 << 20) + 1),
+    ("max_queue", 0, 1, 1 << 20, (1 << 20) + 1),
+    ("max_frame_bytes", 1023, 1024, None, (1 << 30) + 1),
+    ("max_pending_bytes", (8 << 20) - 1, 8 << 20, None, None),
+    ("window_tokens", 0, 1, 1 << 20, (1 << 20) + 1),
+    ("lease_s", 0.04, 0.05, 1e9, 1.1e9),
+    ("max_records", 0, 1, 1 << 20, (1 << 20) + 1),
+    ("arena_bytes", (1 << 16) - 1, 1 << 16, 1 << 40, (1 << 40) + 1),
+    ("start_timeout_s", 0.09, 0.1, None, None),
+    ("hang_s", 0.09, 0.1, None, None),
+    ("max_restarts", -1, 0, None, None),
+    ("restart_window_s", 0.09, 0.1, None, None),
+]
+INSIDE = [(name, value) for name, _, low, high, _ in LIMITS for value in (low, high) if value is not None]
+OUTSIDE = [(name, value) for name, below, _, _, above in LIMITS for value in (below, above) if value is not None]
+
+
+def options_of(config: PipelineConfig) -> dict[str, Any]:
+    return {name: value for part in dataclasses.asdict(config).values() for name, value in part.items()}
+
+
+@pytest.mark.parametrize(("name", "value"), INSIDE)
+def test_a_value_at_its_limit_is_taken(name: str, value: Any) -> None:
+    assert options_of(PipelineConfig.from_options(**{name: value}))[name] == value
+
+
+@pytest.mark.parametrize(("name", "value"), OUTSIDE)
+def test_a_value_beyond_its_limit_is_refused_with_value_and_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name) as caught:
+        PipelineConfig.from_options(**{name: value})
+    assert str(value) in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["hang_s", "lease_s", "safety_margin", "kv_memory_fraction", "hash_step_ms"])
+def test_not_a_number_is_no_setting(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        PipelineConfig.from_options(**{name: float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model", ""),
+        ("dtype", "float8"),
+        ("device", "tpu"),
+        ("policy", "lottery"),
+        ("page_size", 24),
+        ("submit", "tcp://127.0.0.1:5555"),
+        ("follow", "tcp://*:5555"),
+    ],
+)
+def test_a_name_nobody_knows_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError):
+        PipelineConfig.from_options(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("device", "cuda:3"), ("device", "cpu"), ("dtype", "bfloat16"), ("submit", "ipc:///run/t/submit")],
+)
+def test_a_name_that_is_known_is_taken(name: str, value: str) -> None:
+    assert options_of(PipelineConfig.from_options(**{name: value}))[name] == value
+
+
+def test_every_numeric_setting_has_its_limits_tested() -> None:
+    named = {name for name, *_ in LIMITS}
+    numeric = {
+        field.name
+        for part in PARTS
+        for field in dataclasses.fields(part)
+        if {"int", "float"} & set(str(field.type).split(" | "))
+    }
+    assert numeric == named
+
+
+def test_an_unknown_option_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="unknown option 'page_sise', known are: arena_bytes, ") as caught:
+        PipelineConfig.from_options(page_sise=16)
+    assert caught.value.param == "page_sise"
+
+
+def test_no_two_parts_have_an_option_of_the_same_name() -> None:
+    names = [field.name for part in PARTS for field in dataclasses.fields(part)]
+    assert len(names) == len(set(names))
+
+
+def test_a_pending_prompt_may_be_as_large_as_a_frame() -> None:
+    with pytest.raises(ConfigError, match="max_pending_bytes"):
+        PipelineConfig.from_options(max_frame_bytes=1 << 21, max_pending_bytes=1 << 20)
+
+
+def test_a_config_survives_json() -> None:
+    config = PipelineConfig.from_options(model="hash-lm", page_size=4, threads=2, journal="/x/journal", hang_s=0.5)
+    assert PipelineConfig.from_json(config.to_json()) == config
+
+
+def test_the_defaults_survive_json() -> None:
+    assert PipelineConfig.from_json(PipelineConfig().to_json()) == PipelineConfig()
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PipelineConfig().cache.page_size = 32  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("rows", "live"), [(1, 2), (2, 3), (32, 48), (256, 384)])
+def test_half_as_many_again_as_rows_are_live(rows: int, live: int) -> None:
+    assert SchedulerConfig(max_num_seqs=rows).max_live == live
+
+
+@pytest.mark.parametrize(("given", "budget"), [(None, 104), (64, 64)])
+def test_a_step_holds_a_chunk_and_a_token_for_each_row(given: int | None, budget: int) -> None:
+    config = SchedulerConfig(max_num_seqs=4, prefill_chunk=100, max_num_batched_tokens=given)
+    assert config.token_budget == budget
+
+
+def test_a_model_card_survives_its_file() -> None:
+    assert ModelCard.from_wire(json.loads(json.dumps(CARD.to_wire()))) == CARD
+
+
+def test_every_part_has_a_home() -> None:
+    assert set(get_type_hints(PipelineConfig).values()) == set(PARTS)

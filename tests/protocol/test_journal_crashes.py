@@ -1,0 +1,188 @@
+"""A writer may be killed before any of its stores: what it was writing was never there, and the next one goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.protocol.crashing import Died, Life, MortalJournal
+from tests.protocol.factories import TIMES, accept, make_journal, make_record
+from triptych.protocol.errors import JournalError
+from triptych.protocol.journal.layout import Journal
+from triptych.protocol.journal.releases import ReleaseWriter, read_release
+from triptych.protocol.journal.requests import RequestView, RequestWriter, read_request
+from triptych.protocol.journal.tokens import TokenWriter, read_finish, read_times, read_tokens
+
+NEW = make_record("new", num_prompt_tokens=5, token_capacity=4, logprobs=1)
+NUM_ACCEPT_STORES = 15
+SLOTS = np.array([0])
+
+
+def used_journal(folder: Path) -> Journal:
+    """One record, free, in which an earlier request left something in every field."""
+    journal = make_journal(folder, num_records=1)
+    writer = RequestWriter(journal)
+    view = accept(writer, journal, make_record("old", num_prompt_tokens=40, token_capacity=30, digest=3))
+    writer.dispatch(view.slot, view.generation, 5)
+    tokens = TokenWriter(journal)
+    tokens.adopt(view)
+    tokens.add_times(view.slot, scheduled_ns=77, preempted_ns=78, num_cached_tokens=79)
+    tokens.publish(SLOTS, SLOTS, np.array([9], np.int32), 4_500_000)
+    tokens.finish(view.slot, view.generation, "error", "old error")
+    releases = ReleaseWriter(journal)
+    releases.release(view.slot, view.generation, num_tokens=1, reason="error")
+    releases.forget(view.slot, view.generation)
+    writer.recycle(view.slot, view.generation)
+    return journal
+
+
+def dies_before(store: int, journal: Journal, act: Any) -> None:
+    with pytest.raises(Died):
+        act(MortalJournal(journal, Life(end=store)))
+
+
+def loses(store: int, journal: Journal, act: Any) -> None:
+    """As a weakly ordered machine may show it to somebody: every store has arrived but one."""
+    act(MortalJournal(journal, Life(lost=store)))
+
+
+def count_stores(journal: Journal, act: Any) -> int:
+    life = Life()
+    act(MortalJournal(journal, life))
+    return life.num_stores
+
+
+def trusted_request(journal: Journal) -> RequestView | None:
+    try:
+        return read_request(journal, 0)
+    except JournalError:
+        return None
+
+
+def accept_new(journal: Journal) -> None:
+    RequestWriter(journal).accept(NEW, TIMES)
+
+
+def test_the_stores_of_an_accept_are_all_tried(tmp_path: Path) -> None:
+    assert count_stores(used_journal(tmp_path), accept_new) == NUM_ACCEPT_STORES
+
+
+@pytest.mark.parametrize("store", range(NUM_ACCEPT_STORES))
+def test_a_request_half_written_was_never_accepted(tmp_path: Path, store: int) -> None:
+    journal = used_journal(tmp_path)
+    dies_before(store, journal, accept_new)
+    assert read_request(journal, 0) is None
+
+
+@pytest.mark.parametrize("store", range(NUM_ACCEPT_STORES))
+def test_a_restarted_prepare_uses_the_record_again(tmp_path: Path, store: int) -> None:
+    journal = used_journal(tmp_path)
+    dies_before(store, journal, accept_new)
+    again = Journal.open(journal.path)
+    assert accept(RequestWriter(again), again, NEW).record == NEW
+
+
+@pytest.mark.parametrize("store", range(NUM_ACCEPT_STORES))
+def test_an_id_that_was_never_accepted_does_not_count_as_answered(tmp_path: Path, store: int) -> None:
+    """Its client sends it again and must be served, not told that it has its answer."""
+    journal = used_journal(tmp_path)
+    dies_before(store, journal, accept_new)
+    assert RequestWriter(journal).past_ids() in ([("old", 3)], [])
+
+
+@pytest.mark.parametrize("store", range(NUM_ACCEPT_STORES - 1))
+def test_a_reader_who_sees_the_word_first_trusts_the_whole_request_or_nothing(tmp_path: Path, store: int) -> None:
+    journal = used_journal(tmp_path)
+    loses(store, journal, accept_new)
+    seen = trusted_request(journal)
+    assert seen is None or (seen.record, seen.accepted_ns, seen.arrival) == (NEW, TIMES.accepted_ns, 0)
+
+
+def live_request(folder: Path) -> tuple[Journal, RequestView]:
+    journal = used_journal(folder)
+    return journal, accept(RequestWriter(journal), journal, NEW)
+
+
+@pytest.mark.parametrize("store", range(6))
+def test_an_adoption_half_done_leaves_nothing_of_the_earlier_request(tmp_path: Path, store: int) -> None:
+    journal, view = live_request(tmp_path)
+    dies_before(store, journal, lambda mortal: TokenWriter(mortal).adopt(view))
+    assert TokenWriter(journal).adopt(view).tolist() == []
+    assert read_times(journal, view, 0)[1:] == (0, 0, 0, 0, 0)
+
+
+def test_before_an_adoption_nothing_of_the_earlier_request_shows(tmp_path: Path) -> None:
+    journal, view = live_request(tmp_path)
+    assert read_tokens(journal, view) is None
+    assert read_times(journal, view, 0)[1:] == (0, 0, 0, 0, 0)
+    assert read_finish(journal, view.slot, view.generation) is None
+    assert read_release(journal, view.slot, view.generation) is None
+
+
+def publish(view: RequestView, index: int, token: int) -> Any:
+    def act(journal: Journal) -> None:
+        writer = TokenWriter(journal)
+        writer.adopt(view)
+        writer.publish(SLOTS, np.array([index]), np.array([token], np.int32), TIMES.accepted_ns + 50_000)
+
+    return act
+
+
+@pytest.mark.parametrize("store", range(3))
+def test_a_token_half_written_was_never_said(tmp_path: Path, store: int) -> None:
+    journal, view = live_request(tmp_path)
+    publish(view, 0, 5)(journal)
+    dies_before(store, journal, publish(view, 1, 6))
+    assert TokenWriter(journal).adopt(view).tolist() == [5]
+
+
+def test_a_token_with_its_word_was_said(tmp_path: Path) -> None:
+    journal, view = live_request(tmp_path)
+    publish(view, 0, 5)(journal)
+    assert count_stores(journal, publish(view, 1, 6)) == 3
+    assert TokenWriter(journal).adopt(view).tolist() == [5, 6]
+
+
+def test_a_reader_who_sees_the_word_before_the_token_trusts_neither(tmp_path: Path) -> None:
+    journal, view = live_request(tmp_path)
+    publish(view, 0, 5)(journal)
+    loses(0, journal, publish(view, 1, 6))
+    assert read_tokens(journal, view) is None
+
+
+def test_a_reader_who_sees_the_token_before_the_word_has_one_less(tmp_path: Path) -> None:
+    journal, view = live_request(tmp_path)
+    publish(view, 0, 5)(journal)
+    loses(2, journal, publish(view, 1, 6))
+    tokens = read_tokens(journal, view)
+    assert tokens is not None
+    assert tokens.tolist() == [5]
+
+
+@pytest.mark.parametrize("store", range(2))
+def test_a_finish_half_written_did_not_happen(tmp_path: Path, store: int) -> None:
+    journal, view = live_request(tmp_path)
+    key = view.slot, view.generation
+    dies_before(store, journal, lambda mortal: TokenWriter(mortal).finish(*key, "error", "new error"))
+    assert read_finish(journal, *key) is None
+    TokenWriter(journal).finish(*key, "length")
+    assert read_finish(journal, *key) == ("length", "")
+
+
+@pytest.mark.parametrize("store", range(3))
+def test_a_release_half_written_did_not_happen(tmp_path: Path, store: int) -> None:
+    journal, view = live_request(tmp_path)
+    key = view.slot, view.generation
+    dies_before(store, journal, lambda mortal: ReleaseWriter(mortal).release(*key, num_tokens=3, reason="stop"))
+    assert read_release(journal, *key) is None
+    ReleaseWriter(journal).release(*key, num_tokens=4, reason="length")
+    assert read_release(journal, *key) == (4, "length")
+
+
+def test_a_forgetting_that_did_not_happen_keeps_the_record(tmp_path: Path) -> None:
+    journal, view = live_request(tmp_path)
+    dies_before(0, journal, lambda mortal: ReleaseWriter(mortal).forget(view.slot, view.generation))
+    assert not RequestWriter(journal).recycle(view.slot, view.generation)

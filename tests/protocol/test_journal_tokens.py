@@ -1,0 +1,212 @@
+"""execute's part: what a step published is read back by whoever knows the generation, and by nobody else."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.protocol.factories import TIMES, accept, make_journal, make_record
+from triptych.protocol.journal.layout import TIME_UNIT_NS, Journal, split_word
+from triptych.protocol.journal.releases import ReleaseWriter
+from triptych.protocol.journal.requests import RequestView, RequestWriter
+from triptych.protocol.journal.tokens import (
+    TokenWriter,
+    check_of,
+    pack_logprobs,
+    read_finish,
+    read_logprobs,
+    read_times,
+    read_tokens,
+)
+
+TOKEN_IDS = st.integers(-(2**31), 2**31 - 1)
+CAPACITY = 12
+
+
+def int32(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.array(values, np.int32)
+
+
+def hash_of(generation: int, tokens: list[int]) -> int:
+    """The definition: h = h * M + token + 1, begun with the generation."""
+    value = generation
+    for token in tokens:
+        value = (value * 0x01000193 + token + 1) % 2**32
+    return value
+
+
+def adopted(folder: Path, *, num_requests: int = 1, **sampling: int) -> tuple[Journal, list[RequestView], TokenWriter]:
+    journal = make_journal(folder)
+    requests, tokens = RequestWriter(journal), TokenWriter(journal)
+    record = make_record(token_capacity=CAPACITY, **sampling)
+    views = [accept(requests, journal, record) for _ in range(num_requests)]
+    for view in views:
+        tokens.adopt(view)
+    return journal, views, tokens
+
+
+def say(writer: TokenWriter, view: RequestView, *token_ids: int, start: int = 0) -> None:
+    for index, token_id in enumerate(token_ids, start):
+        now_ns = view.accepted_ns + (index + 1) * TIME_UNIT_NS
+        writer.publish(np.array([view.slot]), np.array([index]), int32(token_id), now_ns)
+
+
+def said(journal: Journal, view: RequestView) -> list[int] | None:
+    tokens = read_tokens(journal, view)
+    return None if tokens is None else tokens.tolist()
+
+
+@given(st.integers(0, 2**32 - 1), st.lists(TOKEN_IDS, max_size=50))
+def test_the_check_is_the_hash_it_says(generation: int, tokens: list[int]) -> None:
+    assert check_of(generation, int32(*tokens)) == hash_of(generation, tokens)
+
+
+@given(st.lists(TOKEN_IDS, min_size=1, max_size=20), st.data())
+def test_another_token_is_another_check(tokens: list[int], data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, len(tokens) - 1))
+    other = [*tokens[:index], data.draw(TOKEN_IDS.filter(lambda token: token != tokens[index])), *tokens[index + 1 :]]
+    assert check_of(1, int32(*tokens)) != check_of(1, int32(*other))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.dictionaries(st.integers(0, 3), TOKEN_IDS, max_size=4), max_size=CAPACITY))
+def test_steps_of_any_rows_are_read_as_if_written_one_by_one(steps: list[dict[int, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        journal, views, writer = adopted(Path(folder), num_requests=4)
+        expected: list[list[int]] = [[], [], [], []]
+        for step in steps:
+            indices = np.array([len(expected[slot]) for slot in step], np.int64)
+            writer.publish(np.array(list(step), np.int64), indices, int32(*step.values()), 10**9)
+            for slot, token in step.items():
+                expected[slot].append(token)
+        assert [said(journal, view) for view in views] == expected
+        words = [split_word(word) for word in journal.tokens_words]
+        assert words == [(len(tokens), hash_of(1, tokens)) for tokens in expected]
+
+
+def test_nothing_was_said_before_the_adoption(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path)
+    assert said(journal, accept(RequestWriter(journal), journal)) is None
+
+
+def test_after_the_adoption_it_is_known_that_nothing_was_said(tmp_path: Path) -> None:
+    journal, [view], _ = adopted(tmp_path)
+    assert said(journal, view) == []
+
+
+def test_a_new_life_goes_on_where_the_last_one_was(tmp_path: Path) -> None:
+    journal, [view], writer = adopted(tmp_path)
+    say(writer, view, 5, 6)
+    again = TokenWriter(Journal.open(journal.path))
+    assert again.adopt(view).tolist() == [5, 6]
+    say(again, view, 7, start=2)
+    assert said(journal, view) == [5, 6, 7]
+
+
+def test_a_new_life_keeps_the_times_of_the_last_one(tmp_path: Path) -> None:
+    journal, [view], writer = adopted(tmp_path)
+    say(writer, view, 5)
+    writer.add_times(view.slot, scheduled_ns=view.accepted_ns + 1, recovered_ns=3, num_preemptions=1)
+    again = TokenWriter(journal)
+    again.adopt(view)
+    again.add_times(view.slot, recovered_ns=4)
+    assert read_times(journal, view, 1)[1:] == (view.accepted_ns + 1, 0, 7, 0, 1)
+
+
+def test_the_whole_capacity_can_be_used(tmp_path: Path) -> None:
+    journal, views, writer = adopted(tmp_path, num_requests=2)
+    for view in views:
+        say(writer, view, *range(CAPACITY))
+    assert [said(journal, view) for view in views] == [list(range(CAPACITY))] * 2
+
+
+def test_a_count_beyond_the_capacity_is_not_believed(tmp_path: Path) -> None:
+    journal, [view], _ = adopted(tmp_path)
+    journal.tokens_words[view.slot] = (CAPACITY + 1) << 32
+    assert said(journal, view) is None
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, CAPACITY])
+def test_tokens_of_an_earlier_request_mean_nothing(tmp_path: Path, num_tokens: int) -> None:
+    journal = make_journal(tmp_path, num_records=1)
+    requests, tokens, releases = RequestWriter(journal), TokenWriter(journal), ReleaseWriter(journal)
+    record = make_record(token_capacity=CAPACITY)
+    first = accept(requests, journal, record)
+    tokens.adopt(first)
+    say(tokens, first, *range(num_tokens))
+    tokens.finish(first.slot, first.generation, "length")
+    releases.forget(first.slot, first.generation)
+    requests.recycle(first.slot, first.generation)
+    second = accept(requests, journal, record)
+    assert second.extent == first.extent
+    assert (said(journal, second), read_finish(journal, 0, second.generation)) == (None, None)
+    assert TokenWriter(journal).adopt(second).tolist() == []
+    assert said(journal, first) is None
+
+
+def test_each_token_has_its_time(tmp_path: Path) -> None:
+    journal, [view], writer = adopted(tmp_path)
+    say(writer, view, 5, 6, 7)
+    expected = [TIMES.accepted_ns + i * TIME_UNIT_NS for i in (1, 2, 3)]
+    assert read_times(journal, view, 3).tokens_ns.tolist() == expected
+
+
+def test_times_add_up_but_the_first_schedule_is_set(tmp_path: Path) -> None:
+    journal, [view], writer = adopted(tmp_path)
+    first, later = view.accepted_ns + 10, view.accepted_ns + 20
+    writer.add_times(view.slot, scheduled_ns=first, preempted_ns=3, recovered_ns=4, num_cached_tokens=5)
+    writer.add_times(view.slot, scheduled_ns=later, preempted_ns=3, num_preemptions=1)
+    assert read_times(journal, view, 0)[1:] == (later, 6, 4, 5, 1)
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "error"])
+def test_a_finish_is_read_back(tmp_path: Path, reason: str) -> None:
+    journal, [view], writer = adopted(tmp_path)
+    writer.finish(view.slot, view.generation, reason, "why")
+    assert read_finish(journal, view.slot, view.generation) == (reason, "why")
+    assert read_finish(journal, view.slot, view.generation + 1) is None
+
+
+@pytest.mark.parametrize("error", ["x" * 500, "é" * 500, "x" + "é" * 500, "xx" + "€" * 500, "😀" * 500])
+def test_a_long_error_is_cut_between_characters(tmp_path: Path, error: str) -> None:
+    journal, [view], writer = adopted(tmp_path)
+    writer.finish(view.slot, view.generation, "error", error)
+    kept = read_finish(journal, view.slot, view.generation)
+    assert kept is not None
+    assert error.startswith(kept[1])
+    assert 108 < len(kept[1].encode()) <= 112
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(-99, 0, width=32)), max_size=3), max_size=4))
+def test_logprobs_are_read_back(rows: list[list[tuple[int, float]]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        journal, views, writer = adopted(Path(folder), num_requests=2, logprobs=3)
+        for index, alternatives in enumerate(rows):
+            ids = int32(*(token_id for token_id, _ in alternatives))
+            logprobs = np.array([logprob for _, logprob in alternatives], np.float32)
+            writer.publish_logprobs(views[1], index, pack_logprobs(-0.5, ids, logprobs, 3))
+        expected = [[-0.5, [list(pair) for pair in alternatives]] for alternatives in rows]
+        assert read_logprobs(journal, views[1], 0, len(rows)) == expected
+        assert read_logprobs(journal, views[1], 1, len(rows)) == expected[1:]
+
+
+def test_more_alternatives_than_asked_for_are_cut() -> None:
+    row = pack_logprobs(-0.5, int32(1, 2, 3), np.array([-1, -2, -3], np.float32), 2)
+    assert len(row) == 5
+
+
+def test_logprobs_do_not_touch_tokens_or_neighbours(tmp_path: Path) -> None:
+    journal, views, writer = adopted(tmp_path, num_requests=3, logprobs=1)
+    for view in views:
+        say(writer, view, *range(CAPACITY))
+    for index in range(CAPACITY):
+        row = pack_logprobs(-0.5, int32(1), np.array([-1], np.float32), 1)
+        writer.publish_logprobs(views[1], index, row)
+    assert [said(journal, view) for view in views] == [list(range(CAPACITY))] * 3
+    assert read_times(journal, views[1], CAPACITY).tokens_ns.tolist()[-1] == TIMES.accepted_ns + CAPACITY * TIME_UNIT_NS

@@ -1,0 +1,45 @@
+"""The record of a request holds everything needed to run it again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.protocol.factories import make_record
+from triptych.protocol.codec import pack
+from triptych.protocol.errors import BadFrame, JournalError
+from triptych.protocol.record import RequestRecord
+from triptych.protocol.sampling import SamplingParams
+
+
+IDS = st.integers(0, 2**31 - 1)
+
+
+@given(st.text(max_size=64), st.lists(IDS, max_size=20), st.integers(0, 2**63 - 1), st.floats(0.05, 9))
+def test_a_record_survives_its_bytes(request_id: str, prompt: list[int], seed: int, lease_s: float) -> None:
+    packed = np.array(prompt, "<i4").tobytes()
+    record = replace(make_record(request_id), prompt=packed, seed=seed, lease_s=lease_s)
+    again = RequestRecord.from_bytes(record.to_bytes())
+    assert again == record
+    assert again.prompt_ids.tolist() == prompt
+
+
+def test_parameters_are_those_that_were_asked_for() -> None:
+    params = SamplingParams(temperature=0.5, stop=("x",), logit_bias={3: -1.0}, max_tokens=None)
+    record = RequestRecord.from_bytes(make_record(**params.to_wire()).to_bytes())
+    assert record.params == params
+
+
+@pytest.mark.parametrize("value", [[], [1, 2, 3], {}, None, "x", list(range(9))], ids=repr)
+def test_bytes_of_something_else_are_refused(value: object) -> None:
+    with pytest.raises(JournalError, match="a request record has 8 fields"):
+        RequestRecord.from_bytes(pack(value))
+
+
+def test_cut_bytes_are_refused() -> None:
+    with pytest.raises(BadFrame):
+        RequestRecord.from_bytes(make_record().to_bytes()[:-1])

@@ -1,0 +1,208 @@
+"""Sampling parameters are checked when made, and travel as what differs from the defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triptych.protocol.codec import pack, unpack
+from triptych.protocol.errors import InvalidRequest
+from triptych.protocol.sampling import SamplingParams
+
+IDS = st.integers(0, 2**31 - 1)
+PARAMS = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_tokens": st.none() | st.integers(1000, 2**31 - 1),
+        "min_tokens": st.integers(0, 256),
+        "temperature": st.floats(0, 100),
+        "top_k": st.none() | st.integers(-1, 2**31 - 1),
+        "top_p": st.floats(0, 1),
+        "min_p": st.floats(0, 1),
+        "repetition_penalty": st.floats(0.01, 100),
+        "presence_penalty": st.floats(-2, 2),
+        "frequency_penalty": st.floats(-2, 2),
+        "seed": st.none() | st.integers(0, 2**63 - 1),
+        "stop": st.text(min_size=1, max_size=256) | st.lists(st.text(min_size=1, max_size=20), max_size=16),
+        "stop_token_ids": st.lists(IDS, max_size=64),
+        "ignore_eos": st.booleans(),
+        "include_stop_str": st.booleans(),
+        "skip_special_tokens": st.booleans(),
+        "logprobs": st.none() | st.integers(0, 20),
+        "logit_bias": st.dictionaries(IDS, st.floats(-100, 100) | st.integers(-100, 100), max_size=20),
+    },
+)
+NUMBERS: list[tuple[str, Any, Any]] = [  # name, lowest, highest
+    ("max_tokens", 0, 2**31 - 1),
+    ("temperature", 0.0, 100.0),
+    ("top_k", -1, 2**31 - 1),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 0.01, 100.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+    ("seed", 0, 2**63 - 1),
+    ("logprobs", 0, 20),
+]
+INSIDE = [(name, value) for name, low, high in NUMBERS for value in (low, high)]
+OUTSIDE = [
+    (name, value)
+    for name, low, high in [*NUMBERS, ("min_tokens", 0, 2**31 - 1)]
+    for value in ((low - 1, high + 1, 10**400) if isinstance(low, int) else (low - 0.01, high + 0.01, 10**400))
+]
+FLOATS = [name for name, low, _ in NUMBERS if isinstance(low, float)]
+INTEGERS = [*(name for name, low, _ in NUMBERS if isinstance(low, int)), "min_tokens"]
+
+
+def refusal(**options: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**options)
+    return caught.value
+
+
+@settings(deadline=None)
+@given(PARAMS)
+def test_parameters_survive_the_wire(options: dict[str, Any]) -> None:
+    params = SamplingParams(**options)
+    assert SamplingParams.from_wire(unpack(pack(params.to_wire()))) == params
+
+
+def test_defaults_cost_no_byte() -> None:
+    assert SamplingParams().to_wire() == {}
+
+
+def test_only_what_differs_travels() -> None:
+    assert SamplingParams(temperature=0.5, stop="x").to_wire() == {"temperature": 0.5, "stop": ["x"]}
+
+
+def test_until_the_context_is_full_is_not_the_default() -> None:
+    assert SamplingParams(max_tokens=None).to_wire() == {"max_tokens": None}
+
+
+@pytest.mark.parametrize(("name", "value"), INSIDE)
+def test_a_value_at_its_limit_is_taken(name: str, value: Any) -> None:
+    assert getattr(SamplingParams(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize(("name", "value"), OUTSIDE, ids=lambda value: str(value)[:24])
+def test_a_value_beyond_its_limit_is_refused_with_the_limits(name: str, value: Any) -> None:
+    error = refusal(**{name: value})
+    assert error.param == name
+    assert f"{name} is {value}, the limits are " in error.message
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_number_must_be_one(name: str, value: float) -> None:
+    assert refusal(**{name: value}).param == name
+
+
+@pytest.mark.parametrize("value", ["1", True, [1], {}, b"1"], ids=repr)
+@pytest.mark.parametrize("name", FLOATS)
+def test_what_is_no_number_is_refused(name: str, value: Any) -> None:
+    assert refusal(**{name: value}).message.startswith(f"{name} must be a number, got ")
+
+
+@pytest.mark.parametrize("value", ["1", True, 1.0, [1], b"1"], ids=repr)
+@pytest.mark.parametrize("name", INTEGERS)
+def test_what_is_no_integer_is_refused(name: str, value: Any) -> None:
+    assert refusal(**{name: value}).message.startswith(f"{name} must be an integer, got ")
+
+
+@pytest.mark.parametrize("name", [*FLOATS, "min_tokens"])
+def test_what_has_a_default_number_cannot_be_none(name: str) -> None:
+    assert refusal(**{name: None}).param == name
+
+
+@pytest.mark.parametrize("value", [1, 0, None, "true"], ids=repr)
+@pytest.mark.parametrize("name", ["ignore_eos", "include_stop_str", "skip_special_tokens"])
+def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
+    assert refusal(**{name: value}).message == f"{name} must be true or false, got {value!r}"
+
+
+@pytest.mark.parametrize(
+    ("stop", "reason"),
+    [
+        (5, "stop must be a string or a list of strings"),
+        (None, "stop must be a string or a list of strings"),
+        ([b"x"], "stop must be a string or a list of strings"),
+        ({"x": 1}, "stop must be a string or a list of strings"),
+        (["x"] * 17, "stop has 17 strings, the limit is 16"),
+        ("", "a stop string has 0 characters, the limits are 1 and 256"),
+        (["x" * 257], "a stop string has 257 characters, the limits are 1 and 256"),
+    ],
+)
+def test_stop_strings_are_bounded(stop: Any, reason: str) -> None:
+    error = refusal(stop=stop)
+    assert (error.message.startswith(reason), error.param) == (True, "stop")
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        (5, "stop_token_ids must be a list of integers"),
+        ([1.0], "stop_token_ids must be a list of integers"),
+        ([True], "stop_token_ids must be a list of integers"),
+        ([1] * 65, "stop_token_ids has 65 ids, the limit is 64"),
+        ([-1], "stop_token_ids holds -1, the limits are 0 and 2147483647"),
+        ([2**31], "stop_token_ids holds 2147483648, the limits are 0 and 2147483647"),
+    ],
+)
+def test_stop_token_ids_are_bounded(ids: Any, reason: str) -> None:
+    error = refusal(stop_token_ids=ids)
+    assert (error.message.startswith(reason), error.param) == (True, "stop_token_ids")
+
+
+@pytest.mark.parametrize(
+    ("bias", "reason"),
+    [
+        ([1], "logit_bias must map token ids to numbers"),
+        (dict.fromkeys(range(513), 1.0), "logit_bias has 513 entries, the limit is 512"),
+        ({"5": 1.0}, "logit_bias has the key '5', keys are token ids"),
+        ({True: 1.0}, "logit_bias has the key True, keys are token ids"),
+        ({-1: 1.0}, "logit_bias has the key -1, keys are token ids"),
+        ({2**31: 1.0}, "logit_bias has the key 2147483648, keys are token ids"),
+        ({5: 100.1}, "logit_bias of token 5 is 100.1, the limits are -100 and 100"),
+        ({5: float("nan")}, "logit_bias of token 5 is nan, the limits are -100 and 100"),
+        ({5: True}, "logit_bias of token 5 is True, the limits are -100 and 100"),
+        ({5: None}, "logit_bias of token 5 is None, the limits are -100 and 100"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_logit_bias_is_bounded(bias: Any, reason: str) -> None:
+    error = refusal(logit_bias=bias)
+    assert (error.message.startswith(reason), error.param) == (True, "logit_bias")
+
+
+def test_as_many_as_allowed_is_allowed() -> None:
+    SamplingParams(stop=["x" * 256] * 16, stop_token_ids=[2**31 - 1] * 64, logit_bias=dict.fromkeys(range(512), -100))
+
+
+def test_at_least_is_not_more_than_at_most() -> None:
+    error = refusal(min_tokens=6, max_tokens=5)
+    assert (error.message, error.param) == ("min_tokens is 6, the limit is max_tokens, 5", "min_tokens")
+
+
+def test_at_least_is_unbounded_when_at_most_is_the_context() -> None:
+    assert SamplingParams(min_tokens=2**31 - 1, max_tokens=None).min_tokens == 2**31 - 1
+
+
+@pytest.mark.parametrize("name", ["temprature", "n", 5, None, "_check"])
+def test_an_unknown_field_is_refused_by_name(name: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams.from_wire({name: 1})
+    assert (caught.value.message, caught.value.param) == (f"unknown field {name!r}", str(name))
+
+
+@pytest.mark.parametrize(("temperature", "greedy"), [(0, True), (0.0, True), (1e-9, False), (1, False)])
+def test_temperature_zero_is_greedy(temperature: float, greedy: bool) -> None:
+    assert SamplingParams(temperature=temperature).is_greedy is greedy
+
+
+def test_parameters_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SamplingParams().temperature = 1.0  # type: ignore[misc]

@@ -1,0 +1,61 @@
+"""Pipelines that all tests of this folder share: each is started once, and must be quiet again after every test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pipeline.checks import assert_quiet
+from triptych import Driver
+
+if TYPE_CHECKING:
+    from tests.seeds.tiny_engine import TinyEngine
+
+
+@pytest.fixture(scope="session")
+def _fast_pipeline() -> Iterator[Driver]:
+    with Driver("hash-lm", lease_s=60.0) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def _slow_pipeline() -> Iterator[Driver]:
+    with Driver("hash-lm", lease_s=60.0, hash_step_ms=5.0, max_num_seqs=2, max_queue=64, hang_s=20.0) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def _small_pipeline() -> Iterator[Driver]:
+    with Driver("hash-lm", lease_s=60.0, num_pages=12, page_size=4, max_num_seqs=4) as driver:
+        yield driver
+
+
+@pytest.fixture
+def driver(_fast_pipeline: Driver) -> Iterator[Driver]:
+    """The hash LM as fast as it goes, with memory for everybody."""
+    yield _fast_pipeline
+    assert_quiet(_fast_pipeline)
+
+
+@pytest.fixture
+def slow(_slow_pipeline: Driver) -> Iterator[Driver]:
+    """The hash LM at 5 ms a step, with two rows (so three live sequences) and a queue of 64."""
+    yield _slow_pipeline
+    assert_quiet(_slow_pipeline)
+
+
+@pytest.fixture
+def small(_small_pipeline: Driver) -> Iterator[Driver]:
+    """The hash LM with twelve pages of four tokens and four rows: long answers preempt each other."""
+    yield _small_pipeline
+    assert_quiet(_small_pipeline)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyEngine:
+    """A random Llama on pages, and the same checkpoint in transformers as its oracle."""
+    from tests.seeds.tiny_engine import TinyEngine
+
+    return TinyEngine(tmp_path_factory.mktemp("tiny"))

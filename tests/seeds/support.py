@@ -1,0 +1,91 @@
+"""What the tests of this folder share: sequences with a given prompt, traces of steps, and ends of many streams."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.workers.execute.factories import make_sequence
+from triptych import Driver
+from triptych.driver.stream import Completion, Stream
+from triptych.protocol.board import Board
+from triptych.protocol.errors import TriptychError
+from triptych.protocol.run_dir import board_path
+from triptych.workers.execute.engine import Engine, StepOutputs
+from triptych.workers.execute.scheduling.sequence import Sequence as TokenSequence
+
+
+def sequence_of(prompt: Sequence[int], index: int = 0, **options: Any) -> TokenSequence:
+    """``make_sequence`` with this prompt."""
+    sequence = make_sequence(index, num_tokens=len(prompt), **options)
+    sequence.tokens[: len(prompt)] = prompt
+    return sequence
+
+
+def trace(engine: Engine, *, max_steps: int = 10_000, each: Callable[[StepOutputs], object] = id) -> list[StepOutputs]:
+    """Every step until nothing is left to do; the invariants are checked and ``each`` is called after every one."""
+    steps: list[StepOutputs] = []
+    while engine.has_work:
+        step = engine.step()
+        assert step is not None, "sequences are live, and nothing was planned"
+        assert len(steps) < max_steps, f"{len(engine.scheduler.live)} sequences live after {max_steps} steps"
+        engine.check()
+        each(step)
+        steps.append(step)
+    return steps
+
+
+def text_of(token_ids: Iterable[int]) -> str:
+    """What the byte tokenizer of the hash LM makes of these ids: token ``1 + b`` is byte ``b``, others are special."""
+    return bytes(i - 1 for i in token_ids if 1 <= i <= 256).decode("utf-8", "replace")
+
+
+def end_all(streams: Iterable[Stream]) -> list[Completion | TriptychError]:
+    """Abort all of them and wait for their ends."""
+    streams = list(streams)
+    for stream in streams:
+        stream.abort()
+    return [outcome(stream) for stream in streams]
+
+
+def outcome(stream: Stream, timeout: float = 30.0) -> Completion | TriptychError:
+    """The answer, or the error instead of raising it."""
+    try:
+        return stream.result(timeout)
+    except TriptychError as error:
+        return error
+
+
+def board_stats(driver: Driver) -> dict[str, Any]:
+    """The statistics of all workers without asking one of them."""
+    board = Board(board_path(driver.run_dir))
+    stats = board.stats()
+    board.close()
+    return stats
+
+
+def is_alive(pid: int | None) -> bool:
+    """Whether the process runs: one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def cpu_seconds(pid: int | None) -> float:
+    """Processor time of a process so far."""
+    nanoseconds = Path(f"/proc/{pid}/schedstat").read_text().split()[0]
+    return int(nanoseconds) / 1e9
+
+
+class Clock:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    @property
+    def s(self) -> float:
+        return time.monotonic() - self._start

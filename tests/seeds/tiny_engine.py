@@ -1,0 +1,68 @@
+"""A real model in this process: our engine on pages, and transformers on the same weights as its oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList
+
+from tests.tiny import build_tiny_model, make_tiny_model
+from tests.workers.execute.factories import make_scheduler, run
+from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.scheduling.sequence import Sequence
+
+EOS_TOKEN_IDS = [2, 7]
+PAGE_SIZE, NUM_PAGES = 8, 64
+
+
+class TinyEngine:
+    """Sequences run on one paged runner; ``greedy`` says what transformers would."""
+
+    def __init__(self, folder: Path) -> None:
+        checkpoint = make_tiny_model("llama", folder / "checkpoint", eos_token_id=EOS_TOKEN_IDS)
+        self.folder = checkpoint
+        self.model = build_tiny_model("llama", eos_token_id=EOS_TOKEN_IDS)
+        self.runner, self.card = build_runner(
+            ModelConfig(model=str(checkpoint), device="cpu", threads=1),
+            CacheConfig(num_pages=NUM_PAGES, page_size=PAGE_SIZE),
+            SchedulerConfig(max_num_seqs=4, prefill_chunk=16),
+            model_dir=checkpoint,
+            run_dir=folder,
+            progress=lambda done, total: None,
+        )
+
+    @property
+    def pages(self) -> list[torch.Tensor]:
+        """Keys and values of every layer, the trash page first."""
+        return [pages for cache in self.runner._layers._caches.values() for pages in (cache.key, cache.value)]
+
+    def engine(self, *sequences: Sequence, num_pages: int = NUM_PAGES, **options: Any) -> Engine:
+        scheduler = make_scheduler(
+            *sequences, num_pages=num_pages, page_size=PAGE_SIZE, max_model_len=self.card.max_model_len, **options
+        )
+        return Engine(scheduler, self.runner)
+
+    def run(self, *sequences: Sequence, **options: Any) -> list[list[int]]:
+        """The output tokens of each sequence, all in one engine."""
+        outputs = run(self.engine(*sequences, **options))
+        return [outputs[sequence.key] for sequence in sequences]
+
+    @torch.inference_mode()
+    def greedy(self, prompt: list[int], num_tokens: int, *processors: Any) -> list[int]:
+        """What transformers says, recomputed from the first token at every step, after its own logits processors."""
+        ids = torch.tensor([prompt])
+        for _ in range(num_tokens):
+            logits = LogitsProcessorList(processors)(ids, self.logits(ids[0].tolist())[None])
+            ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], dim=1)
+        tokens: list[int] = ids[0, len(prompt) :].tolist()
+        return tokens
+
+    @torch.inference_mode()
+    def logits(self, token_ids: list[int]) -> torch.Tensor:
+        """Of the token that follows, float32 [V]."""
+        logits: torch.Tensor = self.model(torch.tensor([token_ids])).logits[0, -1].float()
+        return logits

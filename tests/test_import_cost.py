@@ -1,0 +1,46 @@
+"""Importing costs little and brings no torch: what embeds a driver, or waits for a model, starts at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+MODULES = [
+    "triptych",
+    "triptych.driver.driver",
+    "triptych.driver.async_driver",
+    "triptych.driver.client",
+    "triptych.workers.prepare.process",
+    "triptych.workers.summarize.process",
+]
+HEAVY = ("torch", "transformers", "huggingface_hub", "safetensors")
+LIMIT_S = 0.5
+PROBE = """
+import importlib, json, sys, time
+start = time.perf_counter()
+importlib.import_module(sys.argv[1])
+print(json.dumps([time.perf_counter() - start, [name for name in sys.argv[2:] if name in sys.modules]]))
+"""
+
+
+def import_in_a_new_process(module: str) -> tuple[float, list[str]]:
+    """Seconds, and which heavy libraries came with it."""
+    command = [sys.executable, "-c", PROBE, module, *HEAVY]
+    seconds, heavy = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return seconds, heavy
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_importing_is_quick_and_brings_no_torch(module: str) -> None:
+    # The best of a few: what a busy machine adds is not the package's.
+    results = [import_in_a_new_process(module) for _ in range(4)]
+    assert results[0][1] == []
+    assert min(seconds for seconds, _ in results) < LIMIT_S
+
+
+def test_every_public_name_can_be_had() -> None:
+    code = "import triptych; assert all(getattr(triptych, name) for name in triptych.__all__)"
+    subprocess.run([sys.executable, "-c", code], check=True)

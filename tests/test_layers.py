@@ -1,0 +1,156 @@
+"""Which folder may import what, read from the source: the arrows of docs/architecture.md."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("protocol", "workers", "driver", "launch")
+ANYTHING = frozenset({"*"})
+TORCH = frozenset({"torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "numpy"})
+
+
+class Rule(NamedTuple):
+    """What the files under a path may import; the longest path that fits a file counts."""
+
+    inside: tuple[str, ...]  # of this package
+    outside: frozenset[str]  # besides the standard library
+
+
+RULES = {
+    "protocol": Rule(("protocol",), frozenset({"msgpack", "numpy"})),
+    "protocol/channels.py": Rule(("protocol",), frozenset({"zmq"})),
+    "workers/__init__.py": Rule((), frozenset()),
+    "workers/process.py": Rule(("protocol",), frozenset()),
+    "workers/prepare": Rule(
+        ("protocol", "workers/process", "workers/prepare"), frozenset({"numpy", "tokenizers", "jinja2"})
+    ),
+    "workers/summarize": Rule(("protocol", "workers/process", "workers/summarize"), frozenset({"numpy", "tokenizers"})),
+    "workers/execute": Rule(("protocol", "workers/process", "workers/execute"), frozenset({"numpy"})),
+    "workers/execute/scheduling": Rule(("protocol", "workers/execute/scheduling"), frozenset()),
+    "workers/execute/model": Rule(("protocol", "workers/execute"), TORCH),
+    "workers/execute/attention": Rule(("protocol", "workers/execute"), TORCH),
+    "workers/execute/sampling": Rule(("protocol", "workers/execute"), TORCH),
+    "workers/execute/kernels": Rule(("workers/execute"), TORCH | {"triton"}),
+    "driver": Rule(("protocol", "driver"), frozenset({"numpy"})),
+    "launch": Rule(("protocol", "driver", "launch"), ANYTHING),
+}
+# Decisions that can be fuzzed in microseconds depend on their arguments only.
+IMPURE = frozenset(
+    {"os", "io", "time", "datetime", "random", "secrets", "socket", "threading", "subprocess", "asyncio"}
+)
+CODE_FROM_DATA = frozenset({"pickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "jsonpickle"})
+
+
+class Import(NamedTuple):
+    where: str  # file:line
+    name: str  # "zmq", or a path in this package such as "protocol/codec"
+    is_inside: bool
+
+
+def sources(folder: str = "") -> list[Path]:
+    folders = [ROOT / folder] if folder else [*(ROOT / name for name in FOLDERS), ROOT / "triptych" / "__init__.py"]
+    found = [path for base in folders for path in ([base] if base.suffix else sorted(base.rglob("*.py")))]
+    return [path for path in found if "__pycache__" not in path.parts]
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(path: Path) -> Iterator[Import]:
+    """Every import of a file, wherever it stands in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        where = f"{relative(path)}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Import):
+            yield from (Import(where, alias.name.partition(".")[0], False) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield Import(where, (node.module or "").partition(".")[0], False)
+        elif isinstance(node, ast.ImportFrom):
+            base = path.parents[node.level - 1]
+            target = base.joinpath(*(node.module or "").split(".")) if node.module else base
+            names = [target] if node.module else [target / alias.name for alias in node.names]
+            yield from (Import(where, relative(name), True) for name in names)
+
+
+def rule_of(path: Path) -> Rule:
+    name = relative(path)
+    return RULES[max((prefix for prefix in RULES if f"{name}/".startswith(f"{prefix}/")), key=len)]
+
+
+def is_allowed(item: Import, rule: Rule) -> bool:
+    if item.is_inside:
+        # ``from ...protocol import messages`` names the folder's own module, ``from .. import x`` a neighbour.
+        return any(f"{item.name}/".startswith(f"{prefix}/") for prefix in rule.inside)
+    return item.name in sys.stdlib_module_names or item.name in rule.outside or rule.outside == ANYTHING
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_imports_only_what_it_may(folder: str) -> None:
+    found = [item for path in sources(folder) for item in imports(path) if not is_allowed(item, rule_of(path))]
+    assert found == []
+
+
+def test_launch_starts_workers_by_name_and_imports_none() -> None:
+    found = [i for path in sources("launch") for i in imports(path) if i.is_inside and i.name.startswith("workers")]
+    assert found == []
+
+
+def test_only_one_file_imports_zmq() -> None:
+    assert {i.where.partition(":")[0] for p in sources() for i in imports(p) if i.name == "zmq"} <= {
+        "protocol/channels.py"
+    }
+
+
+def test_siblings_are_imported_relatively() -> None:
+    own = {"triptych", *FOLDERS}
+    assert [i for path in sources() for i in imports(path) if not i.is_inside and i.name in own] == []
+
+
+def test_scheduling_is_pure() -> None:
+    found = [i for path in sources("workers/execute/scheduling") for i in imports(path) if i.name in IMPURE]
+    assert found == []
+
+
+def test_nothing_can_turn_data_into_code() -> None:
+    assert [item for path in sources() for item in imports(path) if item.name in CODE_FROM_DATA] == []
+    assert [call for path in sources() for call in dangerous_calls(path)] == []
+
+
+def dangerous_calls(path: Path) -> Iterator[str]:
+    """``eval``, ``exec``, ``__import__``, ``torch.load``, and ``allow_pickle`` or ``trust_remote_code`` switched on."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if not isinstance(node, ast.Call):
+            continue
+        is_off = [isinstance(k.value, ast.Constant) and k.value.value is False for k in node.keywords]
+        unsafe = [
+            k.arg
+            for k, off in zip(node.keywords, is_off, strict=True)
+            if k.arg in ("allow_pickle", "trust_remote_code") and not off
+        ]
+        name = ast.unparse(node.func)
+        if name in ("eval", "exec", "compile", "__import__", "torch.load") or unsafe:
+            yield f"{relative(path)}:{node.lineno}: {name} {' '.join(map(str, unsafe))}".rstrip()
+
+
+@pytest.mark.parametrize(
+    ("source", "num_found"),
+    [("model.eval()", 0), ("eval('1')", 1), ("torch.load(p)", 1), ("f(trust_remote_code=x)", 1), ("f(allow_pickle=False)", 0)],
+)  # fmt: skip
+def test_dangerous_calls_are_seen(tmp_path: Path, source: str, num_found: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    (tmp_path / "file.py").write_text(source)
+    assert len(list(dangerous_calls(tmp_path / "file.py"))) == num_found
+
+
+def test_the_package_is_made_of_links() -> None:
+    for name in FOLDERS:
+        link = ROOT / "triptych" / name
+        assert link.is_symlink()
+        assert link.resolve() == (ROOT / name).resolve()
