@@ -105,7 +105,7 @@ class Conversation:
         if self._last is None:
             say(self._console, "There was no answer yet.")
         else:
-            self._console.print(ledger_table([("last answer", self._last.ledger)]))
+            self._console.print(ledger_table({"last answer": self._last.ledger}))
 
 
 def _read_line() -> str | None:

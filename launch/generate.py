@@ -19,7 +19,7 @@ from .flags import OutputFormat
 from .output import Sink, Writer, make_writer, open_sink
 from .pipeline import Pipeline, open_pipeline
 from .prompts import Job, as_chat, jobs_from_lines, jobs_from_texts
-from .report import number, printable, say, summary_line
+from .report import number, say, summary_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,7 +104,7 @@ def _stream(pipeline: Pipeline, job: Job, request: dict[str, Any], sink: Sink, c
         raise job.error
     stream = pipeline.client.submit(**request)
     for delta in stream:
-        sink.write(printable(delta.text) if sink.is_terminal else delta.text)
+        sink.write(delta.text)
     sink.write("\n")
     if console.is_terminal:
         say(console, summary_line(stream.result()))

@@ -15,6 +15,7 @@ from ..driver.stream import Completion
 from ..protocol.errors import RequestError, TriptychError
 from .flags import OutputFormat
 from .prompts import Job
+from .report import printable
 
 
 class OutputError(TriptychError):
@@ -30,8 +31,9 @@ class Sink:
         self._file, self._name = file, name
 
     def write(self, text: str) -> None:
+        text = printable(text) if self.is_terminal else text
         with _naming(self._name):
-            rest = memoryview(text.encode())
+            rest = memoryview(text.encode(errors="backslashreplace"))  # of half a surrogate pair
             while rest:
                 rest = rest[self._file.write(rest) :]
 

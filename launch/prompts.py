@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,20 +29,18 @@ class Job:
 
 
 def jobs_from_texts(prompts: Iterable[str]) -> list[Job]:
-    return [Job(index, {"prompt": prompt}) for index, prompt in enumerate(prompts)]
+    """A job for each prompt."""
+    return [_job(index, prompt, "prompt", _plain) for index, prompt in enumerate(prompts)]
 
 
 def jobs_from_lines(lines: Iterable[bytes]) -> list[Job]:
     """A job for each line that is not blank. A line that begins with ``{"`` is JSON, every other one is a prompt."""
     jobs: list[Job] = []
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            jobs.append(Job(len(jobs), _request(line)))
-        except InvalidRequest as error:
-            reason = InvalidRequest(f"line {number}: {error.message}", param=error.param)
-            jobs.append(Job(len(jobs), {"prompt": line.decode(errors="replace").rstrip("\r\n")}, reason))
+        text = line.decode(errors="surrogateescape").rstrip("\r\n")
+        if text.strip():
+            parse = _parse if text.lstrip().startswith('{"') else _plain
+            jobs.append(_job(len(jobs), text, f"line {number}", parse))
     return jobs
 
 
@@ -54,15 +52,23 @@ def as_chat(request: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "messages": [{"role": "user", "content": request["prompt"]}]}
 
 
-def _request(line: bytes) -> dict[str, Any]:
+def _job(index: int, text: str, origin: str, parse: Callable[[str], dict[str, Any]]) -> Job:
     try:
-        text = line.decode().rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"not UTF-8: {error.reason} at byte {error.start}", param="prompt") from error
-    return _checked(text) if text.lstrip().startswith('{"') else {"prompt": text}
+        request = parse(text)
+        json.dumps(request, ensure_ascii=False).encode()  # half a surrogate pair, or a byte that was no UTF-8
+        return Job(index, request)
+    except InvalidRequest as error:
+        reason = InvalidRequest(f"{origin}: {error.message}", param=error.param)
+    except UnicodeEncodeError:
+        reason = InvalidRequest(f"{origin}: not UTF-8", param="prompt")
+    return Job(index, {"prompt": text}, reason)
 
 
-def _checked(text: str) -> dict[str, Any]:
+def _plain(text: str) -> dict[str, Any]:
+    return {"prompt": text}
+
+
+def _parse(text: str) -> dict[str, Any]:
     """What ``Client.submit`` cannot be called with is refused here; everything else is for prepare to judge."""
     try:
         row: dict[str, Any] = json.loads(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def statistics_line(stats: Mapping[str, Any], *, tokens_per_second: float) -> st
     execute = stats["execute"]
     used = execute["pages"] - execute["pages_free"]
     return (
-        f"{tokens_per_second:.0f} tok/s · {stats['summarize']['live']} live"
-        f" · {stats['prepare']['waiting'] + execute['waiting']} waiting · {used}/{execute['pages']} pages"
+        f"{tokens_per_second:.0f} tok/s · {stats['prepare']['live']} live · {stats['prepare']['waiting']} waiting"
+        f" · {used}/{execute['pages']} pages"
     )
 
 
@@ -70,33 +70,35 @@ def summary_line(completion: Any) -> str:
     )
 
 
-def ledger_table(ledgers: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
-    """A row for each named ledger: milliseconds of every stage that took any, and their sum, the wall time."""
-    stages = [s for s in ledgers[0][1]["stages_ms"] if any(ledger["stages_ms"][s] for _, ledger in ledgers)]
-    table = _table("ms", *stages, "= wall", "TTFT", "tok/s", title="Where the time went")
-    for name, ledger in ledgers:
-        stage_cells = [f"{ledger['stages_ms'][stage]:.1f}" for stage in stages]
-        rate = "-" if ledger["tps"] is None else f"{ledger['tps']:.0f}"
-        table.add_row(name, *stage_cells, f"{ledger['wall_ms']:.1f}", _ms(ledger["ttft_ms"]), rate)
+def ledger_table(ledgers: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A column for each named ledger: the milliseconds of every stage that took any, and their sum."""
+    table = _table("where the time went, ms", *ledgers)
+    for stage in next(iter(ledgers.values()))["stages_ms"]:
+        times = [ledger["stages_ms"][stage] for ledger in ledgers.values()]
+        if any(times):
+            table.add_row(stage, *map(_ms, times))
+    table.add_section()
+    table.add_row("wall time", *(_ms(ledger["wall_ms"]) for ledger in ledgers.values()), style="bold")
+    table.add_row("first token after", *(_ms(ledger["ttft_ms"]) for ledger in ledgers.values()))
+    table.add_row("tokens a second", *(_ms(ledger["tps"]) for ledger in ledgers.values()))
     return table
 
 
 def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
     """Names and values, a line each."""
-    table = _table("", "", title=title)
-    table.show_header = False
+    table = _table(title, "")
     for name, value in facts.items():
         table.add_row(name.replace("_", " "), _cell(value))
     return table
 
 
-def _table(*columns: str, title: str) -> Table:
+def _table(*columns: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=bool(index))
+        table.add_column(column, justify="right" if index else "left", no_wrap=True)
     return table
 
 

@@ -32,11 +32,15 @@ def serve(config: PipelineConfig, *, run_dir: Path | None, drain_timeout: float,
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
     driver = Driver(run_dir=run_dir, config=config)
-    startup = start(driver, console, say=logger.info)
+    try:
+        startup = start(driver, console, say=logger.info)
+    except KeyboardInterrupt:
+        return 0  # the driver has stopped what it had started
     try:
         for line in startup.account(driver.pids):
             logger.info("%s", line)
-        _welcome(driver, console)
+        logger.info("model %s", model_line(driver.info()["model"]))
+        logger.info("ready: triptych generate --connect %s", driver.run_dir)
         _report_for_ever(driver)
     except KeyboardInterrupt:
         _drain(driver, drain_timeout)
@@ -44,13 +48,7 @@ def serve(config: PipelineConfig, *, run_dir: Path | None, drain_timeout: float,
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # the stop takes a moment and must not be broken off
         driver.stop(mode="abort")
-    logger.info("stopped")
     return 0
-
-
-def _welcome(driver: Driver, console: Console) -> None:
-    logger.info("model %s", model_line(driver.info()["model"]))
-    logger.info("ready: triptych generate --connect %s", driver.run_dir)
 
 
 def _report_for_ever(driver: Driver) -> None:

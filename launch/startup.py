@@ -29,7 +29,7 @@ class Startup:
         self._since: dict[str, list[tuple[str, float]]] = {}  # by role: phases, and when each was first seen
 
     def observe(self, phases: Phases) -> list[str]:
-        """A line for every phase that began since the last call."""
+        """A line for every phase but the last that began since the last call."""
         now = self._clock() - self._started
         news = []
         for role, (phase, _, total) in phases.items():
@@ -37,7 +37,8 @@ class Startup:
             if phase != "down" and (not seen or seen[-1][0] != phase):
                 seen.append((phase, now))
                 what = f" ({total} steps)" if total else ""
-                news.append(f"{role:<10} {phase}{what} after {now:.1f} s")
+                if phase != "ready":
+                    news.append(f"{role:<10} {phase}{what} after {now:.1f} s")
         return news
 
     def account(self, pids: dict[str, int | None]) -> list[str]:

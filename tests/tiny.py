@@ -73,7 +73,7 @@ def build_tiny_model(family: str, **overrides: Any) -> PreTrainedModel:
     config = AutoConfig.for_model(family, **{**{**FAMILIES, **REFUSED}[family], **overrides})
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return model.requires_grad_(False)
+    return model.requires_grad_(False).train(False)
 
 
 def make_tiny_tokenizer() -> PreTrainedTokenizerFast:

@@ -62,7 +62,8 @@ RECORD = np.dtype(
         ("dispatched_ns", "<u8"),
         ("request_id", f"S{MAX_ID_BYTES}"),  # kept after the record is free, so that a late repeat is recognised
         ("digest", "<u4"),
-        ("_prepare", "V44"),
+        ("id_generation", "<u4"),  # whose id and digest these are: not the record's until prepare_word says so too
+        ("_prepare", "V40"),
         # execute writes these, tokens_word after each token, finish_word last
         ("tokens_word", "<u8"),
         ("finish_word", "<u8"),
@@ -114,6 +115,8 @@ class Journal:
     def __init__(self, path: Path, file: int) -> None:
         self.path = path
         try:
+            if os.fstat(file).st_size < HEADER_BYTES:
+                raise JournalError(f"{path} has {os.fstat(file).st_size} bytes, a journal has at least {HEADER_BYTES}")
             self._map = mmap.mmap(file, 0)
             header = _checked_header(self._map, path)
         finally:
@@ -193,8 +196,6 @@ def split_word(value: int) -> tuple[int, int]:
 
 
 def _checked_header(mapped: mmap.mmap, path: Path) -> np.void:
-    if len(mapped) < HEADER_BYTES:
-        raise JournalError(f"{path} has {len(mapped)} bytes, a journal has at least {HEADER_BYTES}")
     header: np.void = np.frombuffer(bytes(mapped[: HEADER.itemsize]), HEADER)[0]
     if header["magic"] != MAGIC:
         raise JournalError(f"{path} is not a journal")

@@ -48,24 +48,24 @@ def read_request(journal: Journal, slot: int) -> RequestView | None:
         JournalError: the record is published and its bytes are not what was published.
     """
     entry = journal.records[slot]
-    published = int(entry["prepare_word"])
-    generation, state = split_word(published)
+    generation, state = split_word(entry["prepare_word"])
     if state == FREE:
         return None
     offset, size = int(entry["payload_offset"]), int(entry["payload_bytes"])
     capacity, words = int(entry["token_capacity"]), int(entry["logprob_words"])
     arrival, accepted_ns, expected = int(entry["arrival"]), int(entry["accepted_ns"]), int(entry["crc"])
     payload = journal.arena[offset : offset + size].tobytes()
-    if int(entry["prepare_word"]) != published:
-        return None  # given to another request meanwhile
-    if _crc(payload, generation, offset, capacity, words, arrival) != expected:
+    current, state = split_word(entry["prepare_word"])
+    if current != generation or state == FREE:
+        return None  # freed or given to another request meanwhile
+    if _crc(payload, generation, offset, capacity, words, arrival, accepted_ns) != expected:
         raise JournalError(f"journal record {slot}: checksum does not match")
     record = RequestRecord.from_bytes(payload)
     return RequestView(slot, generation, state, arrival, accepted_ns, extent(offset, size, capacity, words), record)
 
 
-def _crc(payload: bytes, generation: int, offset: int, capacity: int, words: int, arrival: int) -> int:
-    return zlib.crc32(struct.pack("<QQQQQ", generation, offset, capacity, words, arrival), zlib.crc32(payload))
+def _crc(payload: bytes, *numbers: int) -> int:
+    return zlib.crc32(struct.pack(f"<{len(numbers)}Q", *numbers), zlib.crc32(payload))
 
 
 class RequestWriter:
@@ -95,7 +95,9 @@ class RequestWriter:
     def past_ids(self) -> list[tuple[str, int]]:
         """``(request id, digest)`` of records that are free now but held a request before."""
         entries = (self._journal.records[slot] for slot in self._free)
-        return [(bytes(e["request_id"]).decode(), int(e["digest"])) for e in entries if e["request_id"]]
+        # An id whose generation was never published is of a request that was being written when prepare was killed.
+        written = [e for e in entries if e["request_id"] and e["id_generation"] == split_word(e["prepare_word"])[0]]
+        return [(bytes(e["request_id"]).decode(), int(e["digest"])) for e in written]
 
     def accept(self, record: RequestRecord, times: AcceptTimes) -> tuple[int, int]:
         """Publish a request as ACCEPTED: ``(slot, generation)``. From here on it will be answered.
@@ -129,8 +131,10 @@ class RequestWriter:
         entry["received_ns"], entry["accepted_ns"] = times.received_ns, times.accepted_ns
         entry["tokenize_start_ns"], entry["tokenize_end_ns"] = times.tokenize_start_ns, times.tokenize_end_ns
         entry["dispatched_ns"] = 0
+        entry["id_generation"] = generation
         entry["request_id"], entry["digest"] = record.request_id.encode(), record.digest
-        entry["crc"] = _crc(payload, generation, offset, record.token_capacity, words, self._next_arrival)
+        numbers = generation, offset, record.token_capacity, words, self._next_arrival, times.accepted_ns
+        entry["crc"] = _crc(payload, *numbers)
         entry["prepare_word"] = word(generation, ACCEPTED)
         self._next_arrival += 1
         return generation
@@ -184,9 +188,9 @@ class _Extents:
     def take(self, start: int, end: int) -> None:
         """Remove a range that is known to be in use."""
         i = bisect.bisect_right(self._starts, start) - 1
-        free_start, free_end = self._starts[i], self._ends[i]
-        if i < 0 or not free_start <= start <= end <= free_end:
+        if i < 0 or self._ends[i] < end:
             raise JournalError(f"two journal records share the bytes {start} to {end}")
+        free_start, free_end = self._starts[i], self._ends[i]
         pieces = [(a, b) for a, b in ((free_start, start), (end, free_end)) if a < b]
         self._starts[i : i + 1] = [a for a, _ in pieces]
         self._ends[i : i + 1] = [b for _, b in pieces]

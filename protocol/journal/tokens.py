@@ -40,9 +40,9 @@ class TokenWriter:
         slot = view.slot
         emitted = read_tokens(self._journal, view)
         if emitted is None:
-            self._journal.tokens_words[slot] = word(0, view.generation)
             for name in ("preempted_ns", "recovered_ns", "scheduled_ns", "num_cached_tokens", "num_preemptions"):
                 self._journal.records[name][slot] = 0
+            self._journal.tokens_words[slot] = word(0, view.generation)
             emitted = np.empty(0, np.int32)
         self._tokens_at[slot] = view.extent.tokens_at
         self._times_at[slot] = view.extent.times_at
@@ -75,7 +75,8 @@ class TokenWriter:
 
     def finish(self, slot: int, generation: int, reason: str, error: str = "") -> None:
         """Publish that no token follows; ``error`` is kept to 112 bytes."""
-        self._journal.records["error"][slot] = error.encode()[:MAX_ERROR_BYTES]
+        kept = error.encode()[:MAX_ERROR_BYTES].decode(errors="ignore")  # not half a character
+        self._journal.records["error"][slot] = kept.encode()
         self._journal.finish_words[slot] = word(generation, FINISH_REASONS.index(reason))
 
 
@@ -108,6 +109,8 @@ def read_finish(journal: Journal, slot: int, generation: int) -> tuple[str, str]
 
 
 def read_times(journal: Journal, view: RequestView, num_tokens: int) -> TokenTimes:
+    if num_tokens == 0 and read_tokens(journal, view) is None:  # what is here is an earlier request's
+        return TokenTimes(np.empty(0, np.int64), 0, 0, 0, 0, 0)
     entry = journal.records[view.slot]
     at = view.extent.times_at
     units = journal.words[at : at + num_tokens].astype(np.int64)

@@ -1,0 +1,218 @@
+"""Defects of oDriver and of its scheduler that must not be here (N-OD-1 to N-OD-17)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from transformers import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
+
+from tests.pipeline.checks import assert_quiet, expected
+from tests.seeds.support import Clock, cpu_seconds, outcome, sequence_of, text_of, trace
+from tests.waiting import eventually
+from tests.workers import tokenizer_zoo
+from tests.workers.execute.factories import (
+    advance,
+    chunks_of,
+    expected_output,
+    make_engine,
+    make_scheduler,
+    make_sequence,
+    make_sequences,
+    run,
+)
+from triptych import Driver
+from triptych.protocol.errors import InvalidRequest, RequestTooLong, TokenizationFailed
+from triptych.workers.summarize.detokenizer import make_detokenizer
+from triptych.workers.summarize.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from tests.seeds.tiny_engine import TinyEngine
+
+
+@pytest.mark.parametrize("make", [tokenizer_zoo.byte_level, tokenizer_zoo.llama2], ids=["byte level", "SentencePiece"])
+def test_n_od_1_pieces_never_break_a_character_or_lose_a_space(make: object) -> None:
+    """The pieces of an answer joined are what the tokenizer makes of all its ids at once."""
+    assert callable(make)
+    vocabulary = Vocabulary(make())
+    for sentence in tokenizer_zoo.SENTENCES:
+        ids = vocabulary.tokenizer.encode(sentence, add_special_tokens=False).ids
+        detokenizer = make_detokenizer(vocabulary)
+        pieces = [detokenizer.push(token_id) for token_id in ids]
+        assert not any("\ufffd" in piece for piece in pieces)
+        assert "".join([*pieces, detokenizer.flush()]) == vocabulary.tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 17])
+def test_n_od_2_exactly_max_tokens_come(driver: Driver, max_tokens: int) -> None:
+    """Not one more, also not for max_tokens=1."""
+    assert driver.generate([5, 5], max_tokens=max_tokens).token_ids == expected([5, 5], max_tokens)
+
+
+def test_n_od_3_a_request_that_ended_on_its_first_token_holds_nothing() -> None:
+    """It gets no row, its pages come back with the release, and the next step is free of it."""
+    engine = make_engine(make_sequence(0, num_tokens=4, max_tokens=1), make_sequence(1, max_tokens=3), num_pages=8)
+    engine.step()
+    assert list(engine.scheduler.live) == [(1, 0)]
+    engine.release((0, 0))
+    second = engine.step()
+    assert second is not None
+    assert chunks_of(second.plan) == {1: 1}
+    assert second.stats.num_held_pages + second.stats.num_free_pages == 8
+
+
+def test_n_od_4_the_end_of_one_request_never_ends_the_next_in_its_slot() -> None:
+    """Releases name slot and generation: a stale one frees nothing of the new request."""
+    old, new = make_sequence(0, max_tokens=2), make_sequence(0, max_tokens=20)
+    new.key = (0, 1)
+    engine = make_engine(old)
+    trace(engine)
+    engine.add(new)
+    engine.step()
+    engine.release(old.key)
+    engine.release(old.key)
+    trace(engine)
+    assert new.output_tokens.tolist() == expected_output(new)
+
+
+def test_n_od_5_stop_does_not_wait_for_a_backlog_that_waits_for_credits() -> None:
+    """A drain that runs out of time ends a full backlog within seconds."""
+    with Driver("hash-lm", hash_step_ms=20.0, max_num_seqs=1) as driver:
+        streams = [driver.submit([1, index], max_tokens=4000) for index in range(1, 40)]
+        streams[-1].accepted(20)
+        clock = Clock()
+        driver.stop(mode="drain", timeout=0.2)
+        assert clock.s < 8
+    assert all(stream.done for stream in streams)
+
+
+def test_n_od_6_a_chunk_that_is_no_multiple_of_the_page_goes_on_in_the_half_full_page() -> None:
+    """No table entry is overwritten and no page lost."""
+    sequence = make_sequence(num_tokens=10, max_tokens=5)
+    engine = make_engine(sequence, page_size=4, prefill_chunk=6, num_pages=4)
+    engine.step()
+    first = list(sequence.block_table)
+    engine.step()
+    assert sequence.block_table[:2] == first
+    assert (len(first), len(sequence.block_table)) == (2, 3)
+    run(engine)
+    assert sequence.output_tokens.tolist() == expected_output(sequence)
+
+
+def test_n_od_7_no_page_is_needed_where_nobody_begins_one() -> None:
+    """Decodes in the middle of their pages run with a full pool; where one is needed somebody gives way."""
+    sequences = make_sequences(4, num_tokens=5, max_tokens=3)
+    scheduler = make_scheduler(*sequences, num_pages=9, page_size=4, prefill_chunk=32)
+    advance(scheduler)
+    scheduler.cache.pool.allocate(scheduler.cache.pool.num_free)
+    assert len(advance(scheduler).chunks) == 4
+    tight = [make_sequence(index, num_tokens=5, max_tokens=20) for index in range(4)]
+    outputs = run(make_engine(*tight, num_pages=9, page_size=4))
+    assert list(outputs.values()) == [expected_output(s) for s in tight]
+
+
+def test_n_od_8_decodes_run_while_prompts_keep_arriving() -> None:
+    """Twenty steps with a new prompt before each: the decode is in every one of them."""
+    scheduler = make_scheduler(make_sequence(0, num_tokens=2, max_tokens=40), num_pages=4096, max_num_seqs=32)
+    advance(scheduler)
+    for index in range(1, 21):
+        scheduler.add(make_sequence(index, num_tokens=50))
+        assert chunks_of(advance(scheduler))[0] == 1
+
+
+def test_n_od_9_an_idle_pipeline_uses_no_processor(driver: Driver) -> None:
+    """Less than two percent of a core in each process while nothing is asked."""
+    assert_quiet(driver)
+    clock, before = Clock(), {role: cpu_seconds(pid) for role, pid in driver.pids.items()}
+    eventually(lambda: clock.s > 1.5, interval=0.1)
+    used = {role: cpu_seconds(pid) - before[role] for role, pid in driver.pids.items()}
+    assert max(used.values()) < 0.02 * clock.s, used
+
+
+def test_n_od_10_an_answer_that_reaches_the_context_ends_with_length(driver: Driver) -> None:
+    """Nothing is scheduled beyond the block table."""
+    limit = driver.info()["model"]["max_model_len"]
+    answer = driver.generate([5] * (limit - 10), max_tokens=None)
+    assert answer.token_ids == expected([5] * (limit - 10), 10)
+    assert answer.finish_reason == "length"
+
+
+def test_n_od_11_temperature_zero_is_greedy_also_in_mixed_steps(tiny: TinyEngine) -> None:
+    """A greedy prompt that joins sampled decodes gets transformers' greedy tokens, from the first on."""
+    sampled = [sequence_of([30 + i, 60], i, max_tokens=20, temperature=5.0) for i in range(3)]
+    greedy = sequence_of([70, 71, 72], 3, max_tokens=9)
+    engine = tiny.engine(*sampled)
+    engine.step()
+    engine.add(greedy)
+    run(engine)
+    assert greedy.output_tokens.tolist() == tiny.greedy([70, 71, 72], 9)
+
+
+def test_n_od_12_top_p_keeps_the_crossing_token_and_top_k_has_no_cap() -> None:
+    """Tokens are drawn from exactly those that transformers' filters leave."""
+    from triptych.workers.execute.sampling.draw import Filters, draw
+
+    logits = torch.linspace(3, 0, 200)[None]
+    uniforms = torch.linspace(0, 1 - 1e-9, 4000, dtype=torch.float64)[:, None]
+    for top_k, top_p in [(60, 1.0), (200, 0.5), (150, 0.05), (120, 0.9)]:
+        row = Filters(
+            torch.tensor([[1.0]]), torch.tensor([[top_k]]), torch.tensor([[top_p]]).double(), torch.zeros(1, 1)
+        )
+        many = Filters(*(column.expand(len(uniforms), 1) for column in row))
+        drawn = set(draw(logits.repeat(len(uniforms), 1), many, uniforms).tolist())
+        scores = TopKLogitsWarper(top_k)(torch.empty(0), logits)
+        kept = TopPLogitsWarper(top_p)(torch.empty(0), scores) if top_p < 1 else scores
+        assert drawn == set(kept.isfinite().nonzero()[:, 1].tolist())
+
+
+def test_n_od_13_tokens_are_counted_once_each(driver: Driver) -> None:
+    """The counts of the pieces go up by the tokens they bring, and the total is that of the usage."""
+    stream = driver.submit([6, 7], max_tokens=50)
+    total = 0
+    for delta in stream:
+        total += len(delta.token_ids)
+        assert delta.num_tokens == total
+    assert stream.result().usage["completion_tokens"] == total == 50
+
+
+@pytest.mark.parametrize("side", ["left", "right", "middle"])
+def test_n_od_14_a_prompt_that_was_cut_is_cut_everywhere(driver: Driver, side: str) -> None:
+    """The ids that run, the count in the usage and the number cut agree; without asking, it is refused."""
+    prompt = [1 + i % 250 for i in range(5000)]
+    with pytest.raises(RequestTooLong, match="prompt has 5000 tokens, the limit is 4095"):
+        driver.generate(prompt, max_tokens=6)
+    answer = driver.generate(prompt, max_tokens=6, truncation=side)
+    kept, cut = answer.usage["prompt_tokens"], answer.usage["truncated_tokens"]
+    assert kept + cut == 5000
+    head = {"left": 0, "right": kept, "middle": kept // 2}[side]
+    assert answer.token_ids == expected(prompt[:head] + prompt[head + cut :], 6)
+
+
+def test_n_od_15_a_prompt_that_cannot_be_tokenised_fails_alone(driver: Driver) -> None:
+    """A chat template that raises is that request's error; the process and the others go on."""
+    other = driver.submit([1, 2], max_tokens=200)
+    broken = driver.submit(messages=[{"role": "user", "content": "x"}] * 2000)
+    assert isinstance(outcome(broken), (InvalidRequest, TokenizationFailed))
+    assert isinstance(outcome(driver.submit([1, 258])), InvalidRequest)
+    assert other.result(20).token_ids == expected([1, 2], 200)
+
+
+def test_n_od_16_two_drivers_in_one_process_share_nothing(driver: Driver, slow: Driver) -> None:
+    """The same request id lives in both at once, and each answers its own."""
+    first = driver.submit([1, 2], max_tokens=100, request_id="same")
+    second = slow.submit([3, 4], max_tokens=5, request_id="same")
+    assert second.result(20).token_ids == expected([3, 4], 5)
+    assert first.result(20).token_ids == expected([1, 2], 100)
+    assert not set(driver.pids.values()) & set(slow.pids.values())
+
+
+def test_n_od_17_what_a_request_asks_for_is_honoured_or_refused(driver: Driver, tiny: TinyEngine) -> None:
+    """Token ids, penalties and stop are obeyed; a field nobody knows is refused by name."""
+    penalty = RepetitionPenaltyLogitsProcessor(1.3)
+    [tokens] = tiny.run(sequence_of([80, 81], max_tokens=15, repetition_penalty=1.3))
+    assert tokens == tiny.greedy([80, 81], 15, penalty)
+    text = text_of(expected([80, 81], 30))
+    assert driver.generate([80, 81], max_tokens=30, stop=text[4]).text == text[: text.index(text[4])]
+    with pytest.raises(InvalidRequest, match="is_client_side_tokenization"):
+        driver.generate([80], is_client_side_tokenization=True)

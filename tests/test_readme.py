@@ -1,0 +1,39 @@
+"""The Python of README.md runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from triptych.protocol.config import DEMO_CHECKPOINT
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+# The hash LM starts in a fraction of a second; what the blocks show does not depend on the model.
+@pytest.mark.parametrize("model", ["hash-lm", "demo"])
+@pytest.mark.parametrize("block", range(len(BLOCKS)))
+def test_a_block_runs(block: int, model: str) -> None:
+    if model == "demo" and not DEMO_CHECKPOINT.exists():
+        pytest.skip("the demo checkpoint is not here")
+    assert '"demo"' in BLOCKS[block]
+    command = [sys.executable, "-c", BLOCKS[block].replace('"demo"', f'"{model}"')]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+    assert done.stdout
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:tests|protocol|launch)/[\w/.]+\.\w+)`", README))))
+def test_a_file_that_is_named_exists(path: str) -> None:
+    assert (ROOT / path).is_file()
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)]+)\)", README))))
+def test_a_link_leads_somewhere(target: str) -> None:
+    assert (ROOT / target).exists()
