@@ -35,6 +35,7 @@ class AsyncStream:
         """
         while (delta := await self._deltas.get()) is not None:
             yield delta
+        self._deltas.put_nowait(None)  # for whoever iterates again
         await self._result
 
     async def accepted(self) -> Accepted:

@@ -17,13 +17,15 @@ from typing import Any
 
 from ..protocol import messages as m
 from ..protocol.channels import Connection
-from ..protocol.errors import PipelineClosed, RequestError, TriptychError, from_wire
+from ..protocol.codec import decode_public, encode
+from ..protocol.errors import DuplicateId, InvalidRequest, PipelineClosed, RequestError, TriptychError, from_wire
 from .stream import Assembly, Listener
 
 logger = logging.getLogger(__name__)
 
 REPEAT_S = 0.25  # what was not answered is sent again so often; FOLLOW also keeps the lease
 ACKNOWLEDGE_TOKENS = 64  # a FOLLOW at least every so many tokens, well within the server's window
+SURE_BYTES = 1 << 10  # a frame that every service takes, whatever its max_frame_bytes
 
 
 @dataclass(slots=True)
@@ -33,6 +35,7 @@ class _Request:
     message: m.Submit | None  # None for one that is resumed
     assembly: Assembly
     listener: Listener
+    num_bytes: int = 0  # of the SUBMIT's frame
     accepted: bool = False
     followed_tokens: int = 0  # the offset of the last FOLLOW
     again: bool = True  # ask for everything after the offset once more
@@ -48,6 +51,8 @@ class Session:
         self._questions: dict[str, deque[Future[Any]]] = {}
         self._orders: deque[Callable[[], None]] = deque()
         self._closing = False
+        self._lock = threading.Lock()  # of the two above: nothing is given to a thread that has ended
+        self._max_frame_bytes: int | None = None  # of the service, once it said so
         self._next_repeat = 0.0
         self._thread = threading.Thread(target=self._run, name="triptych-client", daemon=True)
         self._thread.start()
@@ -72,34 +77,42 @@ class Session:
 
     def close(self) -> None:
         """End the thread. Requests that are not answered go on in the service until their lease ends."""
-        if not self._closing:
-            self._closing = True
-            self._connection.wake()
-            self._thread.join()
+        with self._lock:
+            if not self._closing:
+                self._closing = True
+                self._connection.wake()
+        self._thread.join()
 
     def _order(self, order: Callable[[], None]) -> None:
-        if self._closing:
-            raise PipelineClosed("the client is closed")
-        self._orders.append(order)
-        self._connection.wake()
+        with self._lock:
+            if self._closing:
+                raise PipelineClosed("the client is closed")
+            self._orders.append(order)
+            self._connection.wake()
 
     # -- everything below runs in the session's thread
 
     def _run(self) -> None:
+        kind: type[TriptychError] = PipelineClosed
+        reason = "the client was closed before the answer came"
         try:
             while not self._closing:
                 self._turn()
         except Exception as error:
             logger.exception("the client's thread failed")
-            self._fail_all(RequestError(f"the client's thread failed: {error!r}"))
-        finally:
+            kind, reason = RequestError, f"the client's thread failed: {error!r}"
+        with self._lock:
             self._closing = True
-            self._fail_all(PipelineClosed("the client was closed before the answer came"))
-            self._connection.close()
+        self._take_orders()  # what was given just before the close ends with the rest
+        self._fail_all(kind, reason)
+        self._connection.close()
 
-    def _turn(self) -> None:
+    def _take_orders(self) -> None:
         while self._orders:
             self._orders.popleft()()
+
+    def _turn(self) -> None:
+        self._take_orders()
         now = time.monotonic()
         if now >= self._next_repeat:
             self._repeat()
@@ -111,14 +124,35 @@ class Session:
 
     def _begin(self, request: _Request) -> None:
         request_id = request.assembly.request_id
-        if request_id in self._requests:
-            error = from_wire("duplicate_id", f"this client has a live request {request_id!r} already", "request_id")
-            self._end_listener(request, m.Failed(request_id, 0, 0, b"", "", None, "", "", {}), error)
+        try:
+            if request_id in self._requests:
+                raise DuplicateId(f"this client has a live request {request_id!r} already", param="request_id")
+            request.num_bytes = _checked_size(request.message or m.GetStatus(request_id))
+        except RequestError as error:
+            self._fail(request, error)
             return
         self._requests[request_id] = request
-        if request.message is not None:
-            self._connection.queue("submit", request_id, request.message)
+        self._send_submit(request)
         self._next_repeat = min(self._next_repeat, time.monotonic() + REPEAT_S)
+
+    def _send_submit(self, request: _Request) -> None:
+        """Queue the SUBMIT; ask for the limit first if this frame may be over it: the service cuts off who sends one."""
+        limit = self._max_frame_bytes
+        if request.message is None or request.accepted:
+            return
+        if request.num_bytes <= (limit or SURE_BYTES):
+            self._connection.queue("submit", request.message.request_id, request.message)
+        elif limit is None:
+            self._connection.queue("submit", "Info", m.GetInfo())
+        else:
+            text = f"the request has {request.num_bytes} bytes, the limit is {limit}"
+            self._fail(self._requests.pop(request.message.request_id), InvalidRequest(text))
+
+    def _learn_limit(self, info: m.Info) -> None:
+        self._max_frame_bytes = info.info.get("limits", {}).get("max_frame_bytes", self._max_frame_bytes)
+        for request in list(self._requests.values()):
+            if request.num_bytes > SURE_BYTES:
+                self._send_submit(request)
 
     def _abort(self, request_id: str) -> None:
         if (request := self._requests.get(request_id)) is not None:
@@ -127,14 +161,19 @@ class Session:
                 self._connection.queue("follow", ("abort", request_id), m.Abort(request_id))
 
     def _ask(self, message: Any, future: Future[Any]) -> None:
+        try:
+            _checked_size(message)
+        except RequestError as error:
+            future.set_exception(error)
+            return
         self._questions.setdefault(_question(message), deque()).append(future)
         self._connection.queue("submit" if isinstance(message, m.GetInfo) else "follow", _question(message), message)
         self._next_repeat = min(self._next_repeat, time.monotonic() + REPEAT_S)
 
     def _repeat(self) -> None:
-        for request_id, request in self._requests.items():
+        for request_id, request in list(self._requests.items()):
             if not request.accepted:
-                self._connection.queue("submit", request_id, request.message)
+                self._send_submit(request)
             elif request.aborting:
                 self._connection.queue("follow", ("abort", request_id), m.Abort(request_id))
         self._follow(r for r in self._requests.values() if r.accepted)
@@ -174,6 +213,8 @@ class Session:
                 for future in self._questions.pop(_question(message), ()):
                     if future.set_running_or_notify_cancel():
                         future.set_result(message)
+                if isinstance(message, m.Info):
+                    self._learn_limit(message)
 
     def _accept(self, message: m.Accepted) -> None:
         request = self._requests.get(message.request_id)
@@ -187,12 +228,10 @@ class Session:
         request = self._requests.get(message.request_id)
         if request is not None and not request.accepted:
             del self._requests[message.request_id]
-            error = from_wire(message.code, message.message, message.param)
-            end = m.Failed(message.request_id, 0, 0, b"", "", None, message.code, message.message, {})
-            self._end_listener(request, end, error)
+            self._fail(request, from_wire(message.code, message.message, message.param))
 
     def _add(self, request_id: str, *row: Any) -> bool:
-        """False if there is a gap before the row; it is asked for again."""
+        """False if the row cannot be used: there is a gap before it, which is asked for again."""
         request = self._requests.get(request_id)
         if request is None:
             return True
@@ -200,6 +239,9 @@ class Session:
             delta = request.assembly.add(*row)
         except LookupError:
             request.again = True
+            return False
+        except InvalidRequest as error:
+            self._fail(self._requests.pop(request_id), error)
             return False
         if delta is not None:
             self._tell(request, lambda: request.listener.on_delta(delta))
@@ -222,23 +264,41 @@ class Session:
             error.partial = completion
         self._tell(request, lambda: request.listener.on_end(completion, error))
 
+    def _fail(self, request: _Request, error: TriptychError) -> None:
+        """End a request here, for a reason that no terminal message of the service brought."""
+        self._end_listener(
+            request, m.Failed(request.assembly.request_id, 0, 0, b"", "", None, error.code, error.message, {}), error
+        )
+
     def _tell(self, request: _Request, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception:  # a caller's callback must not stop the other requests
             logger.exception("the listener of request %s raised", request.assembly.request_id)
 
-    def _fail_all(self, error: Any) -> None:
-        for request in list(self._requests.values()):
-            request_id = request.assembly.request_id
-            end = m.Failed(request_id, 0, 0, b"", "", None, error.code, error.message, {})
-            self._end_listener(request, end, error)
+    def _fail_all(self, kind: type[TriptychError], reason: str) -> None:
+        for request in self._requests.values():
+            self._fail(request, kind(reason))
         self._requests.clear()
         for futures in self._questions.values():
             for future in futures:
                 if future.set_running_or_notify_cancel():
-                    future.set_exception(error)
+                    future.set_exception(kind(reason))
         self._questions.clear()
+
+
+def _checked_size(message: Any) -> int:
+    """Bytes of the message's frame, at most.
+
+    Raises:
+        RequestError: the service could not read it, and therefore not say whose it was.
+    """
+    try:
+        frame = encode(message, seq=2**64 - 1)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"the request cannot be encoded: {error}") from error
+    decode_public(frame, max_bytes=len(frame))
+    return len(frame)
 
 
 def _question(message: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..protocol.errors import RequestTimeout, TriptychError
+from ..protocol.errors import InvalidRequest, RequestTimeout, TriptychError
 from ..protocol.messages import Accepted, Failed, Finished
 
 Logprobs = list[list[Any]]  # a row a token: [logprob of the chosen, [[token id, logprob], ...]]
@@ -79,9 +79,14 @@ class Assembly:
 
         Raises:
             LookupError: there is a gap.
+            InvalidRequest: the caller resumed with fewer characters than its tokens have.
         """
         ids = np.frombuffer(token_ids, "<i4").tolist()
         known_tokens, known_chars = self.num_tokens - offset, self.num_chars - text_offset
+        if known_tokens == 0 and known_chars < 0:
+            raise InvalidRequest(
+                f"the first {offset} tokens have {text_offset} characters, not {self.num_chars}", param="num_chars"
+            )
         if known_tokens < 0 or known_chars < 0:
             raise LookupError(f"{self.request_id}: a row begins at token {offset}, {self.num_tokens} are here")
         ids, text = ids[known_tokens:], text[known_chars:]

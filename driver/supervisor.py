@@ -101,6 +101,7 @@ class Supervisor:
                     break
                 self._changed.wait(min(left, START_CHECK_S))
             else:
+                self._was_ready = True
                 return True
         if time.monotonic() >= deadline:
             late = next(role for role in ROLES if not self._board.ready(role))
@@ -199,7 +200,7 @@ class Supervisor:
         os.close(worker.pidfd)
         worker.process, worker.pidfd = None, -1
         self._exit_codes[worker.role] = code
-        if not self._stopping:
+        if not self._stopping and self.error is None:
             self._plan_restart(worker, code)
         with self._changed:
             self._changed.notify_all()

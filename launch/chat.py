@@ -74,7 +74,7 @@ class Conversation:
                 case "/help":
                     say(self._console, HELP)
                 case command if command.startswith("/") and " " not in command:
-                    say(self._console, f"{command} is no command. {HELP}")
+                    say(self._console, f"{command} is no command\n{HELP}")
                 case question:
                     self._ask(question)
 

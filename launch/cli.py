@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -42,18 +42,20 @@ app = typer.Typer(
 )
 
 
-def main() -> None:
-    """Run a verb. The exit code is 0 if all went well, 1 if something failed, 2 for a wrong setting."""
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run a verb and exit: with 0 if all went well, 1 if something failed, 2 for a wrong setting."""
     signal.signal(signal.SIGTERM, _leave)
     try:
-        app()
+        app(arguments)
     except TriptychError as error:
         typer.secho(f"error: {explain(error)}", fg="red", err=True)
         sys.exit(2 if isinstance(error, (ConfigError, InvalidRequest)) else 1)
+    raise AssertionError("typer exits when a verb has ended")
 
 
 def _leave(number: int, _: FrameType | None) -> None:
-    """End by an exception, so that the workers are stopped and the run directory is removed."""
+    """End by an exception, so that the workers are stopped and the run directory is removed; the first time only."""
+    signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,7 +64,17 @@ def open_pipeline(
     try:
         yield Pipeline(driver.client, driver.run_dir, driver)
     finally:
+        stop(driver)
+
+
+def stop(driver: Driver) -> None:
+    """Stop at once. Signals are ignored meanwhile: a stop that is broken off leaves its run directory behind."""
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
         driver.stop(mode="abort")
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

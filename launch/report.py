@@ -44,9 +44,8 @@ def duration(ms: float | None) -> str:
 def model_line(card: Mapping[str, Any]) -> str:
     """The model card in one line."""
     return (
-        f"{card['model']} ({card['model_type']}, {number(card['num_parameters'])} parameters, {card['dtype']}"
-        f" on {card['device']}, backend {card['backend']}) · context {card['max_model_len']}"
-        f" · {card['num_pages']} pages of {card['page_size']} tokens · {card['max_num_seqs']} rows"
+        f"{card['model']} · {card['model_type']}, {number(card['num_parameters'])} parameters, {card['dtype']} on"
+        f" {card['device']} · context {card['max_model_len']} · {card['num_pages']} pages of {card['page_size']} tokens"
     )
 
 
@@ -72,21 +71,22 @@ def summary_line(completion: Any) -> str:
 
 def ledger_table(ledgers: Mapping[str, Mapping[str, Any]]) -> Table:
     """A column for each named ledger: the milliseconds of every stage that took any, and their sum."""
-    table = _table("where the time went, ms", *ledgers)
+    table = _table("ms", *ledgers)
     for stage in next(iter(ledgers.values()))["stages_ms"]:
         times = [ledger["stages_ms"][stage] for ledger in ledgers.values()]
         if any(times):
-            table.add_row(stage, *map(_ms, times))
+            table.add_row(stage, *map(_short, times))
     table.add_section()
-    table.add_row("wall time", *(_ms(ledger["wall_ms"]) for ledger in ledgers.values()), style="bold")
-    table.add_row("first token after", *(_ms(ledger["ttft_ms"]) for ledger in ledgers.values()))
-    table.add_row("tokens a second", *(_ms(ledger["tps"]) for ledger in ledgers.values()))
+    table.add_row("= wall", *(_short(ledger["wall_ms"]) for ledger in ledgers.values()), style="bold")
+    table.add_row("TTFT", *(_short(ledger["ttft_ms"]) for ledger in ledgers.values()))
+    table.add_row("tok/s", *(_short(ledger["tps"]) for ledger in ledgers.values()))
     return table
 
 
 def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
     """Names and values, a line each."""
     table = _table(title, "")
+    table.columns[1].justify = "left"
     for name, value in facts.items():
         table.add_row(name.replace("_", " "), _cell(value))
     return table
@@ -102,8 +102,10 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def _short(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def _cell(value: Any) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..driver.driver import Driver
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import RequestTimeout
+from .pipeline import stop
 from .report import model_line, statistics_line
 from .startup import start
 
@@ -45,9 +46,7 @@ def serve(config: PipelineConfig, *, run_dir: Path | None, drain_timeout: float,
     except KeyboardInterrupt:
         _drain(driver, drain_timeout)
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # the stop takes a moment and must not be broken off
-        driver.stop(mode="abort")
+        stop(driver)
     return 0
 
 

@@ -62,7 +62,7 @@ class Links:
         return self._outboxes[peer].send(message)
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        self._context.destroy()  # every socket has the linger of its kind
 
 
 class Inbox:

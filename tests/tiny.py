@@ -14,7 +14,7 @@ EOS_TOKEN_ID = 2
 VOCAB_SIZE = 272  # of the models: a little more than the tokenizer's 259
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{{ eos_token }}{% endfor %}"
 
-_LLAMA_LIKE = {
+LLAMA_LIKE = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -28,7 +28,7 @@ _LLAMA_LIKE = {
     "eos_token_id": EOS_TOKEN_ID,
     "initializer_range": 0.2,  # ten times the usual, so that attention has a say in the logits
 }
-_GPT_LIKE = {
+GPT_LIKE = {
     "vocab_size": VOCAB_SIZE,
     "n_embd": 64,
     "n_layer": 3,
@@ -42,23 +42,24 @@ _GPT_LIKE = {
 
 # Families that run on paged attention, each with a feature of its own.
 FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": _LLAMA_LIKE,
-    "qwen3": _LLAMA_LIKE,  # norms on queries and keys
-    "mistral": {**_LLAMA_LIKE, "sliding_window": 8},
-    "gemma2": {**_LLAMA_LIKE, "sliding_window": 8, "attn_logit_softcapping": 5.0},  # every other layer slides
-    "gemma3_text": {**_LLAMA_LIKE, "sliding_window": 8, "num_hidden_layers": 6},  # every sixth layer is full
-    "phi3": _LLAMA_LIKE,  # one matrix for queries, keys and values
-    "olmo2": _LLAMA_LIKE,  # norms after attention
-    "gpt2": _GPT_LIKE,  # learned positions
+    "llama": LLAMA_LIKE,
+    "qwen3": LLAMA_LIKE,  # norms on queries and keys
+    "mistral": {**LLAMA_LIKE, "sliding_window": 8},
+    "gemma2": {**LLAMA_LIKE, "sliding_window": 8, "attn_logit_softcapping": 5.0},  # every other layer slides
+    "gemma3_text": {**LLAMA_LIKE, "sliding_window": 8, "num_hidden_layers": 6},  # every sixth layer is full
+    "phi3": LLAMA_LIKE,  # one matrix for queries, keys and values
+    "olmo2": LLAMA_LIKE,  # norms after attention
+    "gpt2": GPT_LIKE,  # learned positions
 }
 # Families that would be wrong without an error, each for a reason of its own.
 REFUSED: dict[str, dict[str, Any]] = {
-    "falcon": {**_LLAMA_LIKE, "new_decoder_architecture": False},  # attention cannot be replaced
-    "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 3, "n_head": 4},  # no position ids (ALiBi)
-    "gptj": _GPT_LIKE,
-    "qwen3_next": {**_LLAMA_LIKE, "num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2},  # linear layers
+    "falcon": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4},
+    "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 3, "n_head": 4},
+    "gptj": GPT_LIKE,
+    "qwen3_next": {**LLAMA_LIKE, "num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2},  # linear layers
     "mamba": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 3},  # a state per sequence
-    "llama4_text": {**_LLAMA_LIKE, "attention_chunk_size": 4, "num_local_experts": 2},  # chunks in the mask
+    "llama4_text": {**LLAMA_LIKE, "attention_chunk_size": 4, "num_local_experts": 2},  # chunks in the mask
+    "doge": LLAMA_LIKE,  # a mask out of the values
 }
 
 
@@ -70,10 +71,12 @@ def make_tiny_model(family: str, folder: Path, **overrides: Any) -> Path:
 
 
 def build_tiny_model(family: str, **overrides: Any) -> PreTrainedModel:
-    config = AutoConfig.for_model(family, **{**{**FAMILIES, **REFUSED}[family], **overrides})
+    """The same model in memory: the same random weights at every call."""
+    config = AutoConfig.for_model(family, **{**{**FAMILIES, **REFUSED}.get(family, {}), **overrides})
     torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return model.requires_grad_(False).train(False)
+    from_config: Any = AutoModelForCausalLM.from_config
+    model: PreTrainedModel = from_config(config, dtype=torch.float32).requires_grad_(False).eval()
+    return model
 
 
 def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -82,10 +85,5 @@ def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        chat_template=CHAT_TEMPLATE,
-    )
+    special: dict[str, Any] = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=CHAT_TEMPLATE, **special)  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(condition: Callable[[], T], *, timeout: float = 20.0, interval: float = 0.01) -> T:
+def eventually(condition: Callable[[], T | None], *, timeout: float = 20.0, interval: float = 0.01) -> T:
     """The first true value of ``condition``.
 
     Raises:

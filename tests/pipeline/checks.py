@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from tests.waiting import eventually
 from triptych import Driver
 from triptych.workers.execute.hash_lm import expected_tokens
 from triptych.workers.execute.hash_model import VOCAB_SIZE
-
-from tests.waiting import eventually
 
 
 def busy_figures(driver: Driver) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from triptych import Driver
 
 from tests.pipeline.checks import assert_quiet
+from triptych import Driver
 
 
 @pytest.fixture(scope="module")
@@ -17,8 +17,6 @@ def driver() -> Iterator[Driver]:
     with Driver("hash-lm", lease_s=2.0, max_restarts=1000) as driver:
         yield driver
         assert_quiet(driver)
-
-
 
 
 def hash_driver(**options: Any) -> Driver:

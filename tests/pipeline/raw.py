@@ -1,4 +1,4 @@
-"""A client made of nothing but sockets and MessagePack, which does just what a test tells it and records all it gets."""
+"""A client of nothing but sockets and MessagePack, which does just what a test tells it and records all it gets."""
 
 from __future__ import annotations
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgpack
 import pytest
-from triptych import Driver
-from triptych.protocol.errors import DuplicateId, InvalidRequest, Overloaded, RequestError
 
 from tests.pipeline.checks import assert_quiet, expected
 from tests.pipeline.conftest import hash_driver
 from tests.pipeline.raw import ACCEPTED, FAILED, GET_INFO, INFO, REJECTED, STATS, SUBMIT, RawClient
+from triptych import Driver
+from triptych.protocol.errors import DuplicateId, InvalidRequest, Overloaded, RequestError
 
 NUM_GARBAGE = 10_000
 
@@ -28,7 +28,9 @@ def random_frames(rng: random.Random, count: int) -> list[list[bytes]]:
         if kind == 1:
             return [msgpack.packb(rng.choice([None, 1, [], {}, [1], [1, 1, 0, 0], ["a"] * 5, [99, 1, 0, 0], 2.5]))]
         if kind == 2:
-            return [msgpack.packb([rng.randrange(50), rng.randrange(3), 0, 0, *[rng.choice([1, "x", b"", [], {}])] * 3])]
+            return [
+                msgpack.packb([rng.randrange(50), rng.randrange(3), 0, 0, *[rng.choice([1, "x", b"", [], {}])] * 3])
+            ]
         if kind == 3:
             damaged = bytearray(valid)
             for _ in range(rng.randrange(1, 4)):

@@ -6,12 +6,11 @@ import os
 import random
 import signal
 
-from triptych import Driver
-from triptych.protocol.board import ROLES
-
 from tests.pipeline.checks import assert_quiet, expected, random_prompt
 from tests.pipeline.conftest import hash_driver
 from tests.waiting import eventually
+from triptych import Driver
+from triptych.protocol.board import ROLES
 
 NUM_STREAMS = 32
 KILLS_A_ROLE = 20

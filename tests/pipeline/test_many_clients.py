@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from triptych import Client, Driver
 
 from tests.pipeline.checks import assert_quiet, expected, random_prompt
 from tests.pipeline.conftest import hash_driver
 from tests.pipeline.raw import FINISHED, RawClient
 from tests.waiting import eventually
+from triptych import Client, Driver
 
 
 def test_sixty_four_clients_with_aborts_and_disconnects_leave_nothing_behind() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from triptych import Driver
-from triptych.protocol.errors import RequestTooLong, TokenizationFailed
 
 from tests.pipeline.checks import assert_quiet, expected, random_prompt
 from tests.pipeline.conftest import hash_driver
 from tests.pipeline.raw import ABORT, ACKNOWLEDGE, FAILED, FINISHED, GET_STATS, STATS, TEXT, RawClient
 from tests.waiting import eventually
+from triptych import Driver
+from triptych.protocol.errors import RequestTooLong, TokenizationFailed
 
 
 def assert_one_end(client: RawClient, request_id: str) -> None:

@@ -49,7 +49,6 @@ GOLDEN_TAGS = {
     41: "StepDone",
     42: "Release",
     43: "Forgotten",
-    44: "Wake",
 }
 COUNTS = st.integers(0, 2**64 - 1)
 SUBMIT = m.Submit("a", {"prompt": "hello", "max_tokens": 3})

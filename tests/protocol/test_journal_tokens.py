@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def hash_of(generation: int, tokens: list[int]) -> int:
     return value
 
 
-def adopted(folder: Path, *, num_requests: int = 1, **sampling: int) -> tuple[Journal, list[RequestView], TokenWriter]:
+def adopted(folder: Path, *, num_requests: int = 1, **sampling: Any) -> tuple[Journal, list[RequestView], TokenWriter]:
     journal = make_journal(folder)
     requests, tokens = RequestWriter(journal), TokenWriter(journal)
     record = make_record(token_capacity=CAPACITY, **sampling)

@@ -15,7 +15,6 @@ from triptych.protocol.errors import BadFrame, JournalError
 from triptych.protocol.record import RequestRecord
 from triptych.protocol.sampling import SamplingParams
 
-
 IDS = st.integers(0, 2**31 - 1)
 
 

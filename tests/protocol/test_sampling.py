@@ -76,7 +76,7 @@ def test_defaults_cost_no_byte() -> None:
 
 
 def test_only_what_differs_travels() -> None:
-    assert SamplingParams(temperature=0.5, stop="x").to_wire() == {"temperature": 0.5, "stop": ["x"]}
+    assert SamplingParams(temperature=0.5, stop=("x",)).to_wire() == {"temperature": 0.5, "stop": ["x"]}
 
 
 def test_until_the_context_is_full_is_not_the_default() -> None:
@@ -179,7 +179,9 @@ def test_logit_bias_is_bounded(bias: Any, reason: str) -> None:
 
 
 def test_as_many_as_allowed_is_allowed() -> None:
-    SamplingParams(stop=["x" * 256] * 16, stop_token_ids=[2**31 - 1] * 64, logit_bias=dict.fromkeys(range(512), -100))
+    most: dict[str, Any] = {"stop": ["x" * 256] * 16, "stop_token_ids": [2**31 - 1] * 64}
+    most["logit_bias"] = dict.fromkeys(range(512), -100)
+    assert len(SamplingParams(**most).stop) == 16
 
 
 def test_at_least_is_not_more_than_at_most() -> None:

@@ -32,6 +32,12 @@ def _small_pipeline() -> Iterator[Driver]:
         yield driver
 
 
+@pytest.fixture(scope="session")
+def _demo_pipeline() -> Iterator[Driver]:
+    with Driver("demo", device="cpu", threads=1, num_pages=256, lease_s=60.0) as driver:
+        yield driver
+
+
 @pytest.fixture
 def driver(_fast_pipeline: Driver) -> Iterator[Driver]:
     """The hash LM as fast as it goes, with memory for everybody."""
@@ -51,6 +57,13 @@ def small(_small_pipeline: Driver) -> Iterator[Driver]:
     """The hash LM with twelve pages of four tokens and four rows: long answers preempt each other."""
     yield _small_pipeline
     assert_quiet(_small_pipeline)
+
+
+@pytest.fixture
+def demo(_demo_pipeline: Driver) -> Iterator[Driver]:
+    """The model that ships with the package: real text, and a chat template."""
+    yield _demo_pipeline
+    assert_quiet(_demo_pipeline)
 
 
 @pytest.fixture(scope="session")

@@ -20,8 +20,8 @@ from tests.workers.execute.factories import (
     make_sequence,
     make_sequences,
 )
-from triptych import Driver
-from triptych.protocol.errors import RequestError
+from triptych import Client, Driver
+from triptych.protocol.errors import TriptychError
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.scheduling.queues import WaitingQueue
 from triptych.workers.execute.step import StepResult
@@ -212,13 +212,15 @@ def test_r_hf_23_an_error_brings_the_tokens_produced_before_it(slow: Driver) -> 
     engine = make_engine(sequence, runner=FailsAtLength)
     trace(engine)
     assert (sequence.finish_reason, sequence.output_tokens.tolist()) == ("error", expected_output(sequence)[:7])
-    with Driver("hash-lm", hash_step_ms=5.0) as driver:
-        stream = driver.submit([1, 2], max_tokens=4000)
+    with Client(slow.run_dir) as client:
+        stream = client.submit([1, 2], max_tokens=4000, lease_s=0.5)
         next(iter(stream))
-        driver.client.close()
-        error = outcome(stream)
-        assert isinstance(error, RequestError) or error.partial  # type: ignore[union-attr]
-        driver.stop(mode="abort")
+    error = outcome(stream)
+    assert isinstance(error, TriptychError)
+    tokens = error.partial.token_ids
+    assert tokens
+    assert tokens == expected([1, 2], len(tokens))
+    eventually(lambda: slow.client.status(stream.request_id) == "unknown")
 
 
 def test_r_hf_24_ten_thousand_waiting_requests_cost_a_step_nothing() -> None:

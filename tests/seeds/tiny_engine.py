@@ -13,10 +13,26 @@ from tests.workers.execute.factories import make_scheduler, run
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.sampling.draw import Filters, draw
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 EOS_TOKEN_IDS = [2, 7]
 PAGE_SIZE, NUM_PAGES = 8, 64
+
+
+def drawn_tokens(
+    logits: torch.Tensor, uniforms: list[float], *, top_k: int, top_p: float = 1.0, temperature: float = 1.0
+) -> list[int]:
+    """What our sampler draws from one row of logits [V] with each of these random numbers."""
+    shape = (len(uniforms), 1)
+    filters = Filters(
+        temperature=torch.full(shape, temperature),
+        top_k=torch.full(shape, top_k),
+        top_p=torch.full(shape, top_p, dtype=torch.float64),
+        min_p=torch.zeros(shape),
+    )
+    tokens: list[int] = draw(logits.repeat(shape), filters, torch.tensor(uniforms, dtype=torch.float64)[:, None]).tolist()
+    return tokens
 
 
 class TinyEngine:

@@ -26,6 +26,9 @@ from .tokenizer import load_tokenizer, write_tokenizer
 
 logger = logging.getLogger(__name__)
 
+# Parameters below which a step is too little work to share: a second thread gains nothing on an idle machine, and on a
+# busy one each of the many small operators waits for it (1.2 M parameters, two busy cores: 13.7 ms against 0.7).
+SMALL_MODEL = 20_000_000
 _UNKNOWN_CONTEXT = 1 << 20  # tokens; of a model that names no limit. The pool cuts it to what there is.
 
 
@@ -47,7 +50,6 @@ def build_runner(
     """
     start = time.monotonic()
     device = resolve_device(model_config.device)
-    _limit_threads(model_config.threads)
     model, facts = _load(model_config, model_dir, run_dir, device, progress)
     max_model_len = _wanted_len(model_config, facts)
     kernel: PagedAttention = CpuAttention() if device.type == "cpu" else ReferenceAttention()
@@ -107,6 +109,10 @@ def _wanted_len(config: ModelConfig, facts: ModelFacts) -> int:
     return config.max_model_len or limit
 
 
-def _limit_threads(threads: int | None) -> None:
-    """As many as asked for; by default torch's choice, and never more than the processors we may run on."""
-    torch.set_num_threads(threads or min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
+def _num_threads(asked: int | None, num_parameters: int) -> int:
+    """As many as asked for. Otherwise torch's choice within the processors we may run on, or one for a small model."""
+    if asked is not None:
+        return asked
+    if num_parameters < SMALL_MODEL:
+        return 1
+    return min(torch.get_num_threads(), len(os.sched_getaffinity(0)))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from tests.tiny import EOS_TOKEN_ID, FAMILIES, build_tiny_model, make_tiny_model
 from tests.workers.execute.factories import make_scheduler, run
@@ -49,11 +48,11 @@ def make_runner(family: str, folder: Path) -> TorchRunner:
 @cache
 def generated(family: str) -> list[list[int]]:
     """What transformers generates after each of the prompts, end of sequence included."""
-    model: Any = build_tiny_model(family)
+    model = build_tiny_model(family)
     return [_generate(model, prompt) for prompt in PROMPTS]
 
 
-def _generate(model: PreTrainedModel, prompt: list[int]) -> list[int]:
+def _generate(model: Any, prompt: list[int]) -> list[int]:
     ids = torch.tensor([prompt])
     output = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUM_OUTPUT_TOKENS, pad_token_id=0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import (
@@ -32,7 +34,8 @@ def by_transformers(logits: torch.Tensor, temperature: float, top_k: int, top_p:
         chain.append(TopPLogitsWarper(top_p))
     if min_p > 0.0:
         chain.append(MinPLogitsWarper(min_p))
-    return chain(torch.zeros(1, 1, dtype=torch.int64), logits.clone()).double().softmax(-1)[0]
+    ids: Any = torch.zeros(1, 1, dtype=torch.int64)
+    return chain(ids, logits.clone()).double().softmax(-1)[0]
 
 
 def probabilities(logits: torch.Tensor, filters: Filters, num_candidates: int) -> torch.Tensor:

@@ -53,7 +53,7 @@ def by_transformers(logits: torch.Tensor, *, min_tokens: int = 0, **params: Any)
     chain: list[LogitsProcessor] = [make(params[name]) for name, make in makers.items() if name in params]
     if min_tokens:
         chain.insert(0, MinNewTokensLengthLogitsProcessor(len(PROMPT), min_tokens, [EOS]))
-    ids = torch.tensor([PROMPT + OUTPUT])
+    ids: Any = torch.tensor([PROMPT + OUTPUT])
     return LogitsProcessorList(chain)(ids, logits.clone()).softmax(-1)[0]
 
 

@@ -1,0 +1,520 @@
+"""The client's thread: three messages said again and again until the answer is here, whatever becomes of the other side.
+
+The other side is a service that says what the test tells it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.driver.fake_service import FakeService, failed, finished, packed, row, submit
+from tests.waiting import eventually
+from triptych.driver import session as module
+from triptych.driver.session import ACKNOWLEDGE_TOKENS, Session
+from triptych.driver.stream import Stream
+from triptych.protocol import messages as m
+from triptych.protocol.errors import BadFrame, DuplicateId, InvalidRequest, ModelFailed, Overloaded, PipelineClosed, UnknownRequest
+
+REPEAT_S = 0.03
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REPEAT_S", REPEAT_S)
+
+
+@pytest.fixture
+def service() -> Iterator[FakeService]:
+    with tempfile.TemporaryDirectory() as folder:
+        service = FakeService(Path(folder))
+        yield service
+        service.close()
+
+
+@pytest.fixture
+def session(service: FakeService) -> Iterator[Session]:
+    session = service.client()
+    yield session
+    session.close()
+
+
+def has_entry(*entry: Any) -> Any:
+    return lambda follow: list(entry) in follow.entries
+
+
+# -- until it is accepted
+
+
+def test_a_request_is_said_again_until_it_is_answered(service: FakeService, session: Session) -> None:
+    submit(session, "a", prompt="hello")
+    assert [service.hear(m.Submit) for _ in range(4)] == [m.Submit("a", {"prompt": "hello"})] * 4
+
+
+def test_an_accepted_request_is_not_said_again(service: FakeService, session: Session) -> None:
+    submit(session)
+    service.accept("a")
+    said = [service.hear_any(1.0) for _ in range(5)]
+    assert {type(message) for message in said} <= {m.Follow, m.Submit}
+    assert not any(isinstance(message, m.Submit) for message in said[1:]), "one may have been under way"
+
+
+def test_an_accepted_request_is_followed_from_its_beginning(service: FakeService, session: Session) -> None:
+    stream = submit(session)
+    service.hear(m.Submit)
+    service.say("submit", m.Accepted("a", 1, 0, 16))
+    assert service.hear(m.Follow) == m.Follow([["a", 0, True]])
+    assert stream.accepted(10) == m.Accepted("a", 1, 0, 16)
+
+
+def test_a_request_that_is_accepted_twice_is_accepted_once(service: FakeService, session: Session) -> None:
+    stream = submit(session)
+    service.hear(m.Submit)
+    service.say("submit", m.Accepted("a", 1, 0, 16))
+    service.say("submit", m.Accepted("a", 2, 0, 32))
+    service.hear(m.Follow)
+    service.say("follow", finished("a"))
+    stream.result(10)
+    assert stream.accepted() == m.Accepted("a", 1, 0, 16)
+
+
+def test_a_refusal_is_raised(service: FakeService, session: Session) -> None:
+    stream = submit(session)
+    service.hear(m.Submit)
+    service.say("submit", m.Rejected("a", "invalid_request", "top_p is 2, the limits are 0 and 1", "top_p"))
+    with pytest.raises(InvalidRequest, match="top_p is 2") as caught:
+        stream.result(10)
+    assert caught.value.param == "top_p"
+
+
+def test_a_late_refusal_of_an_accepted_request_changes_nothing(service: FakeService, session: Session) -> None:
+    stream = submit(session)
+    service.accept("a")
+    service.say("submit", m.Rejected("a", "overloaded", "full", None))
+    service.say("follow", finished("a", 0, 5, text="x"))
+    assert stream.result(10).text == "x"
+
+
+def test_a_refusal_of_somebody_else_changes_nothing(service: FakeService, session: Session) -> None:
+    stream = submit(session)
+    service.hear(m.Submit)
+    service.say("submit", m.Rejected("", "bad_frame", "not a message", None))
+    service.say("submit", m.Rejected("b", "overloaded", "full", None))
+    service.accept("a")
+    service.say("follow", finished("a"))
+    stream.result(10)
+
+
+@pytest.mark.parametrize(
+    "request_map",
+    [
+        {"prompt": "\ud800"},
+        {"prompt": object()},
+        {"seed": 2**64},
+        {"logit_bias": {1: {1, 2}}},
+        {"logit_bias": dict.fromkeys(range(1025), 1.0)},
+        {"prompt_token_ids": [-1] * 65_537},
+        {"stop": [[[[[[[[[1]]]]]]]]]},
+    ],
+    ids=["lone surrogate", "an object", "huge integer", "a set", "large map", "large array", "too deep"],
+)
+def test_a_request_the_service_could_not_read_fails_alone(
+    service: FakeService, session: Session, request_map: dict[str, Any]
+) -> None:
+    """It could not say whose it was, so the client would ask for ever."""
+    other = submit(session, "other")
+    stream = submit(session, "a", **request_map)
+    with pytest.raises((InvalidRequest, BadFrame)):
+        stream.result(10)
+    service.accept("other")
+    service.say("follow", finished("other"))
+    other.result(10)
+
+
+def limits(max_frame_bytes: int) -> m.Info:
+    return m.Info({"limits": {"max_frame_bytes": max_frame_bytes}})
+
+
+def test_a_large_request_waits_until_it_is_known_how_large_one_may_be(service: FakeService, session: Session) -> None:
+    submit(session, "large", prompt="x" * 5000)
+    assert [service.hear_any(10), service.hear_any(10)] == [m.GetInfo()] * 2
+    service.say("submit", limits(6000))
+    service.accept("large")
+
+
+def test_a_request_too_large_fails_alone_and_is_never_sent(service: FakeService, session: Session) -> None:
+    stream = submit(session, "large", prompt="x" * 5000)
+    service.hear(m.GetInfo)
+    service.say("submit", limits(4000))
+    with pytest.raises(InvalidRequest, match=r"the request has 50\d\d bytes, the limit is 4000"):
+        stream.result(10)
+    with pytest.raises(InvalidRequest, match="the limit is 4000"):
+        submit(session, "again", prompt="x" * 4000).result(10)
+    submit(session, "small", prompt="x" * 3000)
+    assert service.hear(m.Submit).request_id == "small"
+
+
+@pytest.mark.parametrize("request_id", ["\ud800", 5], ids=["lone surrogate", "number"])
+def test_an_id_that_cannot_travel_fails_alone(service: FakeService, session: Session, request_id: Any) -> None:
+    stream, resumed = submit(session, request_id), Stream(request_id, session.abort)
+    session.resume(request_id, resumed, num_tokens=0, num_chars=0)
+    for refused in (stream, resumed):
+        with pytest.raises((InvalidRequest, BadFrame)):
+            refused.result(10)
+    with pytest.raises((InvalidRequest, BadFrame)):
+        session.ask(m.GetStatus(request_id)).result(10)
+    submit(session, "small")
+    service.accept("small")
+
+
+def test_two_live_requests_of_one_id_are_refused_here(service: FakeService, session: Session) -> None:
+    first, second = submit(session, "a"), submit(session, "a")
+    with pytest.raises(DuplicateId, match="this client has a live request 'a' already") as caught:
+        second.result(10)
+    assert caught.value.param == "request_id"
+    service.accept("a")
+    service.say("follow", finished("a", text="mine"))
+    assert first.result(10).text == "mine"
+
+
+def test_an_id_may_be_used_again_after_its_end(service: FakeService, session: Session) -> None:
+    for text in ("first", "second"):
+        stream = submit(session, "a")
+        service.accept("a")
+        service.say("follow", finished("a", text=text))
+        assert stream.result(10).text == text
+
+
+# -- until it ends
+
+
+def test_text_becomes_deltas_and_the_end_their_sum(service: FakeService, session: Session) -> None:
+    stream = submit(session)
+    service.accept("a")
+    service.say("follow", m.Text([row("a", 0, 5, text="x")]))
+    service.say("follow", m.Text([row("a", 1, 6, 7, text="yz", text_offset=1)]))
+    service.say("follow", m.Finished("a", 3, 3, packed(8), "!", None, "stop", {"usage": {"n": 4}}))
+    assert [(delta.token_ids, delta.text) for delta in stream] == [([5], "x"), ([6, 7], "yz"), ([8], "!")]
+    result = stream.result()
+    assert (result.token_ids, result.text, result.finish_reason, result.usage) == ([5, 6, 7, 8], "xyz!", "stop", {"n": 4})
+
+
+def test_rows_of_several_requests_come_in_one_message(service: FakeService, session: Session) -> None:
+    streams = [submit(session, name) for name in "abc"]
+    for name in "abc":
+        service.accept(name)
+    service.say("follow", m.Text([row(name, 0, i, text=name) for i, name in enumerate("abc")]))
+    assert [next(iter(stream)).text for stream in streams] == ["a", "b", "c"]
+
+
+def test_a_row_that_comes_twice_is_taken_once(service: FakeService, session: Session) -> None:
+    stream = submit(session)
+    service.accept("a")
+    for _ in range(3):
+        service.say("follow", m.Text([row("a", 0, 5, 6, text="xy")]))
+    service.say("follow", finished("a", 0, 5, 6, 7, text="xyz"))
+    assert (stream.result(10).token_ids, stream.result().text) == ([5, 6, 7], "xyz")
+
+
+@pytest.mark.parametrize("gap", [m.Text([row("a", 2, 7, text="z", text_offset=2)]), finished("a", 2, 7, text="z")])
+def test_a_gap_is_asked_for_again(service: FakeService, session: Session, gap: m.Text | m.Finished) -> None:
+    stream = submit(session)
+    service.accept("a")
+    service.say("follow", m.Text([row("a", 0, 5, text="x")]))
+    service.say("follow", gap)
+    service.hear(m.Follow, where=has_entry("a", 1, True))
+    service.say("follow", m.Text([row("a", 1, 6, 7, text="yz", text_offset=1)]))
+    service.say("follow", m.Finished("a", 3, 3, b"", "", None, "stop", {}))
+    assert (stream.result(10).token_ids, stream.result().text) == ([5, 6, 7], "xyz")
+
+
+def test_an_offset_of_text_that_can_never_fit_fails_the_request(service: FakeService, session: Session) -> None:
+    """A caller that resumes with a wrong count of characters is told so, instead of asking for ever."""
+    stream = Stream("a", session.abort)
+    session.resume("a", stream, num_tokens=2, num_chars=0)
+    service.hear(m.Follow)
+    service.say("follow", m.Text([row("a", 2, 7, text="z", text_offset=2)]))
+    with pytest.raises(InvalidRequest, match="the first 2 tokens have 2 characters, not 0"):
+        stream.result(10)
+
+
+def test_a_request_is_followed_again_and_again_to_keep_its_lease(service: FakeService, session: Session) -> None:
+    submit(session)
+    service.accept("a")
+    service.say("follow", m.Text([row("a", 0, 5, text="x")]))
+    for _ in range(3):
+        service.hear(m.Follow, where=has_entry("a", 1, False))
+
+
+def test_many_tokens_are_acknowledged_at_once(
+    service: FakeService, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REPEAT_S", 60.0)
+    submit(session)
+    service.accept("a")
+    service.say("follow", m.Text([row("a", 0, *range(ACKNOWLEDGE_TOKENS - 1))]))
+    service.say("follow", m.Text([row("a", ACKNOWLEDGE_TOKENS - 1, 5)]))
+    service.hear(m.Follow, where=has_entry("a", ACKNOWLEDGE_TOKENS, False))
+
+
+def test_an_end_is_acknowledged(service: FakeService, session: Session) -> None:
+    stream = submit(session)
+    service.accept("a")
+    service.say("follow", finished("a"))
+    assert service.hear(m.Acknowledge) == m.Acknowledge(["a"])
+    stream.result(10)
+
+
+def test_an_end_that_comes_twice_is_acknowledged_twice_and_told_once(service: FakeService, session: Session) -> None:
+    stream = submit(session)
+    service.accept("a")
+    service.say("follow", finished("a", text="first"))
+    service.hear(m.Acknowledge)
+    service.say("follow", finished("a", text="second"))
+    assert service.hear(m.Acknowledge) == m.Acknowledge(["a"])
+    assert stream.result(10).text == "first"
+
+
+def test_nothing_is_said_about_a_request_that_ended(service: FakeService, session: Session) -> None:
+    submit(session)
+    service.accept("a")
+    service.say("follow", finished("a"))
+    service.hear(m.Acknowledge)
+    assert service.hear_any(5 * REPEAT_S) is None
+
+
+def test_a_failure_is_raised_with_what_came_before_it(service: FakeService, session: Session) -> None:
+    stream = submit(session)
+    service.accept("a")
+    service.say("follow", m.Text([row("a", 0, 5, text="x")]))
+    service.say("follow", m.Failed("a", 1, 1, packed(6), "y", None, "model_failed", "not a number", {}))
+    with pytest.raises(ModelFailed, match="not a number") as caught:
+        stream.result(10)
+    assert (caught.value.partial.token_ids, caught.value.partial.text) == ([5, 6], "xy")
+    assert caught.value.partial.finish_reason == "error"
+
+
+def test_a_failure_is_acknowledged(service: FakeService, session: Session) -> None:
+    submit(session)
+    service.accept("a")
+    service.say("follow", failed("a", "poisoned", "it killed execute twice"))
+    assert service.hear(m.Acknowledge) == m.Acknowledge(["a"])
+
+
+def test_a_resumed_request_is_followed_from_where_it_was(service: FakeService, session: Session) -> None:
+    stream = Stream("a", session.abort)
+    session.resume("a", stream, num_tokens=2, num_chars=3)
+    service.hear(m.Follow, where=has_entry("a", 2, True))
+    service.say("follow", m.Finished("a", 0, 0, packed(5, 6, 7), "abcd", None, "stop", {}))
+    assert (stream.result(10).token_ids, stream.result().text) == ([7], "d")
+
+
+def test_resuming_what_nobody_knows_is_an_error(service: FakeService, session: Session) -> None:
+    stream = Stream("a", session.abort)
+    session.resume("a", stream, num_tokens=0, num_chars=0)
+    service.hear(m.Follow)
+    service.say("follow", failed("a", "unknown_id", "no request 'a' is live or kept"))
+    with pytest.raises(UnknownRequest):
+        stream.result(10)
+
+
+# -- aborts
+
+
+def test_an_abort_is_said_again_until_the_end_comes(service: FakeService, session: Session) -> None:
+    stream = submit(session)
+    service.accept("a")
+    stream.abort()
+    assert [service.hear(m.Abort) for _ in range(3)] == [m.Abort("a")] * 3
+    service.say("follow", finished("a", 0, 5, text="x", reason="abort"))
+    assert (stream.result(10).finish_reason, stream.result().text) == ("abort", "x")
+
+
+def test_an_abort_before_the_acceptance_is_said_after_it(service: FakeService, session: Session) -> None:
+    stream = submit(session)
+    stream.abort()
+    service.hear(m.Submit)
+    service.hear(m.Submit)
+    service.say("submit", m.Accepted("a", 1, 0, 16))
+    assert service.hear(m.Abort) == m.Abort("a")
+
+
+def test_an_abort_of_something_unknown_says_nothing(service: FakeService, session: Session) -> None:
+    session.abort("never heard of")
+    assert service.hear_any(3 * REPEAT_S) is None
+
+
+# -- listeners
+
+
+class Broken(Stream):
+    """A caller whose callbacks raise."""
+
+    def on_accepted(self, accepted: m.Accepted) -> None:
+        raise RuntimeError("accepted")
+
+    def on_delta(self, delta: Any) -> None:
+        raise RuntimeError("delta")
+
+
+def test_a_listener_that_raises_stops_nobody(service: FakeService, session: Session) -> None:
+    broken = Broken("broken", session.abort)
+    session.submit("broken", {"prompt": "x"}, broken)
+    service.accept("broken")
+    other = submit(session, "other")
+    service.accept("other")
+    for name in ("broken", "other"):
+        service.say("follow", m.Text([row(name, 0, 5, text="x")]))
+        service.say("follow", m.Finished(name, 1, 1, b"", "", None, "stop", {}))
+    assert other.result(10).text == "x"
+    assert broken.result(10).text == "x"
+
+
+# -- questions
+
+
+def test_a_question_is_asked_again_until_it_is_answered(service: FakeService, session: Session) -> None:
+    future = session.ask(m.GetInfo())
+    for _ in range(3):
+        service.hear(m.GetInfo)
+    service.say("submit", m.Info({"model": "m"}))
+    assert future.result(10) == m.Info({"model": "m"})
+
+
+def test_one_answer_is_for_all_who_asked(service: FakeService, session: Session) -> None:
+    futures = [session.ask(m.GetStats()) for _ in range(3)]
+    service.hear(m.GetStats)
+    service.say("follow", m.Stats({"a": 1}))
+    assert [future.result(10) for future in futures] == [m.Stats({"a": 1})] * 3
+
+
+def test_the_status_of_each_request_is_a_question_of_its_own(service: FakeService, session: Session) -> None:
+    futures = {name: session.ask(m.GetStatus(name)) for name in "ab"}
+    for name in "ba":
+        service.hear(m.GetStatus, where=lambda status, name=name: status.request_id == name)  # type: ignore[misc]
+        service.say("follow", m.Status(name, "running", 3, 1, 0))
+    assert {name: future.result(10).request_id for name, future in futures.items()} == {"a": "a", "b": "b"}
+
+
+def test_nobody_waits_for_an_answer_that_was_given_up(service: FakeService, session: Session) -> None:
+    future = session.ask(m.GetInfo())
+    service.hear(m.GetInfo)
+    assert future.cancel()
+    service.say("submit", m.Info({}))
+    again = session.ask(m.GetInfo())
+    service.hear(m.GetInfo)
+    service.say("submit", m.Info({"second": 2}))
+    assert again.result(10).info in ({}, {"second": 2})
+
+
+# -- servers and clients that go away
+
+
+def test_a_server_that_was_away_hears_everything_then(service: FakeService, session: Session) -> None:
+    service.shut("submit")
+    stream = submit(session)
+    assert service.hear_any(5 * REPEAT_S) is None
+    service.open("submit")
+    service.accept("a")
+    service.say("follow", finished("a", text="x"))
+    assert stream.result(10).text == "x"
+
+
+def test_a_summarize_that_comes_back_is_followed_again(service: FakeService, session: Session) -> None:
+    stream = submit(session)
+    service.accept("a")
+    service.say("follow", m.Text([row("a", 0, 5, text="x")]))
+    service.hear(m.Follow, where=has_entry("a", 1, False))
+    service.shut("follow")
+    service.open("follow")
+    service.hear(m.Follow, where=has_entry("a", 1, False))
+    service.say("follow", m.Finished("a", 1, 1, packed(6), "y", None, "stop", {}))
+    assert stream.result(10).text == "xy"
+
+
+def test_an_idle_client_says_nothing(service: FakeService, session: Session) -> None:
+    assert service.hear_any(5 * REPEAT_S) is None
+
+
+def test_closing_ends_what_is_open(service: FakeService, session: Session) -> None:
+    streams = [submit(session, name) for name in "ab"]
+    question = session.ask(m.GetInfo())
+    service.accept("a")
+    service.say("follow", m.Text([row("a", 0, 5, text="x")]))
+    next(iter(streams[0]))
+    session.close()
+    for stream in streams:
+        with pytest.raises(PipelineClosed, match="closed before the answer came"):
+            stream.result(10)
+    with pytest.raises(PipelineClosed):
+        question.result(10)
+    with pytest.raises(PipelineClosed) as caught:
+        streams[0].result()
+    assert caught.value.partial.text == "x"
+
+
+@pytest.mark.parametrize("turn", range(10))
+def test_a_request_given_just_before_the_close_ends_too(service: FakeService, turn: int) -> None:
+    session = service.client()
+    stream, question = submit(session, f"{turn}"), session.ask(m.GetInfo())
+    session.close()
+    with pytest.raises(PipelineClosed):
+        stream.result(10)
+    with pytest.raises(PipelineClosed):
+        question.result(10)
+
+
+def test_a_closed_client_takes_nothing(service: FakeService) -> None:
+    session = service.client()
+    session.close()
+    session.close()
+    with pytest.raises(PipelineClosed, match="the client is closed"):
+        submit(session)
+
+
+def test_requests_of_many_threads_and_a_close_all_end(service: FakeService) -> None:
+    session = service.client()
+    streams: list[Stream] = []
+
+    def give() -> None:
+        for number in range(1000):
+            try:
+                streams.append(submit(session, f"{threading.get_ident()}-{number}"))
+            except PipelineClosed:
+                return
+
+    threads = [threading.Thread(target=give) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(streams) > 50, interval=0)
+    session.close()
+    for thread in threads:
+        thread.join()
+    eventually(lambda: all(stream.done for stream in streams), timeout=5)
+
+
+def test_a_close_does_not_wait_for_a_server(service: FakeService, session: Session) -> None:
+    for door in ("submit", "follow"):
+        service.shut(door)
+    submit(session)
+    started = time.monotonic()
+    session.close()
+    assert time.monotonic() - started < 2
+
+
+def test_an_overloaded_service_says_so_and_may_be_asked_again(service: FakeService, session: Session) -> None:
+    stream = submit(session)
+    service.hear(m.Submit)
+    service.say("submit", m.Rejected("a", "overloaded", "1024 requests wait, the limit is 1024", None))
+    with pytest.raises(Overloaded):
+        stream.result(10)
+    again = submit(session)
+    service.accept("a")
+    service.say("follow", finished("a"))
+    again.result(10)

@@ -1,0 +1,50 @@
+"""The command line, called in this process, and one pipeline that all of its tests share."""
+
+from __future__ import annotations
+
+import io
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import pytest
+
+from triptych import Driver
+from triptych.launch.cli import main
+
+
+class Outcome(NamedTuple):
+    """How a call ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Triptych: TypeAlias = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="session")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where a pipeline of the hash model runs."""
+    folder = tmp_path_factory.mktemp("p")
+    folder.chmod(0o700)
+    with Driver("hash-lm", run_dir=folder, max_queue=1024):
+        yield str(folder)
+
+
+@pytest.fixture
+def triptych(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Triptych]:
+    """``triptych("generate", "hi", stdin=b"...")`` as a shell would call it."""
+
+    def call(*arguments: str | Path, stdin: bytes = b"") -> Outcome:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as exit_:
+            main([str(argument) for argument in arguments])
+        return Outcome(int(exit_.value.code or 0), *capfd.readouterr())
+
+    handler = signal.getsignal(signal.SIGTERM)
+    yield call
+    signal.signal(signal.SIGTERM, handler)

@@ -1,0 +1,163 @@
+"""``triptych generate``: where prompts come from, where answers go, and what one bad prompt costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.conftest import Triptych
+from triptych import Client
+
+
+@pytest.fixture
+def generate(triptych: Triptych, run_dir: str) -> Triptych:
+    """The verb on the shared pipeline."""
+    return lambda *arguments, stdin=b"": triptych(
+        "generate", "--connect", run_dir, "--max-tokens", "4", *arguments, stdin=stdin
+    )
+
+
+def rows_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_prompt_is_answered_on_standard_output(generate: Triptych, run_dir: str) -> None:
+    with Client(run_dir) as client:
+        expected = client.generate("hello", max_tokens=4)
+    assert generate("hello", "--raw") == (0, expected.text + "\n", "")
+
+
+def test_a_prompt_goes_through_the_chat_template_unless_it_is_raw(generate: Triptych, run_dir: str) -> None:
+    with Client(run_dir) as client:
+        expected = client.generate(messages=[{"role": "user", "content": "hello"}], max_tokens=4)
+    assert generate("hello").out == generate("hello", "--chat").out == expected.text + "\n"
+    assert generate("hello", "--raw").out != expected.text + "\n"
+
+
+def test_answers_come_in_the_order_of_the_prompts(generate: Triptych) -> None:
+    prompts = [f"prompt {index}" for index in range(20)]
+    outcome = generate(*prompts, "--format", "jsonl")
+    assert [(row["index"], row["prompt"]) for row in rows_of(outcome.out)] == list(enumerate(prompts))
+
+
+@pytest.mark.parametrize("source", ["file", "pipe", "dash"])
+def test_lines_of_a_file_or_a_pipe_are_prompts(generate: Triptych, tmp_path: Path, source: str) -> None:
+    text = b"one\n\n  \ntwo\r\nthree"
+    (tmp_path / "prompts").write_bytes(text)
+    arguments = {"file": ["--file", tmp_path / "prompts"], "pipe": [], "dash": ["-f", "-"]}[source]
+    outcome = generate("--format", "jsonl", *arguments, stdin=text)
+    assert [row["prompt"] for row in rows_of(outcome.out)] == ["one", "two", "three"]
+    assert outcome.code == 0
+
+
+def test_a_line_may_be_an_object_with_parameters_of_its_own(generate: Triptych) -> None:
+    lines = [
+        {"prompt": "a", "max_tokens": 2},
+        {"prompt_token_ids": [5, 6, 7], "logprobs": 0},
+        {"messages": [{"role": "user", "content": "b"}], "logit_bias": {"7": 1.5}, "request_id": "mine"},
+    ]
+    stdin = "\n".join(map(json.dumps, lines)).encode() + b"\n{plain text} in braces"
+    rows = rows_of(generate("--format", "jsonl", stdin=stdin).out)
+    assert [len(row["token_ids"]) for row in rows] == [2, 4, 4, 4]
+    assert len(rows[1]["logprobs"]) == 4
+    assert rows[2]["request_id"] == "mine"
+    assert rows[3]["prompt"] == "{plain text} in braces"
+
+
+def test_a_row_holds_all_that_is_known_of_an_answer(generate: Triptych) -> None:
+    [row] = rows_of(generate("hello", "--format", "jsonl").out)
+    assert set(row) == {"index", "request_id", "prompt", "text", "token_ids", "finish_reason", "usage", "ledger"}
+    assert row["usage"]["completion_tokens"] == 4
+    assert sum(row["ledger"]["stages_ms"].values()) == pytest.approx(row["ledger"]["wall_ms"])
+
+
+@pytest.mark.parametrize(
+    ("line", "param"),
+    [
+        (b'{"prompt": "x", "temperature": -1}', "temperature"),
+        (b'{"prompt": "x", "colour": "red"}', "colour"),
+        (b'{"max_tokens": 3}', "prompt"),
+        (b'{"prompt": 5}', "prompt"),
+        (b'{"messages": "hello"}', "messages"),
+        (b'{"prompt": "cut', None),
+        (b'{"prompt": "\\ud800"}', "prompt"),
+        (b"\xff\xfe", "prompt"),
+    ],
+    ids=["limit", "unknown", "empty", "type", "messages", "syntax", "surrogate", "utf-8"],
+)
+def test_a_bad_prompt_is_a_row_with_an_error_and_stops_no_other(
+    generate: Triptych, line: bytes, param: str | None
+) -> None:
+    outcome = generate("--format", "jsonl", stdin=b"good\n" + line + b"\ngood")
+    first, bad, last = rows_of(outcome.out)
+    assert outcome.code == 1
+    assert first["text"] == last["text"]
+    assert (bad["index"], bad["error"]["code"], bad["error"]["param"]) == (1, "invalid_request", param)
+    assert "2 of 3 prompts answered, 1 failed" in outcome.err
+
+
+def test_a_failed_prompt_leaves_its_line_of_text_empty(generate: Triptych) -> None:
+    outcome = generate("--skip-special-tokens", stdin=b'good\n{"prompt": ""  , "top_p": 7}\ngood')
+    assert outcome.code == 2  # the flag has one form only: --no-skip-special-tokens
+    outcome = generate("--logit-bias", "50=100", stdin=b'good\n{"prompt": "x", "top_p": 7}\ngood')
+    assert outcome.out.count("\n") == 3
+    assert "prompt 1: top_p is 7" in outcome.err
+
+
+@pytest.mark.parametrize(("name", "is_jsonl"), [("a.jsonl", True), ("a.txt", False), ("a", False)])
+def test_the_suffix_of_the_output_chooses_the_format(
+    generate: Triptych, tmp_path: Path, name: str, is_jsonl: bool
+) -> None:
+    assert generate("hello", "--output", tmp_path / name) == (0, "", "")
+    assert (tmp_path / name).read_text().startswith('{"index": 0') == is_jsonl
+
+
+@pytest.mark.parametrize("output", ["/dev/full", "{tmp}", "{tmp}/no/such/folder/out.txt"])
+def test_an_output_that_cannot_be_written_is_named(generate: Triptych, tmp_path: Path, output: str) -> None:
+    output = output.format(tmp=tmp_path)
+    outcome = generate("hello", "--output", output)
+    assert outcome.code == 1
+    assert outcome.err.startswith(f"error: cannot write {output}: ")
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--file", "/no/such/file"], "cannot read /no/such/file: No such file"),
+        (["--file", "/dev/null"], "nothing to answer"),
+        (["a", "--file", "/dev/null"], "not both"),
+        (["a", "b", "--stream"], "only one prompt can be streamed"),
+        (["a", "--temperature", "-1"], "temperature is -1.0, the limits are 0.0 and 100.0"),
+        (["a", "--max-tokens", "-1"], "max_tokens is -1, the limits are 0 and"),
+        (["a", "--logit-bias", "x"], "logit_bias is 'x', the form is TOKEN_ID=BIAS"),
+        (["a", "--page-size", "4"], "--page-size: with --connect the pipeline runs already"),
+        (["a", "--log-level", "loud"], "log_level is 'loud', known are: debug"),
+    ],
+    ids=lambda value: value[-2][2:] if isinstance(value, list) else "",
+)
+def test_a_call_that_cannot_work_says_why(generate: Triptych, arguments: list[str], words: str) -> None:
+    outcome = generate(*arguments)
+    assert outcome.code == 2
+    assert words in outcome.err
+
+
+def test_one_answer_can_be_streamed_into_a_pipe(generate: Triptych) -> None:
+    assert generate("hello", "--stream") == generate("hello", "--no-stream")
+
+
+def test_more_prompts_than_the_queue_takes_are_all_answered(triptych: Triptych) -> None:
+    stdin = b"\n".join(b"prompt %d" % index for index in range(12))
+    own = ["--model", "hash-lm", "--max-queue", "1", "--max-num-seqs", "2", "--hash-step-ms", "2"]
+    outcome = triptych("generate", *own, "--max-tokens", "8", "--format", "jsonl", stdin=stdin)
+    assert outcome.code == 0
+    assert [len(row["token_ids"]) for row in rows_of(outcome.out)] == [8] * 12
+
+
+def test_nobody_there_to_connect_to_is_an_error(triptych: Triptych, tmp_path: Path) -> None:
+    outcome = triptych("generate", "hello", "--connect", tmp_path)
+    assert outcome.code == 2
+    assert f"no pipeline runs in {tmp_path}" in outcome.err

@@ -1,0 +1,142 @@
+"""Real models through the whole pipeline: text in, text out, equal to transformers and to Python's own documentation."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.pipeline.checks import assert_quiet
+from tests.tiny import make_tiny_model
+from tests.waiting import eventually
+from triptych import Driver
+from triptych.launch.demo_model.entries import OFF_TOPIC_ANSWER, PHRASINGS, load_entries
+from triptych.protocol.errors import WorkerDied
+
+PROMPTS = ["Hello, world", "a", "The quick brown fox jumps over the lazy dog. " * 3, "naïve café 😀", "1 2 3"]
+
+
+def ask(driver: Driver, question: str, **options: Any) -> Any:
+    return driver.submit(messages=[{"role": "user", "content": question}], max_tokens=None, **options)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_every_builtin_is_answered_with_its_documentation(dtype: str) -> None:
+    entries = load_entries()
+    with Driver(dtype=dtype) as driver:
+        shift = dtype == "float32"
+        streams = [
+            ask(driver, PHRASINGS[(index + shift) % len(PHRASINGS)].format(name=entry.name))
+            for index, entry in enumerate(entries)
+        ]
+        wrong = [e.name for e, s in zip(entries, streams, strict=True) if s.result(240).text != e.answer]
+        assert len(wrong) <= 0.05 * len(entries), wrong
+        assert ask(driver, "Who won the world cup in 1998?").result(60).text == OFF_TOPIC_ANSWER
+        assert_quiet(driver)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def tiny(folder: Path) -> Iterator[Driver]:
+    with Driver(str(folder), dtype="float32", num_pages=256, prefill_chunk=7, lease_s=60.0) as driver:
+        yield driver
+        assert_quiet(driver)
+
+
+def generate(folder: Path, prompt: str, num_tokens: int) -> list[int]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = AutoTokenizer.from_pretrained(folder)(prompt, return_tensors="pt").input_ids
+    output = model.generate(ids, max_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
+    return [int(i) for i in output[0, ids.shape[1] :]]
+
+
+def test_greedy_text_equals_generate(tiny: Driver, folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    completions = tiny.generate_all(PROMPTS, max_tokens=40)
+    for prompt, completion in zip(PROMPTS, completions, strict=True):
+        reference = generate(folder, prompt, 40)
+        assert completion.token_ids == reference
+        assert completion.text == tokenizer.decode(reference, skip_special_tokens=True)
+
+
+def test_a_kill_of_execute_changes_no_token(tiny: Driver, folder: Path) -> None:
+    streams = [tiny.submit(prompt, max_tokens=150, ignore_eos=True) for prompt in PROMPTS]
+    next(iter(streams[0]))
+    os.kill(eventually(lambda: tiny.pids["execute"]), signal.SIGKILL)
+    after = [stream.result(120).token_ids for stream in streams]
+    assert after == [c.token_ids for c in tiny.generate_all(PROMPTS, max_tokens=150, ignore_eos=True)]
+
+
+def test_a_seed_decides_a_sample_whoever_shares_the_batch(tiny: Driver) -> None:
+    options = {"temperature": 1.0, "max_tokens": 20, "ignore_eos": True}
+    alone = [tiny.generate("seeded", seed=seed, **options).token_ids for seed in range(4)]
+    together = [tiny.submit("seeded", seed=seed, **options) for seed in (*range(4), *range(4))]
+    assert [s.result(60).token_ids for s in together] == alone + alone
+    assert len({tuple(ids) for ids in alone}) == 4
+
+
+def test_logprobs_are_those_of_the_plain_forward(tiny: Driver, folder: Path) -> None:
+    completion = tiny.generate("logprobs", max_tokens=6, logprobs=3, ignore_eos=True)
+    ids = AutoTokenizer.from_pretrained(folder)("logprobs", return_tensors="pt").input_ids
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    whole = torch.cat([ids, torch.tensor([completion.token_ids])], dim=1)
+    reference = torch.log_softmax(model(whole).logits[0].detach(), dim=-1)[ids.shape[1] - 1 : -1]
+    assert completion.logprobs is not None
+    for row, (chosen, alternatives), token in zip(reference, completion.logprobs, completion.token_ids, strict=True):
+        assert chosen == pytest.approx(float(row[token]), abs=1e-4)
+        assert [a[0] for a in alternatives] == row.topk(3).indices.tolist()
+        assert np.allclose([a[1] for a in alternatives], row.topk(3).values, atol=1e-4)
+
+
+def test_a_stop_string_cuts_the_text_and_frees_the_pages(tiny: Driver) -> None:
+    whole = tiny.generate("stop here", max_tokens=60, ignore_eos=True)
+    stop = whole.text[10:13]
+    cut = tiny.generate("stop here", max_tokens=60, ignore_eos=True, stop=stop)
+    assert cut.text == whole.text[: whole.text.find(stop)]
+    assert (cut.finish_reason, cut.summary["matched"]) == ("stop", stop)
+    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+
+
+def start_fails(model: Path) -> str:
+    with pytest.raises(WorkerDied) as caught:
+        Driver(str(model)).start()
+    assert caught.value.role == "execute"
+    return str(caught.value)
+
+
+def test_a_directory_without_a_tokenizer_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(folder / name)
+    assert "tokenizer" in start_fails(tmp_path)
+
+
+def test_a_corrupt_checkpoint_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    for name in os.listdir(folder):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"\x00" * 100)
+    assert "model.safetensors" in start_fails(tmp_path)
+
+
+def test_a_model_smaller_than_its_tokenizer_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    make_tiny_model("llama", tmp_path, vocab_size=200)
+    message = start_fails(tmp_path)
+    assert "200" in message
+    assert "259" in message
+
+
+def test_a_family_that_would_be_wrong_is_refused(tmp_path: Path) -> None:
+    make_tiny_model("falcon", tmp_path)
+    assert "falcon" in start_fails(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "falcon"

@@ -1,0 +1,181 @@
+"""The run directory: private, locked, and gone with the driver that made it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from triptych.protocol import run_dir as module
+from triptych.protocol.config import ServiceConfig
+from triptych.protocol.errors import ConfigError
+from triptych.protocol.run_dir import (
+    RunDir,
+    follow_endpoint,
+    journal_path,
+    submit_endpoint,
+    write_private,
+)
+from triptych.protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, TokenizerFacts, load_facts, save_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+HOLD = """
+import sys
+from pathlib import Path
+from triptych.protocol.run_dir import RunDir
+held = RunDir(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+FACTS = TokenizerFacts(vocab_size=5, chat_template="{{ x }}", special_tokens={"bos_token": "<s>"}, bos_token_id=1)
+
+
+@pytest.fixture
+def temporary() -> Iterator[RunDir]:
+    run_dir = RunDir()
+    yield run_dir
+    run_dir.remove()
+
+
+def test_a_temporary_folder_is_private(temporary: RunDir) -> None:
+    assert temporary.is_temporary
+    assert temporary.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_temporary_folder_is_removed_with_all_that_is_in_it(temporary: RunDir) -> None:
+    (temporary.path / "sub").mkdir()
+    (temporary.path / "sub" / "file").write_text("x")
+    temporary.remove()
+    assert not temporary.path.exists()
+
+
+def test_without_shared_memory_the_folder_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHARED_MEMORY", tmp_path / "missing")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run_dir = RunDir()
+    run_dir.unlock()
+    assert run_dir.path.parent == tmp_path
+
+
+def test_a_given_folder_is_made_private(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "a" / "b")
+    run_dir.unlock()
+    assert run_dir.path.stat().st_mode & 0o777 == 0o700
+    assert not run_dir.is_temporary
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o701, 0o710])
+def test_a_folder_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(ConfigError, match=f"has mode {mode:o}, it must be 700") as caught:
+        RunDir(tmp_path)
+    assert caught.value.param == "run_dir"
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    with pytest.raises(ConfigError, match=f"belongs to user {other - 1}, not to {other}"):
+        RunDir(tmp_path)
+
+
+def test_a_second_driver_is_refused(tmp_path: Path) -> None:
+    first = RunDir(tmp_path)
+    with pytest.raises(ConfigError, match="another driver runs in"):
+        RunDir(tmp_path)
+    first.unlock()
+
+
+def test_a_refused_driver_keeps_nothing_open(tmp_path: Path) -> None:
+    first = RunDir(tmp_path)
+    num_open = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError):
+        RunDir(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == num_open
+    first.unlock()
+
+
+def test_a_folder_let_go_of_may_be_taken(tmp_path: Path) -> None:
+    RunDir(tmp_path).unlock()
+    RunDir(tmp_path).unlock()
+
+
+def test_the_lock_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(ConfigError, match="another driver runs in"):
+            RunDir(tmp_path)
+        holder.kill()
+    RunDir(tmp_path).unlock()
+
+
+def test_sockets_and_journal_lie_in_the_folder() -> None:
+    folder, service = Path("/run/t"), ServiceConfig()
+    assert submit_endpoint(folder, service) == "ipc:///run/t/submit"
+    assert follow_endpoint(folder, service) == "ipc:///run/t/follow"
+    assert journal_path(folder, service) == Path("/run/t/journal")
+
+
+def test_sockets_and_journal_lie_where_they_were_asked_for() -> None:
+    service = ServiceConfig(submit="ipc:///a/s", follow="ipc:///a/f", journal="/disk/journal")
+    folder = Path("/run/t")
+    assert submit_endpoint(folder, service) == "ipc:///a/s"
+    assert follow_endpoint(folder, service) == "ipc:///a/f"
+    assert journal_path(folder, service) == Path("/disk/journal")
+
+
+def test_a_private_file_is_for_its_owner(tmp_path: Path) -> None:
+    write_private(tmp_path / "config.json", "old")
+    write_private(tmp_path / "config.json", "né")
+    assert (tmp_path / "config.json").read_text(encoding="utf-8") == "né"
+    assert (tmp_path / "config.json").stat().st_mode & 0o777 == 0o600
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_private_file_is_there_whole_or_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_private(tmp_path / "config.json", "old")
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="killed"):
+        write_private(tmp_path / "config.json", "new")
+    assert (tmp_path / "config.json").read_text() == "old"
+
+
+# -- the tokenizer's files
+
+
+def test_a_tokenizer_is_read_back(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path, '{"model": "é"}', FACTS)
+    assert load_facts(tmp_path) == FACTS
+    assert json.loads((tmp_path / TOKENIZER_FILE).read_text(encoding="utf-8")) == {"model": "é"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([TOKENIZER_FILE, FACTS_FILE])
+
+
+def test_there_is_no_tokenizer_until_it_is_written(tmp_path: Path) -> None:
+    assert load_facts(tmp_path) is None
+
+
+def test_the_facts_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: fail() if Path(b).name == FACTS_FILE else replace(a, b))
+    with pytest.raises(OSError, match="killed"):
+        save_tokenizer(tmp_path, "{}", FACTS)
+    assert (tmp_path / TOKENIZER_FILE).exists()
+    assert load_facts(tmp_path) is None
+
+
+def test_a_tokenizer_may_be_written_again(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path, "{}", FACTS)
+    save_tokenizer(tmp_path, '{"a": 1}', FACTS)
+    assert (tmp_path / TOKENIZER_FILE).read_text() == '{"a": 1}'
+
+
+def fail(*_: object) -> None:
+    raise OSError("killed")

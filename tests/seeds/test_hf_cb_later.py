@@ -1,0 +1,180 @@
+"""Transformers continuous batching: what comes later (R-HF-10 to 14, 18, 19, 26), and its defects (N-HF)."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.checks import expected
+from tests.seeds.support import end_all, outcome, sequence_of, trace
+from tests.workers.execute.factories import (
+    advance,
+    chunks_of,
+    expected_output,
+    make_engine,
+    make_scheduler,
+    make_sequence,
+    run,
+)
+from triptych import Driver
+from triptych.protocol.config import SchedulerConfig
+from triptych.protocol.errors import ConfigError, InvalidRequest, RequestTooLong
+from triptych.workers.execute.hash_model import VOCAB_SIZE
+
+PREFIX_CACHE = "later: prefix cache"
+SAMPLES = "later: several samples of one prompt (n)"
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason=PREFIX_CACHE)
+def test_r_hf_10_a_prompt_that_was_computed_before_is_not_computed_again(driver: Driver) -> None:
+    """The second of two equal prompts of 128 tokens computes one page, and says the same."""
+    prompt = [1 + i % 200 for i in range(128)]
+    first, second = (driver.generate(prompt, max_tokens=5) for _ in range(2))
+    assert first.token_ids == second.token_ids == expected(prompt, 5)
+    assert second.usage["cached_tokens"] == 112
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason=PREFIX_CACHE)
+def test_r_hf_11_a_page_is_shared_once_its_step_has_completed() -> None:
+    """Full pages of a completed step are found by the next equal prompt, those of a cancelled step are not."""
+    prompt, computed = list(range(1, 33)), []
+    for is_cancelled in (True, False):
+        engine = make_engine(sequence_of(prompt, 0), prefill_chunk=64)
+        plan = engine.plan()
+        assert plan is not None
+        if is_cancelled:
+            engine.release((0, 0))
+        engine.launch(plan)
+        engine.collect()
+        engine.add(sequence_of(prompt, 1))
+        computed.append(trace(engine)[0].plan.num_prefill_tokens)
+    assert computed == [32, 4]
+
+
+@pytest.mark.xfail(strict=True, raises=ConfigError, reason=PREFIX_CACHE)
+def test_r_hf_12_sharing_of_prefixes_can_be_turned_off() -> None:
+    """With prefix_cache=False equal prompts are computed twice."""
+    with Driver("hash-lm", prefix_cache=False) as driver:
+        answers = [driver.generate([7] * 64, max_tokens=2) for _ in range(2)]
+    assert [answer.usage["cached_tokens"] for answer in answers] == [0, 0]
+
+
+@pytest.mark.xfail(strict=True, raises=InvalidRequest, reason=SAMPLES)
+def test_r_hf_13_several_samples_compute_their_prompt_once(driver: Driver) -> None:
+    """n=3 prefills once and gives three different answers."""
+    answer = driver.generate([5] * 40, max_tokens=6, n=3, temperature=1.0, seed=1)
+    choices = answer.choices  # type: ignore[attr-defined]
+    assert len({tuple(choice.token_ids) for choice in choices}) == 3
+    assert answer.usage["prompt_tokens"] == 40
+
+
+@pytest.mark.gpu
+@pytest.mark.xfail(strict=True, raises=(ConfigError, AssertionError), reason="later: CUDA graphs")
+def test_r_hf_14_only_pure_decodes_take_the_graph() -> None:
+    """Steps of decodes alone run as CUDA graphs, mixed ones and those larger than the largest graph do not."""
+    with Driver("demo", device="cuda", cuda_graphs=True) as driver:
+        driver.generate("What is len?", max_tokens=20)
+        stats = driver.stats()["execute"]
+        assert 0 < stats["graph_steps"] < stats["steps"]
+
+
+@pytest.mark.xfail(strict=True, raises=ConfigError, reason="later: the policy prefill_first")
+def test_r_hf_18_prefill_first_finishes_prompts_before_decodes() -> None:
+    """Prompts under way go before decodes, and a decode is not passed by for ever."""
+    scheduler = make_scheduler(make_sequence(0, num_tokens=2), max_num_batched_tokens=8, policy="prefill_first")
+    advance(scheduler)
+    scheduler.add(make_sequence(1, num_tokens=24))
+    assert [chunks_of(advance(scheduler)) for _ in range(2)] == [{1: 8}, {1: 8}]
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="later: policies beside fifo")
+def test_r_hf_19_policies_are_chosen_by_name() -> None:
+    """An unknown name is an error that lists those that exist."""
+    with pytest.raises(ConfigError, match="policy is 'lifo', known are: ") as error:
+        SchedulerConfig(policy="lifo")
+    known = error.value.message.partition("known are: ")[2].split(", ")
+    assert {"fifo", "prefill_first", "round_robin", "priority"} <= set(known)
+
+
+@pytest.mark.xfail(strict=True, raises=ConfigError, reason="later: step trace")
+def test_r_hf_26_steps_can_be_traced_to_a_file(tmp_path: Path) -> None:
+    """One JSON line a step with its plan and its times; off by default."""
+    file = tmp_path / "steps.jsonl"
+    with Driver("hash-lm", step_trace=str(file)) as driver:
+        driver.generate([1, 2, 3], max_tokens=5)
+    steps = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
+
+
+def test_n_hf_1_a_request_that_can_never_fit_fails_alone(small: Driver) -> None:
+    """Refused where it comes in, with the numbers; everybody else is served."""
+    good = [small.submit([9, index], max_tokens=20) for index in range(1, 5)]
+    bad = [outcome(small.submit([1] * length)) for length in (48, 49, 5000)]
+    assert [str(error) for error in bad] == [f"prompt has {n} tokens, the limit is 47" for n in (48, 49, 5000)]
+    assert all(isinstance(error, RequestTooLong) for error in bad)
+    assert [s.result(20).token_ids for s in good] == [expected([9, index], 20) for index in range(1, 5)]
+
+
+@pytest.mark.parametrize("num_tokens", range(1, 19))
+def test_n_hf_2_no_page_more_than_needed_is_allocated(num_tokens: int) -> None:
+    """For every remainder of the length by the page size."""
+    sequence = make_sequence(num_tokens=num_tokens)
+    advance(make_scheduler(sequence, prefill_chunk=32, page_size=8))
+    assert len(sequence.block_table) == -(-num_tokens // 8)
+
+
+def test_n_hf_3_nobody_runs_and_waits_at_once() -> None:
+    """When pages run out in the middle of a step every sequence is in exactly one place: checked after every step."""
+    rng = random.Random(3)
+    sequences = [make_sequence(i, num_tokens=rng.randrange(1, 14), max_tokens=rng.randrange(1, 14)) for i in range(6)]
+    engine = make_engine(*sequences, num_pages=7, prefill_chunk=5)
+    run(engine)
+    assert engine.scheduler.num_preemptions > 0
+    assert [s.output_tokens.tolist() for s in sequences] == [expected_output(s) for s in sequences]
+
+
+@pytest.mark.parametrize("num_tokens", [16, 17, 31, 32, 64])
+def test_n_hf_4_the_last_token_of_a_known_prompt_never_writes_into_a_shared_page(
+    driver: Driver, num_tokens: int
+) -> None:
+    """Equal prompts at the same time and one after the other, at every border of a page, all say the same."""
+    prompt = [3 + i % 100 for i in range(num_tokens)]
+    streams = [driver.submit(prompt, max_tokens=40) for _ in range(4)]
+    answers = [stream.result(20).token_ids for stream in streams] + [driver.generate(prompt, max_tokens=40).token_ids]
+    assert answers == [expected(prompt, 40)] * 5
+
+
+def test_n_hf_5_a_cancelled_request_gets_its_terminal_message(slow: Driver) -> None:
+    """Queued, live or running: the waiting client is told."""
+    streams = [slow.submit([2, index], max_tokens=4000) for index in range(1, 10)]
+    next(iter(streams[1]))
+    assert [getattr(answer, "finish_reason", answer) for answer in end_all(streams)] == ["abort"] * 9
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_n_hf_6_there_is_no_silent_stall(seed: int) -> None:
+    """While anybody is live every call of ``plan`` brings something, whatever the sizes and limits."""
+    rng = random.Random(seed)
+    sequences = [make_sequence(i, num_tokens=rng.randrange(1, 30), max_tokens=rng.randrange(1, 30)) for i in range(6)]
+    options = {"page_size": rng.choice([1, 2, 4]), "prefill_chunk": rng.randrange(1, 9)}
+    budget, margin = rng.randrange(1, 12), rng.choice([0.0, 0.2, 1.0])
+    engine = make_engine(
+        *sequences, num_pages=40 // options["page_size"], max_num_batched_tokens=budget, safety_margin=margin, **options
+    )
+    trace(engine)
+    for sequence in sequences:
+        produced = sequence.output_tokens.tolist()
+        assert produced == expected_output(sequence)[: len(produced)]
+        assert len(produced) == sequence.max_tokens or sequence.num_tokens > 40 - options["page_size"]
+
+
+@pytest.mark.xfail(strict=True, raises=InvalidRequest, reason=SAMPLES)
+def test_n_hf_7_a_group_is_forked_only_after_its_prompt_was_computed(driver: Driver) -> None:
+    """A group whose prompt step fails leaves no half-made members; one that works has all of them."""
+    answer = driver.generate([VOCAB_SIZE - 2] * 20, max_tokens=3, n=4)
+    assert [choice.token_ids for choice in answer.choices] == [  # type: ignore[attr-defined]
+        expected([VOCAB_SIZE - 2] * 20, 3)
+    ] * 4

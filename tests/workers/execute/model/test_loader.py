@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.tiny import build_tiny_model, make_tiny_model
+from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.model.checkpoint import context_limit, find_checkpoint
+from triptych.workers.execute.model.loader import LoadedModel, load_model, resolve_device
+from triptych.workers.execute.model.tokenizer import load_tokenizer
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return make_tiny_model("llama", tmp_path / "llama")
+
+
+def load(folder: Path, dtype: str = "auto") -> LoadedModel:
+    return load_model(folder, load_tokenizer(folder), dtype=dtype, device=CPU, progress=lambda done, total: None)
+
+
+def edit_config(folder: Path, **values: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def test_model_is_in_evaluation_mode_without_gradients(checkpoint: Path) -> None:
+    model, _ = load(checkpoint)
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_facts_are_those_of_the_checkpoint(checkpoint: Path) -> None:
+    facts = load(checkpoint).facts
+    assert (facts.model_type, facts.vocab_size, facts.context_limit) == ("llama", 272, 512)
+    assert facts.num_parameters == sum(p.numel() for p in build_tiny_model("llama").parameters())
+
+
+def test_end_of_sequence_is_what_tokenizer_and_generation_config_say_together(checkpoint: Path) -> None:
+    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    assert load(checkpoint).facts.eos_token_ids == (2, 7, 9)
+
+
+@pytest.mark.parametrize(("asked", "given"), [("auto", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_dtype_is_the_checkpoints_or_what_was_asked_for(checkpoint: Path, asked: str, given: torch.dtype) -> None:
+    assert load(checkpoint, dtype=asked).model.dtype == given
+
+
+def test_progress_counts_tensors_up_to_the_last(checkpoint: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    load_model(
+        checkpoint,
+        load_tokenizer(checkpoint),
+        dtype="auto",
+        device=CPU,
+        progress=lambda done, total: calls.append((done, total)),
+    )
+    num_tensors = len(load_file(checkpoint / "model.safetensors"))
+    assert calls == [(n + 1, num_tensors) for n in range(num_tensors)]
+
+
+def test_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere does not exist"):
+        find_checkpoint(str(tmp_path / "nowhere"))
+
+
+def test_unreachable_hub_is_an_error_with_the_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match="'someone/something' is no local directory, and the hub does not give it"):
+        find_checkpoint("someone/something")
+
+
+def test_missing_config_is_named(checkpoint: Path) -> None:
+    (checkpoint / "config.json").unlink()
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        load(checkpoint)
+
+
+def test_damaged_config_is_named(checkpoint: Path) -> None:
+    tokenizer = load_tokenizer(checkpoint)
+    (checkpoint / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"cannot use .*config\.json"):
+        load_model(checkpoint, tokenizer, dtype="auto", device=CPU, progress=lambda done, total: None)
+
+
+def test_unknown_architecture_is_named(checkpoint: Path) -> None:
+    tokenizer = load_tokenizer(checkpoint)
+    edit_config(checkpoint, model_type="llama99")
+    with pytest.raises(ConfigError, match="llama99"):
+        load_model(checkpoint, tokenizer, dtype="auto", device=CPU, progress=lambda done, total: None)
+
+
+def test_model_that_generates_nothing_is_refused(checkpoint: Path) -> None:
+    tokenizer = load_tokenizer(checkpoint)
+    edit_config(checkpoint, model_type="vit")
+    with pytest.raises(ConfigError):
+        load_model(checkpoint, tokenizer, dtype="auto", device=CPU, progress=lambda done, total: None)
+
+
+def test_cut_weights_are_named(checkpoint: Path) -> None:
+    file = checkpoint / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"model\.safetensors is damaged"):
+        load(checkpoint)
+
+
+def test_weights_that_are_no_safetensors_are_named(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").write_bytes(b"\xff" * 1000)
+    with pytest.raises(ConfigError, match=r"model\.safetensors is damaged"):
+        load(checkpoint)
+
+
+def test_pickled_weights_are_not_an_alternative(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"has no model\.safetensors; pytorch_model\.bin cannot be used"):
+        load(checkpoint)
+
+
+def test_missing_shard_is_named(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    index = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match=r"model-00001-of-00002\.safetensors is missing"):
+        load(checkpoint)
+
+
+def test_missing_tensor_is_not_left_random(checkpoint: Path) -> None:
+    file = checkpoint / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lack 1 tensors, 'model\.layers\.1\.mlp\.up_proj\.weight' first"):
+        load(checkpoint)
+
+
+def test_tensor_of_another_shape_is_refused(checkpoint: Path) -> None:
+    edit_config(checkpoint, intermediate_size=100)
+    with pytest.raises(ConfigError, match="cannot load 'llama'"):
+        load(checkpoint)
+
+
+def test_tokenizer_with_more_ids_than_the_model_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    folder = make_tiny_model("llama", tmp_path / "llama", vocab_size=200)
+    with pytest.raises(ConfigError, match="the tokenizer has 259 ids and the model 200"):
+        load(folder)
+
+
+def test_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="torch sees"):
+        resolve_device("cuda:99")
+
+
+def test_longrope_limits_the_context_to_the_original_length() -> None:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 8,
+        "long_factor": [4.0] * 8,
+        "original_max_position_embeddings": 64,
+    }
+    model = build_tiny_model("phi3", rope_parameters=rope, original_max_position_embeddings=64)
+    assert context_limit(model.config) == 64

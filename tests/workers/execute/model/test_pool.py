@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from triptych.protocol.config import CacheConfig
+from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.model.memory import _available_on_machine, _left_in_cgroups, available_bytes
+from triptych.workers.execute.model.pool import LayerShape, PoolSize, allocate_pool, bytes_per_token, size_pages
+
+MiB = 1 << 20
+
+
+def size(cache: CacheConfig, **options: Any) -> PoolSize:
+    """The size for 1 KiB a token, 1 GiB free and four live sequences of 1024 tokens, unless said otherwise."""
+    defaults = {
+        "bytes_per_token": 1024,
+        "available_bytes": 1024 * MiB,
+        "on_cpu": True,
+        "max_live": 4,
+        "max_model_len": 1024,
+        "may_shrink": False,
+    }
+    return size_pages(cache, **{**defaults, **options})
+
+
+def test_pool_is_no_larger_than_the_live_sequences_need() -> None:
+    assert size(CacheConfig(page_size=16)) == PoolSize(num_pages=4 * 64, max_model_len=1024)
+
+
+def test_memory_bounds_the_pool_and_counts_the_trash_page() -> None:
+    cache = CacheConfig(page_size=16, kv_memory_fraction=0.5)
+    assert size(cache, available_bytes=4 * MiB).num_pages == 2 * 1024 // 16 - 1
+
+
+def test_cpu_pool_is_bounded_in_bytes() -> None:
+    cache = CacheConfig(page_size=16, max_kv_bytes=2 * MiB)
+    assert size(cache).num_pages == 2 * 1024 // 16 - 1
+    assert size(cache, on_cpu=False).num_pages == 4 * 64
+
+
+def test_configured_number_of_pages_is_taken_as_it_is() -> None:
+    assert size(CacheConfig(page_size=16, num_pages=1000)).num_pages == 1000
+
+
+def test_longest_sequence_that_does_not_fit_is_refused_with_numbers() -> None:
+    with pytest.raises(ConfigError, match="one sequence of 1024 tokens: it has 10 pages of 16 tokens"):
+        size(CacheConfig(page_size=16, num_pages=10))
+
+
+def test_length_nobody_asked_for_is_cut_to_the_pool(caplog: pytest.LogCaptureFixture) -> None:
+    assert size(CacheConfig(page_size=16, num_pages=10), may_shrink=True) == PoolSize(10, 160)
+    assert "cut from 1024 to 160" in caplog.text
+
+
+def test_no_room_for_a_page_is_refused() -> None:
+    with pytest.raises(ConfigError, match="it has 0 pages"):
+        size(CacheConfig(page_size=16), available_bytes=1000, may_shrink=True)
+
+
+def test_layers_may_differ() -> None:
+    shapes = {0: LayerShape(2, 8, 4, torch.float32), 1: LayerShape(1, 16, 16, torch.bfloat16)}
+    caches = allocate_pool(shapes, 3, page_size=4, device=torch.device("cpu"))
+    assert [tuple(c.keys.shape) for c in caches.values()] == [(4, 4, 2, 8), (4, 4, 1, 16)]
+    num_bytes = sum(t.numel() * t.element_size() for c in caches.values() for t in c)
+    assert num_bytes == 4 * 4 * bytes_per_token(shapes.values())
+
+
+def test_pool_beyond_all_memory_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="more than cpu has"):
+        allocate_pool({0: LayerShape(8, 128, 128, torch.float32)}, 1 << 40, page_size=16, device=torch.device("cpu"))
+
+
+def test_available_memory_is_what_the_machine_says(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:   5000 kB\n")
+    assert _available_on_machine(tmp_path / "meminfo") == 5000 * 1024
+    assert available_bytes(torch.device("cpu")) > 0
+
+
+def test_limits_of_every_control_group_above_count(tmp_path: Path) -> None:
+    membership = tmp_path / "membership"
+    membership.write_text("0::/service/ours\n")
+    ours = tmp_path / "groups/service/ours"
+    ours.mkdir(parents=True)
+    (ours / "memory.max").write_text("max\n")
+    (ours / "memory.current").write_text("100\n")
+    (ours.parent / "memory.max").write_text("1000\n")
+    (ours.parent / "memory.current").write_text("700\n")
+    (ours.parent / "memory.stat").write_text("anon 5\ninactive_file 50\n")
+    assert _left_in_cgroups(tmp_path / "groups", membership) == [350]
+
+
+def test_first_version_of_control_groups_counts_too(tmp_path: Path) -> None:
+    membership = tmp_path / "membership"
+    membership.write_text("5:cpu,cpuacct:/a\n4:memory:/a\n")
+    group = tmp_path / "groups/memory/a"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text("500\n")
+    (group / "memory.usage_in_bytes").write_text("200\n")
+    assert _left_in_cgroups(tmp_path / "groups", membership) == [300]

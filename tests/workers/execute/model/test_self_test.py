@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tiny import FAMILIES, REFUSED, build_tiny_model
+from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.attention.cpu import CpuAttention
+from triptych.workers.execute.attention.interface import AttentionForm, LayerCache, PagedAttention
+from triptych.workers.execute.attention.reference import ReferenceAttention
+from triptych.workers.execute.model.checkpoint import check_layer_types
+from triptych.workers.execute.model.pool import LayerShape
+from triptych.workers.execute.model.self_test import switch_to_pages
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("kernel", [ReferenceAttention, CpuAttention])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_right_family_is_accepted(family: str, dtype: torch.dtype, kernel: type[PagedAttention]) -> None:
+    model: Any = build_tiny_model(family)
+    shapes = switch_to_pages(model.to(dtype), kernel(), max_model_len=512)
+    assert sorted(shapes) == list(range(model.config.num_hidden_layers))
+    assert shapes[0].dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("falcon", "does not let its attention be replaced"),
+        ("bloom", "does not let its attention be replaced"),
+        ("gptj", "does not let its attention be replaced"),
+        ("qwen3_next", "calls the attention function 1 times in a step and has 4 layers"),
+        ("mamba", "calls the attention function 0 times in a step and has 3 layers"),
+        ("llama4_text", "its logits differ by .* the limit is"),
+        ("doge", "the layer makes an attention mask of its own"),
+    ],
+)
+def test_wrong_family_is_refused_by_what_it_does(family: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"model family '{family}' .*{reason}"):
+        switch_to_pages(build_tiny_model(family), CpuAttention(), max_model_len=512)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba", "llama4_text"])
+def test_wrong_family_is_refused_by_its_config_before_weights_are_read(family: str) -> None:
+    with pytest.raises(ConfigError, match="layers of type"):
+        check_layer_types(build_tiny_model(family).config)
+
+
+def test_every_listed_wrong_family_is_tried() -> None:
+    assert set(REFUSED) == {"falcon", "bloom", "gptj", "qwen3_next", "mamba", "llama4_text", "doge"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_wrong_kernel_is_caught(dtype: torch.dtype) -> None:
+    class Forgetful(ReferenceAttention):
+        """Attends to the step's own tokens only."""
+
+        def attend(self, cache: LayerCache, query: torch.Tensor, form: AttentionForm) -> torch.Tensor:
+            return super().attend(cache, query, form._replace(sliding_window=2))
+
+    model: Any = build_tiny_model("llama")
+    with pytest.raises(ConfigError, match="its logits differ"):
+        switch_to_pages(model.to(dtype), Forgetful(), max_model_len=512)
+
+
+@pytest.mark.parametrize("max_model_len", [100, 101])
+def test_window_that_the_layers_do_not_pass_on_is_refused_where_it_matters(max_model_len: int) -> None:
+    model = build_tiny_model("llama")
+    model.config.sliding_window = 100
+    refused = pytest.raises(ConfigError, match="sliding window of 100 tokens that layer 0 does not pass on")
+    with refused if max_model_len > 100 else nullcontext():
+        switch_to_pages(model, CpuAttention(), max_model_len=max_model_len)
+
+
+def test_shapes_are_those_of_each_layer() -> None:
+    shapes = switch_to_pages(build_tiny_model("llama"), CpuAttention(), max_model_len=512)
+    assert shapes[1] == LayerShape(num_kv_heads=2, key_dim=16, value_dim=16, dtype=torch.float32)

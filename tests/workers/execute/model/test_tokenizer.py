@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.tiny import CHAT_TEMPLATE, make_tiny_tokenizer
+from triptych.protocol.errors import ConfigError
+from triptych.protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, load_facts
+from triptych.workers.execute.model.tokenizer import export_tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_tiny_tokenizer().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_both_files_are_written(folder: Path, tmp_path: Path) -> None:
+    facts = export_tokenizer(folder, tmp_path)
+    assert load_facts(tmp_path) == facts
+    tokenizer = Tokenizer.from_file(str(tmp_path / TOKENIZER_FILE))
+    assert tokenizer.decode(tokenizer.encode("Grüße 🙂").ids) == "Grüße 🙂"
+
+
+def test_facts_are_those_of_the_tokenizer(folder: Path, tmp_path: Path) -> None:
+    facts = export_tokenizer(folder, tmp_path)
+    assert (facts.vocab_size, facts.bos_token_id, facts.chat_template) == (259, 1, CHAT_TEMPLATE)
+    assert facts.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+
+
+def test_added_tokens_count_up_to_the_greatest_id(tmp_path: Path) -> None:
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.add_tokens(["<|tool|>"])
+    tokenizer.save_pretrained(tmp_path / "model")
+    assert export_tokenizer(tmp_path / "model", tmp_path).vocab_size == 260
+
+
+def test_truncation_and_padding_are_left_out(folder: Path, tmp_path: Path) -> None:
+    file = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(file))
+    export_tokenizer(folder, tmp_path)
+    assert len(Tokenizer.from_file(str(tmp_path / TOKENIZER_FILE)).encode("twenty characters ..").ids) == 20
+
+
+def test_template_in_a_file_of_its_own_is_found(folder: Path, tmp_path: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ 'apart' }}")
+    assert export_tokenizer(folder, tmp_path).chat_template == "{{ 'apart' }}"
+
+
+def test_of_several_templates_the_default_is_taken(folder: Path, tmp_path: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    edit_tokenizer_config(
+        folder, chat_template=[{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+    )
+    assert export_tokenizer(folder, tmp_path).chat_template == "D"
+
+
+def test_tokenizer_without_a_template_has_none(folder: Path, tmp_path: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    assert export_tokenizer(folder, tmp_path).chat_template is None
+
+
+def test_directory_without_a_tokenizer_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no tokenizer: none of tokenizer\.json"):
+        export_tokenizer(tmp_path, tmp_path)
+    assert not (tmp_path / FACTS_FILE).exists()
+
+
+def test_damaged_tokenizer_is_an_error(folder: Path, tmp_path: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot read the tokenizer"):
+        export_tokenizer(folder, tmp_path)
+
+
+def test_tokenizer_that_is_python_code_only_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[UNK]\n[PAD]\n[SEP]\n[CLS]\n[MASK]\nhello\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "ProphetNetTokenizer"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "prophetnet"}))
+    with pytest.raises(ConfigError):
+        export_tokenizer(tmp_path, tmp_path)
+
+
+def edit_tokenizer_config(folder: Path, **values: object) -> None:
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
