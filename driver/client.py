@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from .stream import Completion, Stream
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
+OVERLOADED_S = 0.05
 MAX_IN_FLIGHT = 256  # of generate_all: enough to keep any batch full, within every default queue
 
 
@@ -119,9 +121,12 @@ class Client:
             try:
                 completion = stream.result()
                 break
-            except Overloaded:  # others fill the queue; ours waits for one of its own answers, then asks again
-                if waiting:
-                    waiting[0][1].wait()
+            except Overloaded:  # asked again once one of our own answers made room, or after a while if others fill it
+                running = next((s for _, s in waiting if not s.done), None)
+                if running is not None:
+                    running.wait()
+                else:
+                    time.sleep(OVERLOADED_S)
                 stream = self.submit(**arguments)
         if progress is not None:
             progress(completion)

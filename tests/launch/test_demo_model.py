@@ -121,9 +121,7 @@ def test_training_rows_equal_the_chat_template() -> None:
 
 def test_an_epoch_asks_every_entry_and_depends_on_the_seed_only() -> None:
     entries = tuple(load_entries())
-    first, again = (
-        sample_epoch(entries, upweighted=(), mixture=Mixture(), rng=random.Random(1)) for _ in range(2)
-    )
+    first, again = (sample_epoch(entries, upweighted=(), mixture=Mixture(), rng=random.Random(1)) for _ in range(2))
     answers = {turn.answer for conversation in first for turn in conversation.turns}
     assert first == again
     assert answers > {entry.answer for entry in entries}

@@ -11,6 +11,7 @@ import pytest
 from tests.pipeline.checks import assert_quiet, expected
 from tests.pipeline.conftest import hash_driver
 from tests.pipeline.raw import ACCEPTED, FAILED, GET_INFO, INFO, REJECTED, STATS, SUBMIT, RawClient
+from tests.waiting import eventually
 from triptych import Driver
 from triptych.protocol.errors import DuplicateId, InvalidRequest, Overloaded, RequestError
 
@@ -148,6 +149,7 @@ def test_a_full_queue_answers_overloaded_at_once_and_recovers() -> None:
             stream.abort()
         for stream in set(streams) - set(refused):
             stream.result(10)
+        eventually(lambda: driver.stats()["prepare"]["waiting"] == 0)
         assert driver.generate([3], max_tokens=2).token_ids == expected([3], 2)
 
 

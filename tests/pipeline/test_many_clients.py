@@ -13,7 +13,7 @@ import pytest
 
 from tests.pipeline.checks import assert_quiet, expected, random_prompt
 from tests.pipeline.conftest import hash_driver
-from tests.pipeline.raw import FINISHED, RawClient
+from tests.pipeline.raw import TEXT, RawClient
 from tests.waiting import eventually
 from triptych import Client, Driver
 
@@ -71,29 +71,26 @@ def test_a_request_outlives_its_client_and_is_resumed_by_another() -> None:
 
 
 def test_a_client_that_does_not_read_stalls_nobody() -> None:
-    with hash_driver(window_tokens=64, lease_s=60.0) as driver:
-        with RawClient(driver.run_dir, receive_limit=1) as stalled:
-            for _ in range(8):
-                stalled.submit(prompt="a", max_tokens=2000)
-            prompt = [3, 1, 4]
-            assert driver.generate(prompt, max_tokens=500).token_ids == expected(prompt, 500)
-            # The stalled client's answers are computed, kept, and sent no further than its window.
-            eventually(lambda: driver.stats()["summarize"]["unread"] == 8)
-            request_id = stalled.submit(prompt="late", max_tokens=3)
-            stalled.receive("follow", FINISHED)
-            assert not stalled.ends(request_id) or len(stalled.ends(request_id)) == 1
+    with hash_driver(window_tokens=64, lease_s=60.0) as driver, RawClient(driver.run_dir, receive_limit=1) as stalled:
+        ids = [stalled.submit(prompt="a", max_tokens=2000) for _ in range(8)]
+        prompt = [3, 1, 4]
+        assert driver.generate(prompt, max_tokens=500).token_ids == expected(prompt, 500)
+        # The stalled client's answers are computed and kept, and sent no further than its window.
+        eventually(lambda: driver.stats()["summarize"]["unread"] == 8)
+        stalled.collect("follow", 0.2)
+        rows = [row for frame in stalled.received["follow"] if frame[0] == TEXT for row in frame[4]]
+        assert {row[0] for row in rows} == set(ids)
+        assert all(row[1] + len(row[3]) // 4 <= 64 for row in rows)
 
 
 def test_a_megabyte_prompt_does_not_delay_the_others() -> None:
     with hash_driver() as driver:
-        stop = threading.Event()
         slow = driver.submit("x" * (1 << 20), truncation="right", max_tokens=1)
-        waits = []
+        waits: list[float] = []
         while not slow.done or len(waits) < 5:
             began = time.monotonic()
             driver.generate([1, 2, 3], max_tokens=1)
             waits.append(time.monotonic() - began)
-        stop.set()
         assert slow.result(60).usage["truncated_tokens"] > 1_000_000
         assert sorted(waits)[len(waits) // 2] < 0.1
 

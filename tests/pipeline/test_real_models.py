@@ -1,4 +1,4 @@
-"""Real models through the whole pipeline: text in, text out, equal to transformers and to Python's own documentation."""
+"""Real models through the whole pipeline: equal to transformers, and to Python's own documentation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def tiny(folder: Path) -> Iterator[Driver]:
 
 
 def generate(folder: Path, prompt: str, num_tokens: int) -> list[int]:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = AutoTokenizer.from_pretrained(folder)(prompt, return_tensors="pt").input_ids
     output = model.generate(ids, max_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
     return [int(i) for i in output[0, ids.shape[1] :]]

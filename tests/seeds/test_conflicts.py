@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from tests.pipeline.checks import assert_quiet, expected, random_prompt
+from tests.pipeline.checks import assert_quiet, expected
 from tests.pipeline.raw import ACKNOWLEDGE, FINISHED, GET_STATS, STATS, RawClient
 from tests.seeds.support import Clock, end_all, outcome, sequence_of, text_of, trace
+from tests.seeds.tiny_engine import drawn_tokens
 from tests.waiting import eventually
 from tests.workers.execute.factories import (
     advance,
@@ -27,7 +35,7 @@ from tests.workers.execute.factories import (
 from triptych import Client, Driver
 from triptych.driver.stream import Completion
 from triptych.protocol.errors import ConfigError, Draining, DuplicateId, InvalidRequest, Overloaded, RequestTooLong
-from triptych.protocol.sampling import SamplingParams
+from triptych.workers.execute.sampling.adjust import adjust_logits
 from triptych.workers.execute.scheduling.sequence import SequenceState
 
 if TYPE_CHECKING:
@@ -219,10 +227,22 @@ def test_c_15_top_k_is_off_with_none_zero_and_minus_one(tiny: TinyEngine) -> Non
 
 def test_c_16_filters_come_in_the_order_of_transformers(tiny: TinyEngine) -> None:
     """The distribution over one next token equals that of transformers' processors in the order of ``generate``."""
-    from scipy.stats import chisquare  # type: ignore[import-untyped,unused-ignore]
-
-    assert chisquare
-    assert tiny
+    ids, count = torch.tensor([[40, 41, 42, 40]]), 20_000
+    ours = tiny.logits(ids[0].tolist())[None].div(4)
+    processors = LogitsProcessorList([
+        RepetitionPenaltyLogitsProcessor(1.7),
+        TemperatureLogitsWarper(1.3),
+        TopKLogitsWarper(30),
+        TopPLogitsWarper(0.9),
+        MinPLogitsWarper(0.02),
+    ])  # fmt: skip
+    wanted = processors(ids, ours.clone())[0].softmax(-1)
+    sequence = sequence_of(ids[0].tolist(), repetition_penalty=1.7)
+    adjust_logits(ours, [sequence], ())
+    uniforms = [i / count for i in range(count)]
+    drawn = Counter(drawn_tokens(ours[0], uniforms, top_k=30, top_p=0.9, min_p=0.02, temperature=1.3))
+    assert set(drawn) == set(wanted.nonzero()[:, 0].tolist())
+    assert all(drawn[i] / count == pytest.approx(float(wanted[i]), abs=2e-4) for i in drawn)
 
 
 def test_c_17_max_tokens_of_zero_is_an_empty_answer_and_none_fills_the_context(small: Driver) -> None:
@@ -406,5 +426,3 @@ def test_c_30_one_question_brings_the_statistics_of_all_stages(driver: Driver) -
     pages = {k: v for k, v in stats["execute"].items() if k.startswith("pages")}
     assert pages["pages"] == pages["pages_free"] + pages["pages_held"] + pages["pages_limbo"]
     assert stats["restarts"] == {"prepare": 0, "execute": 0, "summarize": 0}
-    assert dataclasses.is_dataclass(SamplingParams)
-    assert random_prompt(random.Random(0))

@@ -168,20 +168,6 @@ def test_r_rl_12_a_long_prompt_may_be_cut_on_the_left_and_an_empty_one_is_refuse
 def test_r_rl_13_every_option_is_a_flag_of_the_command_line() -> None:
     """Prompts, lengths, sampling, device, dtype and stream; ``--stream`` prints the answer's text."""
     flags = ["--device=cpu", "--dtype=auto", "--temperature=0", "--top-k=0", "--top-p=1", "--max-tokens=8", "--raw"]
-        "--device",
-        "cpu",
-        "--dtype",
-        "auto",
-        "--temperature",
-        "0",
-        "--top-k",
-        "0",
-        "--top-p",
-        "1",
-        "--max-tokens",
-        "8",
-        "--raw",
-    ]
     done = shell("generate", *flags, "--ignore-eos", "--format", "jsonl", "hello", "you")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]

@@ -21,7 +21,13 @@ PAGE_SIZE, NUM_PAGES = 8, 64
 
 
 def drawn_tokens(
-    logits: torch.Tensor, uniforms: list[float], *, top_k: int, top_p: float = 1.0, temperature: float = 1.0
+    logits: torch.Tensor,
+    uniforms: list[float],
+    *,
+    top_k: int,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    temperature: float = 1.0,
 ) -> list[int]:
     """What our sampler draws from one row of logits [V] with each of these random numbers."""
     shape = (len(uniforms), 1)
@@ -29,9 +35,10 @@ def drawn_tokens(
         temperature=torch.full(shape, temperature),
         top_k=torch.full(shape, top_k),
         top_p=torch.full(shape, top_p, dtype=torch.float64),
-        min_p=torch.zeros(shape),
+        min_p=torch.full(shape, min_p),
     )
-    tokens: list[int] = draw(logits.repeat(shape), filters, torch.tensor(uniforms, dtype=torch.float64)[:, None]).tolist()
+    numbers = torch.tensor(uniforms, dtype=torch.float64)[:, None]
+    tokens: list[int] = draw(logits.repeat(shape), filters, numbers).tolist()
     return tokens
 
 

@@ -88,7 +88,7 @@ class Prepare:
         self._ids = KnownIds(self._writer.past_ids(), max_past=service.max_records)
         self._slots: dict[int, tuple[int, str]] = {}  # every record in use: generation and request id
         self._live: dict[int, int] = {}  # dispatched and not released: slot -> generation
-        self._waiting: deque[tuple[int, int, bytes]] = deque()  # accepted, no credit yet
+        self._waiting: dict[int, tuple[int, bytes]] = {}  # accepted, no credit yet: slot -> generation and record
         self._tokenizer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._tokenized: deque[Callable[[], None]] = deque()
         self._pending_bytes = 0
@@ -136,7 +136,7 @@ class Prepare:
             if released[view.slot] or record.token_capacity == 0:
                 continue
             if view.state == ACCEPTED:
-                self._waiting.append((view.slot, view.generation, record.to_bytes()))
+                self._waiting[view.slot] = (view.generation, record.to_bytes())
             else:  # execute takes it from the journal, so it need not be told again
                 self._live[view.slot] = view.generation
 
@@ -166,8 +166,12 @@ class Prepare:
                     self._forget(slot, known[0])
 
     def _released(self, slot: int, generation: int) -> None:
+        """The request ended: it gives its credit back, or its place in the queue."""
         if self._live.get(slot) == generation:
             del self._live[slot]
+            self._stats.changed = True
+        elif self._waiting.get(slot, (None, b""))[0] == generation:
+            del self._waiting[slot]
             self._stats.changed = True
 
     def _forget(self, slot: int, generation: int) -> None:
@@ -178,7 +182,8 @@ class Prepare:
 
     def _dispatch(self) -> None:
         while self._waiting and len(self._live) < self._card.max_live:
-            slot, generation, record = self._waiting.popleft()
+            slot = next(iter(self._waiting))
+            generation, record = self._waiting.pop(slot)
             if is_released(self._journal, slot, generation):
                 continue  # aborted while it waited
             self._writer.dispatch(slot, generation, time.monotonic_ns())
@@ -290,7 +295,7 @@ class Prepare:
         accepted = _accepted(record)
         self._ids.accept(accepted, record.digest)
         if record.token_capacity > 0:  # one that asked for no tokens is answered by summarize alone
-            self._waiting.append((slot, generation, record.to_bytes()))
+            self._waiting[slot] = (generation, record.to_bytes())
         self._counts["accepted"] += 1
         self._counts["prompt_tokens"] += accepted.num_prompt_tokens
         self._router.send(intake.peer, accepted)

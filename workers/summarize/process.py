@@ -102,8 +102,8 @@ class Summarize:
             self._links.inbox.missed = False
             self._next_tick = now + TICK_S
             self._tick(now)
-        self._deliver()
         self._tell_workers()
+        self._deliver()
 
     def _end_all(self) -> None:
         """The pipeline stops: whoever still waits is told, and may acknowledge for a moment."""

@@ -50,11 +50,10 @@ class CpuAttention:
         cache.values.flatten(0, 1).index_copy_(0, self._slot_mapping, value)
 
     def attend(self, cache: LayerCache, query: torch.Tensor, form: AttentionForm) -> torch.Tensor:
-        groups = self._groups.get(form.sliding_window)
+        window = form.sliding_window
+        groups = self._groups.get(window)
         if groups is None:
-            groups = self._groups[form.sliding_window] = _groups(
-                self._inputs, form.sliding_window, page_size=cache.keys.shape[1]
-            )
+            groups = self._groups[window] = _groups(self._inputs, window, page_size=cache.keys.shape[1])
         if len(groups) == 1 and isinstance(groups[0].queries, slice):
             return _attend(groups[0], cache, query, form)
         output = query.new_empty(*query.shape[:2], cache.values.shape[-1])
@@ -64,10 +63,10 @@ class CpuAttention:
 
 
 def _groups(inputs: StepInputs, window: int | None, *, page_size: int) -> list[_Group]:
-    chunks = range(inputs.num_decodes, len(inputs.context_lens))
-    return [_decodes(inputs, rows, window, page_size) for rows in _similar_decodes(inputs, window)] + [
-        _chunk(inputs, s, window, page_size) for s in chunks
-    ]
+    """The step's work, each query in one group."""
+    decodes = [_decodes(inputs, rows, window, page_size) for rows in _similar_decodes(inputs, window)]
+    chunks = [_chunk(inputs, s, window, page_size) for s in range(inputs.num_decodes, len(inputs.context_lens))]
+    return decodes + chunks
 
 
 def _similar_decodes(inputs: StepInputs, window: int | None) -> list[Int64]:
@@ -99,13 +98,14 @@ def _chunk(inputs: StepInputs, s: int, window: int | None, page_size: int) -> _G
     start, end = inputs.query_starts[s : s + 2].tolist()
     context = int(inputs.context_lens[s])
     first_query = context - (end - start)
-    first_key = max(0, first_query - window + 1) if window else 0
-    keys = np.arange(first_key, context)
-    distance = np.arange(first_query, context)[:, None] - keys  # [n, L], from key to query
-    mask = torch.from_numpy((distance >= 0) & (distance < (window or context)))[None, None]
-    is_causal = first_query == 0 and (not window or context <= window)
+    keys = np.arange(max(0, first_query - window + 1) if window else 0, context)
+    queries = np.arange(first_query, context)[:, None]
+    mask = keys <= queries  # [n, L]
+    if window:
+        mask &= keys > queries - window
     slots = _slots(inputs.block_tables[s : s + 1], keys[None], page_size)
-    return _Group(slice(start, end), 1, slots, mask, is_causal)
+    is_causal = first_query == 0 and (not window or context <= window)
+    return _Group(slice(start, end), 1, slots, torch.from_numpy(mask)[None, None], is_causal)
 
 
 def _slots(block_tables: npt.NDArray[np.int32], positions: Int64, page_size: int) -> torch.Tensor:

@@ -109,8 +109,10 @@ def _original_lengths(text: PretrainedConfig) -> list[int | None]:
 
 
 def check_layer_types(config: PretrainedConfig) -> None:
-    """Raises:
-    ConfigError: the config names layers that are no paged attention.
+    """Refuse what the config alone gives away, before weights are read; what it hides, the self-test finds.
+
+    Raises:
+        ConfigError: the config names layers that are no paged attention.
     """
     text = config.get_text_config()
     others = sorted(set(getattr(text, "layer_types", None) or ()) - _PAGED_LAYER_TYPES)

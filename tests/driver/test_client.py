@@ -1,0 +1,307 @@
+"""The client in front of the session: requests as they travel, many at once, and the same for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.driver.fake_service import FakeService, packed
+from tests.waiting import eventually
+from triptych import AsyncClient, Client, Driver
+from triptych.driver.client import request_map
+from triptych.driver.stream import Completion, Delta
+from triptych.protocol import messages as m
+from triptych.protocol.errors import ConfigError, InvalidRequest, PipelineClosed, RequestTimeout, UnknownRequest
+from triptych.protocol.sampling import SamplingParams
+from triptych.workers.execute.hash_lm import expected_tokens
+from triptych.workers.execute.hash_model import VOCAB_SIZE
+
+BAD_IDS = [2**31, -(2**31) - 1, 1.5, "5", None, True]
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Driver]:
+    """A small service, easily filled: two rows, and four requests that wait."""
+    with Driver("hash-lm", max_num_seqs=2, max_queue=4, hash_step_ms=1) as driver:
+        yield driver
+
+
+def said_after(prompt: list[int], num_tokens: int) -> list[int]:
+    return expected_tokens(prompt, num_tokens, VOCAB_SIZE)
+
+
+# -- requests as they travel
+
+
+def test_text_travels_as_it_is() -> None:
+    assert request_map("hello", None, None, {}) == {"prompt": "hello"}
+
+
+@pytest.mark.parametrize("ids", [[], [5, 6, 7], [-1, 2**31 - 1, -(2**31)], (5, 6), range(3)], ids=repr)
+def test_token_ids_travel_as_int32(ids: Any) -> None:
+    assert request_map(ids, None, None, {}) == {"prompt_token_ids": packed(*ids)}
+
+
+@pytest.mark.parametrize("wrong", BAD_IDS, ids=repr)
+def test_ids_that_are_none_travel_as_they_are(wrong: Any) -> None:
+    """So that the service's refusal names the one that is wrong."""
+    assert request_map([5, wrong], None, None, {}) == {"prompt_token_ids": [5, wrong]}
+
+
+def test_a_chat_travels_as_plain_maps() -> None:
+    message = {"role": "user", "content": "hi"}
+    assert request_map(None, [message], None, {}) == {"messages": [message]}
+
+
+def test_options_are_said_over_params() -> None:
+    params = SamplingParams(temperature=0.5, max_tokens=7)
+    options = {"max_tokens": 9, "truncation": "left"}
+    expected = {"temperature": 0.5, "max_tokens": 9, "truncation": "left", "prompt": "x"}
+    assert request_map("x", None, params, options) == expected
+
+
+@pytest.mark.parametrize("given", [{}, {"submit": "ipc:///a"}, {"follow": "ipc:///a"}])
+def test_a_client_needs_both_endpoints(given: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="a run directory, or a submit and a follow endpoint"):
+        Client(**given)
+
+
+# -- one request
+
+
+def test_a_client_needs_only_the_run_directory(driver: Driver) -> None:
+    with Client(driver.run_dir) as client:
+        assert client.generate([5, 6, 7], max_tokens=9).token_ids == said_after([5, 6, 7], 9)
+
+
+def test_a_closed_client_says_so(driver: Driver) -> None:
+    client = Client(driver.run_dir)
+    client.close()
+    with pytest.raises(PipelineClosed):
+        client.generate([5])
+
+
+@pytest.mark.parametrize("wrong", [2**31, 1.5, "5", None, True], ids=repr)
+def test_a_wrong_id_is_refused_by_its_place(driver: Driver, wrong: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"prompt_token_ids\[1\]") as caught:
+        driver.generate([5, wrong])
+    assert caught.value.param == "prompt_token_ids"
+
+
+def test_a_request_too_large_is_refused_and_others_go_on(driver: Driver) -> None:
+    other = driver.submit([5, 6], max_tokens=50)
+    with pytest.raises(InvalidRequest, match="the limit is 8388608"):
+        driver.generate("x" * 9_000_000, timeout=20)
+    assert other.result(20).token_ids == said_after([5, 6], 50)
+
+
+def test_a_request_is_resumed_by_another_client(driver: Driver) -> None:
+    with Client(driver.run_dir) as one:
+        first = next(iter(one.submit([5, 6, 7], request_id="carried", max_tokens=300)))
+    with Client(driver.run_dir) as other:
+        rest = other.resume("carried", num_tokens=first.num_tokens, num_chars=len(first.text)).result(20)
+    assert first.token_ids + rest.token_ids == said_after([5, 6, 7], 300)
+
+
+def test_a_status_is_told(driver: Driver) -> None:
+    stream = driver.submit([5], request_id="busy", max_tokens=4000)
+    eventually(lambda: driver.client.status("busy") == "running")
+    stream.abort()
+    stream.result(20)
+    assert driver.client.status("never heard of") == "unknown"
+
+
+def test_an_abort_keeps_what_was_said(driver: Driver) -> None:
+    stream = driver.submit([5, 6, 7], max_tokens=4000)
+    next(iter(stream))
+    driver.abort(stream.request_id)
+    result = stream.result(20)
+    assert result.finish_reason == "abort"
+    assert result.token_ids == said_after([5, 6, 7], len(result.token_ids))
+
+
+def test_an_answer_that_takes_too_long_is_a_timeout(driver: Driver) -> None:
+    stream = driver.submit([5], max_tokens=4000)
+    with pytest.raises(RequestTimeout):
+        stream.result(0.01)
+    stream.abort()
+    assert stream.result(20).finish_reason == "abort"
+
+
+def test_a_question_nobody_answers_is_a_timeout() -> None:
+    with tempfile.TemporaryDirectory() as folder, Client(folder) as client:
+        with pytest.raises(RequestTimeout, match=r"GetInfo: no answer within 0.05 s"):
+            client.info(timeout=0.05)
+
+
+# -- many requests
+
+
+def test_answers_come_in_the_order_of_the_prompts(driver: Driver) -> None:
+    prompts = [[i, i + 1] for i in range(1, 30)]
+    lengths = [1 + 7 * i % 11 for i in range(len(prompts))]
+    asked = [{"prompt": prompt, "max_tokens": n} for prompt, n in zip(prompts, lengths, strict=True)]
+    answers = driver.generate_all(asked)
+    assert [a.token_ids for a in answers] == [said_after(*pair) for pair in zip(prompts, lengths, strict=True)]
+
+
+def test_a_full_queue_is_asked_again(driver: Driver) -> None:
+    before = driver.stats()["prepare"]["rejected"].get("overloaded", 0)
+    answers = driver.generate_all([[i] for i in range(1, 41)], max_tokens=10)
+    assert [answer.token_ids for answer in answers] == [said_after([i], 10) for i in range(1, 41)]
+    eventually(lambda: driver.stats()["prepare"]["rejected"]["overloaded"] > before)
+
+
+def test_options_are_for_all_and_a_prompt_may_have_its_own(driver: Driver) -> None:
+    answers = driver.generate_all(["a", {"prompt": "b", "max_tokens": 2}, [5]], max_tokens=4)
+    assert [len(answer.token_ids) for answer in answers] == [4, 2, 4]
+
+
+def test_progress_is_told_in_order(driver: Driver) -> None:
+    told: list[Completion] = []
+    assert driver.generate_all([[5], [6], [7]], progress=told.append, max_tokens=3) == told
+
+
+def test_no_prompts_give_no_answers(driver: Driver) -> None:
+    assert driver.generate_all([]) == []
+
+
+def test_one_failure_ends_the_others(driver: Driver) -> None:
+    before = driver.stats()["summarize"]["finished"]["abort"]
+    with pytest.raises(InvalidRequest, match="top_p"):
+        driver.generate_all([{"prompt": [5], "top_p": 2.0}, [6], [7]], max_tokens=4000)
+    eventually(lambda: driver.stats()["summarize"]["finished"]["abort"] == before + 2)
+
+
+def test_a_service_that_stays_full_is_not_asked_without_pause() -> None:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
+        service = FakeService(Path(folder))
+        client = Client(folder)
+        answer = pool.submit(client.generate_all, [[5]])
+        started, num_asked = time.monotonic(), 0
+        while time.monotonic() < started + 0.5:
+            service.say("submit", m.Rejected(service.hear(m.Submit).request_id, "overloaded", "full", None))
+            num_asked += 1
+        client.close()
+        service.close()
+        with pytest.raises(PipelineClosed):
+            answer.result(10)
+    assert 2 <= num_asked <= 11
+
+
+# -- asyncio
+
+
+def with_client(driver: Driver, body: Callable[[AsyncClient], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        async with AsyncClient(driver.run_dir) as client:
+            await asyncio.wait_for(body(client), 30)
+
+    asyncio.run(run())
+
+
+def test_deltas_come_with_async_for(driver: Driver) -> None:
+    async def body(client: AsyncClient) -> None:
+        stream = client.submit([5, 6, 7], max_tokens=20)
+        assert (await stream.accepted()).max_tokens == 20
+        deltas = [delta async for delta in stream]
+        assert [token for delta in deltas for token in delta.token_ids] == said_after([5, 6, 7], 20)
+        assert (await stream.result()).text == "".join(delta.text for delta in deltas)
+        assert stream.done
+
+    with_client(driver, body)
+
+
+def test_iterating_again_ends_at_once(driver: Driver) -> None:
+    async def body(client: AsyncClient) -> None:
+        stream = client.submit([5], max_tokens=3)
+        first: list[Delta] = [delta async for delta in stream]
+        again: list[Delta] = [delta async for delta in stream]
+        assert (bool(first), again) == (True, [])
+
+    with_client(driver, body)
+
+
+def test_many_requests_run_beside_each_other(driver: Driver) -> None:
+    async def body(client: AsyncClient) -> None:
+        answers = await asyncio.gather(*(client.generate([i], max_tokens=10) for i in range(1, 5)))
+        assert [answer.token_ids for answer in answers] == [said_after([i], 10) for i in range(1, 5)]
+
+    with_client(driver, body)
+
+
+def test_a_refusal_is_raised_wherever_it_is_awaited(driver: Driver) -> None:
+    async def body(client: AsyncClient) -> None:
+        stream = client.submit([5], top_p=2.0)
+        for awaited in (stream.accepted(), stream.result()):
+            with pytest.raises(InvalidRequest, match="top_p"):
+                await awaited
+        with pytest.raises(InvalidRequest, match="top_p"):
+            [delta async for delta in stream]
+
+    with_client(driver, body)
+
+
+def test_who_cancels_the_wait_for_an_answer_cancels_the_request(driver: Driver) -> None:
+    async def body(client: AsyncClient) -> None:
+        aborted = (await client.stats())["summarize"]["finished"]["abort"]
+        task = asyncio.create_task(client.generate([5], max_tokens=4000, request_id="cancelled"))
+        while await client.status("cancelled") != "running":
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while (await client.stats())["summarize"]["finished"]["abort"] == aborted:
+            await asyncio.sleep(0.01)
+
+    with_client(driver, body)
+
+
+def test_who_cancels_the_wait_for_a_result_may_ask_again(driver: Driver) -> None:
+    async def body(client: AsyncClient) -> None:
+        stream = client.submit([5], max_tokens=20)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(stream.result(), 0)
+        assert (await stream.result()).token_ids == said_after([5], 20)
+
+    with_client(driver, body)
+
+
+def test_an_abort_ends_an_async_stream(driver: Driver) -> None:
+    async def body(client: AsyncClient) -> None:
+        stream = client.submit([5], max_tokens=4000)
+        await stream.accepted()
+        stream.abort()
+        assert (await stream.result()).finish_reason == "abort"
+
+    with_client(driver, body)
+
+
+def test_resuming_what_nobody_knows_is_an_error_for_asyncio_too(driver: Driver) -> None:
+    async def body(client: AsyncClient) -> None:
+        with pytest.raises(UnknownRequest):
+            await client.resume("never heard of").result()
+        assert (await client.info())["model"]["model_type"] == "hash-lm"
+
+    with_client(driver, body)
+
+
+def test_a_loop_that_ended_disturbs_nobody(driver: Driver) -> None:
+    """Its request goes on and ends with nobody there to hear of it."""
+    client = Client(driver.run_dir)
+
+    async def leave_early() -> None:
+        async_client = AsyncClient.__new__(AsyncClient)
+        async_client._client, async_client._session = client, client._session
+        async_client.submit([5], max_tokens=50)
+
+    asyncio.run(leave_early())
+    assert client.generate([5], max_tokens=60).token_ids == said_after([5], 60)
+    client.close()

@@ -1,0 +1,238 @@
+"""The driver's life: start and stop in any order, from any thread, several at once, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import eventually
+from triptych import AsyncDriver, Client, Driver, PipelineConfig
+from triptych.driver.driver import num_unanswered
+from triptych.protocol.board import ROLES
+from triptych.protocol.errors import ConfigError, Draining, PipelineClosed, TriptychError
+from triptych.protocol.journal.layout import Journal
+from triptych.workers.execute.hash_lm import expected_tokens
+from triptych.workers.execute.hash_model import VOCAB_SIZE
+
+ROOT = Path(__file__).resolve().parents[2]
+SAID = expected_tokens([5, 6, 7], 9, VOCAB_SIZE)
+HOLD = """
+import sys
+from triptych import Driver
+with Driver("hash-lm", run_dir=sys.argv[1]) as driver:
+    print(*driver.pids.values(), flush=True)
+    sys.stdin.read()
+"""
+
+
+def answers(driver: Driver | Client) -> bool:
+    return driver.generate([5, 6, 7], max_tokens=9, timeout=20).token_ids == SAID
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def pids_of(driver: Driver) -> list[int]:
+    return [pid for pid in driver.pids.values() if pid is not None]
+
+
+def test_everything_about_a_life_in_order() -> None:
+    """One pipeline for what needs only one: each start costs half a second."""
+    num_open = len(os.listdir("/proc/self/fd"))
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    num_threads = threading.active_count()
+    driver = Driver("hash-lm")
+    with pytest.raises(PipelineClosed):
+        driver.generate([5])
+    seen: list[str] = []
+    assert driver.start(progress=lambda d: seen.append(d.phases["execute"][0])) is driver
+    pids, run_dir = pids_of(driver), driver.run_dir
+    assert driver.start() is driver, "a second start changes nothing"
+    assert (pids_of(driver), driver.run_dir, driver.healthy) == (pids, run_dir, True)
+    assert driver.phases == {role: ("ready", 0, 0) for role in ROLES}
+    assert {signal.getsignal(n) for n in handlers if signal.getsignal(n) != handlers[n]} == set()
+    assert answers(driver)
+    driver.stop()
+    driver.stop()
+    assert not any(map(is_alive, pids))
+    assert not run_dir.exists(), "a temporary run directory is removed"
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (num_open, num_threads)
+    for use in (lambda: driver.generate([5]), lambda: driver.pids, lambda: driver.run_dir, driver.stats, driver.info):
+        with pytest.raises(PipelineClosed, match="the driver is not started"):
+            use()
+    with driver:
+        assert answers(driver)
+
+
+def test_several_drivers_live_in_one_process() -> None:
+    with Driver("hash-lm") as one, Driver("hash-lm") as two:
+        assert set(pids_of(one)).isdisjoint(pids_of(two))
+        assert answers(one)
+        one.stop()
+        assert answers(two)
+
+
+def test_a_run_directory_has_one_driver(tmp_path: Path) -> None:
+    with Driver("hash-lm", run_dir=tmp_path) as driver:
+        with pytest.raises(ConfigError, match="another driver runs in"):
+            Driver("hash-lm", run_dir=tmp_path).start()
+        assert answers(driver)
+
+
+def test_a_given_run_directory_is_kept_and_may_be_used_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with Driver("hash-lm", run_dir=tmp_path) as driver:
+            assert answers(driver)
+    assert (tmp_path / "journal").exists()
+
+
+def test_a_driver_outlives_the_thread_that_started_it() -> None:
+    driver = Driver("hash-lm")
+    thread = threading.Thread(target=driver.start)
+    thread.start()
+    thread.join()
+    try:
+        assert answers(driver)
+        assert driver.stats()["restarts"] == dict.fromkeys(ROLES, 0)
+    finally:
+        stopper = threading.Thread(target=driver.stop)
+        stopper.start()
+        stopper.join()
+
+
+def test_start_does_not_wait_if_it_is_not_to() -> None:
+    driver = Driver("hash-lm").start(wait=False)
+    try:
+        assert answers(driver), "what is asked before the workers are ready is answered after"
+    finally:
+        driver.stop()
+
+
+def test_workers_do_not_outlive_a_driver_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert (len(pids), all(map(is_alive, pids))) == (3, True)
+        process.kill()
+        eventually(lambda: not any(map(is_alive, pids)), timeout=2)
+
+
+def test_the_next_driver_goes_on_where_a_killed_one_was(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        with Client(tmp_path) as client:
+            client.submit([5, 6, 7], request_id="carried", max_tokens=4000).accepted(20)
+        process.kill()
+    with Driver("hash-lm", run_dir=tmp_path) as driver:
+        result = driver.client.resume("carried").result(30)
+    assert result.token_ids == expected_tokens([5, 6, 7], 4000, VOCAB_SIZE)
+
+
+def test_a_clean_stop_lets_the_accepted_finish() -> None:
+    driver = Driver("hash-lm", hash_step_ms=1).start()
+    streams = [driver.submit([i], max_tokens=200) for i in range(1, 5)]
+    for stream in streams:
+        stream.accepted(20)
+    driver.stop(mode="drain")
+    assert [stream.result(0).finish_reason for stream in streams] == ["length"] * 4
+
+
+def test_a_draining_pipeline_takes_nothing_new() -> None:
+    with Driver("hash-lm", hash_step_ms=1) as driver:
+        stream = driver.submit([5], max_tokens=4000)
+        stream.accepted(20)
+        assert not driver.drain(timeout=0.05)
+        with pytest.raises(Draining):
+            driver.generate([5], timeout=20)
+        stream.abort()
+        assert driver.drain(timeout=20)
+
+
+@pytest.mark.parametrize("mode", ["abort", "drain"])
+def test_a_stop_under_load_ends_every_stream(mode: str) -> None:
+    driver = Driver("hash-lm", max_num_seqs=8, hash_step_ms=2).start()
+    streams = [driver.submit([i], max_tokens=3000) for i in range(1, 100)]
+    next(iter(streams[0]))
+    driver.stop(mode=mode, timeout=0.1)  # type: ignore[arg-type]
+    assert all(stream.done for stream in streams)
+    ends = []
+    for stream in streams:
+        try:
+            ends.append(stream.result().finish_reason)
+        except (PipelineClosed, Draining) as error:
+            ends.append(error.code)
+    assert set(ends) <= {"abort", "closed", "draining"}
+    assert ends.count("abort") >= 8, "whoever was running was told"
+
+
+def test_leaving_with_an_error_does_not_wait_for_answers() -> None:
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), Driver("hash-lm", hash_step_ms=5) as driver:
+        stream = driver.submit([5], max_tokens=4000)
+        stream.accepted(20)
+        raise KeyboardInterrupt
+    assert stream.done
+    assert time.monotonic() - started < 10, "four thousand steps take twenty seconds"
+
+
+def test_a_config_or_options_but_not_both() -> None:
+    config = PipelineConfig.from_options(model="hash-lm")
+    assert Driver(config=config).config is config
+    with pytest.raises(ConfigError, match="give a config or options, not both: page_size"):
+        Driver(config=config, page_size=4)
+
+
+def test_an_unknown_option_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="unknown option 'page_sise'"):
+        Driver("hash-lm", page_sise=4)
+
+
+def test_a_run_directory_with_too_long_a_path_is_refused_and_let_go_of(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 100)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="the limit is 107"):
+            Driver("hash-lm", run_dir=path).start()
+
+
+def test_a_foreign_journal_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(bytes(8192))
+    with pytest.raises(TriptychError, match="is not a journal"):
+        Driver("hash-lm", journal=str(tmp_path / "precious")).start()
+    assert (tmp_path / "precious").read_bytes() == bytes(8192)
+
+
+def test_what_nobody_released_is_unanswered(tmp_path: Path) -> None:
+    assert num_unanswered(Journal.create(tmp_path / "journal", num_records=2, arena_bytes=1 << 12)) == 0
+
+
+def test_an_async_driver_starts_answers_and_stops() -> None:
+    async def body() -> None:
+        driver = AsyncDriver("hash-lm")
+        with pytest.raises(PipelineClosed):
+            driver.submit([5])
+        async with driver:
+            assert (await driver.generate([5, 6, 7], max_tokens=9)).token_ids == SAID
+            stream = driver.submit([5, 6, 7], max_tokens=9)
+            assert [token async for delta in stream for token in delta.token_ids] == SAID
+            assert (await driver.info())["model"]["model_type"] == "hash-lm"
+            assert (await driver.stats())["restarts"] == dict.fromkeys(ROLES, 0)
+            assert await driver.drain()
+        with pytest.raises(PipelineClosed):
+            await driver.generate([5])
+
+    asyncio.run(body())

@@ -1,0 +1,185 @@
+"""Whoever dies or hangs is started again; whoever cannot live is given up on, with his last words."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import eventually
+from triptych import Driver
+from triptych.protocol.board import ROLES
+from triptych.protocol.config import SupervisorConfig
+from triptych.protocol.errors import ConfigError, WorkerDied
+from triptych.protocol.run_dir import CARD_FILE, CONFIG_FILE
+from triptych.workers.execute.hash_lm import expected_tokens
+from triptych.workers.execute.hash_model import VOCAB_SIZE
+
+HANG_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Driver]:
+    with Driver("hash-lm", hash_step_ms=1) as driver:
+        yield driver
+
+
+def pid_of(driver: Driver, role: str) -> int:
+    pid = eventually(lambda: driver.pids[role])
+    assert pid is not None
+    return pid
+
+
+def is_replaced(driver: Driver, role: str, old: int) -> bool:
+    return driver.pids[role] not in (None, old) and driver.healthy
+
+
+def break_settings(run_dir: Path) -> None:
+    """From now on a worker that starts finds nothing that it can read."""
+    (run_dir / CONFIG_FILE).write_text("{")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_worker_can_be_replaced_while_it_works(driver: Driver, role: str) -> None:
+    stream = driver.submit([5, 6, 7], max_tokens=400)
+    next(iter(stream))
+    old = pid_of(driver, role)
+    driver.restart(role)
+    eventually(lambda: is_replaced(driver, role, old))
+    assert stream.result(30).token_ids == expected_tokens([5, 6, 7], 400, VOCAB_SIZE)
+
+
+def test_replacements_are_counted(driver: Driver) -> None:
+    before = driver.stats()["restarts"]["execute"]
+    old = pid_of(driver, "execute")
+    driver.restart("execute")
+    eventually(lambda: is_replaced(driver, "execute", old))
+    assert driver.stats()["restarts"]["execute"] == before + 1
+
+
+def test_a_replacement_is_a_new_life(driver: Driver) -> None:
+    before = driver.stats()["prepare"]["epoch"]
+    old = pid_of(driver, "prepare")
+    driver.restart("prepare")
+    eventually(lambda: is_replaced(driver, "prepare", old))
+    assert driver.stats()["prepare"]["epoch"] == before + 1
+
+
+def test_nobody_unknown_is_replaced(driver: Driver) -> None:
+    with pytest.raises(ConfigError, match="role is 'driver', known are: prepare, execute, summarize"):
+        driver.restart("driver")
+
+
+def test_workers_do_not_react_to_a_ctrl_c_meant_for_the_driver(driver: Driver) -> None:
+    before = dict(driver.pids)
+    for pid in before.values():
+        assert pid is not None
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+    assert driver.generate([5, 6], max_tokens=3, timeout=20).token_ids == expected_tokens([5, 6], 3, VOCAB_SIZE)
+    assert driver.pids == before
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_worker_that_hangs_is_replaced_in_time(role: str) -> None:
+    with Driver("hash-lm", hang_s=HANG_S) as driver:
+        old = pid_of(driver, role)
+        os.kill(old, signal.SIGSTOP)
+        stopped = time.monotonic()
+        eventually(lambda: driver.pids[role] != old)
+        noticed_s = time.monotonic() - stopped
+        eventually(lambda: is_replaced(driver, role, old))
+        assert driver.generate([5, 6], max_tokens=3, timeout=20).token_ids == expected_tokens([5, 6], 3, VOCAB_SIZE)
+    assert noticed_s < HANG_S + 1
+
+
+def test_a_failed_start_shows_the_traceback(tmp_path: Path) -> None:
+    (tmp_path / CARD_FILE).write_text("{")
+    with pytest.raises(WorkerDied, match="Traceback") as caught:
+        Driver("hash-lm", run_dir=tmp_path).start()
+    assert (caught.value.role, caught.value.exit_code) == ("execute", 1)
+    assert "JSONDecodeError" in caught.value.stderr
+
+
+@pytest.mark.slow
+def test_a_model_that_is_not_there_is_named() -> None:
+    with pytest.raises(WorkerDied, match="/nonexistent") as caught:
+        Driver("/nonexistent").start()
+    assert (caught.value.role, caught.value.exit_code) == ("execute", 1)
+
+
+def test_a_start_that_takes_too_long_names_who_was_late(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / CARD_FILE)  # whoever opens it waits
+    with pytest.raises(WorkerDied, match="was stuck; .*\n.it was not ready in time."):
+        Driver("hash-lm", run_dir=tmp_path, start_timeout_s=1.0).start()
+
+
+def test_after_a_failed_start_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / CARD_FILE).write_text("{")
+    driver = Driver("hash-lm", run_dir=tmp_path)
+    with pytest.raises(WorkerDied):
+        driver.start()
+    (tmp_path / CARD_FILE).unlink()
+    with driver:
+        assert driver.healthy
+
+
+def test_whoever_keeps_dying_is_given_up_on(tmp_path: Path) -> None:
+    with Driver("hash-lm", run_dir=tmp_path, max_restarts=2, hash_step_ms=5) as driver:
+        stream = driver.submit([5], max_tokens=4000)
+        stream.accepted(20)
+        break_settings(tmp_path)
+        driver.restart("summarize")
+        error = eventually(lambda: error_of(driver))
+        restarts = driver._supervisor.num_restarts if driver._supervisor else {}
+    assert (error.role, error.exit_code, restarts["summarize"]) == ("summarize", 1, 4), "one asked for, three failed"
+    assert "JSONDecodeError" in error.stderr
+    assert stream.done
+
+
+def test_after_giving_up_everything_raises_why(tmp_path: Path) -> None:
+    with Driver("hash-lm", run_dir=tmp_path, max_restarts=0) as driver:
+        break_settings(tmp_path)
+        driver.restart("prepare")
+        error = eventually(lambda: error_of(driver))
+        for use in (lambda: driver.submit([5]), driver.stats, lambda: driver.pids, lambda: driver.restart("prepare")):
+            with pytest.raises(WorkerDied) as caught:
+                use()
+            assert caught.value is error
+
+
+def error_of(driver: Driver) -> WorkerDied | None:
+    try:
+        assert driver.pids
+    except WorkerDied as error:
+        return error
+    return None
+
+
+def test_kills_from_outside_count_against_nobody(tmp_path: Path) -> None:
+    with Driver("hash-lm", run_dir=tmp_path, max_restarts=0) as driver:
+        for _ in range(3):
+            old = pid_of(driver, "prepare")
+            os.kill(old, signal.SIGKILL)
+            eventually(lambda old=old: is_replaced(driver, "prepare", old))  # type: ignore[misc]
+        assert driver.generate([5], max_tokens=3, timeout=20).token_ids == expected_tokens([5], 3, VOCAB_SIZE)
+
+
+def test_a_settings_file_that_is_mended_in_time_saves_the_pipeline(tmp_path: Path) -> None:
+    with Driver("hash-lm", run_dir=tmp_path, max_restarts=50) as driver:
+        settings = (tmp_path / CONFIG_FILE).read_text()
+        old = pid_of(driver, "prepare")
+        break_settings(tmp_path)
+        driver.restart("prepare")
+        eventually(lambda: driver._supervisor is not None and driver._supervisor.num_restarts["prepare"] >= 3)
+        (tmp_path / CONFIG_FILE).write_text(settings)
+        eventually(lambda: is_replaced(driver, "prepare", old), timeout=30)
+        assert driver.generate([5], max_tokens=3, timeout=20).token_ids == expected_tokens([5], 3, VOCAB_SIZE)
+
+
+def test_the_defaults_wait_twenty_steps_or_three_seconds() -> None:
+    assert SupervisorConfig().hang_s == 3.0

@@ -1,0 +1,129 @@
+"""Flags and environment variables: every field of the config is one of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any, get_type_hints
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tests.launch.conftest import Triptych
+from triptych.launch.cli import app
+from triptych.launch.flags import with_flags
+from triptych.protocol.config import PipelineConfig
+from triptych.protocol.errors import TriptychError
+from triptych.protocol.sampling import SamplingParams
+
+# A value for every field that is not its default, as it is written on a command line and as it is.
+CONFIG_VALUES: dict[str, Any] = {
+    "model": "hash-lm",
+    "dtype": "float32",
+    "device": "cuda:1",
+    "submit": "ipc:///tmp/a",
+    "follow": "ipc:///tmp/b",
+    "journal": "/tmp/journal",
+    "page_size": 32,
+    "kv_memory_fraction": 0.25,
+    "safety_margin": 0.5,
+    "policy": "fifo",
+    "max_pending_bytes": 1 << 30,
+}
+SAMPLING_VALUES: dict[str, tuple[list[str], Any]] = {
+    "max_tokens": (["none"], None),
+    "stop": (["a", "b c"], ("a", "b c")),
+    "stop_token_ids": (["1", "2"], (1, 2)),
+    "logit_bias": (["3=-1.5", "4=2"], {3: -1.5, 4: 2.0}),
+    "ignore_eos": ([], True),
+    "include_stop_str": ([], True),
+    "skip_special_tokens": ([], False),
+}
+
+
+def config_fields() -> Iterator[tuple[str, str, Any]]:
+    """Owner and name of every field of the config, and a value for it."""
+    for owner, part in get_type_hints(PipelineConfig).items():
+        for item in dataclasses.fields(part):
+            yield owner, item.name, CONFIG_VALUES.get(item.name, 7.0 if "float" in str(item.type) else 1 << 20)
+
+
+def parse(arguments: list[str], env: dict[str, str] | None = None) -> tuple[PipelineConfig, SamplingParams]:
+    """What a verb gets that takes both."""
+    seen = []
+    probe = typer.Typer()
+
+    @probe.command()
+    @with_flags
+    def verb(*, config: PipelineConfig, params: SamplingParams) -> None:
+        seen.append((config, params))
+
+    result = CliRunner().invoke(probe, arguments, env=env)
+    if result.exception is not None and isinstance(result.exception, TriptychError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return seen[0]
+
+
+def value_of(config: PipelineConfig, owner: str, name: str) -> Any:
+    return getattr(getattr(config, owner), name)
+
+
+FIELDS = [(owner, name, 64 if name in ("threads", "max_num_seqs") else value) for owner, name, value in config_fields()]
+
+
+@pytest.mark.parametrize(("owner", "name", "value"), FIELDS, ids=[name for _, name, _ in FIELDS])
+def test_every_config_field_is_a_flag_and_an_environment_variable(owner: str, name: str, value: Any) -> None:
+    by_flag, _ = parse([f"--{name.replace('_', '-')}", str(value)])
+    by_env, _ = parse([], env={f"TRIPTYCH_{name.upper()}": str(value)})
+    assert value_of(by_flag, owner, name) == value_of(by_env, owner, name) == value
+
+
+def test_without_flags_everything_has_its_default() -> None:
+    assert parse([]) == (PipelineConfig(), SamplingParams())
+
+
+@pytest.mark.parametrize("name", [item.name for item in dataclasses.fields(SamplingParams)])
+def test_every_sampling_parameter_is_a_flag(name: str) -> None:
+    texts, value = SAMPLING_VALUES.get(name, (["1"], 1))
+    flag = f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
+    arguments = [part for text in texts for part in (flag, text)] or [flag]
+    _, params = parse(arguments)
+    assert getattr(params, name) == value
+
+
+def test_every_flag_has_a_help_text() -> None:
+    for verb in ("serve", "generate", "chat", "info"):
+        flags = typer.main.get_command(app).commands[verb].params  # type: ignore[attr-defined]
+        assert [flag.name for flag in flags if not getattr(flag, "help", None)] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--page-size", "5"], "page_size must be a power of two, got 5"),
+        (["--num-pages", "1"], "num_pages is 1, the limits are 2 and 2147483647"),
+        (["--dtype", "int3"], "dtype is 'int3', known are: auto, float32"),
+        (["--policy", "lottery"], "policy is 'lottery', known are: fifo"),
+        (["--submit", "tcp://*:1"], "only ipc:// endpoints"),
+        (["--num-pages", "many"], "Invalid value for '--num-pages'"),
+        (["--max-tokens", "many"], "'many' is neither an integer nor none"),
+        (["--no-such-flag"], "No such option"),
+    ],
+    ids=lambda value: value[0][2:] if isinstance(value, list) else "",
+)
+def test_a_wrong_value_is_refused_with_its_limits(triptych: Triptych, arguments: list[str], words: str) -> None:
+    outcome = triptych("generate", "hi", "--model", "hash-lm", *arguments)
+    assert outcome.code == 2
+    assert words in outcome.err
+
+
+def test_a_flag_wins_over_the_environment(triptych: Triptych, monkeypatch: pytest.MonkeyPatch, run_dir: str) -> None:
+    monkeypatch.setenv("TRIPTYCH_MAX_TOKENS", "2")
+    monkeypatch.setenv("TRIPTYCH_PAGE_SIZE", "64")  # of the other pipeline: no reason to refuse --connect
+    monkeypatch.setenv("TRIPTYCH_CONNECT", run_dir)
+    by_env = json.loads(triptych("generate", "hi", "--format", "jsonl").out)
+    by_flag = json.loads(triptych("generate", "hi", "--format", "jsonl", "--max-tokens", "3").out)
+    assert [len(row["token_ids"]) for row in (by_env, by_flag)] == [2, 3]
