@@ -20,7 +20,7 @@ from .demo_model.entries import load_entries
 from .demo_view import WIDTH, Row, block, show_answers
 from .failures import explain
 from .logs import set_up_logging
-from .pipeline import stop
+from .pipeline import signals_ignored
 from .report import duration, ledger_table, model_line, number, say
 from .startup import start
 
@@ -178,7 +178,8 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     finally:
-        stop(driver)
+        with signals_ignored():
+            driver.stop(mode="abort")
     for problem in demo.problems:
         say(console, f"wrong: {problem}", "red")
     if not demo.problems:

@@ -64,14 +64,16 @@ def open_pipeline(
     try:
         yield Pipeline(driver.client, driver.run_dir, driver)
     finally:
-        stop(driver)
+        with signals_ignored():
+            driver.stop(mode="abort")
 
 
-def stop(driver: Driver) -> None:
-    """Stop at once. Signals are ignored meanwhile: a stop that is broken off leaves its run directory behind."""
+@contextmanager
+def signals_ignored() -> Iterator[None]:
+    """For a stop: one that is broken off leaves its run directory behind."""
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        driver.stop(mode="abort")
+        yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -7,12 +7,12 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..driver.driver import Driver
 from ..protocol.config import PipelineConfig
-from ..protocol.errors import RequestTimeout
-from .pipeline import stop
+from ..protocol.errors import RequestTimeout, TriptychError
+from .pipeline import signals_ignored
 from .report import model_line, statistics_line
 from .startup import start
 
@@ -44,9 +44,12 @@ def serve(config: PipelineConfig, *, run_dir: Path | None, drain_timeout: float,
         logger.info("ready: triptych generate --connect %s", driver.run_dir)
         _report_for_ever(driver)
     except KeyboardInterrupt:
-        _drain(driver, drain_timeout)
+        with suppress(KeyboardInterrupt):  # the second signal
+            _drain(driver, drain_timeout)
     finally:
-        stop(driver)
+        with signals_ignored():
+            _tell_what_is_cut(driver)
+            driver.stop(mode="abort")
     return 0
 
 
@@ -67,15 +70,15 @@ def _report_for_ever(driver: Driver) -> None:
 
 def _drain(driver: Driver, timeout: float) -> None:
     num_live = _num_live(driver)
-    logger.info("draining: %s requests, at most %g s; the next signal stops at once", num_live, timeout)
-    with suppress(KeyboardInterrupt):
-        driver.drain(timeout)
-    if num_cut := _num_live(driver):
-        logger.warning("%s requests are cut short", num_cut)
+    logger.info("draining: %d requests, at most %g s; the next signal stops at once", num_live, timeout)
+    driver.drain(timeout)
 
 
-def _num_live(driver: Driver) -> Any:
-    try:
-        return driver.client.stats(timeout=STATISTICS_S)["summarize"]["live"]
-    except RequestTimeout:
-        return "an unknown number of"
+def _tell_what_is_cut(driver: Driver) -> None:
+    with suppress(TriptychError):  # of a driver that gave up: its own error says more
+        if num_cut := _num_live(driver):
+            logger.warning("%d requests are cut short", num_cut)
+
+
+def _num_live(driver: Driver) -> int:
+    return int(driver.client.stats(timeout=STATISTICS_S)["summarize"]["live"])

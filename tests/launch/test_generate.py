@@ -47,7 +47,7 @@ def test_answers_come_in_the_order_of_the_prompts(generate: Triptych) -> None:
 def test_lines_of_a_file_or_a_pipe_are_prompts(generate: Triptych, tmp_path: Path, source: str) -> None:
     text = b"one\n\n  \ntwo\r\nthree"
     (tmp_path / "prompts").write_bytes(text)
-    arguments = {"file": ["--file", tmp_path / "prompts"], "pipe": [], "dash": ["-f", "-"]}[source]
+    arguments = {"file": ["--file", str(tmp_path / "prompts")], "pipe": [], "dash": ["-f", "-"]}[source]
     outcome = generate("--format", "jsonl", *arguments, stdin=text)
     assert [row["prompt"] for row in rows_of(outcome.out)] == ["one", "two", "three"]
     assert outcome.code == 0

@@ -20,6 +20,8 @@ from tests.waiting import eventually
 from triptych import Client
 from triptych.protocol.run_dir import SHARED_MEMORY
 
+pytestmark = pytest.mark.timeout(90)
+
 COMMAND = [sys.executable, "-c", "from triptych.launch.cli import main; main()"]
 HASH = ["--model", "hash-lm", "--hash-step-ms", "5"]
 
@@ -151,15 +153,16 @@ def test_a_reader_that_has_enough_ends_generate_quietly() -> None:
 def test_help_is_quick_and_brings_no_torch() -> None:
     code = """
 import sys, time
-start = time.perf_counter()
+start = time.process_time()
 from triptych.launch.cli import main
 try: main(["--help"])
 except SystemExit: pass
-print(time.perf_counter() - start, "torch" in sys.modules, file=sys.stderr)
+print(time.process_time() - start, "torch" in sys.modules, file=sys.stderr)
 """
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(4)]
     seconds, has_torch = zip(*(run.stderr.split() for run in runs), strict=True)
-    assert min(map(float, seconds)) < 0.3  # the best of a few: the rest is the machine's other work
+    # Processor time, and the best of a few: the rest is the machine's other work.
+    assert min(map(float, seconds)) < 0.3
     assert set(has_torch) == {"False"}
 
 

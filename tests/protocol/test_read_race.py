@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from triptych.protocol.journal.layout import DISPATCHED, Journal
 from triptych.protocol.journal.requests import AcceptTimes, RequestWriter, read_request
 from triptych.protocol.record import RequestRecord
