@@ -145,7 +145,7 @@ class Client:
         return dict(self._answer(m.GetStats(), timeout).stats)
 
     def status(self, request_id: str, timeout: float = 10.0) -> str:
-        """Where a request stands: "queued", "running", "finished" or "unknown"."""
+        """Where a request stands: "queued", "running", "finished", "aborted", "failed" or "unknown"."""
         return str(self._answer(m.GetStatus(request_id), timeout).state)
 
     def _answer(self, question: m.GetInfo | m.GetStats | m.GetStatus, timeout: float) -> Any:

@@ -14,6 +14,7 @@ from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, PipelineClosed
 from ..protocol.journal.layout import Journal
 from ..protocol.run_dir import (
+    CARD_FILE,
     CONFIG_FILE,
     RunDir,
     board_path,
@@ -22,6 +23,7 @@ from ..protocol.run_dir import (
     submit_endpoint,
     write_private,
 )
+from ..protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
 from .client import Client, Prompt
 from .stream import Completion, Stream
 from .supervisor import Supervisor
@@ -90,13 +92,7 @@ class Driver:
         try:
             submit = submit_endpoint(run_dir.path, self.config.service)
             follow = follow_endpoint(run_dir.path, self.config.service)
-            path = journal_path(run_dir.path, self.config.service)
-            if not path.exists():
-                service = self.config.service
-                Journal.create(path, num_records=service.max_records, arena_bytes=service.arena_bytes).close()
-            else:
-                Journal.open(path).close()
-            write_private(run_dir.path / CONFIG_FILE, self.config.to_json())
+            prepare_run_dir(run_dir.path, self.config)
             board = Board(board_path(run_dir.path))
         except BaseException:
             self._leave(run_dir, keep=not run_dir.is_temporary)
@@ -231,6 +227,41 @@ class Driver:
         if self._supervisor.error is not None and self._client is not None:
             raise self._supervisor.error
         return self._supervisor
+
+
+def prepare_run_dir(folder: Path, config: PipelineConfig) -> None:
+    """Make the journal, or take over the one that is there, and write the config.
+
+    Raises:
+        ConfigError: the journal holds unanswered requests of another model, or of other pages or rows.
+        JournalError: the journal is no journal of this version.
+    """
+    path = journal_path(folder, config.service)
+    if not path.exists():
+        service = config.service
+        Journal.create(path, num_records=service.max_records, arena_bytes=service.arena_bytes).close()
+    if not _same_model(folder, config):
+        _forget_model(folder, path)
+    write_private(folder / CONFIG_FILE, config.to_json())
+
+
+def _same_model(folder: Path, config: PipelineConfig) -> bool:
+    """Whether the pipeline that ran here before was, as far as its requests can tell, this one."""
+    try:
+        before = PipelineConfig.from_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError, ConfigError):
+        return False
+    return (before.model, before.cache, before.scheduler) == (config.model, config.cache, config.scheduler)
+
+
+def _forget_model(folder: Path, path: Path) -> None:
+    journal = Journal.open(path)
+    count = num_unanswered(journal)
+    journal.close()
+    if count and (folder / CARD_FILE).exists():
+        raise ConfigError(f"{path} holds {count} unanswered requests of another configuration", param="run_dir")
+    for name in (CARD_FILE, FACTS_FILE, TOKENIZER_FILE):
+        (folder / name).unlink(missing_ok=True)
 
 
 def num_unanswered(journal: Journal) -> int:

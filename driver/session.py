@@ -136,7 +136,7 @@ class Session:
         self._next_repeat = min(self._next_repeat, time.monotonic() + REPEAT_S)
 
     def _send_submit(self, request: _Request) -> None:
-        """Queue the SUBMIT; ask for the limit first if this frame may be over it: the service cuts off who sends one."""
+        """Queue the SUBMIT; for a large frame ask for the limit first: the service cuts off who sends one over it."""
         limit = self._max_frame_bytes
         if request.message is None or request.accepted:
             return

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -18,6 +16,7 @@ from ..protocol.sampling import SamplingParams
 from .failures import explain
 from .flags import ENV_PREFIX, OutputFormat, given_flags, option, with_flags
 from .logs import set_up_logging
+from .signals import exit_on_signals
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,19 +43,13 @@ app = typer.Typer(
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run a verb and exit: with 0 if all went well, 1 if something failed, 2 for a wrong setting."""
-    signal.signal(signal.SIGTERM, _leave)
+    exit_on_signals()
     try:
         app(arguments)
     except TriptychError as error:
         typer.secho(f"error: {explain(error)}", fg="red", err=True)
         sys.exit(2 if isinstance(error, (ConfigError, InvalidRequest)) else 1)
     raise AssertionError("typer exits when a verb has ended")
-
-
-def _leave(number: int, _: FrameType | None) -> None:
-    """End by an exception, so that the workers are stopped and the run directory is removed; the first time only."""
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(128 + number)
 
 
 @app.callback(invoke_without_command=True)

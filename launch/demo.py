@@ -20,8 +20,8 @@ from .demo_model.entries import load_entries
 from .demo_view import WIDTH, Row, block, show_answers
 from .failures import explain
 from .logs import set_up_logging
-from .pipeline import signals_ignored
 from .report import duration, ledger_table, model_line, number, say
+from .signals import exit_on_signals, signals_ignored
 from .startup import start
 
 QUESTIONS = {
@@ -171,6 +171,7 @@ def main() -> int:
     # One thread: on a step of two milliseconds, threads that wait for each other cost more than they compute.
     driver = Driver(model, threads=1, hash_step_ms=5.0 if model == HASH_MODEL else 0.0)
     demo = Demo(driver, console)
+    exit_on_signals()
     try:
         demo.run()
     except TriptychError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, RequestTimeout
 from ..protocol.run_dir import CONFIG_FILE, follow_endpoint, submit_endpoint
 from ..protocol.tokenizer_files import load_facts
+from .signals import signals_ignored
 from .startup import start
 
 if TYPE_CHECKING:
@@ -66,17 +66,6 @@ def open_pipeline(
     finally:
         with signals_ignored():
             driver.stop(mode="abort")
-
-
-@contextmanager
-def signals_ignored() -> Iterator[None]:
-    """For a stop: one that is broken off leaves its run directory behind."""
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from ..driver.driver import Driver
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import RequestTimeout, TriptychError
-from .pipeline import signals_ignored
 from .report import model_line, statistics_line
+from .signals import signals_ignored
 from .startup import start
 
 if TYPE_CHECKING:
@@ -69,16 +69,18 @@ def _report_for_ever(driver: Driver) -> None:
 
 
 def _drain(driver: Driver, timeout: float) -> None:
-    num_live = _num_live(driver)
-    logger.info("draining: %d requests, at most %g s; the next signal stops at once", num_live, timeout)
+    logger.info("draining %s for at most %g s; the next signal stops at once", _num_live(driver), timeout)
     driver.drain(timeout)
 
 
 def _tell_what_is_cut(driver: Driver) -> None:
-    with suppress(TriptychError):  # of a driver that gave up: its own error says more
-        if num_cut := _num_live(driver):
-            logger.warning("%d requests are cut short", num_cut)
+    with suppress(TriptychError):  # of a driver that gave up: what ends this verb says more
+        if (num_cut := _num_live(driver)) != "0 requests":
+            logger.warning("%s cut short", num_cut)
 
 
-def _num_live(driver: Driver) -> int:
-    return int(driver.client.stats(timeout=STATISTICS_S)["summarize"]["live"])
+def _num_live(driver: Driver) -> str:
+    try:
+        return f"{driver.client.stats(timeout=STATISTICS_S)['summarize']['live']} requests"
+    except RequestTimeout:  # summarize is being restarted
+        return "an unknown number of requests"

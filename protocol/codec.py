@@ -22,6 +22,7 @@ VERSION = 1
 MAX_DEPTH = 8  # of arrays and maps within each other
 MAX_ITEMS = 1 << 16  # of one array; longer columns travel as bytes
 MAX_FIELDS = 1 << 10  # of one map
+PEEK_BYTES = 256
 
 TAGS: dict[int, type[Any]] = {
     # client <-> prepare
@@ -150,6 +151,20 @@ def decode_public(frame: bytes, *, max_bytes: int) -> Frame:
     if isinstance(result.message, (m.Submit, m.Follow)):
         _check_depth(getattr(result.message, "request", None) or getattr(result.message, "entries", None), MAX_DEPTH)
     return result
+
+
+def peek_request_id(frame: bytes) -> str:
+    """The request id that a bad SUBMIT begins with, so that its client can be told; "" if there is none to be read."""
+    unpacker = msgpack.Unpacker(max_buffer_size=PEEK_BYTES)
+    unpacker.feed(frame[:PEEK_BYTES])
+    try:
+        unpacker.read_array_header()
+        tag, *_ = (unpacker.unpack() for _ in range(4))
+        request_id = unpacker.unpack()
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException):
+        return ""
+    is_submit = type(tag) is int and TAGS.get(tag) is m.Submit
+    return request_id if is_submit and type(request_id) is str else ""
 
 
 def _message(schema: _Schema, values: list[Any]) -> Any:

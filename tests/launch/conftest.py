@@ -13,6 +13,7 @@ import pytest
 
 from triptych import Driver
 from triptych.launch.cli import main
+from triptych.launch.signals import ENDING
 
 
 class Outcome(NamedTuple):
@@ -45,6 +46,7 @@ def triptych(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
             main([str(argument) for argument in arguments])
         return Outcome(int(exit_.value.code or 0), *capfd.readouterr())
 
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in ENDING}
     yield call
-    signal.signal(signal.SIGTERM, handler)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

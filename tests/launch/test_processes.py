@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.conftest import Triptych
-from tests.waiting import eventually
 from triptych import Client
-from triptych.protocol.run_dir import SHARED_MEMORY
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -54,8 +51,9 @@ def workers_of(parent: int) -> list[int]:
     return [int(pid) for file in children for pid in file.read_text().split()]
 
 
-def temporary_run_dirs() -> set[Path]:
-    return {*SHARED_MEMORY.glob("triptych-*"), *Path(tempfile.gettempdir()).glob("triptych-*")}
+def run_dir_of(worker: int) -> Path:
+    arguments = Path(f"/proc/{worker}/cmdline").read_text().split("\0")
+    return Path(arguments[arguments.index("--run-dir") + 1])
 
 
 def test_the_first_signal_lets_requests_finish(tmp_path: Path) -> None:
@@ -66,7 +64,7 @@ def test_the_first_signal_lets_requests_finish(tmp_path: Path) -> None:
         assert len(stream.result(20).token_ids) == 100
         assert server.wait(20) == 0
         assert server.stderr is not None
-        assert "draining: 1 requests" in server.stderr.read()
+        assert "draining 1 requests for at most 30 s" in server.stderr.read()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -79,7 +77,7 @@ def test_the_second_signal_stops_at_once(tmp_path: Path, number: signal.Signals)
         next(line for line in server.stderr if "draining" in line)
         server.send_signal(number)
         assert server.wait(20) == 0
-        assert "1 requests are cut short" in server.stderr.read()
+        assert "1 requests cut short" in server.stderr.read()
 
 
 def test_draining_ends_with_its_timeout(tmp_path: Path) -> None:
@@ -114,20 +112,21 @@ def test_a_model_that_is_not_there_is_one_clear_line() -> None:
     assert "error: execute: model directory /no/such/model does not exist\n" in errors
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_generate_and_leaves_nothing(number: signal.Signals, code: int) -> None:
-    before = temporary_run_dirs()
     with process("generate", "hi", *HASH, "--max-tokens", "3000", "--stream") as running:
         assert running.stdout is not None
         assert running.stdout.read(1)
         workers = workers_of(running.pid)
+        run_dir = run_dir_of(workers[0])
+        assert run_dir.exists()
         running.send_signal(number)
         _, errors = running.communicate(timeout=20)
     assert running.returncode == code
     assert len(workers) == 3
     assert "Traceback" not in errors
-    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
-    eventually(lambda: temporary_run_dirs() <= before)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    assert not run_dir.exists()
 
 
 def test_a_full_standard_output_is_named() -> None:

@@ -104,6 +104,15 @@ def test_a_bad_request_is_refused_by_field_and_value(
         assert code in ("invalid_request", "empty_prompt")
 
 
+def test_a_request_nested_too_deep_is_refused_by_its_id(driver: Driver) -> None:
+    content: Any = "hi"
+    for _ in range(12):
+        content = [content]
+    with RawClient(driver.run_dir) as client:
+        client.send("submit", SUBMIT, "deep", {"messages": content})
+        assert client.receive("submit", REJECTED)[4:6] == ["deep", "bad_frame"]
+
+
 @pytest.mark.parametrize("request_id", ["", "with space", "ü", "x" * 65])
 def test_a_bad_id_is_refused(driver: Driver, request_id: str) -> None:
     with RawClient(driver.run_dir) as client:

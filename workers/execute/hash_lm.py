@@ -1,8 +1,8 @@
 """A model without weights whose text depends on every cell of the cache it should read, and on no other.
 
-The next token is ``(sum_i (i + 1) * token_i) mod (V - 1) + 1`` over the whole context, read from the cells that the
-block table names. A wrong page, a stale prefix, a lost chunk, a wrong position or a neighbour's token changes the text,
-and what it should be is a few lines of plain Python.
+The next token is ``(n + sum_i (i + 1) * token_i) mod (V - 1) + 1`` over the n tokens of the context, read from the
+cells that the block table names (without n, token V - 1 would repeat for ever). A wrong page, a stale prefix, a lost
+chunk, a wrong position or a neighbour's token changes the text, and what it should be is a few lines of plain Python.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def expected_tokens(
     tokens = [int(token) for token in prompt]
     num_prompt_tokens = len(tokens)
     for _ in range(num_tokens):
-        total = sum((i + 1) * token for i, token in enumerate(tokens))
+        total = len(tokens) + sum((i + 1) * token for i, token in enumerate(tokens))
         total += _noise(seed, len(tokens)) if temperature > 0 else 0
         tokens.append(total % (vocab_size - 1) + 1)
     return tokens[num_prompt_tokens:]
@@ -74,7 +74,7 @@ class HashRunner:
 
     def _choose(self, total: int, sequence: Sequence, num_tokens: int) -> int:
         noise = 0 if sequence.params.is_greedy else _noise(sequence.seed, num_tokens)
-        return (total + noise) % (self._vocab_size - 1) + 1
+        return (total + num_tokens + noise) % (self._vocab_size - 1) + 1
 
     def _logprobs(self, token_id: int, num_alternatives: int) -> TokenLogprobs:
         """Made up: the chosen token first, its neighbours half as likely each."""

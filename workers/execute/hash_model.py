@@ -9,8 +9,8 @@ from ...protocol.config import CacheConfig, ModelCard, ModelConfig, SchedulerCon
 from ...protocol.tokenizer_files import TokenizerFacts, save_tokenizer
 from .hash_lm import HashRunner
 
-# End of sequence, which the hash never gives, a token for each byte, and one to spare: with a prime below the size the
-# hash does not fall into a short cycle.
+# End of sequence, which the hash never gives, a token for each byte, and one to spare: modulo a prime every token of
+# the context counts.
 VOCAB_SIZE = 258
 MAX_MODEL_LEN = 4096
 NUM_PAGES = 4096

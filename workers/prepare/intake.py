@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Any
 
+from ...protocol.codec import pack
 from ...protocol.errors import DuplicateId, InvalidRequest
 from ...protocol.messages import Accepted
 
@@ -22,6 +25,19 @@ def check_request_id(request_id: str) -> None:
             f"request_id must be 1 to 64 printable ASCII characters without spaces, got {request_id!r:.100}",
             param="request_id",
         )
+
+
+def digest_of(request: Any) -> int:
+    """CRC-32 of a request, the same in whatever order its fields came."""
+    return zlib.crc32(pack(_sorted(request)))
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return [[key, _sorted(value[key])] for key in sorted(value, key=repr)]
+    if isinstance(value, list) and value and isinstance(value[0], (dict, list)):
+        return [_sorted(item) for item in value]
+    return value
 
 
 class KnownIds:

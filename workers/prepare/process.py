@@ -6,7 +6,6 @@ import json
 import logging
 import secrets
 import time
-import zlib
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ import numpy as np
 from ...protocol import messages as m
 from ...protocol.board import RUN
 from ...protocol.channels import Bell, Links, Poller
-from ...protocol.codec import decode_public, pack
+from ...protocol.codec import decode_public, peek_request_id
 from ...protocol.config import ModelCard
 from ...protocol.errors import BadFrame, Draining, Overloaded, RequestError
 from ...protocol.journal.layout import ACCEPTED, FORGOTTEN, RELEASED
@@ -28,7 +27,7 @@ from ...protocol.record import RequestRecord
 from ...protocol.run_dir import CARD_FILE, submit_endpoint
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .admission import Admission, admit
-from .intake import KnownIds, check_request_id
+from .intake import KnownIds, check_request_id, digest_of
 from .request import GenerationRequest
 from .text_encoder import TextEncoder
 
@@ -198,7 +197,7 @@ class Prepare:
         try:
             message = decode_public(frame, max_bytes=self._service.max_frame_bytes).message
         except BadFrame as error:
-            self._refuse(peer, "", error)
+            self._refuse(peer, peek_request_id(frame), error)
             return
         match message:
             case m.Submit():
@@ -212,7 +211,7 @@ class Prepare:
         request_id = message.request_id
         try:
             check_request_id(request_id)
-            digest = zlib.crc32(pack(message.request))
+            digest = digest_of(message.request)
             if self._ids.seen(request_id, digest):
                 if (accepted := self._ids.answer(request_id)) is not None:
                     self._router.send(peer, accepted)

@@ -1,0 +1,38 @@
+"""A run directory that outlives its driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.checks import expected
+from tests.pipeline.conftest import hash_driver
+from triptych import Client
+from triptych.protocol.errors import ConfigError
+
+
+def test_a_new_driver_with_other_settings_says_what_is_true_now(tmp_path: Path) -> None:
+    with hash_driver(run_dir=tmp_path / "run", max_model_len=100) as driver:
+        assert driver.info()["model"]["max_model_len"] == 100
+    with hash_driver(run_dir=tmp_path / "run", max_model_len=400, max_num_seqs=7) as driver:
+        card = driver.info()["model"]
+        assert (card["max_model_len"], card["max_num_seqs"]) == (400, 7)
+        assert driver.generate([1, 2], max_tokens=4).token_ids == expected([1, 2], 4)
+
+
+def test_a_second_driver_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    with (
+        hash_driver(run_dir=tmp_path / "run"),
+        pytest.raises(ConfigError, match="another driver runs in"),
+        hash_driver(run_dir=tmp_path / "run"),
+    ):
+        pass
+
+
+def test_an_unread_answer_is_kept_over_a_restart_of_the_whole_pipeline(tmp_path: Path) -> None:
+    with hash_driver(run_dir=tmp_path / "run", lease_s=60.0) as driver, Client(driver.run_dir) as client:
+        client.submit([7, 7], max_tokens=5, request_id="kept").accepted(10)
+    with hash_driver(run_dir=tmp_path / "run", lease_s=60.0) as driver:
+        completion = driver.client.resume("kept").result(20)
+        assert completion.token_ids == expected([7, 7], 5)
