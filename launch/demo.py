@@ -168,8 +168,7 @@ def main() -> int:
         console.width = WIDTH
     set_up_logging("warning", console)
     model = parser.parse_args().model
-    # One thread: on a step of two milliseconds, threads that wait for each other cost more than they compute.
-    driver = Driver(model, threads=1, hash_step_ms=5.0 if model == HASH_MODEL else 0.0)
+    driver = Driver(model, hash_step_ms=5.0 if model == HASH_MODEL else 0.0)
     demo = Demo(driver, console)
     exit_on_signals()
     try:

@@ -9,9 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..driver.driver import Driver
+from ..driver.driver import Driver, num_unanswered
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import RequestTimeout, TriptychError
+from ..protocol.journal.layout import Journal
+from ..protocol.run_dir import journal_path
 from .report import model_line, statistics_line
 from .signals import signals_ignored
 from .startup import start
@@ -69,18 +71,21 @@ def _report_for_ever(driver: Driver) -> None:
 
 
 def _drain(driver: Driver, timeout: float) -> None:
-    logger.info("draining %s for at most %g s; the next signal stops at once", _num_live(driver), timeout)
+    logger.info(
+        "draining for at most %g s, requests left: %d; the next signal stops at once", timeout, _num_left(driver)
+    )
     driver.drain(timeout)
 
 
 def _tell_what_is_cut(driver: Driver) -> None:
-    with suppress(TriptychError):  # of a driver that gave up: what ends this verb says more
-        if (num_cut := _num_live(driver)) != "0 requests":
-            logger.warning("%s cut short", num_cut)
+    with suppress(TriptychError):  # of a driver that gave up; that is told already
+        if num_left := _num_left(driver):
+            logger.warning("requests cut short: %d", num_left)
 
 
-def _num_live(driver: Driver) -> str:
+def _num_left(driver: Driver) -> int:
+    journal = Journal.open(journal_path(driver.run_dir, driver.config.service))
     try:
-        return f"{driver.client.stats(timeout=STATISTICS_S)['summarize']['live']} requests"
-    except RequestTimeout:  # summarize is being restarted
-        return "an unknown number of requests"
+        return num_unanswered(journal)
+    finally:
+        journal.close()

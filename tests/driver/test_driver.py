@@ -16,6 +16,7 @@ import pytest
 from tests.waiting import eventually
 from triptych import AsyncDriver, Client, Driver, PipelineConfig
 from triptych.driver.driver import num_unanswered
+from triptych.driver.stream import Stream
 from triptych.protocol.board import ROLES
 from triptych.protocol.errors import ConfigError, Draining, PipelineClosed, TriptychError
 from triptych.protocol.journal.layout import Journal
@@ -182,12 +183,18 @@ def test_a_stop_under_load_ends_every_stream(mode: str) -> None:
 
 def test_leaving_with_an_error_does_not_wait_for_answers() -> None:
     started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), Driver("hash-lm", hash_step_ms=5) as driver:
-        stream = driver.submit([5], max_tokens=4000)
-        stream.accepted(20)
-        raise KeyboardInterrupt
-    assert stream.done
+    streams: list[Stream] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_after_a_request(streams)
+    assert streams[0].done
     assert time.monotonic() - started < 10, "four thousand steps take twenty seconds"
+
+
+def interrupted_after_a_request(streams: list[Stream]) -> None:
+    with Driver("hash-lm", hash_step_ms=5) as driver:
+        streams.append(driver.submit([5], max_tokens=4000))
+        streams[0].accepted(20)
+        raise KeyboardInterrupt
 
 
 def test_a_config_or_options_but_not_both() -> None:

@@ -1,4 +1,4 @@
-"""The client's thread: three messages said again and again until the answer is here, whatever becomes of the other side.
+"""The client's thread: three messages, said again and again until the answer is here, whatever the other side does.
 
 The other side is a service that says what the test tells it.
 """

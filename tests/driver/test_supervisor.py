@@ -14,6 +14,7 @@ from tests.waiting import eventually
 from triptych import Driver
 from triptych.driver import driver as driver_module
 from triptych.protocol.board import ROLES
+from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import ConfigError, WorkerDied
 from triptych.protocol.run_dir import CARD_FILE, CONFIG_FILE
 from triptych.workers.execute.hash_lm import expected_tokens
@@ -41,6 +42,12 @@ def is_replaced(driver: Driver, role: str, old: int) -> bool:
 def break_settings(run_dir: Path) -> None:
     """From now on a worker that starts finds nothing that it can read."""
     (run_dir / CONFIG_FILE).write_text("{")
+
+
+def run_before(run_dir: Path) -> Path:
+    """The model card of a run directory in which a pipeline like these ran before."""
+    (run_dir / CONFIG_FILE).write_text(PipelineConfig.from_options(model="hash-lm").to_json())
+    return run_dir / CARD_FILE
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -98,7 +105,7 @@ def test_a_worker_that_hangs_is_replaced_in_time(role: str) -> None:
 
 
 def test_a_failed_start_shows_the_traceback(tmp_path: Path) -> None:
-    (tmp_path / CARD_FILE).write_text("{")
+    run_before(tmp_path).write_text("{")
     with pytest.raises(WorkerDied, match="Traceback") as caught:
         Driver("hash-lm", run_dir=tmp_path).start()
     assert (caught.value.role, caught.value.exit_code) == ("execute", 1)
@@ -114,17 +121,18 @@ def test_a_model_that_is_not_there_is_named() -> None:
 
 def test_a_start_that_takes_too_long_names_who_was_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "CLEAN_STOP_S", 0.1)
-    os.mkfifo(tmp_path / CARD_FILE)  # whoever opens it waits
+    os.mkfifo(run_before(tmp_path))  # whoever opens it waits
     with pytest.raises(WorkerDied, match=r"was stuck; .*\n\(it was not ready in time\)"):
         Driver("hash-lm", run_dir=tmp_path, start_timeout_s=1.0).start()
 
 
 def test_after_a_failed_start_nothing_is_left(tmp_path: Path) -> None:
-    (tmp_path / CARD_FILE).write_text("{")
+    card = run_before(tmp_path)
+    card.write_text("{")
     driver = Driver("hash-lm", run_dir=tmp_path)
     with pytest.raises(WorkerDied):
         driver.start()
-    (tmp_path / CARD_FILE).unlink()
+    card.unlink()
     with driver:
         assert driver.healthy
 

@@ -39,6 +39,10 @@ class _View:
         shares = isinstance(value, np.void) or (isinstance(value, np.ndarray) and value.base is not None)
         return _View(self._life, value) if shares else value
 
+    def put(self, indices: Any, values: Any) -> None:
+        if self._life.stores():
+            self._target.put(indices, values)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 

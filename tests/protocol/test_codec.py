@@ -24,6 +24,7 @@ from triptych.protocol.codec import (
     decode_public,
     encode,
     pack,
+    peek_request_id,
     unpack,
 )
 from triptych.protocol.errors import BadFrame
@@ -251,13 +252,50 @@ def test_a_reason_is_short_whatever_the_frame_is() -> None:
     assert len(caught.value.message) <= 200
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        submit_frame({"stop": nested(20)}),
+        submit_frame(dict.fromkeys(range(MAX_FIELDS + 1))),
+        submit_frame([]),
+        submit_frame({"prompt": "x" * 100_000}),
+        frame(1, VERSION + 1, 0, 0, "a", {}),
+        frame(1, VERSION, 0, 0, "a"),
+        submit_frame({})[:-1],
+    ],
+    ids=["deep", "large map", "wrong type", "large", "newer version", "field missing", "cut"],
+)
+def test_a_bad_submit_still_names_its_request(bad: bytes) -> None:
+    assert peek_request_id(bad) == "a"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"",
+        b"\xc1",
+        pack(5),
+        pack({}),
+        frame(1, 1, 0),
+        frame(1, 1, 0, 0, 5, {}),
+        encode(m.Abort("a")),
+        frame(99, 1, 0, 0, "a"),
+    ],
+    ids=["empty", "garbage", "number", "map", "short", "number for id", "another message", "unknown tag"],
+)
+def test_what_is_no_submit_names_no_request(bad: bytes) -> None:
+    assert peek_request_id(bad) == ""
+
+
 def test_fifty_thousand_mutated_frames_raise_nothing_but_bad_frame() -> None:
     rng = random.Random(0)
     originals = [encode(message) for message in some_messages()]
     num_refused = 0
     for _ in range(50_000):
+        frame = mutated(rng, rng.choice(originals))
+        assert isinstance(peek_request_id(frame), str)
         try:
-            decode_public(mutated(rng, rng.choice(originals)), max_bytes=PUBLIC_BYTES)
+            decode_public(frame, max_bytes=PUBLIC_BYTES)
         except BadFrame:
             num_refused += 1
     assert 30_000 < num_refused < 50_000, "some mutations hit text only, so not every frame is bad"

@@ -77,7 +77,9 @@ class KnownIds:
         self._live[accepted.request_id] = (digest, accepted)
 
     def refuse(self, request_id: str) -> None:
-        self._live.pop(request_id, None)
+        """The request was not accepted; what was accepted stays."""
+        if request_id in self._live and self._live[request_id][1] is None:
+            del self._live[request_id]
 
     def forget(self, request_id: str) -> None:
         """The request was answered and acknowledged."""

@@ -120,7 +120,7 @@ class Prepare:
             if (received := self._router.recv()) is None:
                 break
             self._stats.changed = True
-            self._hear(*received)
+            self._hear_safely(*received)
         self._dispatch()
 
     # -- from the other workers
@@ -191,6 +191,15 @@ class Prepare:
             self._stats.changed = True
 
     # -- from the clients
+
+    def _hear_safely(self, peer: bytes, frame: bytes) -> None:
+        try:
+            self._hear(peer, frame)
+        except Exception as error:  # a fault of ours that one message finds must not cost the others anything
+            logger.exception("a message could not be handled")
+            request_id = peek_request_id(frame)
+            self._ids.refuse(request_id)
+            self._refuse(peer, request_id, RequestError(f"the message could not be handled: {type(error).__name__}"))
 
     def _hear(self, peer: bytes, frame: bytes) -> None:
         received_ns = time.monotonic_ns()

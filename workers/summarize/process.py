@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ from ...protocol.run_dir import CARD_FILE, follow_endpoint
 from ...protocol.tokenizer_files import load_facts
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .answer import Answer
+from .delivery import Delivery
+from .rate import Rate
 from .stream import OutputStream
 from .vocabulary import Vocabulary
 
@@ -65,25 +67,25 @@ class Summarize:
         self._answers: dict[int, Answer] = {}  # by slot
         self._by_id: dict[str, Answer] = {}
         self._generations = np.zeros(context.journal.num_records, np.uint64)  # last known in each slot
-        self._changed: dict[Answer, None] = {}  # answers with something to send, oldest first
         self._released: list[tuple[int, int]] = []
         self._forgotten: list[tuple[int, int]] = []
         self._counts: Counter[str] = Counter()
-        self._rate = _Rate()
+        self._rate = Rate()
         self._next_tick = 0.0
         self._stats = StatsPublisher(context.page, self._collect)
         self._links = Links(context.run_dir, "summarize", epoch=context.epoch, peers=("prepare", "execute"))
-        self._discover()
         self._router = self._links.router(
             follow_endpoint(context.run_dir, service), epoch=context.epoch, max_frame_bytes=service.max_frame_bytes
         )
+        self._delivery = Delivery(self._router, context.journal, window=service.window_tokens)
         self._poller = Poller(self._links.inbox.socket, self._router.socket)
+        self._discover()
 
     def run(self) -> None:
         try:
             while not self._context.stopping:
                 patience = self._stats.publish_if_due()
-                self._poller.wait(min(patience, RETRY_S) if self._changed else patience)
+                self._poller.wait(min(patience, RETRY_S) if self._delivery.pending else patience)
                 self._turn()
             self._end_all()
         finally:
@@ -96,14 +98,14 @@ class Summarize:
         for _ in range(MAX_FRAMES_A_TURN):
             if (received := self._router.recv()) is None:
                 break
-            self._hear(*received)
+            self._hear_safely(*received)
         now = time.monotonic()
         if self._links.inbox.missed or now >= self._next_tick:
             self._links.inbox.missed = False
             self._next_tick = now + TICK_S
             self._tick(now)
         self._tell_workers()
-        self._deliver()
+        self._delivery.deliver()
 
     def _end_all(self) -> None:
         """The pipeline stops: whoever still waits is told, and may acknowledge for a moment."""
@@ -156,7 +158,7 @@ class Summarize:
         num_new = answer.stream.num_tokens - before
         self._counts["tokens"] += num_new
         self._rate.add(num_new)
-        self._changed[answer] = None
+        self._delivery.mark(answer)
         if answer.stream.is_finished:
             self._release(answer)
 
@@ -221,6 +223,13 @@ class Summarize:
 
     # -- from the clients
 
+    def _hear_safely(self, peer: bytes, frame: bytes) -> None:
+        try:
+            self._hear(peer, frame)
+        except Exception as error:  # a fault of ours that one message finds must not cost the others anything
+            logger.exception("a message could not be handled")
+            self._refuse(peer, BadFrame(f"the message could not be handled: {type(error).__name__}"))
+
     def _hear(self, peer: bytes, frame: bytes) -> None:
         try:
             message = decode_public(frame, max_bytes=self._service.max_frame_bytes).message
@@ -262,7 +271,7 @@ class Summarize:
                 continue
             answer.lease_until = now + answer.view.record.lease_s
             answer.follow(peer, offset, again)
-            self._changed[answer] = None
+            self._delivery.mark(answer)
 
     def _find(self, request_id: str) -> Answer | None:
         if request_id not in self._by_id:
@@ -297,7 +306,7 @@ class Summarize:
             answer.error = (code or "request_failed", text or "the request failed")
         answer.stream.finish(reason)
         answer.ended_ns = answer.text_done_ns = time.monotonic_ns()
-        self._changed[answer] = None
+        self._delivery.mark(answer)
 
     def _release(self, answer: Answer) -> None:
         answer.ended_ns = answer.ended_ns or time.monotonic_ns()
@@ -318,7 +327,7 @@ class Summarize:
         del self._answers[slot]
         if self._by_id.get(answer.request_id) is answer:
             del self._by_id[answer.request_id]
-        self._changed.pop(answer, None)
+        self._delivery.drop(answer)
         self._stats.changed = True
 
     def _tick(self, now: float) -> None:
@@ -335,43 +344,6 @@ class Summarize:
                     answer.lease_until = now + answer.view.record.lease_s
 
     # -- out
-
-    def _deliver(self) -> None:
-        """Send what may be sent: one Text for each client, and the ends."""
-        rows: dict[bytes, list[tuple[Answer, m.DeltaRow]]] = {}
-        waiting: dict[Answer, None] = {}
-        for answer in self._changed:
-            if answer.peer is None:
-                continue
-            if answer.stream.is_finished:
-                if not self._deliver_end(answer):
-                    waiting[answer] = None
-            elif (row := answer.next_row(self._journal, self._service.window_tokens)) is not None:
-                rows.setdefault(answer.peer, []).append((answer, row))
-        for peer, answers in rows.items():
-            if self._router.send(peer, m.Text([row for _, row in answers])):
-                for answer, row in answers:
-                    answer.sent(row)
-            else:
-                waiting.update((answer, None) for answer, _ in answers)
-        self._changed = waiting
-
-    def _deliver_end(self, answer: Answer) -> bool:
-        """Send the terminal message, or what must come before it. False if the client could not take it."""
-        assert answer.peer is not None, "an end is delivered to somebody"
-        end = answer.next_end(self._journal, self._service.window_tokens)
-        if end is not None:
-            if not self._router.send(answer.peer, end):
-                return False
-            answer.end_sent_to = answer.peer
-            answer.num_sent = answer.stream.num_tokens
-            return True
-        row = answer.next_row(self._journal, self._service.window_tokens)
-        if row is not None:
-            if not self._router.send(answer.peer, m.Text([row])):
-                return False
-            answer.sent(row)
-        return True
 
     def _tell_workers(self) -> None:
         if self._released:
@@ -396,30 +368,6 @@ class Summarize:
             "stale_tokens": self._counts["stale_tokens"],
             "bad_frames": self._counts["bad_frames"] + self._router.num_bad_frames,
         }
-
-
-class _Rate:
-    """Tokens a second over the last two seconds."""
-
-    WINDOW_S = 2.0
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque()
-        self._sum = 0
-
-    def add(self, count: int) -> None:
-        self._samples.append((time.monotonic(), count))
-        self._sum += count
-        self._drop_old()
-
-    def per_second(self) -> float:
-        self._drop_old()
-        return self._sum / self.WINDOW_S
-
-    def _drop_old(self) -> None:
-        oldest = time.monotonic() - self.WINDOW_S
-        while self._samples and self._samples[0][0] < oldest:
-            self._sum -= self._samples.popleft()[1]
 
 
 def _is_follow_entry(entry: Any) -> bool:

@@ -1,0 +1,109 @@
+"""What does the truth cost? Writing and reading the journal. Prints one JSON line; µs a call.
+
+``publish`` is what every step of the model pays; the rest is paid once a request, or once a tick.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter_ns
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.report import environment, spread  # noqa: E402
+from triptych.protocol.journal.layout import DISPATCHED, Journal  # noqa: E402
+from triptych.protocol.journal.releases import ReleaseWriter  # noqa: E402
+from triptych.protocol.journal.requests import AcceptTimes, RequestWriter, read_request  # noqa: E402
+from triptych.protocol.journal.tokens import TokenWriter, read_tokens  # noqa: E402
+from triptych.protocol.record import RequestRecord  # noqa: E402
+from triptych.protocol.run_dir import SHARED_MEMORY  # noqa: E402
+
+SEED, WARM_UP, REPEATS = 0, 5, 101
+ROWS, RECORDS, ARENA_BYTES = 256, 4096, 64 << 20
+PROMPT_TOKENS, OUTPUT_TOKENS = 1000, 1000
+TIMES = AcceptTimes(1_000_000_000, 1_000_100_000, 1_000_200_000, 1_000_300_000)
+
+
+def main() -> None:
+    folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(dir=folder) as path:
+        journal = Journal.create(Path(path) / "journal", num_records=RECORDS, arena_bytes=ARENA_BYTES)
+        results = measure(journal)
+    config = {
+        "rows": ROWS, "records": RECORDS, "prompt_tokens": PROMPT_TOKENS, "output_tokens": OUTPUT_TOKENS,
+    }  # fmt: skip
+    print(json.dumps({
+        "what": "journal", "unit": "us", **environment("numpy", "msgpack"), "config": config, "seed": SEED,
+        "warm_up": WARM_UP, "results": results,
+    }))  # fmt: skip
+
+
+def measure(journal: Journal) -> dict[str, dict[str, float]]:
+    requests, tokens, releases = RequestWriter(journal), TokenWriter(journal), ReleaseWriter(journal)
+    views = []
+    for _ in range(ROWS):
+        slot, generation = requests.accept(record(), TIMES)
+        requests.dispatch(slot, generation, TIMES.accepted_ns)
+        view = read_request(journal, slot)
+        assert view is not None, "a record that was just written"
+        tokens.adopt(view)
+        views.append(view)
+    slots = np.array([view.slot for view in views])
+    ids = np.random.default_rng(SEED).integers(0, 1 << 15, (OUTPUT_TOKENS, ROWS)).astype(np.int32)
+    steps = enumerate([np.full(ROWS, index) for index in range(OUTPUT_TOKENS)])
+
+    def publish() -> None:
+        index, indices = next(steps)
+        tokens.publish(slots, indices, ids[index], TIMES.accepted_ns + index * 1_000_000)
+
+    def accept_and_forget() -> None:
+        slot, generation = requests.accept(record(), TIMES)
+        releases.forget(slot, generation)
+        requests.recycle(slot, generation)
+
+    def scan() -> None:
+        np.flatnonzero((journal.states() == DISPATCHED) & (journal.release_states() == 0))
+
+    return {
+        f"publish of {ROWS} rows": median(publish, calls=9),
+        f"read_tokens of {OUTPUT_TOKENS * 9 // 10}": median(lambda: read_tokens(journal, views[0]), calls=50),
+        "accept, forget and recycle": median(accept_and_forget, calls=50),
+        "read_request": median(lambda: read_request(journal, 0), calls=50),
+        f"scan of {RECORDS} records": median(scan, calls=50),
+        f"restart of prepare with {ROWS} requests": median(lambda: RequestWriter(journal), calls=1),
+    }
+
+
+def record() -> RequestRecord:
+    return RequestRecord(
+        request_id="a" * 32,
+        digest=1,
+        prompt=bytes(4 * PROMPT_TOKENS),
+        num_truncated_tokens=0,
+        token_capacity=OUTPUT_TOKENS,
+        seed=1,
+        lease_s=10.0,
+        sampling={"temperature": 0.7, "max_tokens": OUTPUT_TOKENS},
+    )
+
+
+def median(run: Callable[[], object], *, calls: int) -> dict[str, float]:
+    samples = []
+    for repeat in range(WARM_UP + REPEATS):
+        start = perf_counter_ns()
+        for _ in range(calls):
+            run()
+        if repeat >= WARM_UP:
+            samples.append((perf_counter_ns() - start) / 1000 / calls)
+    return spread(samples)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Answers to their readers: one Text a client and step, one end a request, never more than a reader asked for."""
+
+from __future__ import annotations
+
+from ...protocol import messages as m
+from ...protocol.channels import Router
+from ...protocol.journal.layout import Journal
+from .answer import Answer
+
+
+class Delivery:
+    """The answers that changed since they were last sent.
+
+    An answer whose reader cannot take it stays here and is tried again; one whose window is full leaves, and comes
+    back with the reader's next FOLLOW.
+    """
+
+    def __init__(self, router: Router, journal: Journal, *, window: int) -> None:
+        self._router = router
+        self._journal = journal
+        self._window = window
+        self._changed: dict[Answer, None] = {}  # oldest first
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._changed)
+
+    def mark(self, answer: Answer) -> None:
+        self._changed[answer] = None
+
+    def drop(self, answer: Answer) -> None:
+        self._changed.pop(answer, None)
+
+    def deliver(self) -> None:
+        """Send what may be sent now."""
+        rows: dict[bytes, list[tuple[Answer, m.DeltaRow]]] = {}
+        changed, self._changed = self._changed, {}
+        for answer in changed:
+            if answer.peer is None:
+                continue
+            if answer.stream.is_finished:
+                if not self._send_end(answer):
+                    self.mark(answer)
+            elif (row := answer.next_row(self._journal, self._window)) is not None:
+                rows.setdefault(answer.peer, []).append((answer, row))
+        for peer, batch in rows.items():
+            self._send_rows(peer, batch)
+
+    def _send_rows(self, peer: bytes, batch: list[tuple[Answer, m.DeltaRow]]) -> None:
+        sent = self._router.send(peer, m.Text([row for _, row in batch]))
+        for answer, row in batch:
+            if sent:
+                answer.sent(row)
+            else:
+                self.mark(answer)
+
+    def _send_end(self, answer: Answer) -> bool:
+        """Send the terminal message, or what must come before it. False if the reader could not take it."""
+        assert answer.peer is not None, "an end is delivered to somebody"
+        end = answer.next_end(self._journal, self._window)
+        if end is not None:
+            if not self._router.send(answer.peer, end):
+                return False
+            answer.end_sent_to = answer.peer
+            answer.num_sent = answer.stream.num_tokens
+            return True
+        row = answer.next_row(self._journal, self._window)
+        if row is None:
+            return True
+        if not self._router.send(answer.peer, m.Text([row])):
+            return False
+        answer.sent(row)
+        return True
