@@ -111,13 +111,14 @@ def generate(
     A line that begins with {" is JSON: prompt, prompt_token_ids or messages, and any sampling parameter.
     """
     from .generate import Task, generate
+    from .output import choose_format
 
     _refuse_config_flags(context, connect)
     task = Task(
         prompts=prompts or [],
         file=file,
         output=output,
-        output_format=output_format,
+        output_format=choose_format(output_format, output),
         chat=chat,
         stream=stream,
         params=params,

@@ -34,7 +34,7 @@ class Task:
     prompts: list[str]
     file: Path | None  # "-": standard input
     output: Path | None
-    output_format: OutputFormat | None
+    output_format: OutputFormat
     chat: bool | None  # None: if the model has a chat template
     stream: bool | None  # None: one prompt, text, to a terminal
     params: SamplingParams
@@ -56,7 +56,7 @@ def generate(
             chat = pipeline.has_chat_template if task.chat is None else task.chat
             if streams:
                 return _stream(pipeline, jobs[0], _request(jobs[0], task.params, chat=chat), sink, console)
-            writer = make_writer(sink, task.output_format, task.output)
+            writer = make_writer(sink, task.output_format)
             requests = [(job, _request(job, task.params, chat=chat)) for job in jobs]
             shows_bar = console.is_terminal and not sink.is_terminal
             with _bar(console, len(jobs)) if shows_bar else _no_bar() as look:
@@ -84,11 +84,11 @@ def _read(task: Task) -> list[Job]:
 
 
 def _streams(task: Task, jobs: list[Job], sink: Sink) -> bool:
-    is_text = task.output_format is not OutputFormat.jsonl and (task.output is None or not task.output.suffix)
+    is_text = task.output_format is OutputFormat.text
     if task.stream is None:
         return len(jobs) == 1 and is_text and sink.is_terminal
     if task.stream and (len(jobs) > 1 or not is_text):
-        raise ConfigError(f"only one prompt can be streamed, as text; there are {len(jobs)}", param="stream")
+        raise ConfigError("only one prompt can be streamed, and only as text", param="stream")
     return task.stream
 
 

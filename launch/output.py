@@ -65,7 +65,7 @@ class Writer(Protocol):
 
 
 class TextWriter:
-    """An answer a line; a failure leaves its line empty, so that lines and prompts still match."""
+    """One answer after another, a newline after each; a failure is an empty one."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -106,11 +106,15 @@ class JsonlWriter:
         self._sink.write(json.dumps({"index": job.index, **row}, ensure_ascii=False) + "\n")
 
 
-def make_writer(sink: Sink, output_format: OutputFormat | None, path: Path | None) -> Writer:
-    """The writer for a format; if none is given, for the suffix of the path."""
-    by_suffix = path is not None and path.suffix in (".jsonl", ".ndjson")
-    is_jsonl = by_suffix if output_format is None else output_format is OutputFormat.jsonl
-    return JsonlWriter(sink) if is_jsonl else TextWriter(sink)
+def choose_format(output_format: OutputFormat | None, path: Path | None) -> OutputFormat:
+    """The format that was asked for; if none was, the one the suffix of the path names."""
+    if output_format is not None:
+        return output_format
+    return OutputFormat.jsonl if path is not None and path.suffix in (".jsonl", ".ndjson") else OutputFormat.text
+
+
+def make_writer(sink: Sink, output_format: OutputFormat) -> Writer:
+    return JsonlWriter(sink) if output_format is OutputFormat.jsonl else TextWriter(sink)
 
 
 @contextmanager

@@ -129,6 +129,19 @@ def test_a_signal_ends_generate_and_leaves_nothing(number: signal.Signals, code:
     assert not run_dir.exists()
 
 
+def test_ctrl_c_ends_an_answer_and_not_the_chat() -> None:
+    with process("chat", *HASH, "--max-tokens", "3000") as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        running.stdin.write("hello\n")
+        running.stdin.flush()
+        assert running.stdout.read(1)
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate("/stats\n", timeout=20)
+    assert running.returncode == 0
+    assert "= wall" in errors
+
+
 def test_a_full_standard_output_is_named() -> None:
     with open("/dev/full", "w") as full:
         command = [*COMMAND, "generate", "hi", *HASH]

@@ -285,6 +285,7 @@ def test_c_20_every_token_is_counted_once_and_recomputed_ones_apart(small: Drive
     before = small.stats()
     small.generate_all([[2, index] for index in range(1, 9)], max_tokens=40)
     eventually(lambda: small.stats()["execute"]["tokens"] == before["execute"]["tokens"] + 8 * 40)
+    assert_quiet(small)
     after = small.stats()
     assert after["summarize"]["tokens"] == before["summarize"]["tokens"] + 8 * 40
     assert after["execute"]["prefill_tokens"] > before["execute"]["prefill_tokens"] + 8 * 2

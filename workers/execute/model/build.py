@@ -51,6 +51,7 @@ def build_runner(
     start = time.monotonic()
     device = resolve_device(model_config.device)
     model, facts = _load(model_config, model_dir, run_dir, device, progress)
+    torch.set_num_threads(_num_threads(model_config.threads, facts.num_parameters))
     max_model_len = _wanted_len(model_config, facts)
     kernel: PagedAttention = CpuAttention() if device.type == "cpu" else ReferenceAttention()
     shapes = switch_to_pages(model, kernel, max_model_len=max_model_len)

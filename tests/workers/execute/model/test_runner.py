@@ -20,7 +20,7 @@ from triptych.workers.execute.step import StepInputs, StepResult
 
 def make_runner(folder: Path, *, num_pages: int | None = 40, **model: Any) -> tuple[TorchRunner, ModelCard]:
     return build_runner(
-        ModelConfig(model="tiny", device="cpu", threads=1, **model),
+        ModelConfig(model="tiny", device="cpu", **model),
         CacheConfig(page_size=8, num_pages=num_pages),
         SchedulerConfig(max_num_seqs=4, prefill_chunk=16),
         model_dir=make_tiny_model("llama", folder / "checkpoint"),
@@ -65,6 +65,17 @@ def test_tokenizer_is_in_the_run_directory(tmp_path: Path) -> None:
     facts = load_facts(tmp_path)
     assert facts is not None
     assert facts.vocab_size == 259
+
+
+@pytest.mark.parametrize(("asked", "used"), [(None, 1), (2, 2)])
+def test_small_model_runs_on_one_thread_unless_more_are_asked_for(tmp_path: Path, asked: int | None, used: int) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        make_runner(tmp_path, threads=asked)
+        assert torch.get_num_threads() == used
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_length_that_was_asked_for_is_kept(tmp_path: Path) -> None:
