@@ -112,7 +112,8 @@ def test_r_cf_17_stop_ids_and_max_tokens_end_each_sequence_by_itself(driver: Dri
     tokens = expected([2, 3], 30)
     stopped = driver.submit([2, 3], max_tokens=30, stop_token_ids=[tokens[11]])
     full = driver.submit([2, 3], max_tokens=30)
-    assert (stopped.result(20).token_ids, stopped.result().finish_reason) == (tokens[:12], "stop")
+    end = tokens.index(tokens[11]) + 1
+    assert (stopped.result(20).token_ids, stopped.result().finish_reason) == (tokens[:end], "stop")
     assert (full.result(20).token_ids, full.result().finish_reason) == (tokens, "length")
 
 

