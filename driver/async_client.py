@@ -80,10 +80,16 @@ class AsyncClient:
     """A connection to a running pipeline for asyncio; use it with ``async with``. See ``Client``."""
 
     def __init__(
-        self, run_dir: str | Path | None = None, *, submit: str | None = None, follow: str | None = None
+        self,
+        run_dir: str | Path | None = None,
+        *,
+        submit: str | None = None,
+        follow: str | None = None,
+        client: Client | None = None,
     ) -> None:
-        self._client = Client(run_dir, submit=submit, follow=follow)
-        self._session = self._client._session
+        """Connect to the pipeline in ``run_dir`` or at its two endpoints, or share the connection of a ``client``."""
+        self._client = client or Client(run_dir, submit=submit, follow=follow)
+        self._session = self._client.session
 
     async def __aenter__(self) -> AsyncClient:
         return self

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import PipelineClosed
-from ..protocol.run_dir import follow_endpoint, submit_endpoint
 from .async_client import AsyncClient, AsyncStream
 from .client import Prompt
 from .driver import Driver
@@ -34,19 +33,13 @@ class AsyncDriver:
     async def start(self) -> AsyncDriver:
         """Start the workers and wait until all are ready; see ``Driver.start``."""
         await asyncio.to_thread(self.driver.start)
-        if self._client is None:
-            run_dir, service = self.driver.run_dir, self.driver.config.service
-            self._client = AsyncClient(
-                submit=submit_endpoint(run_dir, service), follow=follow_endpoint(run_dir, service)
-            )
+        self._client = self._client or AsyncClient(client=self.driver.client)
         return self
 
     async def stop(self, *, mode: Literal["drain", "abort"] = "drain", timeout: float = 30.0) -> None:
         """Stop the pipeline; see ``Driver.stop``."""
         await asyncio.to_thread(self.driver.stop, mode=mode, timeout=timeout)
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
+        self._client = None
 
     async def drain(self, timeout: float = 30.0) -> bool:
         return await asyncio.to_thread(self.driver.drain, timeout)

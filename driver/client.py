@@ -12,7 +12,7 @@ from typing import Any
 
 from ..protocol import messages as m
 from ..protocol.channels import ipc_endpoint
-from ..protocol.errors import ConfigError, Overloaded, RequestTimeout
+from ..protocol.errors import ConfigError, Overloaded, RequestTimeout, TriptychError
 from ..protocol.sampling import SamplingParams
 from .session import Session
 from .stream import Completion, Stream
@@ -43,7 +43,7 @@ class Client:
             follow = follow or ipc_endpoint(Path(run_dir).absolute() / "follow")
         if submit is None or follow is None:
             raise ConfigError("a client needs a run directory, or a submit and a follow endpoint")
-        self._session = Session(submit, follow)
+        self.session = Session(submit, follow)
 
     def __enter__(self) -> Client:
         return self
@@ -52,7 +52,11 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        self._session.close()
+        self.session.close()
+
+    def fail(self, error: TriptychError) -> None:
+        """End every open request with this error: for whoever knows that the pipeline will not come back."""
+        self.session.fail(error)
 
     def submit(
         self,
@@ -70,14 +74,14 @@ class Client:
         stream, as is every other error of this request.
         """
         request_id = request_id or uuid.uuid4().hex
-        stream = Stream(request_id, self._session.abort)
-        self._session.submit(request_id, request_map(prompt, messages, params, options), stream)
+        stream = Stream(request_id, self.session.abort)
+        self.session.submit(request_id, request_map(prompt, messages, params, options), stream)
         return stream
 
     def resume(self, request_id: str, *, num_tokens: int = 0, num_chars: int = 0) -> Stream:
         """Follow a request again from what is here of it: its first ``num_tokens`` tokens, ``num_chars`` of text."""
-        stream = Stream(request_id, self._session.abort)
-        self._session.resume(request_id, stream, num_tokens=num_tokens, num_chars=num_chars)
+        stream = Stream(request_id, self.session.abort)
+        self.session.resume(request_id, stream, num_tokens=num_tokens, num_chars=num_chars)
         return stream
 
     def generate(self, prompt: Prompt | None = None, *, timeout: float | None = None, **options: Any) -> Completion:
@@ -134,7 +138,7 @@ class Client:
 
     def abort(self, request_id: str) -> None:
         """Ask for the end of a request of this client; its stream ends with the finish reason "abort"."""
-        self._session.abort(request_id)
+        self.session.abort(request_id)
 
     def info(self, timeout: float = 10.0) -> dict[str, Any]:
         """The model, its limits, and the limits of the service."""
@@ -150,7 +154,7 @@ class Client:
 
     def _answer(self, question: m.GetInfo | m.GetStats | m.GetStatus, timeout: float) -> Any:
         try:
-            return self._session.ask(question).result(timeout)
+            return self.session.ask(question).result(timeout)
         except FutureTimeout as error:
             raise RequestTimeout(f"{type(question).__name__}: no answer within {timeout} s") from error
 
@@ -161,18 +165,23 @@ def request_map(
     """The request as it travels. Nothing is checked here: prepare does, once, for every kind of client."""
     request: dict[str, Any] = {} if params is None else params.to_wire()
     request.update(options)
-    if isinstance(prompt, str):
-        request["prompt"] = prompt
-    elif prompt is not None:
-        request["prompt_token_ids"] = _packed_ids(prompt)
+    if prompt is not None:
+        is_ids = (isinstance(prompt, Sequence) and not isinstance(prompt, str)) or hasattr(prompt, "tolist")
+        request["prompt_token_ids" if is_ids else "prompt"] = _packed_ids(prompt) if is_ids else prompt
     if messages is not None:
-        request["messages"] = [dict(message) for message in messages]
+        is_list = isinstance(messages, (list, tuple))
+        request["messages"] = [_plain(message) for message in messages] if is_list else messages
     return request
 
 
-def _packed_ids(prompt: Sequence[int]) -> Any:
+def _plain(message: Any) -> Any:
+    return dict(message) if isinstance(message, Mapping) else message
+
+
+def _packed_ids(prompt: Any) -> Any:
+    """Ids of a sequence, an array or a tensor as int32 bytes."""
+    ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
     # Ids that are no int32 go as they are: prepare's refusal then names the one that is wrong.
-    ids = list(prompt)
     if all(type(i) is int and -(2**31) <= i < 2**31 for i in ids):
         return b"".join(i.to_bytes(4, "little", signed=True) for i in ids)
     return ids

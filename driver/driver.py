@@ -99,9 +99,9 @@ class Driver:
             raise
         board.set_mode(RUN)
         self._run_dir, self._board = run_dir, board
-        self._supervisor = Supervisor(run_dir.path, board, self.config.supervisor)
-        self._supervisor.start()
         self._client = Client(submit=submit, follow=follow)
+        self._supervisor = Supervisor(run_dir.path, board, self.config.supervisor, on_give_up=self._client.fail)
+        self._supervisor.start()
 
     def _wait_ready(self, progress: Callable[[Driver], None] | None) -> None:
         supervisor = self._running()
@@ -114,8 +114,8 @@ class Driver:
             self.stop(mode="abort", timeout=0)
             raise
 
-    def stop(self, *, mode: Literal["drain", "abort"] = "drain", timeout: float = 30.0) -> None:
-        """Stop the pipeline; a second call changes nothing.
+    def stop(self, *, mode: Literal["drain", "abort"] = "drain", timeout: float = 30.0) -> dict[str, int | None]:
+        """Stop the pipeline; a second call changes nothing. Returns the workers' exit codes by role, 0 when clean.
 
         "drain" lets accepted requests finish for ``timeout`` seconds while new ones are refused; what is left then,
         and everything with "abort", ends with the finish reason "abort". A run directory made by this driver is
@@ -124,7 +124,7 @@ class Driver:
         with self._lock:
             supervisor, board, client, run_dir = self._supervisor, self._board, self._client, self._run_dir
             if supervisor is None or board is None or client is None or run_dir is None:
-                return
+                return {}
             if mode == "drain" and supervisor.error is None:
                 self.drain(timeout)
             board.set_mode(STOP)
@@ -134,6 +134,7 @@ class Driver:
             self._leave(run_dir, keep=not run_dir.is_temporary)
             self._supervisor = self._board = self._client = self._run_dir = None
         logger.info("stopped, exit codes %s", codes)
+        return codes
 
     def drain(self, timeout: float = 30.0) -> bool:
         """Refuse new requests and wait for the accepted ones; True if all were answered in time."""

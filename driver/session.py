@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +76,10 @@ class Session:
         self._order(lambda: self._ask(message, future))
         return future
 
+    def fail(self, error: TriptychError) -> None:
+        """End everything that is open with this error: the service will not come back."""
+        self._order(lambda: self._fail_all(error))
+
     def close(self) -> None:
         """End the thread. Requests that are not answered go on in the service until their lease ends."""
         with self._lock:
@@ -93,18 +98,17 @@ class Session:
     # -- everything below runs in the session's thread
 
     def _run(self) -> None:
-        kind: type[TriptychError] = PipelineClosed
-        reason = "the client was closed before the answer came"
+        end: TriptychError = PipelineClosed("the client was closed before the answer came")
         try:
             while not self._closing:
                 self._turn()
         except Exception as error:
             logger.exception("the client's thread failed")
-            kind, reason = RequestError, f"the client's thread failed: {error!r}"
+            end = RequestError(f"the client's thread failed: {error!r}")
         with self._lock:
             self._closing = True
         self._take_orders()  # what was given just before the close ends with the rest
-        self._fail_all(kind, reason)
+        self._fail_all(end)
         self._connection.close()
 
     def _take_orders(self) -> None:
@@ -276,14 +280,15 @@ class Session:
         except Exception:  # a caller's callback must not stop the other requests
             logger.exception("the listener of request %s raised", request.assembly.request_id)
 
-    def _fail_all(self, kind: type[TriptychError], reason: str) -> None:
+    def _fail_all(self, error: TriptychError) -> None:
+        """End every request and question with a copy of the error: each has a partial answer of its own."""
         for request in self._requests.values():
-            self._fail(request, kind(reason))
+            self._fail(request, copy(error))
         self._requests.clear()
         for futures in self._questions.values():
             for future in futures:
                 if future.set_running_or_notify_cancel():
-                    future.set_exception(kind(reason))
+                    future.set_exception(copy(error))
         self._questions.clear()
 
 

@@ -56,7 +56,11 @@ class Supervisor:
     Invariant: at most one live process a role; each life has an epoch of its own.
     """
 
-    def __init__(self, run_dir: Path, board: Board, config: SupervisorConfig) -> None:
+    def __init__(
+        self, run_dir: Path, board: Board, config: SupervisorConfig, *, on_give_up: Callable[[TriptychError], None]
+    ) -> None:
+        """``on_give_up`` is called once, from the supervisor's thread, when no worker will be started any more."""
+        self._on_give_up = on_give_up
         self._run_dir = run_dir
         self._board = board
         self._config = config
@@ -249,8 +253,9 @@ class Supervisor:
 
     def _give_up(self, error: TriptychError) -> None:
         self.error = error
-        logger.error("giving up: %s", error)
+        logger.error("giving up: %s", error.message.partition(";")[0])
         self._kill_all()
+        self._on_give_up(error)
         with self._changed:
             self._changed.notify_all()
 

@@ -298,8 +298,7 @@ def test_a_loop_that_ended_disturbs_nobody(driver: Driver) -> None:
     client = Client(driver.run_dir)
 
     async def leave_early() -> None:
-        async_client = AsyncClient.__new__(AsyncClient)
-        async_client._client, async_client._session = client, client._session
+        async_client = AsyncClient(client=client)
         async_client.submit([5], max_tokens=50)
 
     asyncio.run(leave_early())

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.pipeline.checks import busy_figures
+from tests.waiting import eventually
 from tests.workers.execute.factories import make_sequence
 from triptych import Driver
 from triptych.driver.stream import Completion, Stream
 from triptych.protocol.board import Board
 from triptych.protocol.errors import TriptychError
-from triptych.protocol.run_dir import board_path
+from triptych.protocol.journal.layout import Journal
+from triptych.protocol.run_dir import board_path, journal_path
 from triptych.workers.execute.engine import Engine, StepOutputs
 from triptych.workers.execute.scheduling.sequence import Sequence as TokenSequence
 
@@ -64,6 +67,34 @@ def board_stats(driver: Driver) -> dict[str, Any]:
     stats = board.stats()
     board.close()
     return stats
+
+
+_COUNTING = ("prepare", "execute")  # summarize's rate goes down for two seconds
+
+
+def holds_nothing(driver: Driver) -> bool:
+    """Whether no request has a record in the journal, and the last statistics show every page free and no work."""
+    journal = Journal.open(journal_path(driver.run_dir, driver.config.service))
+    in_use = bool((journal.states() != 0).any())
+    journal.close()
+    execute = driver.stats()["execute"]
+    return not in_use and not busy_figures(driver) and bool(execute["pages_free"] == execute["pages"])
+
+
+def settle(driver: Driver) -> dict[str, Any]:
+    """The statistics once nothing is held and they have stopped changing: workers publish them 50 ms late."""
+    seen: list[tuple[float, dict[str, Any]]] = []
+    clock = Clock()
+
+    def is_steady() -> bool:
+        stats = driver.stats()
+        if not holds_nothing(driver) or (seen and any(seen[0][1][role] != stats[role] for role in _COUNTING)):
+            seen.clear()
+        seen.append((clock.s, stats))
+        return clock.s - seen[0][0] > 0.15
+
+    eventually(is_steady, interval=0.05)
+    return seen[-1][1]
 
 
 def is_alive(pid: int | None) -> bool:

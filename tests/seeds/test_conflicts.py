@@ -17,9 +17,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tests.pipeline.checks import assert_quiet, expected
+from tests.pipeline.checks import expected
 from tests.pipeline.raw import ACKNOWLEDGE, FINISHED, GET_STATS, STATS, RawClient
-from tests.seeds.support import Clock, end_all, outcome, sequence_of, text_of, trace
+from tests.seeds.support import Clock, end_all, outcome, sequence_of, settle, text_of, trace
 from tests.seeds.tiny_engine import drawn_tokens
 from tests.waiting import eventually
 from tests.workers.execute.factories import (
@@ -217,7 +217,7 @@ def test_c_16_filters_come_in_the_order_of_transformers(tiny: TinyEngine) -> Non
     """The distribution over one next token equals that of transformers' processors in the order of ``generate``."""
     ids, count = torch.tensor([[40, 41, 42, 40]]), 20_000
     ours = tiny.logits(ids[0].tolist())[None].div(4)
-    processors = LogitsProcessorList([
+    processors: Any = LogitsProcessorList([
         RepetitionPenaltyLogitsProcessor(1.7),
         TemperatureLogitsWarper(1.3),
         TopKLogitsWarper(30),
@@ -269,12 +269,10 @@ def test_c_19_there_is_exactly_one_terminal_message(driver: Driver) -> None:
 
 def test_c_20_every_token_is_counted_once_and_recomputed_ones_apart(small: Driver) -> None:
     """Totals equal the tokens of the answers, although preempted sequences computed some of them again."""
-    assert_quiet(small)
-    before = small.stats()
+    before = settle(small)
     small.generate_all([[2, index] for index in range(1, 9)], max_tokens=40)
-    eventually(lambda: small.stats()["execute"]["tokens"] == before["execute"]["tokens"] + 8 * 40)
-    assert_quiet(small)
-    after = small.stats()
+    after = settle(small)
+    assert after["execute"]["tokens"] == before["execute"]["tokens"] + 8 * 40
     assert after["summarize"]["tokens"] == before["summarize"]["tokens"] + 8 * 40
     assert after["execute"]["prefill_tokens"] > before["execute"]["prefill_tokens"] + 8 * 2
     assert after["execute"]["preemptions"] > before["execute"]["preemptions"]

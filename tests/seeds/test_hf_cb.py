@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.pipeline.checks import assert_quiet, expected
-from tests.seeds.support import Clock, end_all, outcome, trace
+from tests.pipeline.checks import expected
+from tests.seeds.support import Clock, end_all, outcome, settle, trace
 from tests.waiting import eventually
 from tests.workers.execute.factories import (
     advance,
@@ -176,7 +176,7 @@ def test_r_hf_20_a_cancelled_request_frees_its_pages_before_the_next_step(driver
 def test_r_hf_21_the_status_of_an_unknown_id_is_unknown(driver: Driver) -> None:
     """No exception, for ids that never were and for those that were forgotten."""
     gone = driver.generate([1, 2], max_tokens=1).request_id
-    assert_quiet(driver)
+    settle(driver)
     assert [driver.client.status(request_id) for request_id in ("never", gone)] == ["unknown", "unknown"]
 
 
@@ -250,4 +250,4 @@ def test_r_hf_25_a_restarted_execute_begins_with_an_empty_pool_and_goes_on() -> 
         driver.restart("execute")
         assert stream.result(60).token_ids == expected([4, 5], 150)
         eventually(lambda: driver.stats()["execute"]["epoch"] == 2)
-        assert_quiet(driver)
+        settle(driver)

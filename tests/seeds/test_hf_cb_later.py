@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,7 +160,7 @@ def test_n_hf_6_there_is_no_silent_stall(seed: int) -> None:
     """While anybody is live every call of ``plan`` brings something, whatever the sizes and limits."""
     rng = random.Random(seed)
     sequences = [make_sequence(i, num_tokens=rng.randrange(1, 30), max_tokens=rng.randrange(1, 30)) for i in range(6)]
-    options = {"page_size": rng.choice([1, 2, 4]), "prefill_chunk": rng.randrange(1, 9)}
+    options: dict[str, Any] = {"page_size": rng.choice([1, 2, 4]), "prefill_chunk": rng.randrange(1, 9)}
     budget, margin = rng.randrange(1, 12), rng.choice([0.0, 0.2, 1.0])
     engine = make_engine(
         *sequences, num_pages=40 // options["page_size"], max_num_batched_tokens=budget, safety_margin=margin, **options

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
-from tests.pipeline.checks import assert_quiet, expected
-from tests.seeds.support import Clock, cpu_seconds, outcome, sequence_of, text_of, trace
+from tests.pipeline.checks import expected
+from tests.seeds.support import Clock, cpu_seconds, outcome, sequence_of, settle, text_of, trace
 from tests.seeds.tiny_engine import drawn_tokens
 from tests.waiting import eventually
 from tests.workers import tokenizer_zoo
@@ -124,7 +124,7 @@ def test_n_od_8_decodes_run_while_prompts_keep_arriving() -> None:
 
 def test_n_od_9_an_idle_pipeline_uses_no_processor(driver: Driver) -> None:
     """Less than two percent of a core in each process while nothing is asked."""
-    assert_quiet(driver)
+    settle(driver)
     clock, before = Clock(), {role: cpu_seconds(pid) for role, pid in driver.pids.items()}
     eventually(lambda: clock.s > 1.5, interval=0.1)
     used = {role: cpu_seconds(pid) - before[role] for role, pid in driver.pids.items()}

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.pipeline.checks import assert_quiet, expected, random_prompt
-from tests.seeds.support import board_stats, is_alive, outcome, text_of, trace
+from tests.pipeline.checks import expected, random_prompt
+from tests.seeds.support import board_stats, is_alive, outcome, settle, text_of, trace
 from tests.waiting import eventually
 from tests.workers.execute.factories import advance, chunks_of, make_engine, make_scheduler, make_sequence
 from triptych import Client, Driver
@@ -85,21 +85,17 @@ def test_r_od_22_nothing_is_held_after_the_last_end(driver: Driver) -> None:
         stream.abort()
     outcomes = [outcome(stream) for stream in streams]
     assert {type(o).__name__ for o in outcomes} == {"Completion", "InvalidRequest"}
-    assert_quiet(driver)
-    assert driver.stats()["execute"]["pages_free"] == driver.info()["model"]["num_pages"]
+    assert settle(driver)["execute"]["pages_free"] == driver.info()["model"]["num_pages"]
 
 
 def test_r_od_23_a_request_that_ends_on_its_first_token_is_never_decoded(driver: Driver) -> None:
     """One piece, one end, one step."""
-    assert_quiet(driver)
-    steps = driver.stats()["execute"]["steps"]
+    steps = settle(driver)["execute"]["steps"]
     first = expected([4, 4, 4], 1)
     stream = driver.submit([4, 4, 4], max_tokens=50, stop_token_ids=first)
     assert [delta.token_ids for delta in stream] == [first]
     assert stream.result().finish_reason == "stop"
-    eventually(lambda: driver.stats()["execute"]["steps"] > steps)
-    assert_quiet(driver)
-    assert driver.stats()["execute"]["steps"] == steps + 1
+    assert settle(driver)["execute"]["steps"] == steps + 1
 
 
 def test_r_od_24_results_of_a_request_that_is_gone_are_dropped() -> None:
@@ -195,7 +191,7 @@ def test_r_od_30_the_page_pool_is_sized_from_memory_and_bounded_on_a_cpu() -> No
     from triptych.workers.execute.model.pool import size_pages
 
     def pages(free: int, *, length: int = 1 << 20, shrink: bool = True, **cache: int) -> tuple[int, int]:
-        config = CacheConfig(**{"max_kv_bytes": 1 << 30, **cache})  # type: ignore[arg-type]
+        config = CacheConfig(**{"max_kv_bytes": 1 << 30, **cache})
         return size_pages(
             config,
             bytes_per_token=1024,

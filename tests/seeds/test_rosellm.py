@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers import TopPLogitsWarper
 
-from tests.pipeline.checks import assert_quiet, expected
+from tests.pipeline.checks import expected
 from tests.pipeline.raw import ACKNOWLEDGE, RawClient
-from tests.seeds.support import Clock, end_all, outcome, sequence_of, text_of, trace
+from tests.seeds.support import Clock, end_all, outcome, sequence_of, settle, text_of, trace
 from tests.seeds.tiny_engine import drawn_tokens
 from tests.waiting import eventually
 from tests.workers.execute.factories import (
@@ -150,7 +150,7 @@ def test_r_rl_11_an_answer_is_kept_until_it_is_collected(driver: Driver) -> None
         with Client(driver.run_dir) as other:
             assert other.resume(request_id).result(20).token_ids == expected([1, 2], 30)
         client.send("follow", ACKNOWLEDGE, [request_id])
-    assert_quiet(driver)
+    settle(driver)
     with pytest.raises(UnknownRequest):
         driver.client.resume(request_id).result(20)
 
@@ -160,7 +160,8 @@ def test_r_rl_12_a_long_prompt_may_be_cut_on_the_left_and_an_empty_one_is_refuse
     prompt = [1 + i % 200 for i in range(4200)]
     answer = driver.generate(prompt, truncation="left", max_tokens=4)
     assert answer.token_ids == expected(prompt[-answer.usage["prompt_tokens"] :], 4)
-    for empty in ("", []):
+    nothing: list[str | list[int]] = ["", []]
+    for empty in nothing:
         with pytest.raises(EmptyPrompt, match="has no tokens"):
             driver.generate(empty)
 
@@ -222,7 +223,7 @@ def test_n_rl_2_requests_that_end_with_their_first_token_leak_no_block(small: Dr
     """More of them than there are pages, one after the other."""
     for index in range(1, 31):
         assert small.generate([9] * index, max_tokens=1, timeout=20).token_ids == expected([9] * index, 1)
-    assert_quiet(small)
+    settle(small)
 
 
 def test_n_rl_3_questions_about_unknown_requests_are_answered(driver: Driver) -> None:
@@ -240,12 +241,10 @@ def test_n_rl_4_many_short_prompts_share_the_pool(small: Driver) -> None:
 
 def test_n_rl_5_max_tokens_of_zero_ends_at_once(driver: Driver) -> None:
     """An answer without tokens, and no step for it."""
-    assert_quiet(driver)
-    steps = driver.stats()["execute"]["steps"]
+    steps = settle(driver)["execute"]["steps"]
     answer = driver.generate([1, 2], max_tokens=0)
     assert (answer.token_ids, answer.text, answer.finish_reason) == ([], "", "length")
-    assert_quiet(driver)
-    assert driver.stats()["execute"]["steps"] == steps
+    assert settle(driver)["execute"]["steps"] == steps
 
 
 def test_n_rl_6_the_text_is_the_answer_without_the_prompt(driver: Driver) -> None:
@@ -290,4 +289,4 @@ def test_n_rl_10_requests_can_be_cancelled_and_leave_nothing_in_the_client(slow:
     assert slow.generate([7, 7], max_tokens=3, timeout=30).token_ids == expected([7, 7], 3)
     thread.join(60)
     assert all(stream.done for stream in streams)
-    assert not slow.client._session._requests
+    assert not slow.client.session._requests

@@ -79,7 +79,8 @@ class TinyEngine:
         """What transformers says, recomputed from the first token at every step, after its own logits processors."""
         ids = torch.tensor([prompt])
         for _ in range(num_tokens):
-            logits = LogitsProcessorList(processors)(ids, self.logits(ids[0].tolist())[None])
+            process: Any = LogitsProcessorList(processors)
+            logits = process(ids, self.logits(ids[0].tolist())[None])
             ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], dim=1)
         tokens: list[int] = ids[0, len(prompt) :].tolist()
         return tokens

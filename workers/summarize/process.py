@@ -356,13 +356,15 @@ class Summarize:
             self._forgotten.clear()
 
     def _collect(self) -> dict[str, Any]:
+        rate = self._rate.per_second()
+        self._stats.changed = self._stats.changed or rate > 0  # until the board shows that nothing comes any more
         reasons = {reason: self._counts[f"finished_{reason}"] for reason in m.FINISH_REASONS[1:]}
         return {
             "live": sum(not a.stream.is_finished for a in self._answers.values()),
             "unread": sum(a.stream.is_finished for a in self._answers.values()),
             "followed": sum(a.peer is not None for a in self._answers.values()),
             "tokens": self._counts["tokens"],
-            "tokens_per_second": self._rate.per_second(),
+            "tokens_per_second": rate,
             "finished": reasons,
             "forgotten_unread": self._counts["forgotten_unread"],
             "stale_tokens": self._counts["stale_tokens"],

@@ -1,0 +1,41 @@
+"""A driver that gives up says so to everybody who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from tests.waiting import eventually
+from triptych import AsyncDriver, Driver
+from triptych.protocol.errors import WorkerDied
+
+SLOW = {"model": "hash-lm", "hash_step_ms": 20.0, "max_restarts": 0}
+
+
+def test_streams_end_when_the_driver_gives_up() -> None:
+    with Driver(**SLOW) as driver:
+        stream = driver.submit([1, 2], max_tokens=2000)
+        deltas = iter(stream)
+        next(deltas)
+        os.kill(eventually(lambda: driver.pids["execute"]), signal.SIGABRT)
+        with pytest.raises(WorkerDied, match="execute"):
+            list(deltas)
+        with pytest.raises(WorkerDied):
+            driver.submit([1, 2])
+        codes = driver.stop(mode="abort")
+        assert codes["execute"] == -signal.SIGABRT
+
+
+def test_async_streams_end_when_the_driver_gives_up() -> None:
+    async def run() -> None:
+        async with AsyncDriver(**SLOW) as driver:
+            stream = driver.submit([1, 2], max_tokens=2000)
+            await stream.accepted()
+            os.kill(eventually(lambda: driver.driver.pids["execute"]), signal.SIGABRT)
+            with pytest.raises(WorkerDied):
+                await stream.result()
+
+    asyncio.run(run())
