@@ -176,7 +176,8 @@ class Supervisor:
 
     def _patience(self, now: float) -> float:
         waiting = [w.start_at - now for w in self._workers.values() if not w.alive]
-        return CHECK_S if self._stopping else max(0.0, min([CHECK_S, *waiting]))
+        nobody_starts = self._stopping or self.error is not None
+        return CHECK_S if nobody_starts else max(0.0, min([CHECK_S, *waiting]))
 
     def _spawn(self, worker: Worker) -> None:
         epoch = self._board.next_epoch(worker.role)

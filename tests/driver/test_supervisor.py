@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ import pytest
 from tests.waiting import eventually
 from triptych import Driver
 from triptych.driver import driver as driver_module
+from triptych.driver.supervisor import Supervisor
 from triptych.protocol.board import ROLES
 from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import ConfigError, WorkerDied
@@ -21,6 +25,7 @@ from triptych.workers.execute.hash_lm import expected_tokens
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 HANG_S = 0.5
+soon = partial(eventually, timeout=60.0)  # a process starts in half a second, on a busy machine in many
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +61,7 @@ def test_a_worker_can_be_replaced_while_it_works(driver: Driver, role: str) -> N
     next(iter(stream))
     old = pid_of(driver, role)
     driver.restart(role)
-    eventually(lambda: is_replaced(driver, role, old))
+    soon(lambda: is_replaced(driver, role, old))
     assert stream.result(30).token_ids == expected_tokens([5, 6, 7], 400, VOCAB_SIZE)
 
 
@@ -64,7 +69,7 @@ def test_replacements_are_counted(driver: Driver) -> None:
     before = driver.stats()["restarts"]["execute"]
     old = pid_of(driver, "execute")
     driver.restart("execute")
-    eventually(lambda: is_replaced(driver, "execute", old))
+    soon(lambda: is_replaced(driver, "execute", old))
     assert driver.stats()["restarts"]["execute"] == before + 1
 
 
@@ -72,7 +77,7 @@ def test_a_replacement_is_a_new_life(driver: Driver) -> None:
     before = driver.stats()["prepare"]["epoch"]
     old = pid_of(driver, "prepare")
     driver.restart("prepare")
-    eventually(lambda: is_replaced(driver, "prepare", old))
+    soon(lambda: is_replaced(driver, "prepare", old))
     assert driver.stats()["prepare"]["epoch"] == before + 1
 
 
@@ -99,7 +104,7 @@ def test_a_worker_that_hangs_is_replaced_in_time(role: str) -> None:
         stopped = time.monotonic()
         eventually(lambda: driver.pids[role] != old)
         noticed_s = time.monotonic() - stopped
-        eventually(lambda: is_replaced(driver, role, old))
+        soon(lambda: is_replaced(driver, role, old))
         assert driver.generate([5, 6], max_tokens=3, timeout=20).token_ids == expected_tokens([5, 6], 3, VOCAB_SIZE)
     assert noticed_s < HANG_S + 1
 
@@ -143,7 +148,7 @@ def test_whoever_keeps_dying_is_given_up_on(tmp_path: Path) -> None:
         stream.accepted(20)
         break_settings(tmp_path)
         driver.restart("summarize")
-        error = eventually(lambda: error_of(driver))
+        error = soon(lambda: error_of(driver))
         restarts = driver._supervisor.num_restarts if driver._supervisor else {}
     assert (error.role, error.exit_code, restarts["summarize"]) == ("summarize", 1, 4), "one asked for, three failed"
     assert "JSONDecodeError" in error.stderr
@@ -154,11 +159,23 @@ def test_after_giving_up_everything_raises_why(tmp_path: Path) -> None:
     with Driver("hash-lm", run_dir=tmp_path, max_restarts=0) as driver:
         break_settings(tmp_path)
         driver.restart("prepare")
-        error = eventually(lambda: error_of(driver))
+        error = soon(lambda: error_of(driver))
         for use in (lambda: driver.submit([5]), driver.stats, lambda: driver.pids, lambda: driver.restart("prepare")):
             with pytest.raises(WorkerDied) as caught:
                 use()
             assert caught.value is error
+
+
+def test_a_driver_that_gave_up_does_not_turn_in_circles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn, num_turns = Supervisor._turn, itertools.count()
+    monkeypatch.setattr(Supervisor, "_turn", lambda supervisor: (next(num_turns), turn(supervisor)))
+    with Driver("hash-lm", run_dir=tmp_path, max_restarts=0) as driver:
+        break_settings(tmp_path)
+        driver.restart("prepare")
+        soon(lambda: error_of(driver))
+        before = next(num_turns)
+        threading.Event().wait(0.5)
+        assert next(num_turns) - before < 20
 
 
 def error_of(driver: Driver) -> WorkerDied | None:
@@ -174,7 +191,7 @@ def test_kills_from_outside_count_against_nobody(tmp_path: Path) -> None:
         for _ in range(3):
             old = pid_of(driver, "prepare")
             os.kill(old, signal.SIGKILL)
-            eventually(lambda old=old: is_replaced(driver, "prepare", old))  # type: ignore[misc]
+            soon(lambda old=old: is_replaced(driver, "prepare", old))  # type: ignore[misc]
         assert driver.generate([5], max_tokens=3, timeout=20).token_ids == expected_tokens([5], 3, VOCAB_SIZE)
 
 
@@ -184,7 +201,7 @@ def test_a_settings_file_that_is_mended_in_time_saves_the_pipeline(tmp_path: Pat
         old = pid_of(driver, "prepare")
         break_settings(tmp_path)
         driver.restart("prepare")
-        eventually(lambda: driver._supervisor is not None and driver._supervisor.num_restarts["prepare"] >= 3)
+        soon(lambda: driver._supervisor is not None and driver._supervisor.num_restarts["prepare"] >= 3)
         (tmp_path / CONFIG_FILE).write_text(settings)
-        eventually(lambda: is_replaced(driver, "prepare", old), timeout=30)
+        soon(lambda: is_replaced(driver, "prepare", old))
         assert driver.generate([5], max_tokens=3, timeout=20).token_ids == expected_tokens([5], 3, VOCAB_SIZE)

@@ -112,11 +112,22 @@ def test_messages_arrive_in_order_and_nothing_is_missed(context: Context, folder
         ([(prepared(1), 1, 1)], True),
         ([(prepared(0), 1, 0), (prepared(0), 1, 0)], True),
         ([(prepared(0), 1, 0), (prepared(0), 2, 0)], True),
+        ([(prepared(0), 1, 0), (prepared(1), 2, 1)], True),
         ([(prepared(0), 1, 5), (prepared(0), 2, 0), (prepared(1), 2, 1)], True),
         ([(prepared(0), 1, 0), (m.Release(b"", b""), 7, 0), (prepared(1), 1, 1)], False),
         ([(m.Release(b"", b""), 7, 0), (prepared(0), 1, 0), (m.Release(b"", b""), 7, 2)], True),
     ],
-    ids=["whole", "one lost", "first lost", "twice", "new life", "lost, then new life", "two senders", "one of two"],
+    ids=[
+        "whole",
+        "one lost",
+        "first lost",
+        "twice",
+        "new life",
+        "new life, first lost",
+        "lost, then new life",
+        "two senders",
+        "one of two",
+    ],
 )
 def test_a_gap_is_noticed(context: Context, folder: Path, frames: list[tuple[Any, int, int]], missed: bool) -> None:
     inbox = settled_inbox(context, folder)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.seeds.support import holds_nothing
-from tests.waiting import eventually
+from tests.seeds.support import clean_up
 from triptych import Driver
 
 if TYPE_CHECKING:
@@ -43,28 +42,28 @@ def _demo_pipeline() -> Iterator[Driver]:
 def driver(_fast_pipeline: Driver) -> Iterator[Driver]:
     """The hash LM as fast as it goes, with memory for everybody."""
     yield _fast_pipeline
-    eventually(lambda: holds_nothing(_fast_pipeline))
+    clean_up(_fast_pipeline)
 
 
 @pytest.fixture
 def slow(_slow_pipeline: Driver) -> Iterator[Driver]:
     """The hash LM at 5 ms a step, with two rows (so three live sequences) and a queue of 64."""
     yield _slow_pipeline
-    eventually(lambda: holds_nothing(_slow_pipeline))
+    clean_up(_slow_pipeline)
 
 
 @pytest.fixture
 def small(_small_pipeline: Driver) -> Iterator[Driver]:
     """The hash LM with twelve pages of four tokens and four rows: long answers preempt each other."""
     yield _small_pipeline
-    eventually(lambda: holds_nothing(_small_pipeline))
+    clean_up(_small_pipeline)
 
 
 @pytest.fixture
 def demo(_demo_pipeline: Driver) -> Iterator[Driver]:
     """The model that ships with the package: real text, and a chat template."""
     yield _demo_pipeline
-    eventually(lambda: holds_nothing(_demo_pipeline))
+    clean_up(_demo_pipeline)
 
 
 @pytest.fixture(scope="session")

@@ -81,6 +81,13 @@ def holds_nothing(driver: Driver) -> bool:
     return not in_use and not busy_figures(driver) and bool(execute["pages_free"] == execute["pages"])
 
 
+def clean_up(driver: Driver) -> None:
+    """Abort what a failed test left behind, so that the next one finds an empty pipeline."""
+    for request_id in list(driver.client.session._requests):
+        driver.abort(request_id)
+    eventually(lambda: holds_nothing(driver))
+
+
 def settle(driver: Driver) -> dict[str, Any]:
     """The statistics once nothing is held and they have stopped changing: workers publish them 50 ms late."""
     seen: list[tuple[float, dict[str, Any]]] = []

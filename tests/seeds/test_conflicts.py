@@ -63,9 +63,13 @@ def test_c_2_queue_live_sequences_and_rows_have_a_limit_each(slow: Driver) -> No
     """Two rows, three live, 64 waiting; what is ready takes a row in the step after it was freed."""
     streams = [slow.submit([1, index % 250], max_tokens=4000) for index in range(1, 100)]
     accepted = [s for s in streams if not isinstance(_refusal(s), Overloaded)]
-    stats = eventually(lambda: (s := slow.stats())["execute"]["ready"] and s["prepare"]["waiting"] and s)
-    assert (stats["prepare"]["live"], stats["execute"]["decoding"], stats["execute"]["ready"]) == (3, 2, 1)
-    assert stats["prepare"]["waiting"] <= 64
+
+    def live() -> tuple[int, int, int]:
+        stats = slow.stats()
+        return stats["prepare"]["live"], stats["execute"]["decoding"], stats["execute"]["ready"]
+
+    eventually(lambda: live() == (3, 2, 1))
+    assert 0 < slow.stats()["prepare"]["waiting"] <= 64
     assert 64 <= len(accepted) <= 70
     end_all(streams)
 
@@ -309,7 +313,7 @@ def test_c_22_stop_drains_or_aborts() -> None:
         stream.accepted(20)
     assert driver.drain(timeout=0.05) is False
     assert isinstance(outcome(driver.submit([1])), Draining)
-    driver.stop(mode="drain", timeout=1.0)
+    driver.stop(mode="drain", timeout=2.0)
     assert [stream.result(0).finish_reason for stream in streams] == ["length", "abort"]
 
 
