@@ -146,10 +146,16 @@ class RequestWriter:
         entry["prepare_word"] = word(generation, DISPATCHED)
 
     def recycle(self, slot: int, generation: int) -> bool:
-        """Free the record if summarize has written it off; False if not, or if that generation is gone already."""
+        """Free the record if summarize has written it off and execute has let go of it; False if not, or if that
+        generation is gone already.
+        """
         entry = self._journal.records[slot]
         current, state = split_word(entry["prepare_word"])
         if current != generation or state == FREE or int(entry["release_word"]) != word(generation, FORGOTTEN):
+            return False
+        # NOTE: until execute has said that no token follows, a step in flight may still write one into the extent,
+        # which would then be somebody else's.
+        if state == DISPATCHED and split_word(entry["finish_word"])[0] != generation:
             return False
         offset, size = int(entry["payload_offset"]), int(entry["payload_bytes"])
         end = extent(offset, size, int(entry["token_capacity"]), int(entry["logprob_words"])).end

@@ -141,6 +141,17 @@ def test_a_question_nobody_answers_is_a_timeout() -> None:
     assert caught.value.message == "GetInfo: no answer within 0.05 s"
 
 
+def test_an_abort_does_no_harm_to_whoever_gets_the_record_next(driver: Driver) -> None:
+    """Its bytes may be given away only after the step that was in flight has written its last token into them."""
+    for turn in range(1, 30):
+        stream = driver.submit([turn], max_tokens=4000)
+        next(iter(stream))
+        stream.abort()
+        stream.result(20)
+        prompt = [turn] * 300  # over where the tokens of the one before were
+        assert driver.generate(prompt, max_tokens=3, timeout=20).token_ids == said_after(prompt, 3)
+
+
 # -- many requests
 
 

@@ -12,9 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.protocol.factories import TIMES, make_journal, make_record
 from triptych.protocol.errors import Overloaded
-from triptych.protocol.journal.layout import FREE, extent
+from triptych.protocol.journal.layout import DISPATCHED, FREE, extent
 from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestView, RequestWriter, logprob_words, read_request
+from triptych.protocol.journal.tokens import TokenWriter
 
 NUM_RECORDS = 6
 ARENA_BYTES = 4096
@@ -118,6 +119,9 @@ class Allocator(RuleBasedStateMachine):
 
     def free_record(self, view: RequestView) -> None:
         self.releases.forget(view.slot, view.generation)
+        if self.journal.states()[view.slot] == DISPATCHED:
+            assert not self.writer.recycle(view.slot, view.generation), "execute may still write into it"
+            TokenWriter(self.journal).finish(view.slot, view.generation, "abort")
         assert self.writer.recycle(view.slot, view.generation)
         del self.live[view.slot]
         self.free.append(view.slot)

@@ -14,6 +14,7 @@ from triptych.protocol.errors import JournalError, Overloaded
 from triptych.protocol.journal.layout import ACCEPTED, DISPATCHED, Journal
 from triptych.protocol.journal.releases import ReleaseWriter, is_released, read_release
 from triptych.protocol.journal.requests import RequestView, RequestWriter, logprob_words, read_request
+from triptych.protocol.journal.tokens import TokenWriter
 
 
 def forget(journal: Journal, view: RequestView) -> None:
@@ -86,6 +87,18 @@ def test_a_record_that_was_only_released_is_kept(tmp_path: Path) -> None:
     ReleaseWriter(journal).release(view.slot, view.generation, num_tokens=0, reason="abort")
     assert not writer.recycle(view.slot, view.generation)
     assert read_request(journal, view.slot) == view
+
+
+def test_a_record_that_execute_may_still_write_into_is_kept(tmp_path: Path) -> None:
+    """A step in flight would write its token into the prompt of whoever got the bytes next."""
+    journal = make_journal(tmp_path)
+    writer = RequestWriter(journal)
+    view = accept(writer, journal)
+    writer.dispatch(view.slot, view.generation, 5)
+    forget(journal, view)
+    assert not writer.recycle(view.slot, view.generation)
+    TokenWriter(journal).finish(view.slot, view.generation, "abort")
+    assert writer.recycle(view.slot, view.generation)
 
 
 def test_recycling_twice_frees_once(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...protocol.journal.layout import Journal
+from ...protocol.journal.layout import DISPATCHED, Journal
 from ...protocol.journal.requests import RequestView
-from ...protocol.journal.tokens import TokenWriter, pack_logprobs, read_times
+from ...protocol.journal.tokens import TokenWriter, pack_logprobs, read_finish, read_times
 from ...protocol.messages import FINISH_REASONS, StepDone
 from .engine import StepOutputs
 from .scheduling.sequence import Key, Sequence
@@ -66,9 +66,22 @@ class Bookkeeper:
         """Write down an end that no step brought."""
         self._writer.finish(*key, reason, error)
 
-    def forget(self, key: Key) -> None:
+    def let_go(self, key: Key) -> None:
+        """Nothing is written for this request any more: its record may be used again."""
         self._views.pop(key, None)
         self._interruptions.pop(key, None)
+        if read_finish(self._journal, *key) is None:
+            self._writer.finish(*key, "abort")
+
+    def let_go_of_others(self) -> None:
+        """The same for what ended before this life of the process took it up."""
+        journal = self._journal
+        generations = journal.generations()
+        ended = (journal.states() == DISPATCHED) & (journal.release_states() != 0)
+        for slot in np.flatnonzero(ended & (journal.finish_words >> np.uint64(32) != generations)).tolist():
+            key = (slot, int(generations[slot]))
+            if key not in self._views:
+                self._writer.finish(*key, "abort")
 
     def record(self, outputs: StepOutputs) -> StepDone | None:
         """Write a step into the journal; the message that tells summarize, or None if there is nothing to tell."""

@@ -155,6 +155,7 @@ class Execute:
     def _scan(self) -> None:
         """Learn from the journal what no message told."""
         self._scan_releases()
+        self._books.let_go_of_others()
         journal = self._journal
         wanted = (journal.states() == DISPATCHED) & (journal.release_states() == 0)
         slots = [slot for slot in np.flatnonzero(wanted).tolist() if not self._holds(slot)]
@@ -196,7 +197,7 @@ class Execute:
         if self._held.get(key[0]) == key[1]:
             del self._held[key[0]]
             self._engine.release(key)
-            self._books.forget(key)
+            self._books.let_go(key)
             self._stats.changed = True
 
     def _count(self, outputs: Any) -> None:
