@@ -235,14 +235,20 @@ class Supervisor:
             return  # a supervisor that was late itself cannot tell who else was
         self._was_ready = self._was_ready or self._all_ready()
         for worker in self._workers.values():
-            page = self._board.worker(worker.role)
-            if worker.alive and page.phase(self._board.epoch(worker.role)) == "ready":
-                patience = max(self._config.hang_s, page.patience_ns / 1e9)
-                silent = (time.monotonic_ns() - page.progress_ns) / 1e9
-                if silent > patience:
-                    logger.warning("worker %s made no progress for %.1f s: killing it", worker.role, silent)
-                    worker.hung = True
-                    self._kill(worker)
+            silent_s, patience_s = self._silence(worker)
+            if worker.alive and silent_s > patience_s:
+                logger.warning("worker %s made no progress for %.1f s: killing it", worker.role, silent_s)
+                worker.hung = True
+                self._kill(worker)
+
+    def _silence(self, worker: Worker) -> tuple[float, float]:
+        """Seconds since the worker's last sign of progress, and how many it may take."""
+        page = self._board.worker(worker.role)
+        if page.phase(self._board.epoch(worker.role)) == "ready":
+            since_s = (time.monotonic_ns() - page.progress_ns) / 1e9
+            return since_s, max(self._config.hang_s, page.patience_ns / 1e9)
+        # While it imports, loads and warms up there is no telling how long a sign takes; only the whole is bounded.
+        return time.monotonic() - worker.started_at, self._config.start_timeout_s
 
     def _kill(self, worker: Worker) -> None:
         if worker.process is not None:

@@ -143,16 +143,23 @@ class Journal:
         """
         arena_bytes = -(-arena_bytes // 64) * 64
         size = HEADER_BYTES + num_records * RECORD.itemsize + arena_bytes
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        unfinished = path.with_name(path.name + ".new")  # under its own name it is whole, whatever dies meanwhile
+        unfinished.unlink(missing_ok=True)
+        file = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(file, 0, size)
+            header = np.zeros(1, HEADER)
+            header[0] = (MAGIC, LAYOUT_VERSION, RECORD.itemsize, num_records, arena_bytes)
+            os.pwrite(file, header.tobytes(), 0)
+            os.link(unfinished, path)
+        except FileExistsError:
+            os.close(file)
+            raise
         except OSError as error:
             os.close(file)
-            path.unlink()
             raise ConfigError(f"the journal {path} needs {size} bytes: {error.strerror}") from error
-        header = np.zeros(1, HEADER)
-        header[0] = (MAGIC, LAYOUT_VERSION, RECORD.itemsize, num_records, arena_bytes)
-        os.pwrite(file, header.tobytes(), 0)
+        finally:
+            unfinished.unlink()
         return cls(path, file)
 
     @classmethod

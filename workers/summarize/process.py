@@ -283,7 +283,9 @@ class Summarize:
         if answer is None:
             return m.Status(request_id, "unknown", 0, 0, 0)
         entry = self._journal.records[answer.view.slot]
-        state = "running" if answer.num_seen or int(entry["scheduled_ns"]) else "queued"
+        # The time may still be that of an earlier request in the slot.
+        is_scheduled = int(entry["scheduled_ns"]) >= answer.view.accepted_ns
+        state = "running" if answer.num_seen or is_scheduled else "queued"
         if answer.stream.is_finished:
             state = {"abort": "aborted", "error": "failed"}.get(answer.stream.finish_reason or "", "finished")
         return m.Status(
