@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from .errors import ConfigError
 
-POLICIES = ("fifo",)
+POLICIES = ("fifo", "prefill_first", "round_robin", "priority")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 DEMO_MODEL = "demo"  # the checkpoint that ships with the package
@@ -93,18 +93,32 @@ class SchedulerConfig:
     max_num_seqs: int = _option(32, "rows of a decode batch")
     prefill_chunk: int = _option(512, "tokens of one prompt in one step at most")
     max_num_batched_tokens: int | None = _option(None, "tokens of a step; by default prefill_chunk + max_num_seqs")
+    max_kv_reads: int | None = _option(None, "tokens of context that a step reads; by default without a limit")
     policy: str = _option("fifo", f"who runs next: {', '.join(POLICIES)}")
-    safety_margin: float = _option(0.2, "share of the pages that a new prompt must leave free while others run")
+    priority_ageing: int = _option(64, "policy priority only: later arrivals that outweigh one level of priority")
+    safety_margin: float | None = _option(
+        None, "share of the pages that a new prompt must leave free while others run; by default the policy's own"
+    )
     max_prefill_skip: int = _option(8, "steps that may pass a waiting prompt by while memory allows it")
+    max_decode_skip: int = _option(8, "steps that may pass the decodes by")
+    decode_join_fill: float = _option(0.0, "decodes share a step with prompts only above this share of taken rows")
+    skip_ahead: int = _option(0, "waiting prompts that may be tried in place of one that does not fit")
 
     def __post_init__(self) -> None:
         _between("max_num_seqs", self.max_num_seqs, 1, 65_536)
         _between("prefill_chunk", self.prefill_chunk, 1, 1 << 20)
         if self.max_num_batched_tokens is not None:
             _between("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
+        if self.max_kv_reads is not None:
+            _between("max_kv_reads", self.max_kv_reads, 1)
         _one_of("policy", self.policy, POLICIES)
-        _between("safety_margin", self.safety_margin, 0, 1)
+        _between("priority_ageing", self.priority_ageing, 1, 1 << 20)
+        if self.safety_margin is not None:
+            _between("safety_margin", self.safety_margin, 0, 1)
         _between("max_prefill_skip", self.max_prefill_skip, 1, 1 << 20)
+        _between("max_decode_skip", self.max_decode_skip, 1, 1 << 20)
+        _between("decode_join_fill", self.decode_join_fill, 0, 1)
+        _between("skip_ahead", self.skip_ahead, 0, 1 << 20)
 
     @property
     def token_budget(self) -> int:

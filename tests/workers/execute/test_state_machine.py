@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tests.workers.execute.factories import expected_output, make_engine, make_sequence, recover, tokens_of
+from triptych.protocol.config import POLICIES
 from triptych.workers.execute.engine import Engine, StepOutputs
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 
@@ -19,8 +20,14 @@ SETTINGS = st.fixed_dictionaries(
         "max_num_seqs": st.integers(1, 5),
         "prefill_chunk": st.integers(1, 9),
         "max_num_batched_tokens": st.integers(1, 12),
-        "safety_margin": st.sampled_from([0.0, 0.2, 1.0]),
+        "policy": st.sampled_from(POLICIES),
+        "priority_ageing": st.sampled_from([1, 64]),
+        "safety_margin": st.sampled_from([None, 0.0, 0.2, 1.0]),
         "max_prefill_skip": st.integers(1, 4),
+        "max_decode_skip": st.integers(1, 4),
+        "max_kv_reads": st.sampled_from([None, 1, 20, 60]),
+        "decode_join_fill": st.sampled_from([0.0, 0.5, 0.95]),
+        "skip_ahead": st.integers(0, 3),
         "max_model_len": st.sampled_from([24, 4096]),
     }
 )
@@ -50,9 +57,11 @@ class Clients(RuleBasedStateMachine):
         num_emitted=st.integers(0, 6),
         temperature=st.sampled_from([0.0, 1.0]),
         stop_ids=st.frozensets(st.integers(0, 96), max_size=4),
+        priority=st.integers(-2, 2),
     )
-    def add(self, num_emitted: int, **options: Any) -> None:
+    def add(self, num_emitted: int, priority: int, **options: Any) -> None:
         sequence = recover(make_sequence(len(self.expected), **options), num_emitted)
+        sequence.priority = priority
         self.outputs[sequence.key] = sequence.output_tokens.tolist()
         self.expected[sequence.key] = self.cut(sequence, expected_output(sequence))
         self.engine.add(sequence)
@@ -106,6 +115,8 @@ class Clients(RuleBasedStateMachine):
         assert step.stats.num_lost_pages == 0
         budget = self.engine.scheduler.config.token_budget
         assert sum(chunk.num_tokens for chunk in step.plan.chunks) <= budget
+        max_reads = self.engine.scheduler.config.max_kv_reads
+        assert max_reads is None or step.plan.num_reads <= max_reads or len(step.plan.chunks) == 1
         assert not {chunk.key for chunk in step.plan.chunks} & set(step.plan.preempted)
         for key, index, token_id in tokens_of(step.progress):
             assert index == len(self.outputs[key])

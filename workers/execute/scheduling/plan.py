@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -39,6 +40,15 @@ class Plan:
         return [chunk.key for chunk in self.chunks if chunk.samples]
 
     @property
+    def num_tokens(self) -> int:
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+    @property
+    def num_reads(self) -> int:
+        """Tokens of context that the step's sequences read, their own included."""
+        return sum(chunk.start + chunk.num_tokens for chunk in self.chunks)
+
+    @property
     def num_prefill_tokens(self) -> int:
         return sum(chunk.num_tokens for chunk in self.chunks[self.num_decodes :])
 
@@ -56,11 +66,25 @@ class Draft:
 
     step: int
     num_tokens_left: int
+    num_reads_left: float = math.inf
+    lacks_memory: bool = False  # a prompt was held back by memory, not by a budget
     decodes: dict[Key, Chunk] = field(default_factory=dict)
     prefills: dict[Key, Chunk] = field(default_factory=dict)
     preempted: list[Key] = field(default_factory=list)
     finished: list[tuple[Key, str]] = field(default_factory=list)
     failed: list[tuple[Key, str]] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.decodes or self.prefills)
+
+    def room(self, sequence: Sequence, wanted: int) -> int:
+        """How many of the ``wanted`` next tokens the budgets allow.
+
+        The first sequence of a step may read what it likes: one with a context above ``max_kv_reads`` has its turn too.
+        """
+        num_reads_left = math.inf if self.is_empty else self.num_reads_left
+        return int(max(0, min(wanted, self.num_tokens_left, num_reads_left - sequence.num_computed_tokens)))
 
     def schedule(self, sequence: Sequence, num_tokens: int) -> None:
         chunks = self.decodes if sequence.state is SequenceState.DECODING else self.prefills
@@ -68,12 +92,14 @@ class Draft:
         samples = start + num_tokens == sequence.num_tokens
         chunks[sequence.key] = Chunk(sequence.key, start, num_tokens, samples)
         self.num_tokens_left -= num_tokens
+        self.num_reads_left -= start + num_tokens
         sequence.last_step = self.step
 
     def drop(self, key: Key) -> None:
         chunk = self.decodes.pop(key, None) or self.prefills.pop(key, None)
         if chunk is not None:
             self.num_tokens_left += chunk.num_tokens
+            self.num_reads_left += chunk.start + chunk.num_tokens
 
     def finish(self) -> Plan | None:
         """The plan, or None when nothing happens in this step."""

@@ -6,13 +6,14 @@ be added and released at any time, also in between.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from ....protocol.config import SchedulerConfig
 from .cache import PageCache
 from .plan import Draft, Plan
-from .policy import make_policy
+from .policy import Phase, Skips, make_policy
 from .progress import Progress
 from .queues import WaitingQueue
 from .rows import Rows
@@ -39,7 +40,12 @@ class Scheduler:
         self.running: dict[Key, Sequence] = {}
         self.num_preemptions = 0
         self._step = 0
-        self._num_prefill_skips = 0
+        self._skips = Skips()
+        self._schedule = {
+            Phase.DECODES: self._schedule_decodes,
+            Phase.PROMPTS: self._schedule_prompts,
+            Phase.WAITING: self._schedule_waiting,
+        }
         self._fresh_are_held_back = False  # memory ran out: no new prompt until a running sequence made way
 
     def add(self, sequence: Sequence) -> None:
@@ -61,17 +67,13 @@ class Scheduler:
 
     def plan(self) -> Plan | None:
         """The next step, its pages reserved, or None when there is nothing to do."""
-        draft = Draft(self._step + 1, self.config.token_budget)
+        draft = Draft(self._step + 1, self.config.token_budget, self.config.max_kv_reads or math.inf)
         self._seat_ready()
-        if self.policy.decodes_first(self._num_prefill_skips):
-            self._schedule_decodes(draft)
-            self._schedule_prefills(draft)
-        else:
-            self._schedule_prefills(draft)
-            self._schedule_decodes(draft)
-        if not draft.decodes and not draft.prefills:
+        for phase in self.policy.phases(self._fill, self._skips):
+            self._schedule[phase](draft)
+        if draft.is_empty:
             self._break_stall(draft)
-        self._count_prefill_skips(draft)
+        self._count_skips(draft)
         plan = draft.finish()
         if plan is not None:
             self._step = plan.step
@@ -103,38 +105,66 @@ class Scheduler:
     # What plan() says in order, in detail.
 
     def _seat_ready(self) -> None:
-        """Rows that came free go to sequences whose prompt is computed, earliest first."""
-        if self.rows.num_free:
-            for sequence in self._in_state(SequenceState.READY)[: self.rows.num_free]:
-                self.rows.seat(sequence)
-                sequence.state = SequenceState.DECODING
+        """Rows that are free, or that the policy takes back, go to sequences whose prompt is computed."""
+        ready = self._in_state(SequenceState.READY)
+        if not ready:
+            return
+        num_missing = len(ready) - self.rows.num_free
+        if num_missing > 0:
+            for sequence in self.policy.stand_up(self.rows.seated, num_missing):
+                self.rows.leave(sequence)
+                sequence.state = SequenceState.READY
+        for sequence in ready[: self.rows.num_free]:
+            self.rows.seat(sequence)
+            sequence.state = SequenceState.DECODING
 
     def _schedule_decodes(self, draft: Draft) -> None:
-        """One token each; where the budget is smaller than that, they take turns."""
-        for sequence in self.rows.take_turns(draft.num_tokens_left):
+        """One token each; where the budgets are smaller than that, they take turns."""
+        if draft.prefills and not self.policy.decodes_join(self._fill, self._skips):
+            return
+        turn = self.rows.take_turns(draft.num_tokens_left, max_reads=draft.num_reads_left, at_least_one=draft.is_empty)
+        for sequence in turn:
             preempted_for_another = sequence.row is None
             if not preempted_for_another and self._make_room(sequence, draft):
                 draft.schedule(sequence, 1)
 
-    def _schedule_prefills(self, draft: Draft) -> None:
-        """Chunks of the prompts under way, then of waiting ones; the first that does not fit ends it."""
+    def _schedule_prompts(self, draft: Draft) -> None:
+        """Chunks of the prompts under way; the first that does not fit ends it."""
         for sequence in self._in_state(SequenceState.PREFILLING):
-            if not self._schedule_chunk(sequence, draft):
+            if sequence.key not in draft.prefills and not self._schedule_chunk(sequence, draft):
                 return
-        while (head := self.waiting.head) and draft.num_tokens_left:
+
+    def _schedule_waiting(self, draft: Draft) -> None:
+        """First chunks, in order; one that memory holds back ends it, or is overtaken by a few, a few times."""
+        if len(draft.prefills) < len(self._in_state(SequenceState.PREFILLING)):
+            return  # a prompt under way did not fit
+        held_back: list[Sequence] = []
+        while (head := self.waiting.head) and draft.room(head, 1) and self._may_overtake(held_back):
             if self._settle(head, draft):
                 continue
             # Whoever gave way in this step must not be back in it: two sequences could throw each other out forever.
-            if draft.preempted or not self._may_start(head):
-                return
-            self._start(head)
-            self._schedule_chunk(head, draft)
+            if draft.preempted:
+                break
+            if self._may_start(head):
+                self._start(head)
+                self._schedule_chunk(head, draft)
+                for sequence in held_back:
+                    sequence.num_overtaken += 1
+            else:
+                draft.lacks_memory = True
+                if not self.config.skip_ahead:
+                    break
+                held_back.append(head)
+                self.waiting.remove(head.key)
+        for sequence in held_back:
+            self.waiting.push(sequence)
 
     def _schedule_chunk(self, sequence: Sequence, draft: Draft) -> bool:
-        wanted = min(sequence.num_uncomputed_tokens, self.config.prefill_chunk, draft.num_tokens_left)
-        num_tokens = self.cache.extend(sequence, wanted)
+        wanted = draft.room(sequence, min(sequence.num_uncomputed_tokens, self.config.prefill_chunk))
+        num_tokens = self.cache.extend(sequence, wanted) if wanted else 0
         if num_tokens:
             draft.schedule(sequence, num_tokens)
+        draft.lacks_memory |= num_tokens < wanted
         return num_tokens > 0
 
     def _break_stall(self, draft: Draft) -> None:
@@ -143,11 +173,14 @@ class Scheduler:
         if prefilling and self._make_room(prefilling[0], draft):
             self._schedule_chunk(prefilling[0], draft)
 
-    def _count_prefill_skips(self, draft: Draft) -> None:
-        """Prompts that decodes left no tokens of the budget too often go first once, see ``Policy.decodes_first``."""
+    def _count_skips(self, draft: Draft) -> None:
+        """Who was passed by for want of budget too often goes first once, see ``Policy.phases``."""
         has_prompts = bool(self.waiting) or bool(self._in_state(SequenceState.PREFILLING))
-        passed_by = has_prompts and not draft.prefills and not draft.num_tokens_left
-        self._num_prefill_skips = self._num_prefill_skips + 1 if passed_by else 0
+        skips_prefills = has_prompts and not draft.prefills and not draft.lacks_memory
+        skips_decodes = len(draft.decodes) < len(self.rows)
+        self._skips = Skips(
+            self._skips.prefills + 1 if skips_prefills else 0, self._skips.decodes + 1 if skips_decodes else 0
+        )
 
     # Who may start, and who must give way.
 
@@ -176,7 +209,15 @@ class Scheduler:
             return False
         num_promised = sum(map(self.cache.num_missing, self._in_state(SequenceState.PREFILLING)))
         num_left = self.cache.num_available - num_promised - self.cache.num_missing(sequence)
-        return num_left >= max(1, self.config.safety_margin * self.cache.num_pages)
+        return num_left >= max(1, self.policy.margin * self.cache.num_pages)
+
+    def _may_overtake(self, held_back: list[Sequence]) -> bool:
+        """Whether those behind ``held_back`` may be tried. Preempted ones are never overtaken, others not too often."""
+        return not held_back or (
+            len(held_back) <= self.config.skip_ahead
+            and not held_back[0].num_preemptions
+            and all(s.num_overtaken < self.config.max_prefill_skip for s in held_back)
+        )
 
     def _start(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence.key)
@@ -242,5 +283,10 @@ class Scheduler:
             self.rows.leave(sequence)
 
     def _in_state(self, state: SequenceState) -> list[Sequence]:
-        """Running sequences in ``state``, in order of arrival."""
-        return sorted((s for s in self.running.values() if s.state is state), key=lambda s: s.arrival)
+        """Running sequences in ``state``, the most urgent first."""
+        return sorted((s for s in self.running.values() if s.state is state), key=self.policy.urgency)
+
+    @property
+    def _fill(self) -> float:
+        """The share of the rows that is taken, or would be if there were enough."""
+        return (len(self.rows) + len(self._in_state(SequenceState.READY))) / self.config.max_num_seqs

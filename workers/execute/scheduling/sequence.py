@@ -38,12 +38,14 @@ class Sequence:
     seed: int
     arrival: int  # order of acceptance, kept over preemption and recovery
     stop_ids: frozenset[int] = frozenset()  # end of sequence and stop_token_ids; empty parts as ignore_eos says
+    priority: int = 0  # the lowest goes first, see policy.Priority
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     state: SequenceState = SequenceState.WAITING
     row: int | None = None  # index into the decode buffers, 0..max_num_seqs-1
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
     num_preemptions: int = 0
+    num_overtaken: int = 0  # sequences behind it that started while it did not fit
     last_step: int = 0  # number of the last step that reads or writes its pages
 
     @property
