@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 from .errors import ConfigError
 
 POLICIES = ("fifo", "prefill_first", "round_robin", "priority")
+PREEMPTIONS = ("auto", "recompute", "swap")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 DEMO_MODEL = "demo"  # the checkpoint that ships with the package
@@ -72,6 +73,8 @@ class CacheConfig:
     page_size: int = _option(16, "tokens of a KV page, a power of two")
     num_pages: int | None = _option(None, "KV pages; by default as many as the memory allows")
     kv_memory_fraction: float = _option(0.5, "of the memory that is free once the weights are loaded")
+    prefix_cache: bool = _option(True, "share the pages of equal prefixes")
+    host_pages: int = _option(0, "KV pages in host memory, for what is swapped out or evicted")
     max_kv_bytes: int = _option(4 << 30, "on a CPU never more than this, so that a default start is polite")
 
     def __post_init__(self) -> None:
@@ -83,6 +86,7 @@ class CacheConfig:
             0 < self.kv_memory_fraction <= 1,
             f"kv_memory_fraction is {self.kv_memory_fraction}, the limits are above 0 and 1",
         )
+        _between("host_pages", self.host_pages, 0, 2**31 - 1)
         _between("max_kv_bytes", self.max_kv_bytes, 1 << 20)
 
 
@@ -101,6 +105,9 @@ class SchedulerConfig:
     )
     max_prefill_skip: int = _option(8, "steps that may pass a waiting prompt by while memory allows it")
     max_decode_skip: int = _option(8, "steps that may pass the decodes by")
+    preemption: str = _option(
+        "auto", f"{', '.join(PREEMPTIONS)}: what becomes of keys and values when memory runs out; auto swaps long ones"
+    )
     decode_join_fill: float = _option(0.0, "decodes share a step with prompts only above this share of taken rows")
     skip_ahead: int = _option(0, "waiting prompts that may be tried in place of one that does not fit")
 
@@ -117,6 +124,7 @@ class SchedulerConfig:
             _between("safety_margin", self.safety_margin, 0, 1)
         _between("max_prefill_skip", self.max_prefill_skip, 1, 1 << 20)
         _between("max_decode_skip", self.max_decode_skip, 1, 1 << 20)
+        _one_of("preemption", self.preemption, PREEMPTIONS)
         _between("decode_join_fill", self.decode_join_fill, 0, 1)
         _between("skip_ahead", self.skip_ahead, 0, 1 << 20)
 

@@ -38,7 +38,7 @@ class TinyEngine:
     @property
     def pages(self) -> list[torch.Tensor]:
         """Keys and values of every layer, the trash page first."""
-        return [pages for cache in self.runner._layers._caches.values() for pages in (cache.key, cache.value)]
+        return [pages for cache in self.runner._layers.caches.values() for pages in cache]
 
     def engine(self, *sequences: Sequence, num_pages: int = NUM_PAGES, **options: Any) -> Engine:
         scheduler = make_scheduler(

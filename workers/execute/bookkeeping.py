@@ -95,9 +95,10 @@ class Bookkeeper:
             self._interruptions[(view.slot, view.generation)] = _Interruption("recovered_ns", since_ns)
 
     def _note_schedule(self, outputs: StepOutputs) -> None:
-        for key in outputs.plan.started:
+        for key, num_cached_tokens in outputs.plan.starts:
             if not self._journal.records["scheduled_ns"][key[0]]:
-                self._writer.add_times(key[0], scheduled_ns=outputs.launched_at)
+                times = {"scheduled_ns": outputs.launched_at, "num_cached_tokens": num_cached_tokens}
+                self._writer.add_times(key[0], **times)
         for key in outputs.plan.preempted:
             self._writer.add_times(key[0], num_preemptions=1)
             self._interruptions.setdefault(key, _Interruption("preempted_ns", outputs.launched_at))

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from .scheduling.moves import Moves
 from .scheduling.sequence import Sequence
 from .step import Int32, Int64, StepInputs, StepResult, TokenLogprobs
 
@@ -36,12 +37,24 @@ def expected_tokens(
 class HashRunner:
     """A ``Runner`` for the hash model. Its cache holds tokens where a real one holds keys and values."""
 
-    def __init__(self, vocab_size: int, *, num_pages: int, page_size: int, step_ms: float = 0.0) -> None:
+    def __init__(
+        self, vocab_size: int, *, num_pages: int, page_size: int, num_host_pages: int = 0, step_ms: float = 0.0
+    ) -> None:
         self._vocab_size = vocab_size
         self._page_size = page_size
         self._step_s = step_ms / 1000
         self._cells: Int64 = np.full((num_pages + 1, page_size), _POISON, np.int64)
+        self._host_cells: Int64 = np.full((num_host_pages, page_size), _POISON, np.int64)
         self._results: deque[StepResult] = deque()
+
+    def move(self, moves: Moves) -> None:
+        cells, host_cells = self._cells, self._host_cells
+        for page, host_page in moves.swap_out:
+            host_cells[host_page] = cells[page]
+        for source, target in moves.copies:
+            cells[target] = cells[source]
+        for page, host_page in moves.swap_in:
+            cells[page] = host_cells[host_page]
 
     def launch(self, inputs: StepInputs) -> None:
         if self._step_s:

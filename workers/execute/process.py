@@ -95,6 +95,8 @@ class Execute:
             page_size=card.page_size,
             num_pages=card.num_pages,
             max_model_len=card.max_model_len,
+            prefix_cache=context.config.cache.prefix_cache,
+            num_host_pages=context.config.cache.host_pages,
         )
         self._engine = Engine(scheduler, runner, clock=time.monotonic_ns)
         self._max_live = card.max_live
@@ -224,10 +226,20 @@ class Execute:
             "ready": stats.num_ready,
             "decoding": stats.num_decoding,
             "held": len(self._held),
+            "swapped": stats.num_swapped,
             "preemptions": stats.num_preemptions,
+            "swaps": stats.num_swaps,
             "pages": stats.num_pages,
             "pages_free": stats.num_free_pages,
             "pages_held": stats.num_held_pages,
+            "pages_idle": stats.num_idle_pages,
             "pages_limbo": stats.num_limbo_pages,
             "pages_lost": stats.num_lost_pages,
+            "pages_sharing": stats.sharing,
+            "host_pages": stats.num_host_pages,
+            "host_pages_free": stats.num_free_host_pages,
+            "host_pages_idle": stats.num_idle_host_pages,
+            "cache_queries": stats.num_queried_tokens,
+            "cache_hits": stats.num_hit_tokens,
+            "cache_hit_rate": stats.hit_rate,
         }

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tests.workers.execute.factories import expected_output, make_engine, make_sequence, recover, tokens_of
-from triptych.protocol.config import POLICIES
+from triptych.protocol.config import POLICIES, PREEMPTIONS
 from triptych.workers.execute.engine import Engine, StepOutputs
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 
@@ -29,6 +29,9 @@ SETTINGS = st.fixed_dictionaries(
         "decode_join_fill": st.sampled_from([0.0, 0.5, 0.95]),
         "skip_ahead": st.integers(0, 3),
         "max_model_len": st.sampled_from([24, 4096]),
+        "prefix_cache": st.booleans(),
+        "host_pages": st.sampled_from([0, 3, 20]),
+        "preemption": st.sampled_from(PREEMPTIONS),
     }
 )
 
@@ -57,11 +60,17 @@ class Clients(RuleBasedStateMachine):
         num_emitted=st.integers(0, 6),
         temperature=st.sampled_from([0.0, 1.0]),
         stop_ids=st.frozensets(st.integers(0, 96), max_size=4),
+        speaker=st.integers(0, 2),
+        salt=st.sampled_from(["", "", "x"]),
+        other_end=st.integers(0, 3),
         priority=st.integers(-2, 2),
     )
-    def add(self, num_emitted: int, priority: int, **options: Any) -> None:
-        sequence = recover(make_sequence(len(self.expected), **options), num_emitted)
-        sequence.priority = priority
+    def add(self, num_emitted: int, priority: int, salt: str, other_end: int, **options: Any) -> None:
+        """Few speakers, so that prompts begin alike; the last few tokens may differ."""
+        sequence = make_sequence(len(self.expected), **options)
+        sequence.tokens[: sequence.num_prompt_tokens][-other_end or sequence.num_tokens :] += other_end
+        recover(sequence, num_emitted)
+        sequence.priority, sequence.cache_salt = priority, salt
         self.outputs[sequence.key] = sequence.output_tokens.tolist()
         self.expected[sequence.key] = self.cut(sequence, expected_output(sequence))
         self.engine.add(sequence)
@@ -118,6 +127,7 @@ class Clients(RuleBasedStateMachine):
         max_reads = self.engine.scheduler.config.max_kv_reads
         assert max_reads is None or step.plan.num_reads <= max_reads or len(step.plan.chunks) == 1
         assert not {chunk.key for chunk in step.plan.chunks} & set(step.plan.preempted)
+        assert not (step.plan.moves.swap_out and step.plan.moves.swap_in)
         for key, index, token_id in tokens_of(step.progress):
             assert index == len(self.outputs[key])
             assert self.expected[key][index] == token_id
@@ -137,10 +147,13 @@ class Clients(RuleBasedStateMachine):
         assert not self.engine.has_work, f"{self.live} are not done after 5000 steps"
         for key in self.unreleased:
             self.engine.release(key)
-        assert self.engine.stats.num_free_pages == self.engine.stats.num_pages
+        self.engine.check()
+        stats = self.engine.stats
+        assert stats.num_free_pages + stats.num_idle_pages == stats.num_pages
+        assert stats.num_free_host_pages + stats.num_idle_host_pages == stats.num_host_pages
 
 
 TestClients = Clients.TestCase
 TestClients.settings = settings(
-    max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=400, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

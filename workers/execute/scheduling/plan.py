@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from .moves import NO_MOVES, Moves
 from .sequence import Key, Sequence, SequenceState
 
 
@@ -18,6 +19,13 @@ class Chunk(NamedTuple):
     samples: bool  # whether the token after the last of these is wanted
 
 
+class Start(NamedTuple):
+    """A sequence that leaves the queue; after a preemption, once more."""
+
+    key: Key
+    num_cached_tokens: int  # of its tokens, found in the cache
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One step. Its pages are reserved; nothing has touched the device."""
@@ -25,14 +33,15 @@ class Plan:
     step: int  # counts from 1
     chunks: tuple[Chunk, ...]  # decodes first, in row order; then prompts, in the order they were chosen
     num_decodes: int
+    moves: Moves = NO_MOVES  # before the forward pass
+    starts: tuple[Start, ...] = ()
     preempted: tuple[Key, ...] = ()  # gave their pages back, and wait
     finished: tuple[tuple[Key, str], ...] = ()  # (key, reason): ended without a forward pass
     failed: tuple[tuple[Key, str], ...] = ()  # (key, why): can never be served
 
     @property
     def started(self) -> list[Key]:
-        """Sequences whose first chunk this is; after a preemption, once more."""
-        return [chunk.key for chunk in self.chunks[self.num_decodes :] if chunk.start == 0]
+        return [start.key for start in self.starts]
 
     @property
     def sampled(self) -> list[Key]:
@@ -53,9 +62,9 @@ class Plan:
         return sum(chunk.num_tokens for chunk in self.chunks[self.num_decodes :])
 
     def alone(self) -> list[Plan]:
-        """This step as one plan a sequence."""
+        """This step as one plan a sequence, once its moves are done."""
         return [
-            replace(self, chunks=(chunk,), num_decodes=int(index < self.num_decodes))
+            replace(self, chunks=(chunk,), num_decodes=int(index < self.num_decodes), moves=NO_MOVES)
             for index, chunk in enumerate(self.chunks)
         ]
 
@@ -70,6 +79,7 @@ class Draft:
     lacks_memory: bool = False  # a prompt was held back by memory, not by a budget
     decodes: dict[Key, Chunk] = field(default_factory=dict)
     prefills: dict[Key, Chunk] = field(default_factory=dict)
+    starts: dict[Key, Start] = field(default_factory=dict)
     preempted: list[Key] = field(default_factory=list)
     finished: list[tuple[Key, str]] = field(default_factory=list)
     failed: list[tuple[Key, str]] = field(default_factory=list)
@@ -96,19 +106,22 @@ class Draft:
         sequence.last_step = self.step
 
     def drop(self, key: Key) -> None:
+        self.starts.pop(key, None)
         chunk = self.decodes.pop(key, None) or self.prefills.pop(key, None)
         if chunk is not None:
             self.num_tokens_left += chunk.num_tokens
             self.num_reads_left += chunk.start + chunk.num_tokens
 
-    def finish(self) -> Plan | None:
+    def finish(self, moves: Moves) -> Plan | None:
         """The plan, or None when nothing happens in this step."""
-        if not (self.decodes or self.prefills or self.preempted or self.finished or self.failed):
+        if self.is_empty and not (moves or self.starts or self.preempted or self.finished or self.failed):
             return None
         return Plan(
             step=self.step,
             chunks=(*self.decodes.values(), *self.prefills.values()),
             num_decodes=len(self.decodes),
+            moves=moves,
+            starts=tuple(self.starts.values()),
             preempted=tuple(self.preempted),
             finished=tuple(self.finished),
             failed=tuple(self.failed),

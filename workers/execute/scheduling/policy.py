@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -91,7 +91,7 @@ class Fifo:
 
 
 class PrefillFirst(Fifo):
-    """Prompts that have begun are finished before anybody decodes: the first token comes sooner, the next ones later."""
+    """Prompts that have begun are finished before anybody decodes: the first token is sooner, the next ones later."""
 
     default_margin = 0.0
 
@@ -154,6 +154,23 @@ _POLICIES: dict[str, type[Fifo]] = {
     "round_robin": RoundRobin,
     "priority": Priority,
 }
+
+
+def _long_ones(config: SchedulerConfig) -> Callable[[Sequence], bool]:
+    """Swapped is what would take more than one chunk to compute again; the copy costs little next to that."""
+    return lambda sequence: sequence.num_computed_tokens > config.prefill_chunk
+
+
+_PREEMPTIONS: dict[str, Callable[[SchedulerConfig], Callable[[Sequence], bool]]] = {
+    "auto": _long_ones,
+    "recompute": lambda config: lambda sequence: False,
+    "swap": lambda config: lambda sequence: True,
+}
+
+
+def make_preemption(config: SchedulerConfig) -> Callable[[Sequence], bool]:
+    """Whether a preempted sequence is better moved to host pages, where there are any, than computed again."""
+    return _PREEMPTIONS[config.preemption](config)
 
 
 def make_policy(config: SchedulerConfig) -> Policy:

@@ -12,8 +12,9 @@ from types import MappingProxyType
 
 from ....protocol.config import SchedulerConfig
 from .cache import PageCache
-from .plan import Draft, Plan
-from .policy import Phase, Skips, make_policy
+from .plan import Draft, Plan, Start
+from .policy import Phase, Skips, make_policy, make_preemption
+from .prefix import Match
 from .progress import Progress
 from .queues import WaitingQueue
 from .rows import Rows
@@ -25,20 +26,32 @@ _NONE_FAILED: Mapping[Key, str] = MappingProxyType({})
 class Scheduler:
     """Sequences from their arrival until they are finished.
 
-    Invariant: a live sequence either is in ``waiting`` and holds no page, or is in ``running`` and holds some. Those of
+    Invariant: a live sequence either is in ``waiting`` and holds no page of the device, or is in ``running``. Those of
     ``running`` that decode hold a row each.
     """
 
-    def __init__(self, config: SchedulerConfig, *, page_size: int, num_pages: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        page_size: int,
+        num_pages: int,
+        max_model_len: int,
+        prefix_cache: bool = True,  # False also where a layer of the model keeps more than its pages
+        num_host_pages: int = 0,
+    ) -> None:
         self.config = config
         self.max_model_len = max_model_len
         self.policy = make_policy(config)
-        self.cache = PageCache(num_pages, page_size)
+        self._swaps = make_preemption(config)
+        self.cache = PageCache(num_pages, page_size, shares_prefixes=prefix_cache, num_host_pages=num_host_pages)
         self.rows = Rows(config.max_num_seqs, min(num_pages, self.cache.pages_for(max_model_len)))
         self.live: dict[Key, Sequence] = {}
         self.waiting = WaitingQueue(self.policy.rank)
         self.running: dict[Key, Sequence] = {}
         self.num_preemptions = 0
+        self.num_swaps = 0  # of these, with their pages moved to the host
+        self.num_swapped = 0  # of those that wait now
         self._step = 0
         self._skips = Skips()
         self._schedule = {
@@ -74,7 +87,7 @@ class Scheduler:
         if draft.is_empty:
             self._break_stall(draft)
         self._count_skips(draft)
-        plan = draft.finish()
+        plan = draft.finish(self.cache.take_moves())
         if plan is not None:
             self._step = plan.step
         return plan
@@ -97,6 +110,8 @@ class Scheduler:
                 self._retire(sequence, "error")
                 continue
             sequence.num_computed_tokens = start + num_tokens
+            if self.cache.publish(sequence) and sequence.row is not None:
+                self.rows.write_pages(sequence, 0)
             if token_id is not None:
                 self._take(sequence, token_id, progress)
         self.cache.complete(plan.step)
@@ -145,8 +160,8 @@ class Scheduler:
             # Whoever gave way in this step must not be back in it: two sequences could throw each other out forever.
             if draft.preempted:
                 break
-            if self._may_start(head):
-                self._start(head)
+            if (match := self._may_start(head)) is not None:
+                self._start(head, match, draft)
                 self._schedule_chunk(head, draft)
                 for sequence in held_back:
                     sequence.num_overtaken += 1
@@ -198,18 +213,25 @@ class Scheduler:
             self._retire(sequence, "error")
         return True
 
-    def _may_start(self, sequence: Sequence) -> bool:
-        """Whether memory allows the whole prompt of ``sequence``, and a margin for those that run to grow into.
+    def _may_start(self, sequence: Sequence) -> Match | None:
+        """What the cache knows of ``sequence``, or None as long as memory does not allow its start.
 
-        Where nothing runs there is nothing to protect, and one sequence always starts.
+        There must be room for all its tokens, and a margin for those that run to grow into. Where nothing runs there
+        is nothing to protect, and one sequence always starts.
         """
-        if not self.running:
-            return self.cache.num_available > 0
-        if self._fresh_are_held_back and not sequence.num_preemptions:
-            return False
-        num_promised = sum(map(self.cache.num_missing, self._in_state(SequenceState.PREFILLING)))
-        num_left = self.cache.num_available - num_promised - self.cache.num_missing(sequence)
-        return num_left >= max(1, self.policy.margin * self.cache.num_pages)
+        if self.running:
+            if self._fresh_are_held_back and not sequence.num_preemptions:
+                return None
+            num_promised = sum(map(self.cache.num_missing, self._in_state(SequenceState.PREFILLING)))
+            num_left = self.cache.num_available - num_promised - max(1, self.policy.margin * self.cache.num_pages)
+            if num_left < 1:
+                return None  # whatever the cache knows, one page is needed
+            match = self.cache.find(sequence)
+            if self.cache.num_missing(sequence, match) > num_left:
+                return None
+        else:
+            match = self.cache.find(sequence)
+        return match if self.cache.num_available > 0 and self.cache.may_enter(sequence, match) else None
 
     def _may_overtake(self, held_back: list[Sequence]) -> bool:
         """Whether those behind ``held_back`` may be tried. Preempted ones are never overtaken, others not too often."""
@@ -219,10 +241,12 @@ class Scheduler:
             and all(s.num_overtaken < self.config.max_prefill_skip for s in held_back)
         )
 
-    def _start(self, sequence: Sequence) -> None:
-        self.waiting.remove(sequence.key)
+    def _start(self, sequence: Sequence, match: Match, draft: Draft) -> None:
+        self._leave_queue(sequence)
         self.running[sequence.key] = sequence
+        self.cache.enter(sequence, match)
         sequence.state = SequenceState.PREFILLING
+        draft.starts[sequence.key] = Start(sequence.key, sequence.num_computed_tokens)
         if sequence.num_preemptions:
             self._fresh_are_held_back = False
 
@@ -243,12 +267,22 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence, draft: Draft) -> None:
-        """Takes the pages of ``sequence`` back; it waits, keeps its tokens, and computes them once more."""
+        """Takes the pages of ``sequence`` back; it waits, and keeps its tokens.
+
+        What it had computed is swapped out or computed once more. One that started in this step has nothing to swap:
+        its pages are only on their way.
+        """
+        may_swap = self._swaps(sequence) and sequence.key not in draft.starts
         draft.drop(sequence.key)
         draft.preempted.append(sequence.key)
         self._leave(sequence)
-        self.cache.give_up(sequence)
-        sequence.state = SequenceState.WAITING
+        if may_swap and self.cache.swap_out(sequence):
+            sequence.state = SequenceState.SWAPPED
+            self.num_swaps += 1
+            self.num_swapped += 1
+        else:
+            self.cache.give_up(sequence)
+            sequence.state = SequenceState.WAITING
         sequence.num_preemptions += 1
         self.waiting.push(sequence)
         self.num_preemptions += 1
@@ -268,14 +302,18 @@ class Scheduler:
     def _retire(self, sequence: Sequence, reason: str) -> None:
         """Ends a sequence: its row is free at once, its pages go to limbo."""
         del self.live[sequence.key]
-        if sequence.state is SequenceState.WAITING:
-            self.waiting.remove(sequence.key)
-        else:
+        if sequence.key in self.running:
             self._leave(sequence)
             self._fresh_are_held_back = False
-        self.cache.retire(sequence)
+        else:
+            self._leave_queue(sequence)
+        self.cache.retire(sequence, is_sound=reason != "error")
         sequence.state = SequenceState.FINISHED
         sequence.finish_reason = reason
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence.key)
+        self.num_swapped -= sequence.state is SequenceState.SWAPPED
 
     def _leave(self, sequence: Sequence) -> None:
         del self.running[sequence.key]

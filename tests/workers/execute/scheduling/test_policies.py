@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from triptych.workers.execute.scheduling.plan import Plan
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 
 
-def decoding(num_decodes: int = 2, **options: object) -> Scheduler:
+def decoding(num_decodes: int = 2, **options: Any) -> Scheduler:
     """So many sequences that decode, and room for many more."""
     decodes = [make_sequence(index, num_tokens=1, max_tokens=60) for index in range(num_decodes)]
     scheduler = make_scheduler(*decodes, num_pages=256, **options)
@@ -25,7 +27,7 @@ def decoding(num_decodes: int = 2, **options: object) -> Scheduler:
 def gaps(plans: list[Plan], index: int) -> list[int]:
     """Steps that passed between two in which sequence ``index`` had a part."""
     steps = [plan.step for plan in plans if index in chunks_of(plan)]
-    return [later - earlier for earlier, later in zip(steps, steps[1:], strict=False)]
+    return [later - earlier for earlier, later in pairwise(steps)]
 
 
 def test_an_unknown_policy_is_refused_with_the_names_of_the_others() -> None:
@@ -83,7 +85,7 @@ def test_fifo_leaves_rows_to_those_who_sit_in_them() -> None:
 # priority
 
 
-def with_priorities(*priorities: int, **options: object) -> Scheduler:
+def with_priorities(*priorities: int, **options: Any) -> Scheduler:
     sequences = [make_sequence(index, num_tokens=4) for index in range(len(priorities))]
     for sequence, priority in zip(sequences, priorities, strict=True):
         sequence.priority = priority
@@ -159,7 +161,7 @@ def test_nobody_is_left_out_for_long_whatever_the_policy(policy: str) -> None:
 # skip_ahead
 
 
-def held_back(**options: object) -> Scheduler:
+def held_back(**options: Any) -> Scheduler:
     """Number 0 decodes, 1 does not fit, and 2, 3, 4 would."""
     sizes = (20, 32, 2, 2, 2)
     sequences = [make_sequence(index, num_tokens=size, max_tokens=12) for index, size in enumerate(sizes)]
