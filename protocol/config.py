@@ -109,6 +109,7 @@ class SchedulerConfig:
         "auto", f"{', '.join(PREEMPTIONS)}: what becomes of keys and values when memory runs out; auto swaps long ones"
     )
     decode_join_fill: float = _option(0.0, "decodes share a step with prompts only above this share of taken rows")
+    trace: str | None = _option(None, "a file that gets one JSON line a step: who ran, and how long it took")
     skip_ahead: int = _option(0, "waiting prompts that may be tried in place of one that does not fit")
 
     def __post_init__(self) -> None:
