@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...protocol.errors import DeadlineExceeded, ModelFailed
 from ...protocol.journal.layout import Journal
 from ...protocol.journal.requests import RequestView
 from ...protocol.journal.tokens import TokenWriter, pack_logprobs, read_times
@@ -119,9 +120,10 @@ class Bookkeeper:
         ends = dict(outputs.progress.finished)
         for key, reason in outputs.progress.finished.items():
             self._writer.finish(*key, reason)
-        for key, why in outputs.progress.failed.items():
-            self._writer.finish(*key, "error", f"model_failed\n{why}")
-            ends[key] = "error"
+        for error, ended in ((DeadlineExceeded, outputs.progress.expired), (ModelFailed, outputs.progress.failed)):
+            for key, why in ended.items():
+                self._writer.finish(*key, "error", f"{error.code}\n{why}")
+                ends[key] = "error"
         return ends
 
     def _message(

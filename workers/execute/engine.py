@@ -74,6 +74,7 @@ class Engine:
     def plan(self) -> Plan | None:
         """The next step, or None. One that was planned must be launched and collected, also when it has no chunks."""
         assert self._in_flight is None, "a step is in flight"
+        self.scheduler.expire(self._clock())
         return self.scheduler.plan()
 
     def launch(self, plan: Plan) -> None:

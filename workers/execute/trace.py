@@ -39,6 +39,7 @@ def trace_line(outputs: StepOutputs) -> dict[str, Any]:
         "copies": plan.moves.copies,
         "swap_in": plan.moves.swap_in,
         "finished": {key[0]: reason for key, reason in progress.finished.items()},
+        "expired": {key[0]: why for key, why in progress.expired.items()},
         "failed": {key[0]: why for key, why in progress.failed.items()},
     }
     return {

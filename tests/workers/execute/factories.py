@@ -92,13 +92,19 @@ def make_scheduler(
     return scheduler
 
 
-def make_engine(*sequences: Sequence, runner: type[HashRunner] = HashRunner, **options: Any) -> Engine:
+def make_engine(
+    *sequences: Sequence,
+    runner: type[HashRunner] = HashRunner,
+    clock: Callable[[], int] = lambda: 0,
+    **options: Any,
+) -> Engine:
     """An engine with the hash model and ``sequences`` added; options as for ``make_scheduler``."""
     scheduler = make_scheduler(*sequences, **options)
     pool, host = scheduler.cache.pool, scheduler.cache.host
     return Engine(
         scheduler,
         runner(VOCAB_SIZE, num_pages=pool.num_pages, page_size=pool.page_size, num_host_pages=host.num_pages),
+        clock=clock,
     )
 
 

@@ -48,15 +48,16 @@ def soak(policy: str, operations: int, seed: int = 0) -> Counter[str]:
 
 
 def draw_options(rng: random.Random, policy: str) -> dict[str, Any]:
+    page_size = rng.choice([1, 2, 4, 8])
     return {
         "policy": policy,
-        "page_size": rng.choice([1, 2, 4, 8]),
-        "num_pages": rng.randint(4, 40),
+        "page_size": page_size,
+        "num_pages": rng.randint(40, 160) // page_size,
         "max_num_seqs": rng.randint(1, 6),
         "prefill_chunk": rng.randint(1, 20),
         "max_num_batched_tokens": rng.choice([None, rng.randint(1, 24)]),
         "max_kv_reads": rng.choice([None, None, rng.randint(1, 120)]),
-        "safety_margin": rng.choice([None, 0.0, 0.5]),
+        "safety_margin": rng.choice([None, 0.0, 0.0]),
         "max_prefill_skip": rng.randint(1, 8),
         "max_decode_skip": rng.randint(1, 8),
         "decode_join_fill": rng.choice([0.0, 0.0, 0.6, 0.95]),
@@ -64,7 +65,7 @@ def draw_options(rng: random.Random, policy: str) -> dict[str, Any]:
         "max_model_len": rng.choice([40, 4096]),
         "preemption": rng.choice(PREEMPTIONS),
         "prefix_cache": rng.random() < 0.8,
-        "host_pages": rng.choice([0, 0, 4, 30]),
+        "host_pages": rng.choice([0, 4, 100]),
     }
 
 
@@ -74,7 +75,8 @@ class Clients:
     def __init__(self, rng: random.Random, policy: str, counts: Counter[str]) -> None:
         self.rng, self.counts = rng, counts
         self.options = draw_options(rng, policy)
-        self.engine: Engine = make_engine(**self.options)
+        self.now_ns = 0
+        self.engine: Engine = make_engine(clock=lambda: self.now_ns, **self.options)
         self.outputs: dict[Key, list[int]] = {}
         self.expected: dict[Key, list[int]] = {}
         self.unreleased: list[Key] = []
@@ -112,6 +114,8 @@ class Clients:
             sequence.tokens[rng.randrange(sequence.num_prompt_tokens)] = rng.randint(1, 96)
         recover(sequence, rng.choice([0, 0, 0, rng.randint(0, 5)]))
         sequence.priority, sequence.cache_salt = rng.randint(-2, 2), rng.choice(["", "", "x"])
+        sequence.deadline_at = rng.choice([0, 0, self.now_ns + rng.randint(1, 60)])
+        sequence.queue_deadline_at = rng.choice([0, 0, self.now_ns + rng.randint(1, 20)])
         self.outputs[sequence.key] = sequence.output_tokens.tolist()
         in_pool = scheduler.cache.num_pages * scheduler.cache.pool.page_size + 1
         room = min(scheduler.max_model_len, in_pool) - sequence.num_prompt_tokens
@@ -119,6 +123,7 @@ class Clients:
         self.engine.add(sequence)
 
     def step(self) -> None:
+        self.now_ns += 1
         plan = self.engine.plan()
         if plan is None:
             assert not self.engine.has_work, "sequences are live, and nothing was planned"
@@ -147,7 +152,8 @@ class Clients:
             self.outputs[key].append(token_id)
         for key in progress.finished:
             assert self.outputs[key] == self.expected[key], f"{key} ended too soon"
-        self.unreleased += [*progress.finished, *progress.failed]
+        self.unreleased += [*progress.finished, *progress.expired, *progress.failed]
+        self.counts["expired"] += len(progress.expired)
         self.counts["steps"] += 1
         self.counts["tokens"] += len(progress.token_ids)
         for name in ("swap_out", "copies", "swap_in"):

@@ -40,13 +40,15 @@ class Clients(RuleBasedStateMachine):
     """Adds, aborts and releases at will; after every step the whole ledger is checked."""
 
     engine: Engine
+    now_ns: int
     outputs: dict[Key, list[int]]
     expected: dict[Key, list[int]]
     unreleased: list[Key]  # finished or failed, and nobody has said so
 
     @initialize(options=SETTINGS)
     def start(self, options: dict[str, Any]) -> None:
-        self.engine = make_engine(**options)
+        self.now_ns = 0
+        self.engine = make_engine(clock=lambda: self.now_ns, **options)
         self.outputs, self.expected, self.unreleased = {}, {}, []
 
     @property
@@ -64,13 +66,18 @@ class Clients(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "x"]),
         other_end=st.integers(0, 3),
         priority=st.integers(-2, 2),
+        patience=st.sampled_from([(0, 0), (0, 0), (0, 5), (20, 0), (20, 5)]),
     )
-    def add(self, num_emitted: int, priority: int, salt: str, other_end: int, **options: Any) -> None:
+    def add(
+        self, num_emitted: int, priority: int, salt: str, other_end: int, patience: tuple[int, int], **options: Any
+    ) -> None:
         """Few speakers, so that prompts begin alike; the last few tokens may differ."""
         sequence = make_sequence(len(self.expected), **options)
         sequence.tokens[: sequence.num_prompt_tokens][-other_end or sequence.num_tokens :] += other_end
         recover(sequence, num_emitted)
         sequence.priority, sequence.cache_salt = priority, salt
+        deadlines = [self.now_ns + steps if steps else 0 for steps in patience]
+        sequence.deadline_at, sequence.queue_deadline_at = deadlines
         self.outputs[sequence.key] = sequence.output_tokens.tolist()
         self.expected[sequence.key] = self.cut(sequence, expected_output(sequence))
         self.engine.add(sequence)
@@ -104,6 +111,7 @@ class Clients(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
+        self.now_ns += 1
         step = self.engine.step()
         assert (step is not None) or not self.engine.has_work, "sequences are live, and nothing was planned"
         if step is not None:
@@ -134,7 +142,9 @@ class Clients(RuleBasedStateMachine):
             self.outputs[key].append(token_id)
         for key in step.progress.finished:
             assert self.outputs[key] == self.expected[key]
-        self.unreleased += [*step.progress.finished, *step.progress.failed]
+        for key in step.progress.expired:
+            assert self.outputs[key] == self.expected[key][: len(self.outputs[key])]
+        self.unreleased += [*step.progress.finished, *step.progress.expired, *step.progress.failed]
 
     def teardown(self) -> None:
         """Everybody is served in bounded time, and after everybody was released every page is free."""

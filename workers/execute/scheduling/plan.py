@@ -37,6 +37,7 @@ class Plan:
     starts: tuple[Start, ...] = ()
     preempted: tuple[Key, ...] = ()  # gave their pages back, and wait
     finished: tuple[tuple[Key, str], ...] = ()  # (key, reason): ended without a forward pass
+    expired: tuple[tuple[Key, str], ...] = ()  # (key, why): a deadline passed
     failed: tuple[tuple[Key, str], ...] = ()  # (key, why): can never be served
 
     @property
@@ -82,6 +83,7 @@ class Draft:
     starts: dict[Key, Start] = field(default_factory=dict)
     preempted: list[Key] = field(default_factory=list)
     finished: list[tuple[Key, str]] = field(default_factory=list)
+    expired: list[tuple[Key, str]] = field(default_factory=list)
     failed: list[tuple[Key, str]] = field(default_factory=list)
 
     @property
@@ -114,7 +116,8 @@ class Draft:
 
     def finish(self, moves: Moves) -> Plan | None:
         """The plan, or None when nothing happens in this step."""
-        if self.is_empty and not (moves or self.starts or self.preempted or self.finished or self.failed):
+        ends = self.finished or self.expired or self.failed
+        if self.is_empty and not (moves or self.starts or self.preempted or ends):
             return None
         return Plan(
             step=self.step,
@@ -124,5 +127,6 @@ class Draft:
             starts=tuple(self.starts.values()),
             preempted=tuple(self.preempted),
             finished=tuple(self.finished),
+            expired=tuple(self.expired),
             failed=tuple(self.failed),
         )

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from ....protocol.config import SchedulerConfig
 from .cache import PageCache
+from .deadlines import Deadlines, exceeded
 from .plan import Draft, Plan, Start
 from .policy import Phase, Skips, make_policy, make_preemption
 from .prefix import Match
@@ -52,6 +53,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_swaps = 0  # of these, with their pages moved to the host
         self.num_swapped = 0  # of those that wait now
+        self._deadlines = Deadlines()
+        self._expired: list[tuple[Key, str]] = []  # and not reported yet
         self._step = 0
         self._skips = Skips()
         self._schedule = {
@@ -68,6 +71,7 @@ class Scheduler:
         assert sequence.num_tokens > 0, f"{sequence.key} has no tokens"
         self.live[sequence.key] = sequence
         self.waiting.push(sequence)
+        self._deadlines.add(sequence)
 
     def release(self, key: Key) -> None:
         """Nobody wants ``key`` any more: an unfinished sequence is aborted, a finished one gives its pages back.
@@ -78,9 +82,22 @@ class Scheduler:
             self._retire(sequence, "abort")
         self.cache.release(key)
 
+    def expire(self, now_ns: int) -> list[tuple[Key, str]]:
+        """Ends sequences whose deadline has passed, and says which one. The next plan reports them."""
+        expired = []
+        for key in self._deadlines.due(now_ns):
+            sequence = self.live.get(key)
+            if sequence is not None and (why := exceeded(sequence, now_ns)):
+                self._retire(sequence, "error")
+                expired.append((key, why))
+        self._deadlines.tidy(self.live)
+        self._expired += expired
+        return expired
+
     def plan(self) -> Plan | None:
         """The next step, its pages reserved, or None when there is nothing to do."""
         draft = Draft(self._step + 1, self.config.token_budget, self.config.max_kv_reads or math.inf)
+        draft.expired, self._expired = self._expired, []
         self._seat_ready()
         for phase in self.policy.phases(self._fill, self._skips):
             self._schedule[phase](draft)
@@ -98,7 +115,7 @@ class Scheduler:
         Sequences in ``failed`` end here, each for its reason, and their tokens are void. What was sampled for one that
         was released meanwhile is dropped.
         """
-        progress = Progress(finished=dict(plan.finished), failed=dict(plan.failed))
+        progress = Progress(finished=dict(plan.finished), expired=dict(plan.expired), failed=dict(plan.failed))
         sampled = iter(token_ids)
         for key, start, num_tokens, samples in plan.chunks:
             token_id = next(sampled) if samples else None
@@ -107,7 +124,7 @@ class Scheduler:
                 continue
             if (why := failed.get(key)) is not None:
                 progress.failed[key] = why
-                self._retire(sequence, "error")
+                self._retire(sequence, "error", is_sound=False)
                 continue
             sequence.num_computed_tokens = start + num_tokens
             if self.cache.publish(sequence) and sequence.row is not None:
@@ -299,7 +316,7 @@ class Scheduler:
         elif sequence.state is SequenceState.PREFILLING:
             sequence.state = SequenceState.READY
 
-    def _retire(self, sequence: Sequence, reason: str) -> None:
+    def _retire(self, sequence: Sequence, reason: str, *, is_sound: bool = True) -> None:
         """Ends a sequence: its row is free at once, its pages go to limbo."""
         del self.live[sequence.key]
         if sequence.key in self.running:
@@ -307,7 +324,7 @@ class Scheduler:
             self._fresh_are_held_back = False
         else:
             self._leave_queue(sequence)
-        self.cache.retire(sequence, is_sound=reason != "error")
+        self.cache.retire(sequence, is_sound=is_sound)
         sequence.state = SequenceState.FINISHED
         sequence.finish_reason = reason
 

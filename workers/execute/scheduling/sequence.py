@@ -42,6 +42,8 @@ class Sequence:
     arrival: int  # order of acceptance, kept over preemption and recovery
     stop_ids: frozenset[int] = frozenset()  # end of sequence and stop_token_ids; empty parts as ignore_eos says
     cache_salt: str = ""  # prefixes are shared among sequences of the same salt only
+    deadline_at: int = 0  # ns of the engine's clock by which it must have ended; 0: none
+    queue_deadline_at: int = 0  # by which it must have begun
     priority: int = 0  # the lowest goes first, see policy.Priority
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # of these, found in the cache when it first started

@@ -97,7 +97,8 @@ def test_no_step_swaps_out_and_in() -> None:
     sequences = make_sequences(6, num_tokens=6, max_tokens=30)
     scheduler = make_scheduler(*sequences, page_size=1, num_pages=50, preemption="swap", host_pages=60)
     plans: list[Plan] = []
-    advance_until(scheduler, lambda plan: plans.append(plan) or not scheduler.live)
+    while scheduler.live:
+        plans.append(advance(scheduler))
     assert any(plan.moves.swap_in for plan in plans)
     assert not any(plan.moves.swap_in and plan.moves.swap_out for plan in plans)
 
