@@ -51,6 +51,7 @@ class ModelConfig:
     max_model_len: int | None = _option(None, "tokens of prompt and output together; by default the model's own limit")
     threads: int | None = _option(None, "of execute on a CPU; by default one per physical core")
     hash_step_ms: float = _option(0.0, f"{HASH_MODEL} only: what a step pretends to cost, in ms")
+    hash_token_us: float = _option(0.0, f"{HASH_MODEL} only: what each of its tokens adds to that, in us")
 
     def __post_init__(self) -> None:
         _require(bool(self.model), "model is empty")
@@ -64,6 +65,7 @@ class ModelConfig:
         if self.threads is not None:
             _between("threads", self.threads, 1, 4096)
         _between("hash_step_ms", self.hash_step_ms, 0, 60_000)
+        _between("hash_token_us", self.hash_token_us, 0, 1_000_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,7 @@ class SchedulerConfig:
         "auto", f"{', '.join(PREEMPTIONS)}: what becomes of keys and values when memory runs out; auto swaps long ones"
     )
     decode_join_fill: float = _option(0.0, "decodes share a step with prompts only above this share of taken rows")
+    itl_target_ms: float | None = _option(None, "prompts are cut so that decodes get a token so often, if they can")
     trace: str | None = _option(None, "a file that gets one JSON line a step: who ran, and how long it took")
     skip_ahead: int = _option(0, "waiting prompts that may be tried in place of one that does not fit")
 
@@ -127,6 +130,8 @@ class SchedulerConfig:
         _between("max_decode_skip", self.max_decode_skip, 1, 1 << 20)
         _one_of("preemption", self.preemption, PREEMPTIONS)
         _between("decode_join_fill", self.decode_join_fill, 0, 1)
+        if self.itl_target_ms is not None:
+            _between("itl_target_ms", self.itl_target_ms, 0.1, 60_000)
         _between("skip_ahead", self.skip_ahead, 0, 1 << 20)
 
     @property

@@ -29,6 +29,8 @@ LIMITS: list[tuple[str, Any, Any, Any, Any]] = [
     ("max_model_len", 1, 2, None, None),
     ("threads", 0, 1, 4096, 4097),
     ("hash_step_ms", -0.1, 0, 60_000, 60_001),
+    ("hash_token_us", -0.1, 0, 1_000_000, 1_000_001),
+    ("itl_target_ms", 0.09, 0.1, 60_000, 60_001),
     ("page_size", 0, 1, 4096, 8192),
     ("num_pages", 1, 2, 2**31 - 1, 2**31),
     ("host_pages", -1, 0, 2**31 - 1, 2**31),

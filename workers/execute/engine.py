@@ -40,6 +40,7 @@ class Engine:
         self._runner = IsolatingRunner(runner, self._build_inputs)
         self._clock = clock
         self._in_flight: tuple[Plan, int] | None = None  # with when it was launched
+        self._planned_at = 0
         self.history = StepHistory()
 
     @property
@@ -74,7 +75,8 @@ class Engine:
     def plan(self) -> Plan | None:
         """The next step, or None. One that was planned must be launched and collected, also when it has no chunks."""
         assert self._in_flight is None, "a step is in flight"
-        self.scheduler.expire(self._clock())
+        self._planned_at = self._clock()
+        self.scheduler.expire(self._planned_at)
         return self.scheduler.plan()
 
     def launch(self, plan: Plan) -> None:
@@ -89,6 +91,7 @@ class Engine:
         computed = self._runner.collect()
         collected_at = self._clock()
         progress = self.scheduler.apply(plan, computed.token_ids, computed.failed)
+        self.scheduler.observe(plan, collected_at - self._planned_at)
         stats = self.stats
         self.history.append(StepRecord.of(plan, stats, launched_at=launched_at, collected_at=collected_at))
         return StepOutputs(plan, progress, computed.logprobs, stats, launched_at, collected_at)

@@ -53,6 +53,7 @@ def build_hash_runner(
         page_size=cache.page_size,
         num_host_pages=cache.host_pages,
         step_ms=model.hash_step_ms,
+        token_us=model.hash_token_us,
     )
     return runner, card
 

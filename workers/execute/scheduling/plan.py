@@ -77,6 +77,7 @@ class Draft:
     step: int
     num_tokens_left: int
     num_reads_left: float = math.inf
+    num_prefill_left: float = math.inf  # tokens of prompts
     lacks_memory: bool = False  # a prompt was held back by memory, not by a budget
     decodes: dict[Key, Chunk] = field(default_factory=dict)
     prefills: dict[Key, Chunk] = field(default_factory=dict)
@@ -91,20 +92,23 @@ class Draft:
         return not (self.decodes or self.prefills)
 
     def room(self, sequence: Sequence, wanted: int) -> int:
-        """How many of the ``wanted`` next tokens the budgets allow.
+        """How many of the ``wanted`` next tokens of a prompt the budgets allow.
 
         The first sequence of a step may read what it likes: one with a context above ``max_kv_reads`` has its turn too.
         """
         num_reads_left = math.inf if self.is_empty else self.num_reads_left
-        return int(max(0, min(wanted, self.num_tokens_left, num_reads_left - sequence.num_computed_tokens)))
+        num_left = min(self.num_tokens_left, self.num_prefill_left, num_reads_left - sequence.num_computed_tokens)
+        return int(max(0, min(wanted, num_left)))
 
     def schedule(self, sequence: Sequence, num_tokens: int) -> None:
-        chunks = self.decodes if sequence.state is SequenceState.DECODING else self.prefills
+        is_decode = sequence.state is SequenceState.DECODING
+        chunks = self.decodes if is_decode else self.prefills
         start = sequence.num_computed_tokens
         samples = start + num_tokens == sequence.num_tokens
         chunks[sequence.key] = Chunk(sequence.key, start, num_tokens, samples)
         self.num_tokens_left -= num_tokens
         self.num_reads_left -= start + num_tokens
+        self.num_prefill_left -= 0 if is_decode else num_tokens
         sequence.last_step = self.step
 
     def drop(self, key: Key) -> None:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from ....protocol.config import SchedulerConfig
 from .cache import PageCache
+from .cost import Pace, Work
 from .deadlines import Deadlines, exceeded
 from .plan import Draft, Plan, Start
 from .policy import Phase, Skips, make_policy, make_preemption
@@ -53,6 +54,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_swaps = 0  # of these, with their pages moved to the host
         self.num_swapped = 0  # of those that wait now
+        self._pace = Pace(config.itl_target_ms, min_tokens=page_size) if config.itl_target_ms else None
         self._deadlines = Deadlines()
         self._expired: list[tuple[Key, str]] = []  # and not reported yet
         self._step = 0
@@ -99,6 +101,7 @@ class Scheduler:
         draft = Draft(self._step + 1, self.config.token_budget, self.config.max_kv_reads or math.inf)
         draft.expired, self._expired = self._expired, []
         self._seat_ready()
+        self._limit_prefill(draft)
         for phase in self.policy.phases(self._fill, self._skips):
             self._schedule[phase](draft)
         if draft.is_empty:
@@ -134,6 +137,11 @@ class Scheduler:
         self.cache.complete(plan.step)
         return progress
 
+    def observe(self, plan: Plan, elapsed_ns: int) -> None:
+        """A step took so long. Only of interest with ``itl_target_ms``."""
+        if self._pace is not None and plan.chunks:
+            self._pace.observe(plan, elapsed_ns)
+
     # What plan() says in order, in detail.
 
     def _seat_ready(self) -> None:
@@ -149,6 +157,18 @@ class Scheduler:
         for sequence in ready[: self.rows.num_free]:
             self.rows.seat(sequence)
             sequence.state = SequenceState.DECODING
+
+    def _limit_prefill(self, draft: Draft) -> None:
+        """With a target for the time between tokens: only so much of prompts that those who decode hold it."""
+        decoding = self.rows.seated
+        if self._pace is None or not decoding:
+            return
+        under_way = self._in_state(SequenceState.PREFILLING)
+        num_reads = sum(s.num_tokens for s in decoding) + sum(s.num_computed_tokens for s in under_way[:1])
+        must_progress = self._skips.prefills >= self.config.max_prefill_skip
+        limit = self._pace.max_prefill_tokens(Work(0, len(decoding), num_reads), must_progress=must_progress)
+        if limit is not None:
+            draft.num_prefill_left = limit
 
     def _schedule_decodes(self, draft: Draft) -> None:
         """One token each; where the budgets are smaller than that, they take turns."""
