@@ -74,6 +74,10 @@ class PageCache:
             return False
         if self._moves.swap_out and _swaps_in(sequence, match):
             self._swap_in_is_wanted = True
+            # Used just now, so evicted last: what is evicted while swap-outs rest is lost, with all that hangs on it.
+            on_device = [node.page for node in match.nodes if node.page]
+            self.pool.share(on_device)
+            self.pool.free(on_device)
             return False
         return True
 

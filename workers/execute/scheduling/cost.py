@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ....protocol.config import SchedulerConfig
 from .plan import Plan
 
 Float64 = npt.NDArray[np.float64]
@@ -58,13 +59,18 @@ class CostModel:
         return float(_features([work])[0] @ self._prices) + self._margin_ms
 
     def prefill_tokens(self, target_ms: float, rest: Work) -> int | None:
-        """Prompt tokens that fit beside ``rest`` into a step of ``target_ms``; None where that is not known yet."""
+        """Prompt tokens that fit beside ``rest`` into a step of ``target_ms``; None where that is not known yet.
+
+        Times that vary take at most half of the room: what shorter prompts cannot mend must not stop them.
+        """
         predicted_ms = self.predict(rest)
         if predicted_ms is None:
             return None
         assert self._prices is not None
         _, token_ms, _, read_ms = self._prices * _UNITS
-        return int(max(0.0, target_ms - predicted_ms) / max(token_ms + read_ms, 1e-9))
+        room_ms = target_ms - (predicted_ms - self._margin_ms)
+        room_ms -= min(self._margin_ms, room_ms / 2)
+        return int(max(0.0, room_ms) / max(token_ms + read_ms, 1e-9))
 
     def _refresh(self) -> bool:
         """Whether there is a fit; makes one when it is time."""
@@ -83,9 +89,10 @@ class CostModel:
 class Pace:
     """Chunks small enough that those who decode hold ``target_ms`` from token to token."""
 
-    def __init__(self, target_ms: float, *, min_tokens: int) -> None:
+    def __init__(self, target_ms: float, *, min_tokens: int, granted_tokens: int) -> None:
         self._target_ms = target_ms
         self._min_tokens = min_tokens
+        self._granted_tokens = granted_tokens
         self._model = CostModel()
 
     def observe(self, plan: Plan, elapsed_ns: int) -> None:
@@ -94,12 +101,21 @@ class Pace:
     def max_prefill_tokens(self, rest: Work, *, must_progress: bool) -> int | None:
         """Prompt tokens of a step beside ``rest``; None: as many as there are.
 
-        Fewer than ``min_tokens`` are not worth their step. With ``must_progress`` so many are granted in any case.
+        Fewer than ``min_tokens`` are not worth their step. With ``must_progress`` some are granted in any case.
         """
         num_tokens = self._model.prefill_tokens(self._target_ms, rest)
         if num_tokens is None or num_tokens >= self._min_tokens:
             return num_tokens
-        return self._min_tokens if must_progress else 0
+        return self._granted_tokens if must_progress else 0
+
+
+def make_pace(config: SchedulerConfig, page_size: int) -> Pace | None:
+    """None without a target. Where the target cannot be held at all, a prompt gets a chunk in as many pieces as steps
+    may pass it by, so that it still moves."""
+    if config.itl_target_ms is None:
+        return None
+    granted_tokens = max(page_size, config.prefill_chunk // config.max_prefill_skip)
+    return Pace(config.itl_target_ms, min_tokens=page_size, granted_tokens=granted_tokens)
 
 
 def _features(works: list[Work]) -> Float64:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from ....protocol.config import SchedulerConfig
 from .cache import PageCache
-from .cost import Pace, Work
+from .cost import Work, make_pace
 from .deadlines import Deadlines, exceeded
 from .plan import Draft, Plan, Start
 from .policy import Phase, Skips, make_policy, make_preemption
@@ -54,7 +54,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_swaps = 0  # of these, with their pages moved to the host
         self.num_swapped = 0  # of those that wait now
-        self._pace = Pace(config.itl_target_ms, min_tokens=page_size) if config.itl_target_ms else None
+        self._pace = make_pace(config, page_size)
         self._deadlines = Deadlines()
         self._expired: list[tuple[Key, str]] = []  # and not reported yet
         self._step = 0

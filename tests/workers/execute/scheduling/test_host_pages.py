@@ -19,6 +19,7 @@ from tests.workers.execute.factories import (
 )
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.scheduling.audit import check, take_stats
+from triptych.workers.execute.scheduling.moves import Moves, MovesDraft
 from triptych.workers.execute.scheduling.plan import Plan
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import SequenceState
@@ -176,12 +177,40 @@ def test_swapped_sequences_take_the_host_pages_of_prefixes() -> None:
     check(scheduler)
 
 
-def test_a_prefix_that_waits_on_the_host_is_not_kept_waiting_by_evictions() -> None:
-    """Somebody evicts a page in every step, which swaps out; the prompt that must swap in has its turn anyway."""
-    scheduler = remembered(num_pages=40, host_pages=60, page_size=1)
+def test_a_prefix_on_the_host_waits_a_step_at_most_though_every_step_evicts() -> None:
+    scheduler = remembered(num_pages=24, host_pages=60, page_size=1)
     scheduler.add(make_sequence(3, num_tokens=1, max_tokens=34))
-    for _ in range(12):
-        advance(scheduler)
-    scheduler.add(make_sequence(4, speaker=0, num_tokens=8))
-    plans = [advance(scheduler) for _ in range(3)]
-    assert any((4, 0) in plan.started for plan in plans)
+    assert all(advance(scheduler).moves.swap_out for _ in range(3))
+    scheduler.add(make_sequence(4, speaker=0, num_tokens=17))
+    first, second = advance(scheduler), advance(scheduler)
+    assert (bool(first.moves.swap_out), first.starts) == (True, ())
+    assert (second.moves.swap_out, second.started) == ((), [(4, 0)])
+    assert second.starts[0].num_cached_tokens == 16
+
+
+def test_a_copy_of_a_page_that_is_on_its_way_comes_from_where_that_comes_from() -> None:
+    moves = MovesDraft(swap_in={5: 2})
+    moves.copy(5, 7)
+    moves.copy(4, 8)
+    assert moves.finish() == Moves(copies=((4, 8),), swap_in=((5, 2), (7, 2)))
+
+
+def test_a_page_that_is_handed_out_anew_gets_nothing_that_was_meant_for_its_last_holder() -> None:
+    scheduler = remembered()
+    cache, first, second = scheduler.cache, make_sequence(2, speaker=0, num_tokens=17), make_sequence(3, num_tokens=24)
+    cache.enter(first, cache.find(first))
+    cache.give_up(first)
+    assert cache.extend(second, 24) == 24
+    assert cache.take_moves().swap_in == ()
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4])
+def test_texts_do_not_depend_on_prefixes_that_were_on_the_host(page_size: int) -> None:
+    engine = make_engine(prefix_cache=True, host_pages=40, page_size=page_size, num_pages=28 // page_size)
+    for index, speaker in enumerate((0, 3, 5, 0, 3, 5)):
+        sequence = make_sequence(index, speaker=speaker, num_tokens=17 + index, max_tokens=4)
+        expected = expected_output(sequence)
+        engine.add(sequence)
+        assert run(engine)[sequence.key] == expected
+        engine.release(sequence.key)
+    assert sum(record.num_swapped_in_pages for record in engine.history.since(0)) > 0

@@ -98,6 +98,17 @@ def test_equal_pages_computed_in_one_step_become_one() -> None:
     check(scheduler)
 
 
+def test_a_page_that_is_exchanged_while_decoding_is_exchanged_in_its_row_too() -> None:
+    pair = [make_sequence(index, speaker=0, num_tokens=6) for index in range(2)]
+    scheduler = make_scheduler(*pair, prefix_cache=True, max_num_batched_tokens=64)
+    for _ in range(4):
+        advance(scheduler)
+        check(scheduler)
+    assert pair[0].num_computed_tokens == 9
+    assert pair[0].block_table[:2] == pair[1].block_table[:2]
+    assert scheduler.rows.block_tables[pair[1].row, :2].tolist() == pair[0].block_table[:2]
+
+
 def test_pages_of_a_sequence_released_during_its_step_are_never_found() -> None:
     scheduler = make_scheduler(make_sequence(0, speaker=0, num_tokens=16), prefix_cache=True, prefill_chunk=64)
     plan = scheduler.plan()
