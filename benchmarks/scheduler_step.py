@@ -77,9 +77,12 @@ def make_scheduler(num_waiting: int) -> Scheduler:
 
 
 def make_sequence(index: int) -> Sequence:
+    """Prompts begin differently, so that the prefix cache knows all of their pages and shares none."""
+    tokens = np.ones(PROMPT_TOKENS + OUTPUT_TOKENS, np.int32)
+    tokens[0] = index
     return Sequence(
         key=(index, 1),
-        tokens=np.ones(PROMPT_TOKENS + OUTPUT_TOKENS, np.int32),
+        tokens=tokens,
         num_prompt_tokens=PROMPT_TOKENS,
         num_tokens=PROMPT_TOKENS,
         params=SamplingParams(max_tokens=OUTPUT_TOKENS),

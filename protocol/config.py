@@ -14,7 +14,8 @@ from typing import Any, get_type_hints
 
 from .errors import ConfigError
 
-POLICIES = ("fifo",)
+POLICIES = ("fifo", "prefill_first", "round_robin", "priority")
+PREEMPTIONS = ("auto", "recompute", "swap")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 DEMO_MODEL = "demo"  # the checkpoint that ships with the package
@@ -50,6 +51,7 @@ class ModelConfig:
     max_model_len: int | None = _option(None, "tokens of prompt and output together; by default the model's own limit")
     threads: int | None = _option(None, "of execute on a CPU; by default one per physical core")
     hash_step_ms: float = _option(0.0, f"{HASH_MODEL} only: what a step pretends to cost, in ms")
+    hash_token_us: float = _option(0.0, f"{HASH_MODEL} only: what each of its tokens adds to that, in us")
 
     def __post_init__(self) -> None:
         _require(bool(self.model), "model is empty")
@@ -63,6 +65,7 @@ class ModelConfig:
         if self.threads is not None:
             _between("threads", self.threads, 1, 4096)
         _between("hash_step_ms", self.hash_step_ms, 0, 60_000)
+        _between("hash_token_us", self.hash_token_us, 0, 1_000_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,8 @@ class CacheConfig:
     page_size: int = _option(16, "tokens of a KV page, a power of two")
     num_pages: int | None = _option(None, "KV pages; by default as many as the memory allows")
     kv_memory_fraction: float = _option(0.5, "of the memory that is free once the weights are loaded")
+    prefix_cache: bool = _option(True, "share the pages of equal prefixes")
+    host_pages: int = _option(0, "KV pages in host memory, for what is swapped out or evicted")
     max_kv_bytes: int = _option(4 << 30, "on a CPU never more than this, so that a default start is polite")
 
     def __post_init__(self) -> None:
@@ -83,6 +88,7 @@ class CacheConfig:
             0 < self.kv_memory_fraction <= 1,
             f"kv_memory_fraction is {self.kv_memory_fraction}, the limits are above 0 and 1",
         )
+        _between("host_pages", self.host_pages, 0, 2**31 - 1)
         _between("max_kv_bytes", self.max_kv_bytes, 1 << 20)
 
 
@@ -93,18 +99,40 @@ class SchedulerConfig:
     max_num_seqs: int = _option(32, "rows of a decode batch")
     prefill_chunk: int = _option(512, "tokens of one prompt in one step at most")
     max_num_batched_tokens: int | None = _option(None, "tokens of a step; by default prefill_chunk + max_num_seqs")
+    max_kv_reads: int | None = _option(None, "tokens of context that a step reads; by default without a limit")
     policy: str = _option("fifo", f"who runs next: {', '.join(POLICIES)}")
-    safety_margin: float = _option(0.2, "share of the pages that a new prompt must leave free while others run")
+    priority_ageing: int = _option(64, "policy priority only: later arrivals that outweigh one level of priority")
+    safety_margin: float | None = _option(
+        None, "share of the pages that a new prompt must leave free while others run; by default the policy's own"
+    )
     max_prefill_skip: int = _option(8, "steps that may pass a waiting prompt by while memory allows it")
+    max_decode_skip: int = _option(8, "steps that may pass the decodes by")
+    preemption: str = _option(
+        "auto", f"{', '.join(PREEMPTIONS)}: what becomes of keys and values when memory runs out; auto swaps long ones"
+    )
+    decode_join_fill: float = _option(0.0, "decodes share a step with prompts only above this share of taken rows")
+    itl_target_ms: float | None = _option(None, "prompts are cut so that decodes get a token so often, if they can")
+    trace: str | None = _option(None, "a file that gets one JSON line a step: who ran, and how long it took")
+    skip_ahead: int = _option(0, "waiting prompts that may be tried in place of one that does not fit")
 
     def __post_init__(self) -> None:
         _between("max_num_seqs", self.max_num_seqs, 1, 65_536)
         _between("prefill_chunk", self.prefill_chunk, 1, 1 << 20)
         if self.max_num_batched_tokens is not None:
             _between("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
+        if self.max_kv_reads is not None:
+            _between("max_kv_reads", self.max_kv_reads, 1)
         _one_of("policy", self.policy, POLICIES)
-        _between("safety_margin", self.safety_margin, 0, 1)
+        _between("priority_ageing", self.priority_ageing, 1, 1 << 20)
+        if self.safety_margin is not None:
+            _between("safety_margin", self.safety_margin, 0, 1)
         _between("max_prefill_skip", self.max_prefill_skip, 1, 1 << 20)
+        _between("max_decode_skip", self.max_decode_skip, 1, 1 << 20)
+        _one_of("preemption", self.preemption, PREEMPTIONS)
+        _between("decode_join_fill", self.decode_join_fill, 0, 1)
+        if self.itl_target_ms is not None:
+            _between("itl_target_ms", self.itl_target_ms, 0.1, 60_000)
+        _between("skip_ahead", self.skip_ahead, 0, 1 << 20)
 
     @property
     def token_budget(self) -> int:

@@ -85,7 +85,8 @@ def test_r_od_22_nothing_is_held_after_the_last_end(driver: Driver) -> None:
         stream.abort()
     outcomes = [outcome(stream) for stream in streams]
     assert {type(o).__name__ for o in outcomes} == {"Completion", "InvalidRequest"}
-    assert settle(driver)["execute"]["pages_free"] == driver.info()["model"]["num_pages"]
+    execute = settle(driver)["execute"]
+    assert execute["pages_free"] + execute["pages_idle"] == driver.info()["model"]["num_pages"]
 
 
 def test_r_od_23_a_request_that_ends_on_its_first_token_is_never_decoded(driver: Driver) -> None:
@@ -252,7 +253,6 @@ def test_r_od_33_an_answer_can_be_cancelled_at_any_time(slow: Driver) -> None:
     eventually(lambda: slow.client.status(gone.request_id) in ("aborted", "unknown"))
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="decode_join_fill: comes with the policies beside fifo")
 def test_r_od_34_decodes_may_wait_until_the_batch_is_full() -> None:
     """With decode_join_fill=0.95 decodes join only when no prompt is under way or the batch is 95 % full."""
     first, second = make_sequence(0, num_tokens=2, max_tokens=9), make_sequence(1, num_tokens=40, max_tokens=3)

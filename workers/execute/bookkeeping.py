@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...protocol.errors import DeadlineExceeded, ModelFailed
 from ...protocol.journal.layout import DISPATCHED, Journal
 from ...protocol.journal.requests import RequestView
 from ...protocol.journal.tokens import TokenWriter, pack_logprobs, read_finish, read_times
@@ -108,9 +109,10 @@ class Bookkeeper:
             self._interruptions[(view.slot, view.generation)] = _Interruption("recovered_ns", since_ns)
 
     def _note_schedule(self, outputs: StepOutputs) -> None:
-        for key in outputs.plan.started:
+        for key, num_cached_tokens in outputs.plan.starts:
             if not self._journal.records["scheduled_ns"][key[0]]:
-                self._writer.add_times(key[0], scheduled_ns=outputs.launched_at)
+                times = {"scheduled_ns": outputs.launched_at, "num_cached_tokens": num_cached_tokens}
+                self._writer.add_times(key[0], **times)
         for key in outputs.plan.preempted:
             self._writer.add_times(key[0], num_preemptions=1)
             self._interruptions.setdefault(key, _Interruption("preempted_ns", outputs.launched_at))
@@ -131,9 +133,10 @@ class Bookkeeper:
         ends = dict(outputs.progress.finished)
         for key, reason in outputs.progress.finished.items():
             self._writer.finish(*key, reason)
-        for key, why in outputs.progress.failed.items():
-            self._writer.finish(*key, "error", f"model_failed\n{why}")
-            ends[key] = "error"
+        for error, ended in ((DeadlineExceeded, outputs.progress.expired), (ModelFailed, outputs.progress.failed)):
+            for key, why in ended.items():
+                self._writer.finish(*key, "error", f"{error.code}\n{why}")
+                ends[key] = "error"
         return ends
 
     def _message(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from .batch import build_inputs
 from .isolation import IsolatingRunner
 from .scheduling.audit import Stats, check, take_stats
+from .scheduling.history import StepHistory, StepRecord
 from .scheduling.plan import Plan
 from .scheduling.progress import Progress
 from .scheduling.scheduler import Scheduler
@@ -39,6 +40,8 @@ class Engine:
         self._runner = IsolatingRunner(runner, self._build_inputs)
         self._clock = clock
         self._in_flight: tuple[Plan, int] | None = None  # with when it was launched
+        self._planned_at = 0
+        self.history = StepHistory()
 
     @property
     def has_work(self) -> bool:
@@ -72,6 +75,8 @@ class Engine:
     def plan(self) -> Plan | None:
         """The next step, or None. One that was planned must be launched and collected, also when it has no chunks."""
         assert self._in_flight is None, "a step is in flight"
+        self._planned_at = self._clock()
+        self.scheduler.expire(self._planned_at)
         return self.scheduler.plan()
 
     def launch(self, plan: Plan) -> None:
@@ -86,7 +91,10 @@ class Engine:
         computed = self._runner.collect()
         collected_at = self._clock()
         progress = self.scheduler.apply(plan, computed.token_ids, computed.failed)
-        return StepOutputs(plan, progress, computed.logprobs, self.stats, launched_at, collected_at)
+        self.scheduler.observe(plan, collected_at - self._planned_at)
+        stats = self.stats
+        self.history.append(StepRecord.of(plan, stats, launched_at=launched_at, collected_at=collected_at))
+        return StepOutputs(plan, progress, computed.logprobs, stats, launched_at, collected_at)
 
     def check(self) -> None:
         """Proves that no page and no sequence is lost; see ``audit.check``."""

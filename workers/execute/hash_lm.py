@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from .scheduling.moves import Moves
 from .scheduling.sequence import Sequence
 from .step import Int32, Int64, StepInputs, StepResult, TokenLogprobs
 
@@ -36,16 +37,36 @@ def expected_tokens(
 class HashRunner:
     """A ``Runner`` for the hash model. Its cache holds tokens where a real one holds keys and values."""
 
-    def __init__(self, vocab_size: int, *, num_pages: int, page_size: int, step_ms: float = 0.0) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        num_pages: int,
+        page_size: int,
+        num_host_pages: int = 0,
+        step_ms: float = 0.0,  # what a step pretends to cost
+        token_us: float = 0.0,  # and each of its tokens
+    ) -> None:
         self._vocab_size = vocab_size
         self._page_size = page_size
-        self._step_s = step_ms / 1000
+        self._step_s = step_ms / 1e3
+        self._token_s = token_us / 1e6
         self._cells: Int64 = np.full((num_pages + 1, page_size), _POISON, np.int64)
+        self._host_cells: Int64 = np.full((num_host_pages, page_size), _POISON, np.int64)
         self._results: deque[StepResult] = deque()
 
+    def move(self, moves: Moves) -> None:
+        cells, host_cells = self._cells, self._host_cells
+        for page, host_page in moves.swap_out:
+            host_cells[host_page] = cells[page]
+        for source, target in moves.copies:
+            cells[target] = cells[source]
+        for page, host_page in moves.swap_in:
+            cells[page] = host_cells[host_page]
+
     def launch(self, inputs: StepInputs) -> None:
-        if self._step_s:
-            time.sleep(self._step_s)
+        if pretended_s := self._step_s + self._token_s * len(inputs.token_ids):
+            time.sleep(pretended_s)
         cells = inputs.positions.astype(np.int64) * _STRIDE + inputs.token_ids
         self._cells.reshape(-1)[inputs.slot_mapping] = cells
         self._cells[0] = _POISON  # whoever reads the trash page says something else

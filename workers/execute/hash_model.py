@@ -47,7 +47,14 @@ def build_hash_runner(
         max_live=scheduler.max_live,
         load_s=0.0,
     )
-    runner = HashRunner(VOCAB_SIZE, num_pages=num_pages, page_size=cache.page_size, step_ms=model.hash_step_ms)
+    runner = HashRunner(
+        VOCAB_SIZE,
+        num_pages=num_pages,
+        page_size=cache.page_size,
+        num_host_pages=cache.host_pages,
+        step_ms=model.hash_step_ms,
+        token_us=model.hash_token_us,
+    )
     return runner, card
 
 

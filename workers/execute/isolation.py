@@ -38,6 +38,10 @@ class IsolatingRunner:
         assert self._plan is None, "a step is in flight"
         self._plan = plan
         self._launch_error = None
+        if plan.moves:
+            # Not isolated: a page that was not moved is nobody's own, and cannot be moved a second time. Whoever holds
+            # the runner ends, and starts again with empty pages.
+            self._runner.move(plan.moves)
         if not plan.chunks:
             return
         try:

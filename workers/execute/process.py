@@ -22,9 +22,11 @@ from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
 from .engine import Engine
 from .hash_model import build_hash_runner
+from .scheduling.audit import measure_memory
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Key
 from .step import Runner
+from .trace import StepTrace
 
 logger = logging.getLogger(__name__)
 
@@ -95,10 +97,15 @@ class Execute:
             page_size=card.page_size,
             num_pages=card.num_pages,
             max_model_len=card.max_model_len,
+            prefix_cache=context.config.cache.prefix_cache,
+            num_host_pages=context.config.cache.host_pages,
         )
         self._engine = Engine(scheduler, runner, clock=time.monotonic_ns)
         self._max_live = card.max_live
         self._books = Bookkeeper(context.journal, eos_token_ids=frozenset(card.eos_token_ids))
+        trace = context.config.scheduler.trace
+        self._trace_file = open(trace, "a", buffering=1) if trace else None  # noqa: SIM115, closed with the links
+        self._trace = StepTrace(self._trace_file) if self._trace_file else None
         self._held: dict[int, int] = {}  # adopted and not released: slot -> generation
         self._next_scan = 0.0
         self._step_s = step_s
@@ -116,6 +123,8 @@ class Execute:
                 self._turn()
         finally:
             self._links.close()
+            if self._trace_file:
+                self._trace_file.close()
 
     def _turn(self) -> None:
         patience = self._stats.publish_if_due()
@@ -132,6 +141,8 @@ class Execute:
         if message is not None:
             self._links.send("summarize", message)
         self._count(outputs)
+        if self._trace is not None:
+            self._trace.write(outputs)
 
     def _receive(self) -> None:
         """Releases first: they make the room that a new request was given a credit for."""
@@ -214,21 +225,37 @@ class Execute:
         self._context.page.set_patience(int(PATIENCE_STEPS * self._step_s * 1e9))
 
     def _collect(self) -> dict[str, Any]:
-        stats = self._engine.stats
+        stats, history = self._engine.stats, self._engine.history.summary()
+        memory = measure_memory(self._engine.scheduler)
         return {
             "steps": self._num_steps,
             "step_ms": self._step_s * 1e3,
             "tokens": self._num_tokens,
             "prefill_tokens": self._num_prefill_tokens,
+            "batch_tokens": history.mean_batch_tokens,
+            "step_ms_median": history.median_step_ms,
+            "step_ms_max": history.slowest_step_ms,
             "waiting": stats.num_waiting,
             "prefilling": stats.num_prefilling,
             "ready": stats.num_ready,
             "decoding": stats.num_decoding,
             "held": len(self._held),
+            "swapped": stats.num_swapped,
             "preemptions": stats.num_preemptions,
+            "swaps": stats.num_swaps,
             "pages": stats.num_pages,
             "pages_free": stats.num_free_pages,
             "pages_held": stats.num_held_pages,
+            "pages_idle": stats.num_idle_pages,
             "pages_limbo": stats.num_limbo_pages,
             "pages_lost": stats.num_lost_pages,
+            "pages_sharing": stats.sharing,
+            "tokens_reserved": memory.num_reserved,
+            "tokens_fragmented": memory.num_fragmented,
+            "host_pages": stats.num_host_pages,
+            "host_pages_free": stats.num_free_host_pages,
+            "host_pages_idle": stats.num_idle_host_pages,
+            "cache_queries": stats.num_queried_tokens,
+            "cache_hits": stats.num_hit_tokens,
+            "cache_hit_rate": stats.hit_rate,
         }

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .scheduling.moves import Moves
 from .scheduling.sequence import Sequence
 
 Int32 = npt.NDArray[np.int32]
@@ -53,6 +54,10 @@ class StepResult:
 
 class Runner(Protocol):
     """Computes steps over pages it owns. ``launch`` may return before the result is there; ``collect`` waits for it."""
+
+    def move(self, moves: Moves) -> None:
+        """Copies pages as ``moves`` says, before the step that is launched next and after those launched before."""
+        ...
 
     def launch(self, inputs: StepInputs) -> None: ...
 

@@ -20,11 +20,21 @@ VOCAB_SIZE = 97
 
 
 def make_sequence(
-    index: int = 0, *, num_tokens: int = 5, max_tokens: int = 8, stop_ids: frozenset[int] = frozenset(), **params: Any
+    index: int = 0,
+    *,
+    num_tokens: int = 5,
+    max_tokens: int = 8,
+    speaker: int | None = None,
+    stop_ids: frozenset[int] = frozenset(),
+    **params: Any,
 ) -> Sequence:
-    """Sequence number ``index``: its key is (index, 0), its arrival ``index``, its prompt differs from all others."""
+    """Sequence number ``index``: its key is (index, 0), its arrival ``index``, its prompt differs from all others.
+
+    Those of one ``speaker`` begin alike, and differ in their length only.
+    """
     tokens = np.zeros(num_tokens + max_tokens, np.int32)
-    tokens[:num_tokens] = [(7 * index + 3 * i) % (VOCAB_SIZE - 1) + 1 for i in range(num_tokens)]
+    first = index if speaker is None else speaker
+    tokens[:num_tokens] = [(7 * first + 3 * i) % (VOCAB_SIZE - 1) + 1 for i in range(num_tokens)]
     return Sequence(
         key=(index, 0),
         tokens=tokens,
@@ -60,22 +70,42 @@ def recover(sequence: Sequence, num_output_tokens: int) -> Sequence:
 
 
 def make_scheduler(
-    *sequences: Sequence, num_pages: int = 64, page_size: int = 4, max_model_len: int = 4096, **config: Any
+    *sequences: Sequence,
+    num_pages: int = 64,
+    page_size: int = 4,
+    max_model_len: int = 4096,
+    prefix_cache: bool = False,
+    host_pages: int = 0,
+    **config: Any,
 ) -> Scheduler:
     options = {"max_num_seqs": 4, "prefill_chunk": 8, "safety_margin": 0.0, **config}
     scheduler = Scheduler(
-        SchedulerConfig(**options), page_size=page_size, num_pages=num_pages, max_model_len=max_model_len
+        SchedulerConfig(**options),
+        page_size=page_size,
+        num_pages=num_pages,
+        max_model_len=max_model_len,
+        prefix_cache=prefix_cache,
+        num_host_pages=host_pages,
     )
     for sequence in sequences:
         scheduler.add(sequence)
     return scheduler
 
 
-def make_engine(*sequences: Sequence, runner: type[HashRunner] = HashRunner, **options: Any) -> Engine:
+def make_engine(
+    *sequences: Sequence,
+    runner: type[HashRunner] = HashRunner,
+    clock: Callable[[], int] = lambda: 0,
+    **options: Any,
+) -> Engine:
     """An engine with the hash model and ``sequences`` added; options as for ``make_scheduler``."""
     scheduler = make_scheduler(*sequences, **options)
-    pool = scheduler.cache.pool
-    return Engine(scheduler, runner(VOCAB_SIZE, num_pages=pool.num_pages, page_size=pool.page_size))
+    pool, host = scheduler.cache.pool, scheduler.cache.host
+    return Engine(
+        scheduler,
+        runner(VOCAB_SIZE, num_pages=pool.num_pages, page_size=pool.page_size, num_host_pages=host.num_pages),
+        clock=clock,
+    )
 
 
 def advance(scheduler: Scheduler, *, token_id: int = 1) -> Plan:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tests.workers.execute.factories import expected_output, make_engine, make_sequence, recover, tokens_of
+from triptych.protocol.config import POLICIES, PREEMPTIONS
 from triptych.workers.execute.engine import Engine, StepOutputs
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 
@@ -19,9 +20,18 @@ SETTINGS = st.fixed_dictionaries(
         "max_num_seqs": st.integers(1, 5),
         "prefill_chunk": st.integers(1, 9),
         "max_num_batched_tokens": st.integers(1, 12),
-        "safety_margin": st.sampled_from([0.0, 0.2, 1.0]),
+        "policy": st.sampled_from(POLICIES),
+        "priority_ageing": st.sampled_from([1, 64]),
+        "safety_margin": st.sampled_from([None, 0.0, 0.2, 1.0]),
         "max_prefill_skip": st.integers(1, 4),
+        "max_decode_skip": st.integers(1, 4),
+        "max_kv_reads": st.sampled_from([None, 1, 20, 60]),
+        "decode_join_fill": st.sampled_from([0.0, 0.5, 0.95]),
+        "skip_ahead": st.integers(0, 3),
         "max_model_len": st.sampled_from([24, 4096]),
+        "prefix_cache": st.booleans(),
+        "host_pages": st.sampled_from([0, 3, 20]),
+        "preemption": st.sampled_from(PREEMPTIONS),
     }
 )
 
@@ -30,13 +40,15 @@ class Clients(RuleBasedStateMachine):
     """Adds, aborts and releases at will; after every step the whole ledger is checked."""
 
     engine: Engine
+    now_ns: int
     outputs: dict[Key, list[int]]
     expected: dict[Key, list[int]]
     unreleased: list[Key]  # finished or failed, and nobody has said so
 
     @initialize(options=SETTINGS)
     def start(self, options: dict[str, Any]) -> None:
-        self.engine = make_engine(**options)
+        self.now_ns = 0
+        self.engine = make_engine(clock=lambda: self.now_ns, **options)
         self.outputs, self.expected, self.unreleased = {}, {}, []
 
     @property
@@ -50,9 +62,22 @@ class Clients(RuleBasedStateMachine):
         num_emitted=st.integers(0, 6),
         temperature=st.sampled_from([0.0, 1.0]),
         stop_ids=st.frozensets(st.integers(0, 96), max_size=4),
+        speaker=st.integers(0, 2),
+        salt=st.sampled_from(["", "", "x"]),
+        other_end=st.integers(0, 3),
+        priority=st.integers(-2, 2),
+        patience=st.sampled_from([(0, 0), (0, 0), (0, 5), (20, 0), (20, 5)]),
     )
-    def add(self, num_emitted: int, **options: Any) -> None:
-        sequence = recover(make_sequence(len(self.expected), **options), num_emitted)
+    def add(
+        self, num_emitted: int, priority: int, salt: str, other_end: int, patience: tuple[int, int], **options: Any
+    ) -> None:
+        """Few speakers, so that prompts begin alike; the last few tokens may differ."""
+        sequence = make_sequence(len(self.expected), **options)
+        sequence.tokens[: sequence.num_prompt_tokens][-other_end or sequence.num_tokens :] += other_end
+        recover(sequence, num_emitted)
+        sequence.priority, sequence.cache_salt = priority, salt
+        deadlines = [self.now_ns + steps if steps else 0 for steps in patience]
+        sequence.deadline_at, sequence.queue_deadline_at = deadlines
         self.outputs[sequence.key] = sequence.output_tokens.tolist()
         self.expected[sequence.key] = self.cut(sequence, expected_output(sequence))
         self.engine.add(sequence)
@@ -86,6 +111,7 @@ class Clients(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
+        self.now_ns += 1
         step = self.engine.step()
         assert (step is not None) or not self.engine.has_work, "sequences are live, and nothing was planned"
         if step is not None:
@@ -106,14 +132,19 @@ class Clients(RuleBasedStateMachine):
         assert step.stats.num_lost_pages == 0
         budget = self.engine.scheduler.config.token_budget
         assert sum(chunk.num_tokens for chunk in step.plan.chunks) <= budget
+        max_reads = self.engine.scheduler.config.max_kv_reads
+        assert max_reads is None or step.plan.num_reads <= max_reads or len(step.plan.chunks) == 1
         assert not {chunk.key for chunk in step.plan.chunks} & set(step.plan.preempted)
+        assert not (step.plan.moves.swap_out and step.plan.moves.swap_in)
         for key, index, token_id in tokens_of(step.progress):
             assert index == len(self.outputs[key])
             assert self.expected[key][index] == token_id
             self.outputs[key].append(token_id)
         for key in step.progress.finished:
             assert self.outputs[key] == self.expected[key]
-        self.unreleased += [*step.progress.finished, *step.progress.failed]
+        for key in step.progress.expired:
+            assert self.outputs[key] == self.expected[key][: len(self.outputs[key])]
+        self.unreleased += [*step.progress.finished, *step.progress.expired, *step.progress.failed]
 
     def teardown(self) -> None:
         """Everybody is served in bounded time, and after everybody was released every page is free."""
@@ -126,10 +157,13 @@ class Clients(RuleBasedStateMachine):
         assert not self.engine.has_work, f"{self.live} are not done after 5000 steps"
         for key in self.unreleased:
             self.engine.release(key)
-        assert self.engine.stats.num_free_pages == self.engine.stats.num_pages
+        self.engine.check()
+        stats = self.engine.stats
+        assert stats.num_free_pages + stats.num_idle_pages == stats.num_pages
+        assert stats.num_free_host_pages + stats.num_idle_host_pages == stats.num_host_pages
 
 
 TestClients = Clients.TestCase
 TestClients.settings = settings(
-    max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=400, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

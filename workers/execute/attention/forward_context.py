@@ -35,12 +35,12 @@ class PagedLayers:
 
     def __init__(self, kernel: PagedAttention, caches: Mapping[int, LayerCache]) -> None:
         self.kernel = kernel
-        self._caches = caches
+        self.caches = caches
 
     def __call__(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: AttentionForm
     ) -> torch.Tensor:
-        cache = self._caches[layer]
+        cache = self.caches[layer]
         self.kernel.write(cache, key, value)
         return self.kernel.attend(cache, query, form)
 

@@ -70,6 +70,7 @@ def build_runner(
         Sampler(facts.eos_token_ids),
         prefill_tokens=min(scheduler_config.token_budget, size.max_model_len),
         decode_rows=scheduler_config.max_num_seqs,
+        num_host_pages=cache_config.host_pages,
     )
     card = ModelCard(
         model=model_config.model,

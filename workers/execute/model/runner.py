@@ -12,23 +12,37 @@ from transformers import PreTrainedModel
 from ....protocol.sampling import SamplingParams
 from ..attention.forward_context import PagedLayers, attending
 from ..sampling.sampler import Sampler
+from ..scheduling.moves import Moves
 from ..scheduling.sequence import Sequence
 from ..step import StepInputs, StepResult
 from .forward import RaggedForward
+from .moves import PageMover
 
 
 class TorchRunner:
     """Computes steps in the order of their launch. Owns the model and, in ``layers``, the pages."""
 
     def __init__(
-        self, model: PreTrainedModel, layers: PagedLayers, sampler: Sampler, *, prefill_tokens: int, decode_rows: int
+        self,
+        model: PreTrainedModel,
+        layers: PagedLayers,
+        sampler: Sampler,
+        *,
+        prefill_tokens: int,
+        decode_rows: int,
+        num_host_pages: int = 0,
     ) -> None:
         self._forward = RaggedForward(model)
         self._layers = layers
         self._sampler = sampler
+        self._mover = PageMover(layers.caches, num_host_pages)
         self._prefill_tokens = prefill_tokens  # of the greatest step that warm_up tries
         self._decode_rows = decode_rows
         self._results: deque[StepResult] = deque()
+
+    @torch.inference_mode()
+    def move(self, moves: Moves) -> None:
+        self._mover(moves)
 
     def launch(self, inputs: StepInputs) -> None:
         """Computes the step before it returns: on a CPU there is nobody to wait for."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .scheduler import Scheduler
-from .sequence import SequenceState
+from .sequence import Sequence, SequenceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,33 +18,80 @@ class Stats:
     num_prefilling: int
     num_ready: int
     num_decoding: int
-    num_preemptions: int  # since the start
     num_pages: int
     num_free_pages: int
-    num_held_pages: int
-    num_limbo_pages: int
+    num_held_pages: int  # by running sequences and in limbo, each counted once
+    num_limbo_pages: int  # in block tables of finished sequences
+    num_table_entries: int  # pages in all block tables, shared ones as often as they are shared
+    num_lost_pages: int  # references that no block table accounts for; anything but 0 is a bug
+    num_idle_pages: int = 0  # known prefixes that nobody holds, to be had like free ones
+    num_swapped: int = 0  # of those that wait
+    num_host_pages: int = 0
+    num_free_host_pages: int = 0
+    num_idle_host_pages: int = 0  # evicted prefixes
+    num_preemptions: int = 0  # since the start, as all that follow
+    num_swaps: int = 0  # of these preemptions
+    num_queried_tokens: int = 0  # of prompts that started
+    num_hit_tokens: int = 0  # of these, found in the cache
 
     @property
-    def num_lost_pages(self) -> int:
-        """Pages that nobody accounts for. Anything but 0 is a bug."""
-        return self.num_pages - self.num_free_pages - self.num_held_pages - self.num_limbo_pages
+    def hit_rate(self) -> float:
+        return self.num_hit_tokens / max(1, self.num_queried_tokens)
+
+    @property
+    def sharing(self) -> float:
+        """Pages there would have to be without sharing, for each one that is held."""
+        return self.num_table_entries / max(1, self.num_held_pages)
 
 
 def take_stats(scheduler: Scheduler) -> Stats:
     """Cheap enough for every step: looks at each running sequence once."""
-    running = scheduler.running.values()
+    running, cache = scheduler.running.values(), scheduler.cache
     states = Counter([sequence.state for sequence in running])
+    num_limbo_pages = cache.limbo.num_pages
+    num_entries = num_limbo_pages + sum([len(sequence.block_table) for sequence in running])
     return Stats(
         num_waiting=len(scheduler.waiting),
         num_prefilling=states[SequenceState.PREFILLING],
         num_ready=states[SequenceState.READY],
         num_decoding=states[SequenceState.DECODING],
+        num_pages=cache.num_pages,
+        num_free_pages=cache.pool.num_free,
+        num_held_pages=cache.pool.num_held,
+        num_limbo_pages=num_limbo_pages,
+        num_table_entries=num_entries,
+        num_lost_pages=cache.pool.num_refs - num_entries,
+        num_idle_pages=cache.pool.num_idle,
+        num_swapped=scheduler.num_swapped,
+        num_host_pages=cache.host.num_pages,
+        num_free_host_pages=cache.host.num_free,
+        num_idle_host_pages=cache.host.num_prefixes,
         num_preemptions=scheduler.num_preemptions,
-        num_pages=scheduler.cache.num_pages,
-        num_free_pages=scheduler.cache.pool.num_free,
-        num_held_pages=sum([len(sequence.block_table) for sequence in running]),
-        num_limbo_pages=scheduler.cache.limbo.num_pages,
+        num_swaps=scheduler.num_swaps,
+        num_queried_tokens=cache.num_queried_tokens,
+        num_hit_tokens=cache.num_hit_tokens,
     )
+
+
+class MemoryUse(NamedTuple):
+    """What the pages of running sequences hold, in tokens."""
+
+    num_computed: int
+    num_reserved: int  # cells without a token that the sequence can still fill
+    num_fragmented: int  # cells that stay empty whatever it says
+
+
+def measure_memory(scheduler: Scheduler) -> MemoryUse:
+    """Looks at each running sequence; for reports, not for every step."""
+    size = scheduler.cache.pool.page_size
+    num_computed = num_reserved = num_fragmented = 0
+    for sequence in scheduler.running.values():
+        num_empty = len(sequence.block_table) * size - sequence.num_computed_tokens
+        num_to_come = min(num_empty, len(sequence.tokens) - sequence.num_computed_tokens)
+        num_computed += sequence.num_computed_tokens
+        num_reserved += num_to_come
+        num_fragmented += num_empty - num_to_come
+    return MemoryUse(num_computed, num_reserved, num_fragmented)
 
 
 def check(scheduler: Scheduler) -> None:
@@ -53,18 +101,31 @@ def check(scheduler: Scheduler) -> None:
         PageLedgerError: a page is lost, or counted wrongly.
         AssertionError: a sequence is not where its state says.
     """
-    scheduler.cache.check(scheduler.running.values())
-    scheduler.rows.check()
     waiting = list(scheduler.waiting)
+    scheduler.cache.check(scheduler.running.values(), waiting)
+    scheduler.rows.check()
     assert {s.key for s in waiting} | set(scheduler.running) == set(scheduler.live), "live is not waiting and running"
     assert len(waiting) + len(scheduler.running) == len(scheduler.live), "a sequence waits and runs"
+    assert sum(s.state is SequenceState.SWAPPED for s in waiting) == scheduler.num_swapped, "swapped are miscounted"
     for sequence in waiting:
-        assert sequence.state is SequenceState.WAITING, f"{sequence.key} waits and is {sequence.state}"
-        assert not sequence.block_table, f"{sequence.key} waits and holds {sequence.block_table}"
-        assert sequence.row is None, f"{sequence.key} waits and holds row {sequence.row}"
-        assert sequence.num_computed_tokens == 0, f"{sequence.key} waits with {sequence.num_computed_tokens} computed"
+        _check_waiting(scheduler, sequence)
     for sequence in scheduler.running.values():
-        is_decoding = sequence.state is SequenceState.DECODING
-        assert is_decoding == (sequence.row is not None), f"{sequence.key} is {sequence.state}, row {sequence.row}"
-        num_pages = scheduler.cache.pages_for(sequence.num_computed_tokens)
-        assert len(sequence.block_table) == num_pages, f"{sequence.key} has {sequence.block_table}, needs {num_pages}"
+        _check_running(scheduler, sequence)
+
+
+def _check_waiting(scheduler: Scheduler, sequence: Sequence) -> None:
+    assert not sequence.block_table, f"{sequence.key} waits and holds {sequence.block_table}"
+    assert sequence.row is None, f"{sequence.key} waits and holds row {sequence.row}"
+    num_computed, is_swapped = sequence.num_computed_tokens, sequence.state is SequenceState.SWAPPED
+    assert is_swapped or sequence.state is SequenceState.WAITING, f"{sequence.key} waits and is {sequence.state}"
+    assert is_swapped == (num_computed > 0), f"{sequence.key} is {sequence.state} with {num_computed} computed"
+    num_pages = scheduler.cache.pages_for(num_computed)
+    assert len(sequence.host_table) == num_pages, f"{sequence.key} has {sequence.host_table}, needs {num_pages}"
+
+
+def _check_running(scheduler: Scheduler, sequence: Sequence) -> None:
+    is_decoding = sequence.state is SequenceState.DECODING
+    assert is_decoding == (sequence.row is not None), f"{sequence.key} is {sequence.state}, row {sequence.row}"
+    assert not sequence.host_table, f"{sequence.key} runs and holds host pages {sequence.host_table}"
+    num_pages = scheduler.cache.pages_for(sequence.num_computed_tokens)
+    assert len(sequence.block_table) == num_pages, f"{sequence.key} has {sequence.block_table}, needs {num_pages}"

@@ -1,23 +1,43 @@
-"""Who holds which page of the KV cache: sequences that run, and limbo for those that finished."""
+"""Who holds which page of the KV cache: sequences that run, limbo for those that finished, and known prefixes.
+
+A prefix that nobody holds stays where it is until its page is needed. Where the host has pages too, it goes there then,
+as does what a swapped sequence had computed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import takewhile
 
+from .host import HostPool
 from .limbo import Limbo
+from .moves import Moves, MovesDraft
 from .pages import PagePool
+from .prefix import NO_MATCH, Match, PageNode, PrefixIndex
 from .sequence import Key, Sequence
 
 
 class PageCache:
     """Gives pages to sequences and takes them back.
 
-    Invariant: every page is free, in the block table of a running sequence, or in limbo.
+    Invariant: every page is free, idle (a known prefix that nobody holds), in limbo, or in the block table of a running
+    sequence; only full pages of known content are in more than one.
     """
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
-        self.pool = PagePool(num_pages, page_size)
+    def __init__(
+        self, num_pages: int, page_size: int, *, shares_prefixes: bool = False, num_host_pages: int = 0
+    ) -> None:
+        self.pool = PagePool(num_pages, page_size, self._on_evict)
         self.limbo = Limbo(self.pool)
+        self.index = PrefixIndex(page_size)
+        self.host = HostPool(num_host_pages)
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+        self._shares_prefixes = shares_prefixes
+        self._moves = MovesDraft()
+        # A step swaps in one direction. Who wants to swap in, and cannot because pages went out, has the next step.
+        self._is_kept_for_swap_in = False
+        self._swap_in_is_wanted = False
 
     @property
     def num_pages(self) -> int:
@@ -25,15 +45,60 @@ class PageCache:
 
     @property
     def num_available(self) -> int:
-        """Pages that can be had at once: the free ones and those in limbo that no step touches."""
-        return self.pool.num_free + self.limbo.num_reclaimable
+        """Pages that can be had at once: free ones, idle ones, and those in limbo that no step touches."""
+        return self.pool.num_available + self.limbo.num_reclaimable
 
     def pages_for(self, num_tokens: int) -> int:
         return self.pool.pages_for(num_tokens)
 
-    def num_missing(self, sequence: Sequence) -> int:
-        """Pages that ``sequence`` still needs for the tokens it has."""
-        return self.pool.pages_for(sequence.num_tokens) - len(sequence.block_table)
+    # A sequence enters, grows, and leaves.
+
+    def find(self, sequence: Sequence) -> Match:
+        """What is known of a waiting sequence. At least one token is always left to compute, for its logits."""
+        if not self._shares_prefixes:
+            return NO_MATCH
+        if not sequence.host_table:
+            return self.index.match(sequence.tokens[: sequence.num_tokens - 1], sequence.cache_salt)
+        # Swapped out with all it had computed: only what needs no swap-in is of use.
+        match = self.index.match(sequence.tokens[: sequence.num_computed_tokens], sequence.cache_salt)
+        return Match(list(takewhile(lambda node: node.page, match.nodes)))
+
+    def num_missing(self, sequence: Sequence, match: Match = NO_MATCH) -> int:
+        """Pages that ``sequence`` still takes from the available ones for the tokens it has."""
+        return self.pool.pages_for(sequence.num_tokens) - len(sequence.block_table) - self._num_held(match)
+
+    def may_enter(self, sequence: Sequence, match: Match) -> bool:
+        """Whether ``enter`` is possible in this step."""
+        num_tokens = sequence.num_computed_tokens or match.num_tail_tokens + len(match.nodes) * self.pool.page_size
+        if self.pool.pages_for(num_tokens) - self._num_held(match) > self.num_available:
+            return False
+        if self._moves.swap_out and _swaps_in(sequence, match):
+            self._swap_in_is_wanted = True
+            # Used just now, so evicted last: what is evicted while swap-outs rest is lost, with all that hangs on it.
+            on_device = [node.page for node in match.nodes if node.page]
+            self.pool.share(on_device)
+            self.pool.free(on_device)
+            return False
+        return True
+
+    def enter(self, sequence: Sequence, match: Match) -> None:
+        """Gives ``sequence`` the pages of ``match``, or those it had when it was swapped out."""
+        if _swaps_in(sequence, match):
+            self._is_kept_for_swap_in = True
+        # Held first, so that none of them is evicted to make room for another.
+        self.pool.share([node.page for node in match.nodes if node.page])
+        for node in match.nodes:
+            if not node.page:
+                self._swap_in(node)
+        sequence.block_table = [node.page for node in match.nodes]
+        sequence.tip = match.nodes[-1] if match.nodes else None
+        if sequence.host_table:
+            self._swap_in_rest(sequence)
+        else:
+            sequence.num_computed_tokens = len(match.nodes) * self.pool.page_size
+            if match.tail is not None:
+                self._copy_tail(sequence, match)
+            self._count(sequence)
 
     def extend(self, sequence: Sequence, num_tokens: int) -> int:
         """Gives pages for the next ``num_tokens`` tokens, as far as there are any.
@@ -44,21 +109,62 @@ class PageCache:
         end = sequence.num_computed_tokens + num_tokens
         num_missing = self.pool.pages_for(end) - len(table)
         if num_missing > 0:
-            self.limbo.reclaim(num_missing)
-            table += self.pool.allocate(min(num_missing, self.pool.num_free))
+            table += self._allocate(num_missing)
         return min(end, len(table) * self.pool.page_size) - sequence.num_computed_tokens
 
-    def give_up(self, sequence: Sequence) -> None:
-        """Frees the pages of a preempted sequence; what was computed in them is lost."""
-        self.pool.free(sequence.block_table)
-        sequence.block_table = []
-        sequence.num_computed_tokens = 0
+    def publish(self, sequence: Sequence) -> bool:
+        """Lets others share the pages that ``sequence`` has computed to their end.
 
-    def retire(self, sequence: Sequence) -> None:
-        """Moves the pages of a finished sequence to limbo."""
+        Where such a page was known already, ``sequence`` takes that one and gives its own back. Returns whether its
+        block table has changed so.
+        """
+        size, table, node = self.pool.page_size, sequence.block_table, sequence.tip
+        first = node.depth if node else 0
+        last = sequence.num_computed_tokens // size
+        if first == last or not self._shares_prefixes:
+            return False
+        has_changed = False
+        for index in range(first, last):
+            node = self.index.add(
+                node, sequence.cache_salt, sequence.tokens[index * size : (index + 1) * size].tobytes()
+            )
+            if not node.page:
+                self._learn(node, table[index])
+            elif node.page != table[index]:
+                self.pool.share([node.page])
+                self.pool.free([table[index]])
+                table[index] = node.page
+                has_changed = True
+        sequence.tip = node
+        return has_changed
+
+    def give_up(self, sequence: Sequence) -> None:
+        """Takes the pages of a preempted sequence; what others may share stays known until it is evicted."""
+        self.pool.free(sequence.block_table)
+        sequence.block_table, sequence.tip, sequence.num_computed_tokens = [], None, 0
+
+    def swap_out(self, sequence: Sequence) -> bool:
+        """Moves what a preempted sequence has computed to the host; False where that is not possible now."""
+        table = sequence.block_table[: self.pool.pages_for(sequence.num_computed_tokens)]
+        if not table or not self._may_swap_out or not self._make_host_room(len(table)):
+            return False
+        sequence.host_table = self.host.allocate(len(table))
+        self._moves.swap_out += zip(table, sequence.host_table, strict=True)
+        self._disown(table)
+        self.pool.free(sequence.block_table)
+        sequence.block_table, sequence.tip = [], None
+        return True
+
+    def retire(self, sequence: Sequence, *, is_sound: bool = True) -> None:
+        """Moves the pages of a finished sequence to limbo; what an unsound one has computed, nobody will share."""
+        self.host.free(sequence.host_table)
+        sequence.host_table = []
+        if not is_sound:
+            self._disown(sequence.block_table)
         if sequence.block_table:
             self.limbo.put(sequence.key, sequence.block_table, sequence.last_step)
             sequence.block_table = []
+        sequence.tip = None
 
     def release(self, key: Key) -> None:
         self.limbo.release(key)
@@ -66,6 +172,125 @@ class PageCache:
     def complete(self, step: int) -> None:
         self.limbo.complete(step)
 
-    def check(self, running: Iterable[Sequence]) -> None:
-        """Proves the invariant; see ``PagePool.check``."""
+    def take_moves(self) -> Moves:
+        """What must be moved before the step that was planned; the next step starts with none."""
+        moves = self._moves.finish()
+        if moves:
+            self._moves = MovesDraft()
+        self._is_kept_for_swap_in, self._swap_in_is_wanted = self._swap_in_is_wanted, False
+        return moves
+
+    def check(self, running: Iterable[Sequence], waiting: Iterable[Sequence] = ()) -> None:
+        """Proves the invariants of pool, index and host.
+
+        Raises:
+            PageLedgerError: names what is lost, or counted wrongly.
+        """
+        running = list(running)
         self.pool.check([sequence.block_table for sequence in running], self.limbo.tables())
+        self.index.check(self.pool.idle_pages())
+        self.host.check([sequence.host_table for sequence in waiting], self.index.nodes())
+        for sequence in running:
+            node = sequence.tip
+            while node is not None and node.depth:
+                assert sequence.block_table[node.depth - 1] == node.page, f"{sequence.key} does not hold {node.page}"
+                node = node.parent
+
+    # Pages on their way between device and host.
+
+    def _allocate(self, num_pages: int) -> list[int]:
+        """So many pages, or as many as there are."""
+        self.limbo.reclaim(num_pages)
+        pages = self.pool.allocate(min(num_pages, self.pool.num_available))
+        self._moves.forget(pages)
+        return pages
+
+    def _num_held(self, match: Match) -> int:
+        """Pages of ``match`` that are in use anyway, and not among the available ones."""
+        if not match.nodes:
+            return 0
+        reclaimable = self.limbo.reclaimable()
+        return sum(self.pool.refs(node.page) > 0 and node.page not in reclaimable for node in match.nodes)
+
+    @property
+    def _may_swap_out(self) -> bool:
+        return self.host.num_pages > 0 and not self._moves.swap_in and not self._is_kept_for_swap_in
+
+    def _make_host_room(self, num_pages: int) -> bool:
+        """Whether so many host pages are free, after prefixes that nobody used for long were dropped."""
+        if num_pages > self.host.num_available:
+            return False
+        while self.host.num_free < num_pages and (node := self.host.oldest_prefix):
+            self._remove(node)
+        return True
+
+    def _on_evict(self, page: int) -> None:
+        """The pool needs an idle page: its content goes to the host if it can, and is forgotten otherwise."""
+        node = self.index.take(page)
+        assert node is not None, f"page {page} is idle and has no content"
+        if self._may_swap_out and self._make_host_room(1):
+            self._moves.swap_out.append((page, self.host.put(node)))
+        else:
+            self._remove(node)
+
+    def _swap_in(self, node: PageNode) -> None:
+        (page,) = self._allocate(1)
+        self._moves.swap_in[page] = self.host.take(node)
+        self._learn(node, page)
+
+    def _swap_in_rest(self, sequence: Sequence) -> None:
+        """The pages of a swapped sequence that are not shared with others."""
+        host_table, sequence.host_table = sequence.host_table, []
+        rest = host_table[len(sequence.block_table) :]
+        pages = self._allocate(len(rest))
+        self._moves.swap_in.update(zip(pages, rest, strict=True))
+        sequence.block_table += pages
+        self.host.free(host_table)
+
+    def _copy_tail(self, sequence: Sequence, match: Match) -> None:
+        """A page of its own that begins like a known one: the rest of that one is overwritten."""
+        tail = match.tail
+        assert tail is not None, f"{sequence.key} has no tail to copy"
+        source, host_page = tail.page, tail.host_page
+        (page,) = self._allocate(1)
+        if source:
+            self._moves.copy(source, page)
+        else:
+            assert host_page is not None, f"the tail for {sequence.key} is nowhere"
+            self._moves.swap_in[page] = host_page
+        sequence.block_table.append(page)
+        sequence.num_computed_tokens += match.num_tail_tokens
+
+    def _count(self, sequence: Sequence) -> None:
+        if self._shares_prefixes and not sequence.num_preemptions:
+            sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+            self.num_queried_tokens += sequence.num_prompt_tokens
+            self.num_hit_tokens += sequence.num_cached_tokens
+
+    # What is known of the content of a page.
+
+    def _learn(self, node: PageNode, page: int) -> None:
+        if node.host_page is not None:
+            self.host.take(node)
+        self.index.put(node, page)
+        self.pool.keep(page)
+
+    def _disown(self, table: list[int]) -> None:
+        """Nobody will find what is in these pages any more, but for those that others hold too."""
+        for page in table:
+            node = self.index.node_of(page)
+            if node is not None and self.pool.refs(page) == 1:
+                self._remove(node)
+
+    def _remove(self, node: PageNode) -> None:
+        """Forgets a node and all that hangs on it."""
+        for gone in self.index.remove(node):
+            if gone.page:
+                self.pool.forget(gone.page)
+            if gone.host_page is not None:
+                self.host.take(gone)
+
+
+def _swaps_in(sequence: Sequence, match: Match) -> bool:
+    tail_is_away = match.tail is not None and not match.tail.page
+    return bool(sequence.host_table) or tail_is_away or any(not node.page for node in match.nodes)

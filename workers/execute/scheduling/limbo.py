@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -34,7 +35,13 @@ class Limbo:
 
     @property
     def num_reclaimable(self) -> int:
-        return sum(len(entry.pages) for entry in self._entries.values() if self._is_over(entry))
+        return len(self.reclaimable())
+
+    def reclaimable(self) -> set[int]:
+        """Pages that ``reclaim`` could make available: those that nobody else holds."""
+        over = [entry.pages for entry in self._entries.values() if self._is_over(entry)]
+        entries = Counter(page for pages in over for page in pages)
+        return {page for page, count in entries.items() if count == self._pool.refs(page)}
 
     def __contains__(self, key: Key) -> bool:
         return key in self._entries
@@ -61,10 +68,10 @@ class Limbo:
         for key in [key for key, entry in self._entries.items() if entry.is_released and self._is_over(entry)]:
             self._free(key)
 
-    def reclaim(self, num_free: int) -> None:
-        """Takes pages without waiting for their release, oldest first, until so many are free or there are no more."""
+    def reclaim(self, num_pages: int) -> None:
+        """Takes pages without waiting for their release, oldest first, until so many are available or none is left."""
         for key in [key for key, entry in self._entries.items() if self._is_over(entry)]:
-            if self._pool.num_free >= num_free:
+            if self._pool.num_available >= num_pages:
                 return
             self._free(key)
 

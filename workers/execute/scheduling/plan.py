@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from .moves import NO_MOVES, Moves
 from .sequence import Key, Sequence, SequenceState
 
 
@@ -17,6 +19,13 @@ class Chunk(NamedTuple):
     samples: bool  # whether the token after the last of these is wanted
 
 
+class Start(NamedTuple):
+    """A sequence that leaves the queue; after a preemption, once more."""
+
+    key: Key
+    num_cached_tokens: int  # of its tokens, found in the cache
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One step. Its pages are reserved; nothing has touched the device."""
@@ -24,14 +33,16 @@ class Plan:
     step: int  # counts from 1
     chunks: tuple[Chunk, ...]  # decodes first, in row order; then prompts, in the order they were chosen
     num_decodes: int
+    moves: Moves = NO_MOVES  # before the forward pass
+    starts: tuple[Start, ...] = ()
     preempted: tuple[Key, ...] = ()  # gave their pages back, and wait
     finished: tuple[tuple[Key, str], ...] = ()  # (key, reason): ended without a forward pass
+    expired: tuple[tuple[Key, str], ...] = ()  # (key, why): a deadline passed
     failed: tuple[tuple[Key, str], ...] = ()  # (key, why): can never be served
 
     @property
     def started(self) -> list[Key]:
-        """Sequences whose first chunk this is; after a preemption, once more."""
-        return [chunk.key for chunk in self.chunks[self.num_decodes :] if chunk.start == 0]
+        return [start.key for start in self.starts]
 
     @property
     def sampled(self) -> list[Key]:
@@ -39,13 +50,22 @@ class Plan:
         return [chunk.key for chunk in self.chunks if chunk.samples]
 
     @property
+    def num_tokens(self) -> int:
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+    @property
+    def num_reads(self) -> int:
+        """Tokens of context that the step's sequences read, their own included."""
+        return sum(chunk.start + chunk.num_tokens for chunk in self.chunks)
+
+    @property
     def num_prefill_tokens(self) -> int:
         return sum(chunk.num_tokens for chunk in self.chunks[self.num_decodes :])
 
     def alone(self) -> list[Plan]:
-        """This step as one plan a sequence."""
+        """This step as one plan a sequence, once its moves are done."""
         return [
-            replace(self, chunks=(chunk,), num_decodes=int(index < self.num_decodes))
+            replace(self, chunks=(chunk,), num_decodes=int(index < self.num_decodes), moves=NO_MOVES)
             for index, chunk in enumerate(self.chunks)
         ]
 
@@ -56,34 +76,61 @@ class Draft:
 
     step: int
     num_tokens_left: int
+    num_reads_left: float = math.inf
+    num_prefill_left: float = math.inf  # tokens of prompts
+    lacks_memory: bool = False  # a prompt was held back by memory, not by a budget
     decodes: dict[Key, Chunk] = field(default_factory=dict)
     prefills: dict[Key, Chunk] = field(default_factory=dict)
+    starts: dict[Key, Start] = field(default_factory=dict)
     preempted: list[Key] = field(default_factory=list)
     finished: list[tuple[Key, str]] = field(default_factory=list)
+    expired: list[tuple[Key, str]] = field(default_factory=list)
     failed: list[tuple[Key, str]] = field(default_factory=list)
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self.decodes or self.prefills)
+
+    def room(self, sequence: Sequence, wanted: int) -> int:
+        """How many of the ``wanted`` next tokens of a prompt the budgets allow.
+
+        The first sequence of a step may read what it likes: one with a context above ``max_kv_reads`` has its turn too.
+        """
+        num_reads_left = math.inf if self.is_empty else self.num_reads_left
+        num_left = min(self.num_tokens_left, self.num_prefill_left, num_reads_left - sequence.num_computed_tokens)
+        return int(max(0, min(wanted, num_left)))
+
     def schedule(self, sequence: Sequence, num_tokens: int) -> None:
-        chunks = self.decodes if sequence.state is SequenceState.DECODING else self.prefills
+        is_decode = sequence.state is SequenceState.DECODING
+        chunks = self.decodes if is_decode else self.prefills
         start = sequence.num_computed_tokens
         samples = start + num_tokens == sequence.num_tokens
         chunks[sequence.key] = Chunk(sequence.key, start, num_tokens, samples)
         self.num_tokens_left -= num_tokens
+        self.num_reads_left -= start + num_tokens
+        self.num_prefill_left -= 0 if is_decode else num_tokens
         sequence.last_step = self.step
 
     def drop(self, key: Key) -> None:
+        self.starts.pop(key, None)
         chunk = self.decodes.pop(key, None) or self.prefills.pop(key, None)
         if chunk is not None:
             self.num_tokens_left += chunk.num_tokens
+            self.num_reads_left += chunk.start + chunk.num_tokens
 
-    def finish(self) -> Plan | None:
+    def finish(self, moves: Moves) -> Plan | None:
         """The plan, or None when nothing happens in this step."""
-        if not (self.decodes or self.prefills or self.preempted or self.finished or self.failed):
+        ends = self.finished or self.expired or self.failed
+        if self.is_empty and not (moves or self.starts or self.preempted or ends):
             return None
         return Plan(
             step=self.step,
             chunks=(*self.decodes.values(), *self.prefills.values()),
             num_decodes=len(self.decodes),
+            moves=moves,
+            starts=tuple(self.starts.values()),
             preempted=tuple(self.preempted),
             finished=tuple(self.finished),
+            expired=tuple(self.expired),
             failed=tuple(self.failed),
         )

@@ -15,6 +15,7 @@ class Progress:
     token_indices: list[int] = field(default_factory=list)  # 0 for a sequence's first output token
     token_ids: list[int] = field(default_factory=list)
     finished: dict[Key, str] = field(default_factory=dict)  # why: "stop" | "length"; not all got a token in this step
+    expired: dict[Key, str] = field(default_factory=dict)  # why, in words: which deadline passed
     failed: dict[Key, str] = field(default_factory=dict)  # why, in words; none of them got a token in this step
 
     def emit(self, key: Key, token_index: int, token_id: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left
 
 import numpy as np
@@ -30,15 +31,34 @@ class Rows:
     def __len__(self) -> int:
         return len(self._seated)
 
-    def take_turns(self, max_rows: int) -> list[Sequence]:
-        """Up to ``max_rows`` of the seated sequences, in row order; where there are more they take turns."""
+    @property
+    def seated(self) -> list[Sequence]:
+        """Who sits in a row, the longest-seated first."""
+        return list(self._seated.values())
+
+    def take_turns(self, max_rows: int, *, max_reads: float = math.inf, at_least_one: bool = True) -> list[Sequence]:
+        """Up to ``max_rows`` of the seated sequences that read up to ``max_reads`` tokens, in row order.
+
+        Where not all can go they take turns: the first that was left out comes first the next time. With
+        ``at_least_one`` that one goes however much it reads, so that everybody does in the end.
+        """
         rows = sorted(self._seated)
-        if len(rows) > max_rows:
-            first = bisect_left(rows, self._next_row)
-            turn = (rows[first:] + rows[:first])[:max_rows]
-            self._next_row = turn[-1] + 1 if turn else self._next_row
-            rows = sorted(turn)
-        return [self._seated[row] for row in rows]
+        if len(rows) <= max_rows and max_reads == math.inf:
+            return [self._seated[row] for row in rows]
+        first = bisect_left(rows, self._next_row)
+        turn: list[int] = []
+        left_out: list[int] = []
+        for row in rows[first:] + rows[:first]:
+            reads = self._seated[row].num_tokens
+            is_exempt = at_least_one and not turn
+            if len(turn) < max_rows and (reads <= max_reads or is_exempt):
+                turn.append(row)
+                max_reads -= reads
+            else:
+                left_out.append(row)
+        if left_out:
+            self._next_row = left_out[0]
+        return [self._seated[row] for row in sorted(turn)]
 
     def seat(self, sequence: Sequence) -> None:
         """Gives ``sequence`` the lowest free row."""

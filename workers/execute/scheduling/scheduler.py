@@ -6,13 +6,17 @@ be added and released at any time, also in between.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from ....protocol.config import SchedulerConfig
 from .cache import PageCache
-from .plan import Draft, Plan
-from .policy import make_policy
+from .cost import Work, make_pace
+from .deadlines import Deadlines, exceeded
+from .plan import Draft, Plan, Start
+from .policy import Phase, Skips, make_policy, make_preemption
+from .prefix import Match
 from .progress import Progress
 from .queues import WaitingQueue
 from .rows import Rows
@@ -24,22 +28,42 @@ _NONE_FAILED: Mapping[Key, str] = MappingProxyType({})
 class Scheduler:
     """Sequences from their arrival until they are finished.
 
-    Invariant: a live sequence either is in ``waiting`` and holds no page, or is in ``running`` and holds some. Those of
+    Invariant: a live sequence either is in ``waiting`` and holds no page of the device, or is in ``running``. Those of
     ``running`` that decode hold a row each.
     """
 
-    def __init__(self, config: SchedulerConfig, *, page_size: int, num_pages: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        page_size: int,
+        num_pages: int,
+        max_model_len: int,
+        prefix_cache: bool = True,  # False also where a layer of the model keeps more than its pages
+        num_host_pages: int = 0,
+    ) -> None:
         self.config = config
         self.max_model_len = max_model_len
         self.policy = make_policy(config)
-        self.cache = PageCache(num_pages, page_size)
+        self._swaps = make_preemption(config)
+        self.cache = PageCache(num_pages, page_size, shares_prefixes=prefix_cache, num_host_pages=num_host_pages)
         self.rows = Rows(config.max_num_seqs, min(num_pages, self.cache.pages_for(max_model_len)))
         self.live: dict[Key, Sequence] = {}
         self.waiting = WaitingQueue(self.policy.rank)
         self.running: dict[Key, Sequence] = {}
         self.num_preemptions = 0
+        self.num_swaps = 0  # of these, with their pages moved to the host
+        self.num_swapped = 0  # of those that wait now
+        self._pace = make_pace(config, page_size)
+        self._deadlines = Deadlines()
+        self._expired: list[tuple[Key, str]] = []  # and not reported yet
         self._step = 0
-        self._num_prefill_skips = 0
+        self._skips = Skips()
+        self._schedule = {
+            Phase.DECODES: self._schedule_decodes,
+            Phase.PROMPTS: self._schedule_prompts,
+            Phase.WAITING: self._schedule_waiting,
+        }
         self._fresh_are_held_back = False  # memory ran out: no new prompt until a running sequence made way
 
     def add(self, sequence: Sequence) -> None:
@@ -49,6 +73,7 @@ class Scheduler:
         assert sequence.num_tokens > 0, f"{sequence.key} has no tokens"
         self.live[sequence.key] = sequence
         self.waiting.push(sequence)
+        self._deadlines.add(sequence)
 
     def release(self, key: Key) -> None:
         """Nobody wants ``key`` any more: an unfinished sequence is aborted, a finished one gives its pages back.
@@ -59,20 +84,30 @@ class Scheduler:
             self._retire(sequence, "abort")
         self.cache.release(key)
 
+    def expire(self, now_ns: int) -> list[tuple[Key, str]]:
+        """Ends sequences whose deadline has passed, and says which one. The next plan reports them."""
+        expired = []
+        for key in self._deadlines.due(now_ns):
+            sequence = self.live.get(key)
+            if sequence is not None and (why := exceeded(sequence, now_ns)):
+                self._retire(sequence, "error")
+                expired.append((key, why))
+        self._deadlines.tidy(self.live)
+        self._expired += expired
+        return expired
+
     def plan(self) -> Plan | None:
         """The next step, its pages reserved, or None when there is nothing to do."""
-        draft = Draft(self._step + 1, self.config.token_budget)
+        draft = Draft(self._step + 1, self.config.token_budget, self.config.max_kv_reads or math.inf)
+        draft.expired, self._expired = self._expired, []
         self._seat_ready()
-        if self.policy.decodes_first(self._num_prefill_skips):
-            self._schedule_decodes(draft)
-            self._schedule_prefills(draft)
-        else:
-            self._schedule_prefills(draft)
-            self._schedule_decodes(draft)
-        if not draft.decodes and not draft.prefills:
+        self._limit_prefill(draft)
+        for phase in self.policy.phases(self._fill, self._skips):
+            self._schedule[phase](draft)
+        if draft.is_empty:
             self._break_stall(draft)
-        self._count_prefill_skips(draft)
-        plan = draft.finish()
+        self._count_skips(draft)
+        plan = draft.finish(self.cache.take_moves())
         if plan is not None:
             self._step = plan.step
         return plan
@@ -83,7 +118,7 @@ class Scheduler:
         Sequences in ``failed`` end here, each for its reason, and their tokens are void. What was sampled for one that
         was released meanwhile is dropped.
         """
-        progress = Progress(finished=dict(plan.finished), failed=dict(plan.failed))
+        progress = Progress(finished=dict(plan.finished), expired=dict(plan.expired), failed=dict(plan.failed))
         sampled = iter(token_ids)
         for key, start, num_tokens, samples in plan.chunks:
             token_id = next(sampled) if samples else None
@@ -92,49 +127,96 @@ class Scheduler:
                 continue
             if (why := failed.get(key)) is not None:
                 progress.failed[key] = why
-                self._retire(sequence, "error")
+                self._retire(sequence, "error", is_sound=False)
                 continue
             sequence.num_computed_tokens = start + num_tokens
+            if self.cache.publish(sequence) and sequence.row is not None:
+                self.rows.write_pages(sequence, 0)
             if token_id is not None:
                 self._take(sequence, token_id, progress)
         self.cache.complete(plan.step)
         return progress
 
+    def observe(self, plan: Plan, elapsed_ns: int) -> None:
+        """A step took so long. Only of interest with ``itl_target_ms``."""
+        if self._pace is not None and plan.chunks:
+            self._pace.observe(plan, elapsed_ns)
+
     # What plan() says in order, in detail.
 
     def _seat_ready(self) -> None:
-        """Rows that came free go to sequences whose prompt is computed, earliest first."""
-        if self.rows.num_free:
-            for sequence in self._in_state(SequenceState.READY)[: self.rows.num_free]:
-                self.rows.seat(sequence)
-                sequence.state = SequenceState.DECODING
+        """Rows that are free, or that the policy takes back, go to sequences whose prompt is computed."""
+        ready = self._in_state(SequenceState.READY)
+        if not ready:
+            return
+        num_missing = len(ready) - self.rows.num_free
+        if num_missing > 0:
+            for sequence in self.policy.stand_up(self.rows.seated, num_missing):
+                self.rows.leave(sequence)
+                sequence.state = SequenceState.READY
+        for sequence in ready[: self.rows.num_free]:
+            self.rows.seat(sequence)
+            sequence.state = SequenceState.DECODING
+
+    def _limit_prefill(self, draft: Draft) -> None:
+        """With a target for the time between tokens: only so much of prompts that those who decode hold it."""
+        decoding = self.rows.seated
+        if self._pace is None or not decoding:
+            return
+        under_way = self._in_state(SequenceState.PREFILLING)
+        num_reads = sum(s.num_tokens for s in decoding) + sum(s.num_computed_tokens for s in under_way[:1])
+        must_progress = self._skips.prefills >= self.config.max_prefill_skip
+        limit = self._pace.max_prefill_tokens(Work(0, len(decoding), num_reads), must_progress=must_progress)
+        if limit is not None:
+            draft.num_prefill_left = limit
 
     def _schedule_decodes(self, draft: Draft) -> None:
-        """One token each; where the budget is smaller than that, they take turns."""
-        for sequence in self.rows.take_turns(draft.num_tokens_left):
+        """One token each; where the budgets are smaller than that, they take turns."""
+        if draft.prefills and not self.policy.decodes_join(self._fill, self._skips):
+            return
+        turn = self.rows.take_turns(draft.num_tokens_left, max_reads=draft.num_reads_left, at_least_one=draft.is_empty)
+        for sequence in turn:
             preempted_for_another = sequence.row is None
             if not preempted_for_another and self._make_room(sequence, draft):
                 draft.schedule(sequence, 1)
 
-    def _schedule_prefills(self, draft: Draft) -> None:
-        """Chunks of the prompts under way, then of waiting ones; the first that does not fit ends it."""
+    def _schedule_prompts(self, draft: Draft) -> None:
+        """Chunks of the prompts under way; the first that does not fit ends it."""
         for sequence in self._in_state(SequenceState.PREFILLING):
-            if not self._schedule_chunk(sequence, draft):
+            if sequence.key not in draft.prefills and not self._schedule_chunk(sequence, draft):
                 return
-        while (head := self.waiting.head) and draft.num_tokens_left:
+
+    def _schedule_waiting(self, draft: Draft) -> None:
+        """First chunks, in order; one that memory holds back ends it, or is overtaken by a few, a few times."""
+        if len(draft.prefills) < len(self._in_state(SequenceState.PREFILLING)):
+            return  # a prompt under way did not fit
+        held_back: list[Sequence] = []
+        while (head := self.waiting.head) and draft.room(head, 1) and self._may_overtake(held_back):
             if self._settle(head, draft):
                 continue
             # Whoever gave way in this step must not be back in it: two sequences could throw each other out forever.
-            if draft.preempted or not self._may_start(head):
-                return
-            self._start(head)
-            self._schedule_chunk(head, draft)
+            if draft.preempted:
+                break
+            if (match := self._may_start(head)) is not None:
+                self._start(head, match, draft)
+                self._schedule_chunk(head, draft)
+                for sequence in held_back:
+                    sequence.num_overtaken += 1
+            else:
+                draft.lacks_memory = True
+                if not self.config.skip_ahead:
+                    break
+                held_back.append(head)
+                self.waiting.remove(head.key)
+        for sequence in held_back:
+            self.waiting.push(sequence)
 
     def _schedule_chunk(self, sequence: Sequence, draft: Draft) -> bool:
-        wanted = min(sequence.num_uncomputed_tokens, self.config.prefill_chunk, draft.num_tokens_left)
-        num_tokens = self.cache.extend(sequence, wanted)
+        wanted = draft.room(sequence, min(sequence.num_uncomputed_tokens, self.config.prefill_chunk))
+        num_tokens = self.cache.extend(sequence, wanted) if wanted else 0
         if num_tokens:
             draft.schedule(sequence, num_tokens)
+        draft.lacks_memory |= num_tokens < wanted
         return num_tokens > 0
 
     def _break_stall(self, draft: Draft) -> None:
@@ -143,11 +225,14 @@ class Scheduler:
         if prefilling and self._make_room(prefilling[0], draft):
             self._schedule_chunk(prefilling[0], draft)
 
-    def _count_prefill_skips(self, draft: Draft) -> None:
-        """Prompts that decodes left no tokens of the budget too often go first once, see ``Policy.decodes_first``."""
+    def _count_skips(self, draft: Draft) -> None:
+        """Who was passed by for want of budget too often goes first once, see ``Policy.phases``."""
         has_prompts = bool(self.waiting) or bool(self._in_state(SequenceState.PREFILLING))
-        passed_by = has_prompts and not draft.prefills and not draft.num_tokens_left
-        self._num_prefill_skips = self._num_prefill_skips + 1 if passed_by else 0
+        skips_prefills = has_prompts and not draft.prefills and not draft.lacks_memory
+        skips_decodes = len(draft.decodes) < len(self.rows)
+        self._skips = Skips(
+            self._skips.prefills + 1 if skips_prefills else 0, self._skips.decodes + 1 if skips_decodes else 0
+        )
 
     # Who may start, and who must give way.
 
@@ -165,23 +250,40 @@ class Scheduler:
             self._retire(sequence, "error")
         return True
 
-    def _may_start(self, sequence: Sequence) -> bool:
-        """Whether memory allows the whole prompt of ``sequence``, and a margin for those that run to grow into.
+    def _may_start(self, sequence: Sequence) -> Match | None:
+        """What the cache knows of ``sequence``, or None as long as memory does not allow its start.
 
-        Where nothing runs there is nothing to protect, and one sequence always starts.
+        There must be room for all its tokens, and a margin for those that run to grow into. Where nothing runs there
+        is nothing to protect, and one sequence always starts.
         """
-        if not self.running:
-            return self.cache.num_available > 0
-        if self._fresh_are_held_back and not sequence.num_preemptions:
-            return False
-        num_promised = sum(map(self.cache.num_missing, self._in_state(SequenceState.PREFILLING)))
-        num_left = self.cache.num_available - num_promised - self.cache.num_missing(sequence)
-        return num_left >= max(1, self.config.safety_margin * self.cache.num_pages)
+        if self.running:
+            if self._fresh_are_held_back and not sequence.num_preemptions:
+                return None
+            num_promised = sum(map(self.cache.num_missing, self._in_state(SequenceState.PREFILLING)))
+            num_left = self.cache.num_available - num_promised - max(1, self.policy.margin * self.cache.num_pages)
+            if num_left < 1:
+                return None  # whatever the cache knows, one page is needed
+            match = self.cache.find(sequence)
+            if self.cache.num_missing(sequence, match) > num_left:
+                return None
+        else:
+            match = self.cache.find(sequence)
+        return match if self.cache.num_available > 0 and self.cache.may_enter(sequence, match) else None
 
-    def _start(self, sequence: Sequence) -> None:
-        self.waiting.remove(sequence.key)
+    def _may_overtake(self, held_back: list[Sequence]) -> bool:
+        """Whether those behind ``held_back`` may be tried. Preempted ones are never overtaken, others not too often."""
+        return not held_back or (
+            len(held_back) <= self.config.skip_ahead
+            and not held_back[0].num_preemptions
+            and all(s.num_overtaken < self.config.max_prefill_skip for s in held_back)
+        )
+
+    def _start(self, sequence: Sequence, match: Match, draft: Draft) -> None:
+        self._leave_queue(sequence)
         self.running[sequence.key] = sequence
+        self.cache.enter(sequence, match)
         sequence.state = SequenceState.PREFILLING
+        draft.starts[sequence.key] = Start(sequence.key, sequence.num_computed_tokens)
         if sequence.num_preemptions:
             self._fresh_are_held_back = False
 
@@ -202,12 +304,22 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence, draft: Draft) -> None:
-        """Takes the pages of ``sequence`` back; it waits, keeps its tokens, and computes them once more."""
+        """Takes the pages of ``sequence`` back; it waits, and keeps its tokens.
+
+        What it had computed is swapped out or computed once more. One that started in this step has nothing to swap:
+        its pages are only on their way.
+        """
+        may_swap = self._swaps(sequence) and sequence.key not in draft.starts
         draft.drop(sequence.key)
         draft.preempted.append(sequence.key)
         self._leave(sequence)
-        self.cache.give_up(sequence)
-        sequence.state = SequenceState.WAITING
+        if may_swap and self.cache.swap_out(sequence):
+            sequence.state = SequenceState.SWAPPED
+            self.num_swaps += 1
+            self.num_swapped += 1
+        else:
+            self.cache.give_up(sequence)
+            sequence.state = SequenceState.WAITING
         sequence.num_preemptions += 1
         self.waiting.push(sequence)
         self.num_preemptions += 1
@@ -224,17 +336,21 @@ class Scheduler:
         elif sequence.state is SequenceState.PREFILLING:
             sequence.state = SequenceState.READY
 
-    def _retire(self, sequence: Sequence, reason: str) -> None:
+    def _retire(self, sequence: Sequence, reason: str, *, is_sound: bool = True) -> None:
         """Ends a sequence: its row is free at once, its pages go to limbo."""
         del self.live[sequence.key]
-        if sequence.state is SequenceState.WAITING:
-            self.waiting.remove(sequence.key)
-        else:
+        if sequence.key in self.running:
             self._leave(sequence)
             self._fresh_are_held_back = False
-        self.cache.retire(sequence)
+        else:
+            self._leave_queue(sequence)
+        self.cache.retire(sequence, is_sound=is_sound)
         sequence.state = SequenceState.FINISHED
         sequence.finish_reason = reason
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence.key)
+        self.num_swapped -= sequence.state is SequenceState.SWAPPED
 
     def _leave(self, sequence: Sequence) -> None:
         del self.running[sequence.key]
@@ -242,5 +358,10 @@ class Scheduler:
             self.rows.leave(sequence)
 
     def _in_state(self, state: SequenceState) -> list[Sequence]:
-        """Running sequences in ``state``, in order of arrival."""
-        return sorted((s for s in self.running.values() if s.state is state), key=lambda s: s.arrival)
+        """Running sequences in ``state``, the most urgent first."""
+        return sorted((s for s in self.running.values() if s.state is state), key=self.policy.urgency)
+
+    @property
+    def _fill(self) -> float:
+        """The share of the rows that is taken, or would be if there were enough."""
+        return (len(self.rows) + len(self._in_state(SequenceState.READY))) / self.config.max_num_seqs

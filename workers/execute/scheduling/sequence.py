@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....protocol.sampling import SamplingParams
+from .prefix import PageNode
 
 Int32 = npt.NDArray[np.int32]
 Key = tuple[int, int]  # (slot, generation) in the journal
@@ -16,6 +17,7 @@ Key = tuple[int, int]  # (slot, generation) in the journal
 
 class SequenceState(Enum):
     WAITING = "waiting"  # no pages, nothing computed (new, or preempted)
+    SWAPPED = "swapped"  # waits too, with what was computed on host pages
     PREFILLING = "prefilling"  # some chunks computed
     READY = "ready"  # prompt computed, first token sampled, no row yet
     DECODING = "decoding"  # holds a row
@@ -27,7 +29,8 @@ class Sequence:
     """A request in execute. ``tokens[:num_tokens]`` are the prompt and what was sampled so far.
 
     Invariant: keys and values of ``tokens[:num_computed_tokens]`` are in the pages of ``block_table``, and
-    ``len(block_table) == ceil(tokens with a place / page_size)``: never a page more.
+    ``len(block_table) == ceil(tokens with a place / page_size)``: never a page more. Its first ``tip.depth`` pages are
+    full and may be in other tables too; nobody writes to them.
     """
 
     key: Key
@@ -38,12 +41,20 @@ class Sequence:
     seed: int
     arrival: int  # order of acceptance, kept over preemption and recovery
     stop_ids: frozenset[int] = frozenset()  # end of sequence and stop_token_ids; empty parts as ignore_eos says
+    cache_salt: str = ""  # prefixes are shared among sequences of the same salt only
+    deadline_at: int = 0  # ns of the engine's clock by which it must have ended; 0: none
+    queue_deadline_at: int = 0  # by which it must have begun
+    priority: int = 0  # the lowest goes first, see policy.Priority
     num_computed_tokens: int = 0
+    num_cached_tokens: int = 0  # of these, found in the cache when it first started
     block_table: list[int] = field(default_factory=list)
+    host_table: list[int] = field(default_factory=list)  # host pages, while it is swapped out
+    tip: PageNode | None = None  # the last of its pages that others may share
     state: SequenceState = SequenceState.WAITING
     row: int | None = None  # index into the decode buffers, 0..max_num_seqs-1
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
     num_preemptions: int = 0
+    num_overtaken: int = 0  # sequences behind it that started while it did not fit
     last_step: int = 0  # number of the last step that reads or writes its pages
 
     @property

@@ -4,7 +4,7 @@ import pytest
 
 from tests.workers.execute.factories import make_sequence, make_sequences
 from triptych.protocol.config import POLICIES, SchedulerConfig
-from triptych.workers.execute.scheduling.policy import Fifo, make_policy
+from triptych.workers.execute.scheduling.policy import Fifo, Phase, Skips, make_policy
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -26,4 +26,5 @@ def test_fifo_takes_pages_from_the_latest_arrival() -> None:
 
 def test_fifo_lets_prompts_go_first_after_too_many_skips() -> None:
     policy = Fifo(SchedulerConfig(max_prefill_skip=3))
-    assert [policy.decodes_first(skips) for skips in (0, 2, 3)] == [True, True, False]
+    firsts = [policy.phases(1.0, Skips(prefills=skips))[0] for skips in (0, 2, 3)]
+    assert firsts == [Phase.DECODES, Phase.DECODES, Phase.PROMPTS]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.workers.execute.factories import (
@@ -14,6 +16,8 @@ from tests.workers.execute.factories import (
     recover,
 )
 from triptych.workers.execute.scheduling.audit import Stats, check, take_stats
+from triptych.workers.execute.scheduling.plan import Draft
+from triptych.workers.execute.scheduling.prefix import NO_MATCH
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import SequenceState
 
@@ -192,7 +196,7 @@ def test_two_half_computed_prompts_that_fill_the_pool_do_not_wait_for_each_other
     scheduler = make_scheduler(*make_sequences(2, num_tokens=16), num_pages=16, page_size=2, max_num_batched_tokens=8)
     first, second = scheduler.live.values()
     advance(scheduler)
-    scheduler._start(second)
+    scheduler._start(second, NO_MATCH, Draft(2, 8))
     scheduler.cache.extend(second, 8)
     second.num_computed_tokens = 8
     scheduler.cache.pool.allocate(scheduler.cache.pool.num_free)
@@ -228,7 +232,7 @@ def test_a_sequence_ends_with_length_where_the_context_ends() -> None:
 
 
 @pytest.mark.parametrize("options", [{"num_pages": 4}, {"max_model_len": 17}], ids=["pool", "context"])
-def test_a_prompt_that_can_never_fit_fails_with_numbers_and_the_next_one_runs(options: dict[str, int]) -> None:
+def test_a_prompt_that_can_never_fit_fails_with_numbers_and_the_next_one_runs(options: dict[str, Any]) -> None:
     scheduler = make_scheduler(make_sequence(0, num_tokens=17), make_sequence(1), **options)
     plan = advance(scheduler)
     assert plan.failed == (((0, 0), "prompt has 17 tokens, the limit is 16"),)
@@ -310,11 +314,12 @@ def test_the_stats_account_for_every_page_and_sequence() -> None:
         num_prefilling=1,
         num_ready=1,
         num_decoding=4,
-        num_preemptions=0,
         num_pages=16,
         num_free_pages=6,
         num_held_pages=10,
         num_limbo_pages=0,
+        num_table_entries=10,
+        num_lost_pages=0,
     )
 
 

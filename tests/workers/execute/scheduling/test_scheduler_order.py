@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from tests.workers.execute.factories import advance, chunks_of, make_scheduler, make_sequence, make_sequences
-from triptych.workers.execute.scheduling.plan import Chunk, Plan
+from triptych.workers.execute.scheduling.plan import Chunk, Plan, Start
 from triptych.workers.execute.scheduling.sequence import SequenceState
 
 
@@ -34,7 +34,8 @@ def test_a_plan_is_a_plain_value() -> None:
     advance(scheduler)
     scheduler.add(make_sequence(1, num_tokens=9))
     plan = scheduler.plan()
-    assert plan == Plan(2, (Chunk((0, 0), 3, 1, True), Chunk((1, 0), 0, 8, False)), num_decodes=1)
+    chunks = (Chunk((0, 0), 3, 1, True), Chunk((1, 0), 0, 8, False))
+    assert plan == Plan(2, chunks, num_decodes=1, starts=(Start((1, 0), 0),))
     assert json.loads(json.dumps(dataclasses.asdict(plan)))["step"] == 2
 
 

@@ -1,0 +1,99 @@
+"""A real model says the same with shared, copied, swapped and evicted pages as with its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.tiny import VOCAB_SIZE, make_tiny_model
+from tests.workers.execute.factories import make_scheduler, make_sequence, run
+from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+from triptych.workers.execute.attention.interface import LayerCache
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.model.moves import PageMover
+from triptych.workers.execute.scheduling.moves import Moves
+from triptych.workers.execute.scheduling.sequence import Sequence
+
+PAGE_SIZE = 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("llama", tmp_path_factory.mktemp("model"))
+
+
+def make_engine(folder: Path, *, num_pages: int, host_pages: int = 0, **options: Any) -> Engine:
+    runner, card = build_runner(
+        ModelConfig(model=str(folder), device="cpu", threads=1, max_model_len=PAGE_SIZE * 12),
+        CacheConfig(num_pages=num_pages, page_size=PAGE_SIZE, host_pages=host_pages),
+        SchedulerConfig(max_num_seqs=4, prefill_chunk=16),
+        model_dir=folder,
+        run_dir=folder,
+        progress=lambda done, total: None,
+    )
+    size: dict[str, Any] = {"page_size": PAGE_SIZE, "num_pages": num_pages, "max_model_len": card.max_model_len}
+    scheduler = make_scheduler(prefill_chunk=16, host_pages=host_pages, **size, **options)
+    return Engine(scheduler, runner)
+
+
+def conversations() -> list[Sequence]:
+    """Prompts that begin alike, of which the last repeats the first."""
+    rng = np.random.default_rng(0)
+    prefix = rng.integers(3, VOCAB_SIZE, 40)
+    sequences = []
+    for index, num_tokens in enumerate((40, 33, 52, 24, 40)):
+        sequence = make_sequence(index, num_tokens=num_tokens, max_tokens=24)
+        prompt = np.concatenate([prefix, rng.integers(3, VOCAB_SIZE, 12)])
+        sequence.tokens[:num_tokens] = prompt[:num_tokens]
+        sequences.append(sequence)
+    return sequences
+
+
+def outputs(engine: Engine) -> dict[tuple[int, int], list[int]]:
+    """All of them: one after the other first, so that there is something to find, and then together."""
+    said = {}
+    for number, sequence in enumerate(conversations()):
+        engine.add(sequence)
+        if number == 0:
+            said.update(run(engine))
+            engine.release(sequence.key)
+    return {**said, **run(engine)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_pages": 64},
+        {"num_pages": 14},
+        {"num_pages": 14, "host_pages": 40, "preemption": "recompute"},
+        {"num_pages": 14, "host_pages": 40, "preemption": "swap"},
+    ],
+    ids=["shared", "evicted", "to the host and back", "swapped"],
+)
+def test_a_text_does_not_depend_on_where_its_pages_were(folder: Path, options: dict[str, Any]) -> None:
+    engine = make_engine(folder, prefix_cache=True, **options)
+    assert outputs(engine) == outputs(make_engine(folder, num_pages=64, prefix_cache=False))
+    assert engine.stats.num_hit_tokens > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_comes_back_from_the_host_is_bit_for_bit_what_went_away(dtype: torch.dtype) -> None:
+    cache = LayerCache(torch.randn(6, 4, 2, 8).to(dtype), torch.randn(6, 4, 2, 8).to(dtype))
+    before = [pages[[2, 4]].clone() for pages in cache]
+    mover = PageMover({0: cache}, num_host_pages=3)
+    mover(Moves(swap_out=((2, 1), (4, 0))))
+    for pages in cache:
+        pages.zero_()
+    mover(Moves(swap_in=((5, 1), (2, 0))))
+    assert all(torch.equal(pages[[5, 2]], kept) for pages, kept in zip(cache, before, strict=True))
+
+
+def test_a_page_may_be_copied_away_and_overwritten_in_one_step() -> None:
+    cache = LayerCache(torch.arange(4.0).reshape(4, 1, 1, 1).clone(), torch.arange(4.0).reshape(4, 1, 1, 1).clone())
+    PageMover({0: cache})(Moves(copies=((1, 2), (3, 1))))
+    assert cache.keys.flatten().tolist() == [0.0, 3.0, 1.0, 3.0]

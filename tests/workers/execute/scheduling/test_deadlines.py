@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.workers.execute.factories import (
+    advance,
+    chunks_of,
+    expected_output,
+    make_engine,
+    make_scheduler,
+    make_sequence,
+    recover,
+)
+from triptych.workers.execute.scheduling.audit import check
+from triptych.workers.execute.scheduling.deadlines import Deadlines
+from triptych.workers.execute.scheduling.sequence import Sequence
+
+LATE = 1000
+
+
+def due(*, deadline_at: int = 0, queue_deadline_at: int = 0) -> Sequence:
+    sequence = make_sequence(0, num_tokens=12, max_tokens=40)
+    sequence.deadline_at, sequence.queue_deadline_at = deadline_at, queue_deadline_at
+    return sequence
+
+
+@pytest.mark.parametrize(("now_ns", "expires"), [(LATE - 1, False), (LATE, True), (LATE + 1, True)])
+def test_a_sequence_ends_when_its_deadline_has_come(now_ns: int, expires: bool) -> None:
+    scheduler = make_scheduler(due(deadline_at=LATE))
+    assert bool(scheduler.expire(now_ns)) == expires
+    assert bool(scheduler.live) != expires
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 5], ids=["waiting", "prefilling", "ready", "decoding"])
+def test_a_deadline_ends_a_sequence_in_any_state_and_gives_its_pages_back(num_steps: int) -> None:
+    scheduler = make_scheduler(due(deadline_at=LATE))
+    for _ in range(num_steps):
+        advance(scheduler)
+    num_tokens = scheduler.live[0, 0].num_output_tokens
+    assert scheduler.expire(LATE) == [((0, 0), f"deadline exceeded after {num_tokens} tokens")]
+    check(scheduler)
+    scheduler.release((0, 0))
+    assert scheduler.cache.pool.num_free == scheduler.cache.num_pages
+
+
+def test_the_next_plan_reports_who_expired_though_nobody_is_left() -> None:
+    scheduler = make_scheduler(due(deadline_at=LATE))
+    scheduler.expire(LATE)
+    plan = scheduler.plan()
+    assert plan is not None
+    assert [key for key, _ in plan.expired] == [(0, 0)]
+    assert set(scheduler.apply(plan, []).expired) == {(0, 0)}
+    assert scheduler.plan() is None
+
+
+def test_who_has_begun_in_time_may_take_its_time() -> None:
+    scheduler = make_scheduler(due(queue_deadline_at=LATE))
+    advance(scheduler)
+    assert scheduler.expire(LATE) == []
+
+
+def test_who_has_not_begun_in_time_never_begins() -> None:
+    scheduler = make_scheduler(due(queue_deadline_at=LATE))
+    assert scheduler.expire(LATE) == [((0, 0), "deadline exceeded before the request was scheduled")]
+
+
+def test_a_recovered_sequence_has_begun_before() -> None:
+    scheduler = make_scheduler(recover(due(queue_deadline_at=LATE), 2))
+    assert scheduler.expire(LATE) == []
+
+
+def test_a_preempted_sequence_has_begun_before() -> None:
+    late = make_sequence(1, num_tokens=4, max_tokens=30)
+    late.queue_deadline_at = LATE
+    scheduler = make_scheduler(make_sequence(0, num_tokens=4, max_tokens=30), late, num_pages=8)
+    while not late.num_preemptions:
+        advance(scheduler)
+    assert scheduler.expire(LATE) == []
+
+
+def test_who_ended_before_its_deadline_is_not_heard_of_again() -> None:
+    scheduler = make_scheduler(due(deadline_at=LATE))
+    scheduler.release((0, 0))
+    assert scheduler.expire(LATE) == []
+
+
+def test_the_others_go_on() -> None:
+    scheduler = make_scheduler(due(deadline_at=LATE), make_sequence(1))
+    scheduler.expire(LATE)
+    plan = advance(scheduler)
+    assert chunks_of(plan) == {1: 5}
+
+
+def test_the_engine_looks_at_its_clock_once_a_step() -> None:
+    times = iter(range(0, 10_000, 10))
+    sequence = due(deadline_at=120)
+    engine = make_engine(sequence, clock=lambda: next(times))
+    said: list[int] = []
+    while (step := engine.step()) is not None:
+        said += step.progress.token_ids
+        expired = step.progress.expired
+    assert list(expired) == [sequence.key]
+    assert said == expected_output(sequence)[: len(said)]
+    assert said
+
+
+def test_times_of_those_who_ended_are_forgotten() -> None:
+    deadlines = Deadlines()
+    for _ in range(100):
+        deadlines.add(due(deadline_at=LATE))
+    deadlines.tidy({})
+    assert len(deadlines) == 0

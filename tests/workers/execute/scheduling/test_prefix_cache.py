@@ -1,0 +1,241 @@
+"""Pages that several sequences share: when they are found, when they are not, and who may write to them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.workers.execute.factories import (
+    advance,
+    advance_until,
+    chunks_of,
+    expected_output,
+    make_engine,
+    make_scheduler,
+    make_sequence,
+    run,
+)
+from triptych.workers.execute.scheduling.audit import check, take_stats
+from triptych.workers.execute.scheduling.scheduler import Scheduler
+from triptych.workers.execute.scheduling.sequence import Sequence
+
+
+def said_before(num_tokens: int = 16, **options: int) -> Scheduler:
+    """A scheduler that has served one prompt of speaker 0, and holds nothing but what it remembers."""
+    scheduler = make_scheduler(
+        make_sequence(0, speaker=0, num_tokens=num_tokens, max_tokens=1), prefix_cache=True, prefill_chunk=64, **options
+    )
+    advance(scheduler)
+    scheduler.release((0, 0))
+    return scheduler
+
+
+def start(scheduler: Scheduler, sequence: Sequence) -> int:
+    """Adds ``sequence``; how many of its tokens the next step computes."""
+    scheduler.add(sequence)
+    num_tokens = chunks_of(advance(scheduler))[sequence.key[0]]
+    check(scheduler)
+    return num_tokens
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("num_tokens", [2, 15, 16, 17, 48])
+def test_of_a_prompt_that_is_known_whole_exactly_one_token_is_computed(num_tokens: int, page_size: int) -> None:
+    scheduler = said_before(48, page_size=page_size)
+    assert start(scheduler, make_sequence(1, speaker=0, num_tokens=num_tokens)) == 1
+    assert scheduler.live[1, 0].num_cached_tokens == num_tokens - 1
+
+
+@pytest.mark.parametrize(("num_tokens", "computed"), [(17, 1), (20, 4), (24, 8)])
+def test_what_follows_a_known_prefix_is_computed(num_tokens: int, computed: int) -> None:
+    assert start(said_before(16), make_sequence(1, speaker=0, num_tokens=num_tokens)) == computed
+
+
+def test_another_prompt_of_the_same_length_shares_nothing() -> None:
+    assert start(said_before(16), make_sequence(1, num_tokens=16)) == 16
+
+
+def test_equal_pages_after_different_ones_are_not_the_same() -> None:
+    sequence = make_sequence(1, speaker=0, num_tokens=16)
+    sequence.tokens[0] += 1
+    assert start(said_before(16), sequence) == 16
+
+
+def test_another_salt_shares_nothing() -> None:
+    sequence = make_sequence(1, speaker=0, num_tokens=16)
+    sequence.cache_salt = "another tenant"
+    assert start(said_before(16), sequence) == 16
+
+
+def test_without_the_cache_nothing_is_shared() -> None:
+    scheduler = said_before(16)
+    scheduler = make_scheduler(make_sequence(0, speaker=0, num_tokens=16, max_tokens=1), prefill_chunk=64)
+    advance(scheduler)
+    scheduler.release((0, 0))
+    assert start(scheduler, make_sequence(1, speaker=0, num_tokens=16)) == 16
+
+
+def test_a_page_is_found_while_the_one_who_computed_it_still_runs() -> None:
+    scheduler = make_scheduler(make_sequence(0, speaker=0, num_tokens=18), prefix_cache=True, prefill_chunk=64)
+    advance(scheduler)
+    assert start(scheduler, make_sequence(1, speaker=0, num_tokens=18)) == 2
+    first, second = scheduler.live.values()
+    assert first.block_table[:4] == second.block_table[:4]
+    assert first.block_table[4] != second.block_table[4]
+
+
+def test_a_page_is_not_found_before_the_step_that_computes_it_is_over() -> None:
+    pair = [make_sequence(index, speaker=0, num_tokens=16) for index in range(2)]
+    scheduler = make_scheduler(*pair, prefix_cache=True, prefill_chunk=64, max_num_batched_tokens=64)
+    assert chunks_of(advance(scheduler)) == {0: 16, 1: 16}
+
+
+def test_equal_pages_computed_in_one_step_become_one() -> None:
+    pair = [make_sequence(index, speaker=0, num_tokens=16) for index in range(2)]
+    scheduler = make_scheduler(*pair, prefix_cache=True, prefill_chunk=64, max_num_batched_tokens=64)
+    advance(scheduler)
+    assert pair[0].block_table == pair[1].block_table
+    assert take_stats(scheduler).sharing == 2.0
+    check(scheduler)
+
+
+def test_a_page_that_is_exchanged_while_decoding_is_exchanged_in_its_row_too() -> None:
+    pair = [make_sequence(index, speaker=0, num_tokens=6) for index in range(2)]
+    scheduler = make_scheduler(*pair, prefix_cache=True, max_num_batched_tokens=64)
+    for _ in range(4):
+        advance(scheduler)
+        check(scheduler)
+    assert pair[0].num_computed_tokens == 9
+    assert pair[0].block_table[:2] == pair[1].block_table[:2]
+    assert scheduler.rows.block_tables[pair[1].row, :2].tolist() == pair[0].block_table[:2]
+
+
+def test_pages_of_a_sequence_released_during_its_step_are_never_found() -> None:
+    scheduler = make_scheduler(make_sequence(0, speaker=0, num_tokens=16), prefix_cache=True, prefill_chunk=64)
+    plan = scheduler.plan()
+    assert plan is not None
+    scheduler.release((0, 0))
+    scheduler.apply(plan, [1])
+    assert start(scheduler, make_sequence(1, speaker=0, num_tokens=16)) == 16
+
+
+def test_pages_of_a_sequence_that_failed_are_never_found() -> None:
+    scheduler = make_scheduler(make_sequence(0, speaker=0, num_tokens=16), prefix_cache=True, prefill_chunk=8)
+    advance(scheduler)
+    plan = scheduler.plan()
+    assert plan is not None
+    scheduler.apply(plan, [1], failed={(0, 0): "not a number"})
+    assert start(scheduler, make_sequence(1, speaker=0, num_tokens=16)) == 8
+    assert take_stats(scheduler).num_hit_tokens == 0
+
+
+def test_output_is_found_by_the_next_turn_of_a_conversation() -> None:
+    first = make_sequence(0, num_tokens=10, max_tokens=8)
+    engine = make_engine(first, prefix_cache=True)
+    run(engine)
+    second = make_sequence(1, num_tokens=24)
+    second.tokens[:18] = first.tokens
+    engine.add(second)
+    assert run(engine)[second.key] == expected_output(second)
+    assert second.num_cached_tokens == 16
+
+
+def test_a_copied_tail_is_a_page_of_its_own() -> None:
+    scheduler = said_before(16)
+    first, second = (make_sequence(index, speaker=0, num_tokens=16) for index in (1, 2))
+    scheduler.add(first)
+    scheduler.add(second)
+    plan = scheduler.plan()
+    assert plan is not None
+    assert plan.moves.copies == ((4, first.block_table[3]), (4, second.block_table[3]))
+    assert len({4, first.block_table[3], second.block_table[3]}) == 3
+
+
+@pytest.mark.parametrize(("num_equal", "cached"), [(1, 0), (3, 0), (4, 4), (7, 7)])
+def test_a_tail_that_saves_less_than_half_a_page_is_not_copied(num_equal: int, cached: int) -> None:
+    scheduler = said_before(16, page_size=8)
+    sequence = make_sequence(1, speaker=0, num_tokens=40)
+    sequence.tokens[num_equal:40] += 1
+    start(scheduler, sequence)
+    assert sequence.num_cached_tokens == cached
+
+
+# Memory
+
+
+def test_known_pages_that_nobody_holds_count_as_free_and_are_evicted_before_anybody_is_preempted() -> None:
+    scheduler = said_before(40, num_pages=12)
+    sequence = make_sequence(1, num_tokens=30, max_tokens=15)
+    assert start(scheduler, sequence) == 30
+    advance_until(scheduler, lambda _: not scheduler.live)
+    assert (sequence.num_output_tokens, scheduler.num_preemptions) == (15, 0)
+
+
+def test_what_was_used_longest_ago_is_evicted_first_and_the_end_of_a_chain_before_its_beginning() -> None:
+    scheduler = said_before(16, num_pages=9)
+    for index in (1, 2):
+        start(scheduler, make_sequence(index, num_tokens=14, max_tokens=1))
+        scheduler.release((index, 0))
+    again = make_sequence(3, speaker=0, num_tokens=17)
+    start(scheduler, again)
+    assert again.num_cached_tokens == 8  # of 16; the two last of its pages had to go
+
+
+def test_a_page_that_somebody_holds_is_never_evicted() -> None:
+    scheduler = make_scheduler(
+        make_sequence(0, speaker=0, num_tokens=16, max_tokens=30), prefix_cache=True, prefill_chunk=64, num_pages=9
+    )
+    advance(scheduler)
+    second = make_sequence(1, speaker=0, num_tokens=18, max_tokens=6)
+    start(scheduler, second)
+    advance_until(scheduler, lambda _: second.key not in scheduler.live)
+    check(scheduler)
+    assert scheduler.live[0, 0].block_table[:4] == list(range(1, 5))
+
+
+def test_a_known_prefix_that_others_hold_needs_no_room() -> None:
+    scheduler = make_scheduler(
+        make_sequence(0, speaker=0, num_tokens=36, max_tokens=4), prefix_cache=True, prefill_chunk=64, num_pages=12
+    )
+    advance(scheduler)
+    assert start(scheduler, make_sequence(1, speaker=0, num_tokens=37, max_tokens=2)) == 1
+
+
+def test_a_preempted_sequence_finds_its_pages_again() -> None:
+    pair = [make_sequence(index, num_tokens=8, max_tokens=30) for index in range(2)]
+    scheduler = make_scheduler(*pair, prefix_cache=True, num_pages=11, prefill_chunk=64)
+    advance_until(scheduler, lambda plan: plan.preempted)
+    num_tokens = pair[1].num_tokens
+    scheduler.release((0, 0))
+    assert chunks_of(advance(scheduler))[1] < num_tokens / 2
+    assert pair[1].num_cached_tokens == 0  # it found none when it came
+
+
+def test_limbo_pages_that_others_share_are_not_counted_as_available_twice() -> None:
+    pair = [make_sequence(index, speaker=0, num_tokens=16, max_tokens=1 + 20 * index) for index in range(2)]
+    scheduler = make_scheduler(*pair, prefix_cache=True, prefill_chunk=64, max_num_batched_tokens=64, num_pages=9)
+    advance(scheduler)
+    assert scheduler.cache.limbo.num_pages == 4
+    assert scheduler.cache.num_available == 5
+
+
+def test_a_known_prefix_in_limbo_is_not_counted_as_held_and_available_at_once() -> None:
+    runs = make_sequence(0, num_tokens=12, max_tokens=30)
+    ended = make_sequence(1, speaker=5, num_tokens=16, max_tokens=1)
+    scheduler = make_scheduler(runs, ended, prefix_cache=True, prefill_chunk=64, num_pages=9)
+    advance(scheduler)
+    assert scheduler.cache.limbo.num_pages == 4
+    scheduler.add(make_sequence(2, speaker=5, num_tokens=20))
+    assert 2 not in chunks_of(advance(scheduler))  # five pages, of which four can be taken from limbo, and one is free
+
+
+def test_hits_are_counted_in_tokens() -> None:
+    scheduler = said_before(16)
+    start(scheduler, make_sequence(1, speaker=0, num_tokens=24))
+    stats = take_stats(scheduler)
+    assert (stats.num_queried_tokens, stats.num_hit_tokens, stats.hit_rate) == (40, 16, 0.4)
+
+
+def test_a_plan_says_how_many_tokens_of_a_start_were_cached() -> None:
+    scheduler = said_before(16)
+    scheduler.add(make_sequence(1, speaker=0, num_tokens=24))
+    assert advance(scheduler).starts == (((1, 0), 16),)

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from typing import Any
+
+from tests.workers.execute.factories import VOCAB_SIZE, make_scheduler, make_sequence, make_sequences, run
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.hash_lm import HashRunner
+from triptych.workers.execute.scheduling.audit import measure_memory
+from triptych.workers.execute.scheduling.history import StepHistory
+from triptych.workers.execute.trace import StepTrace
+
+
+def timed_engine(**options: Any) -> Engine:
+    """An engine whose clock goes on by a millisecond whenever somebody looks at it."""
+    scheduler = make_scheduler(*make_sequences(2, num_tokens=6, max_tokens=4), **options)
+    runner = HashRunner(VOCAB_SIZE, num_pages=64, page_size=4)
+    return Engine(scheduler, runner, clock=itertools.count(0, 1_000_000).__next__)
+
+
+def trace(engine: Engine) -> list[dict[str, Any]]:
+    file = io.StringIO()
+    writer = StepTrace(file)
+    while (outputs := engine.step()) is not None:
+        writer.write(outputs)
+    return [json.loads(line) for line in file.getvalue().splitlines()]
+
+
+def test_every_step_is_one_line() -> None:
+    lines = trace(timed_engine())
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+    assert all(line["ms"] == 1.0 for line in lines)
+
+
+def test_a_line_says_who_ran_and_leaves_out_what_did_not_happen() -> None:
+    first, second, *_ = trace(timed_engine())
+    assert first["prefills"] == [[0, 0, 6], [1, 0, 6]]
+    assert first["starts"] == [[0, 0], [1, 0]]
+    assert second["decodes"] == [0, 1]
+    assert not {"prefills", "starts", "preempted", "swap_out", "failed"} & set(second)
+
+
+def test_the_last_line_says_how_each_sequence_ended() -> None:
+    assert trace(timed_engine())[-1]["finished"] == {"0": "length", "1": "length"}
+
+
+def test_the_history_remembers_the_last_steps_only() -> None:
+    engine = timed_engine()
+    engine.history = StepHistory(max_steps=3)
+    run(engine)
+    assert [record.step for record in engine.history.since(0)] == [2, 3, 4]
+    assert len(engine.history) == 3
+
+
+def test_the_history_says_what_a_step_computed_and_how_long_it_took() -> None:
+    engine = timed_engine()
+    engine.step()
+    (record,) = engine.history.since(0)
+    assert (record.num_prefill_tokens, record.num_decodes, record.elapsed_ns) == (12, 0, 1_000_000)
+    assert (record.num_running, record.num_held_pages) == (2, 4)
+
+
+def test_a_summary_is_of_all_steps_that_are_remembered() -> None:
+    engine = timed_engine()
+    assert engine.history.summary().num_steps == 0
+    run(engine)
+    summary = engine.history.summary()
+    assert (summary.num_steps, summary.mean_batch_tokens, summary.mean_decodes) == (4, 4.5, 1.5)
+    assert summary.median_step_ms == summary.slowest_step_ms == 1.0
+
+
+def test_swaps_show_in_the_history() -> None:
+    scheduler = make_scheduler(
+        *make_sequences(2, num_tokens=8, max_tokens=30), num_pages=11, host_pages=12, preemption="swap"
+    )
+    engine = Engine(scheduler, HashRunner(VOCAB_SIZE, num_pages=11, page_size=4, num_host_pages=12))
+    run(engine)
+    records = engine.history.since(0)
+    assert sum(record.num_preempted for record in records) == 1
+    num_out = sum(record.num_swapped_out_pages for record in records)
+    assert num_out == sum(record.num_swapped_in_pages for record in records) > 0
+    assert max(record.num_used_host_pages for record in records) == num_out
+
+
+def test_memory_is_computed_reserved_or_fragmented() -> None:
+    engine = Engine(
+        make_scheduler(make_sequence(0, num_tokens=5, max_tokens=2), make_sequence(1, num_tokens=7, max_tokens=30)),
+        HashRunner(VOCAB_SIZE, num_pages=64, page_size=4),
+    )
+    engine.step()
+    assert measure_memory(engine.scheduler) == (12, 3, 1)

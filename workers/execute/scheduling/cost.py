@@ -1,0 +1,139 @@
+"""What a step costs, learned from the steps there were, and how large a chunk is that keeps the next one short."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ....protocol.config import SchedulerConfig
+from .plan import Plan
+
+Float64 = npt.NDArray[np.float64]
+
+_WINDOW = 128  # steps of each kind that are remembered
+_MIN_STEPS = 8  # before that nothing is predicted
+_REFIT_STEPS = 16  # new steps after which the old fit is thrown away
+_UNITS = np.array([1.0, 1e-2, 1e-1, 1e-4])  # bring a step's numbers near one, for the sake of the solver
+_OUTLIER = 5.0  # times the median error: a step that somebody else disturbed
+_CONFIDENCE = 0.95  # of the steps shall take no longer than was said
+
+
+class Work(NamedTuple):
+    """What a step computes, in the numbers that its time depends on."""
+
+    num_prefill_tokens: int
+    num_decodes: int
+    num_reads: int  # tokens of context, of prompts and decodes together
+
+    @classmethod
+    def of(cls, plan: Plan) -> Work:
+        return cls(plan.num_prefill_tokens, plan.num_decodes, plan.num_reads)
+
+
+class CostModel:
+    """Milliseconds of a step as a sum: a constant, and a price for each prompt token, decode, and token of context.
+
+    Steps with and without prompts are remembered apart, so that a long time of nothing but decodes does not wash out
+    what a prompt costs. Prices are never negative.
+    """
+
+    def __init__(self) -> None:
+        self._steps: tuple[deque[tuple[Work, float]], ...] = (deque(maxlen=_WINDOW), deque(maxlen=_WINDOW))
+        self._num_unfitted = 0
+        self._prices: Float64 | None = None  # [4], per unit
+        self._margin_ms = 0.0
+
+    def fit(self, work: Work, elapsed_ms: float) -> None:
+        """One more step that took so long."""
+        self._steps[work.num_prefill_tokens > 0].append((work, elapsed_ms))
+        self._num_unfitted += 1
+
+    def predict(self, work: Work) -> float | None:
+        """Milliseconds that the step will most likely not exceed, or None as long as too few steps are known."""
+        if not self._refresh():
+            return None
+        assert self._prices is not None
+        return float(_features([work])[0] @ self._prices) + self._margin_ms
+
+    def prefill_tokens(self, target_ms: float, rest: Work) -> int | None:
+        """Prompt tokens that fit beside ``rest`` into a step of ``target_ms``; None where that is not known yet.
+
+        Times that vary take at most half of the room: what shorter prompts cannot mend must not stop them.
+        """
+        predicted_ms = self.predict(rest)
+        if predicted_ms is None:
+            return None
+        assert self._prices is not None
+        _, token_ms, _, read_ms = self._prices * _UNITS
+        room_ms = target_ms - (predicted_ms - self._margin_ms)
+        room_ms -= min(self._margin_ms, room_ms / 2)
+        return int(max(0.0, room_ms) / max(token_ms + read_ms, 1e-9))
+
+    def _refresh(self) -> bool:
+        """Whether there is a fit; makes one when it is time."""
+        num_steps = sum(map(len, self._steps))
+        if self._num_unfitted >= min(_REFIT_STEPS, max(1, num_steps // 4)) and num_steps >= _MIN_STEPS:
+            self._num_unfitted = 0
+            works, times = zip(*(step for kind in self._steps for step in kind), strict=True)
+            x, y = _features(list(works)), np.array(times)
+            errors = np.abs(y - x @ _least_squares(x, y))
+            is_usual = errors <= _OUTLIER * np.median(errors) + 1e-9
+            self._prices = _least_squares(x[is_usual], y[is_usual])
+            self._margin_ms = max(0.0, float(np.quantile(y[is_usual] - x[is_usual] @ self._prices, _CONFIDENCE)))
+        return self._prices is not None
+
+
+class Pace:
+    """Chunks small enough that those who decode hold ``target_ms`` from token to token."""
+
+    def __init__(self, target_ms: float, *, min_tokens: int, granted_tokens: int) -> None:
+        self._target_ms = target_ms
+        self._min_tokens = min_tokens
+        self._granted_tokens = granted_tokens
+        self._model = CostModel()
+
+    def observe(self, plan: Plan, elapsed_ns: int) -> None:
+        self._model.fit(Work.of(plan), elapsed_ns / 1e6)
+
+    def max_prefill_tokens(self, rest: Work, *, must_progress: bool) -> int | None:
+        """Prompt tokens of a step beside ``rest``; None: as many as there are.
+
+        Fewer than ``min_tokens`` are not worth their step. With ``must_progress`` some are granted in any case.
+        """
+        num_tokens = self._model.prefill_tokens(self._target_ms, rest)
+        if num_tokens is None or num_tokens >= self._min_tokens:
+            return num_tokens
+        return self._granted_tokens if must_progress else 0
+
+
+def make_pace(config: SchedulerConfig, page_size: int) -> Pace | None:
+    """None without a target. Where the target cannot be held at all, a prompt gets a chunk in as many pieces as steps
+    may pass it by, so that it still moves."""
+    if config.itl_target_ms is None:
+        return None
+    granted_tokens = max(page_size, config.prefill_chunk // config.max_prefill_skip)
+    return Pace(config.itl_target_ms, min_tokens=page_size, granted_tokens=granted_tokens)
+
+
+def _features(works: list[Work]) -> Float64:
+    """[N, 4]: a constant, prompt tokens, decodes and reads, in ``_UNITS``."""
+    return np.array([(1, *work) for work in works], np.float64) * _UNITS
+
+
+def _least_squares(x: Float64, y: Float64) -> Float64:
+    """Coefficients [4], none below zero: those that would be are left out one by one.
+
+    What the steps cannot tell apart is shared out evenly (the smallest solution).
+    """
+    used = list(range(x.shape[1]))
+    prices = np.zeros(x.shape[1])
+    while used:
+        solution = np.linalg.lstsq(x[:, used], y, rcond=1e-8)[0]
+        if solution.min() >= 0:
+            prices[used] = solution
+            break
+        used.pop(int(solution.argmin()))
+    return prices

@@ -1,0 +1,54 @@
+"""What is moved between pages before a step computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Pages to copy before a forward pass, all of ``swap_out`` first, then ``copies``, then ``swap_in``.
+
+    All that is read was there before the step. A page that is read may be written by a later move, never by an earlier
+    one: each group is done in order, or reads everything before it writes. A step never swaps out *and* in.
+    """
+
+    swap_out: Pairs = ()  # (device page, host page)
+    copies: Pairs = ()  # (device page to read, device page to write)
+    swap_in: Pairs = ()  # (device page, host page)
+
+    def __bool__(self) -> bool:
+        return bool(self.swap_out or self.copies or self.swap_in)
+
+
+NO_MOVES = Moves()
+
+
+@dataclass(slots=True)
+class MovesDraft:
+    """The moves of a step while it is planned."""
+
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    copies: dict[int, int] = field(default_factory=dict)  # device page to write -> device page to read
+    swap_in: dict[int, int] = field(default_factory=dict)  # device page -> host page
+
+    def forget(self, pages: list[int]) -> None:
+        """These pages are handed out anew in the step in which something was to be written to them."""
+        for page in pages:
+            self.copies.pop(page, None)
+            self.swap_in.pop(page, None)
+
+    def copy(self, source: int, target: int) -> None:
+        """Copies a page, also one that is itself only on its way to ``source``."""
+        if source in self.swap_in:
+            self.swap_in[target] = self.swap_in[source]
+        else:
+            self.copies[target] = source
+
+    def finish(self) -> Moves:
+        if not (self.swap_out or self.copies or self.swap_in):
+            return NO_MOVES
+        copies = tuple((source, target) for target, source in self.copies.items())
+        return Moves(tuple(self.swap_out), copies, tuple(self.swap_in.items()))
