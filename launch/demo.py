@@ -132,14 +132,17 @@ class Demo:
         return completion
 
     def count(self) -> None:
-        """Every page is free again, and the three processes live."""
-        idle = self._poll(lambda stats: stats["execute"]["pages_free"] == stats["execute"]["pages"])
+        """Every page is free again, or keeps a prefix for whoever asks next; and the three processes live."""
+        idle = self._poll(lambda stats: _num_at_rest(stats["execute"]) == stats["execute"]["pages"])
         execute, pids = idle["execute"], self._driver.pids
-        self._say(f"pages: {execute['pages_free']} of {execute['pages']} free, {execute['pages_lost']} lost")
+        self._say(
+            f"pages: {execute['pages_free']} of {execute['pages']} free,"
+            f" {execute['pages_cached']} keep prefixes, {execute['pages_lost']} lost"
+        )
         restarts = ", ".join(f"{role} {count}" for role, count in idle["restarts"].items())
         self._say(f"processes: {', '.join(f'{role} {pid}' for role, pid in pids.items())}")
         self._say(f"restarts: {restarts}\n")
-        self._require(execute["pages_free"] == execute["pages"], "pages are missing")
+        self._require(_num_at_rest(execute) == execute["pages"], "pages are missing")
         self._require(None not in pids.values(), "a process is missing")
 
     def _poll(self, condition: Callable[[dict[str, Any]], bool], timeout: float = 5.0) -> dict[str, Any]:
@@ -158,6 +161,10 @@ class Demo:
 
 def _chat(question: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}]
+
+
+def _num_at_rest(execute: dict[str, Any]) -> int:
+    return int(execute["pages_free"]) + int(execute["pages_cached"])
 
 
 def main() -> int:

@@ -52,7 +52,7 @@ def model_line(card: Mapping[str, Any]) -> str:
 def statistics_line(stats: Mapping[str, Any], *, tokens_per_second: float) -> str:
     """The pipeline at this moment in one line."""
     execute = stats["execute"]
-    used = execute["pages"] - execute["pages_free"] - execute["pages_idle"]
+    used = execute["pages"] - execute["pages_free"] - execute["pages_cached"]
     return (
         f"{tokens_per_second:.0f} tok/s · {stats['prepare']['live']} live · {stats['prepare']['waiting']} waiting"
         f" · {used}/{execute['pages']} pages"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.waiting import eventually
 from triptych import AsyncDriver, Driver
 from triptych.protocol.errors import WorkerDied
 
-SLOW = {"model": "hash-lm", "hash_step_ms": 20.0, "max_restarts": 0}
+SLOW: dict[str, Any] = {"model": "hash-lm", "hash_step_ms": 20.0, "max_restarts": 0}
 
 
 def test_streams_end_when_the_driver_gives_up() -> None:

@@ -38,7 +38,7 @@ def assert_quiet(driver: Driver, *, timeout: float = 20.0) -> None:
     except AssertionError:
         raise AssertionError(f"still busy: {busy_figures(driver)}") from None
     execute = driver.stats()["execute"]
-    assert execute["pages_free"] + execute["pages_idle"] == execute["pages"]
+    assert execute["pages_free"] + execute["pages_cached"] == execute["pages"]
 
 
 def random_prompt(rng: random.Random, low: int = 3, high: int = 200) -> list[int]:

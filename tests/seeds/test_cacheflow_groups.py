@@ -59,9 +59,9 @@ def test_r_cf_2_one_request_is_a_group_of_n_sequences(driver: Driver) -> None:
 def test_r_cf_6_the_way_of_preempting_can_be_chosen() -> None:
     """auto, recompute and swap exist, anything else is an error that names them."""
     for name in ("auto", "recompute", "swap"):
-        SchedulerConfig(preemption=name)  # type: ignore[call-arg]
+        SchedulerConfig(preemption=name)
     with pytest.raises(ConfigError, match="auto, recompute, swap"):
-        SchedulerConfig(preemption="forget")  # type: ignore[call-arg]
+        SchedulerConfig(preemption="forget")
 
 
 @pytest.mark.xfail(strict=True, raises=TypeError, reason=SWAP)
@@ -142,7 +142,7 @@ def test_r_cf_23_sharing_and_fragmentation_are_reported(driver: Driver) -> None:
 @pytest.mark.xfail(strict=True, raises=TypeError, reason=SWAP)
 def test_n_cf_3_a_full_host_pool_kills_nobody() -> None:
     """Where no host page is left the victim is recomputed."""
-    assert CacheConfig(num_host_pages=1)  # type: ignore[call-arg]
+    assert CacheConfig(num_host_pages=1)
     engine, _ = swapping(num_host_pages=1)
     assert engine.scheduler.num_preemptions > engine.scheduler.num_swaps
 

@@ -410,5 +410,5 @@ def test_c_30_one_question_brings_the_statistics_of_all_stages(driver: Driver) -
     assert {"steps", "step_ms", "tokens", "waiting", "decoding", "preemptions", "pages_free"} <= set(stats["execute"])
     assert {"live", "tokens", "tokens_per_second", "finished"} <= set(stats["summarize"])
     pages = {k: v for k, v in stats["execute"].items() if k.startswith("pages")}
-    assert pages["pages"] == pages["pages_free"] + pages["pages_held"] + pages["pages_limbo"]
+    assert pages["pages"] == sum(pages[f"pages_{owner}"] for owner in ("free", "cached", "held", "limbo"))
     assert stats["restarts"] == {"prepare": 0, "execute": 0, "summarize": 0}

@@ -86,7 +86,7 @@ def test_r_od_22_nothing_is_held_after_the_last_end(driver: Driver) -> None:
     outcomes = [outcome(stream) for stream in streams]
     assert {type(o).__name__ for o in outcomes} == {"Completion", "InvalidRequest"}
     execute = settle(driver)["execute"]
-    assert execute["pages_free"] + execute["pages_idle"] == driver.info()["model"]["num_pages"]
+    assert execute["pages_free"] + execute["pages_cached"] == driver.info()["model"]["num_pages"]
 
 
 def test_r_od_23_a_request_that_ends_on_its_first_token_is_never_decoded(driver: Driver) -> None:
@@ -191,7 +191,7 @@ def test_r_od_30_the_page_pool_is_sized_from_memory_and_bounded_on_a_cpu() -> No
     """A share of free memory, or what was asked for; where no longest request fits, the start is refused."""
     from triptych.workers.execute.model.pool import size_pages
 
-    def pages(free: int, *, length: int = 1 << 20, shrink: bool = True, **cache: int) -> tuple[int, int]:
+    def pages(free: int, *, length: int = 1 << 20, shrink: bool = True, **cache: Any) -> tuple[int, int]:
         config = CacheConfig(**{"max_kv_bytes": 1 << 30, **cache})
         return size_pages(
             config,

@@ -49,5 +49,5 @@ def trace_line(outputs: StepOutputs) -> dict[str, Any]:
         **{name: value for name, value in happened.items() if value},
         "waiting": stats.num_waiting,
         "pages_free": stats.num_free_pages,
-        "pages_idle": stats.num_idle_pages,
+        "pages_cached": stats.num_idle_pages,
     }
