@@ -120,7 +120,8 @@ def make_pace(config: SchedulerConfig, page_size: int) -> Pace | None:
 
 def _features(works: list[Work]) -> Float64:
     """[N, 4]: a constant, prompt tokens, decodes and reads, in ``_UNITS``."""
-    return np.array([(1, *work) for work in works], np.float64) * _UNITS
+    features: Float64 = np.array([(1, *work) for work in works], np.float64) * _UNITS
+    return features
 
 
 def _least_squares(x: Float64, y: Float64) -> Float64:
