@@ -41,7 +41,7 @@ class Stats:
     @property
     def sharing(self) -> float:
         """Pages there would have to be without sharing, for each one that is held."""
-        return self.num_table_entries / max(1, self.num_held_pages)
+        return self.num_table_entries / self.num_held_pages if self.num_held_pages else 1.0
 
 
 def take_stats(scheduler: Scheduler) -> Stats:

@@ -23,7 +23,7 @@ class Start(NamedTuple):
     """A sequence that leaves the queue; after a preemption, once more."""
 
     key: Key
-    num_cached_tokens: int  # of its tokens, found in the cache
+    num_cached_tokens: int  # of its tokens, that need not be computed any more
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from tests.workers.execute.factories import (
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.scheduling.audit import check, take_stats
 from triptych.workers.execute.scheduling.moves import Moves, MovesDraft
-from triptych.workers.execute.scheduling.plan import Plan
+from triptych.workers.execute.scheduling.plan import Draft, Plan
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import SequenceState
 
@@ -186,6 +186,29 @@ def test_a_prefix_on_the_host_waits_a_step_at_most_though_every_step_evicts() ->
     assert (bool(first.moves.swap_out), first.starts) == (True, ())
     assert (second.moves.swap_out, second.started) == ((), [(4, 0)])
     assert second.starts[0].num_cached_tokens == 16
+
+
+def test_who_started_in_the_step_in_which_he_gives_way_is_not_swapped_out() -> None:
+    """What he would take along is only about to be copied."""
+    scheduler = remembered(num_pages=20, preemption="swap")
+    sequence, draft = make_sequence(2, speaker=0, num_tokens=16), Draft(3, 64)
+    scheduler.add(sequence)
+    match = scheduler._may_start(sequence)
+    assert match is not None
+    scheduler._start(sequence, match, draft)
+    scheduler._preempt(sequence, draft)
+    assert (sequence.state, sequence.num_computed_tokens) == (SequenceState.WAITING, 0)
+    check(scheduler)
+
+
+def test_a_page_that_is_computed_anew_needs_no_host_page_any_more() -> None:
+    scheduler = remembered()
+    assert take_stats(scheduler).num_idle_host_pages == 3
+    scheduler.add(make_sequence(2, speaker=0, num_tokens=16))
+    plan = advance(scheduler)
+    assert len(plan.moves.swap_in) == 3  # two shared, one copied to be overwritten
+    assert take_stats(scheduler).num_idle_host_pages == 0
+    check(scheduler)
 
 
 def test_a_copy_of_a_page_that_is_on_its_way_comes_from_where_that_comes_from() -> None:

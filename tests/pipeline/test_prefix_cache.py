@@ -1,0 +1,22 @@
+"""What the scheduler finds and does reaches the client, the statistics and the trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.pipeline.checks import assert_quiet, expected
+from tests.pipeline.conftest import hash_driver
+from tests.waiting import eventually
+
+
+def test_a_prompt_that_was_there_before_says_how_much_of_it_was_known(tmp_path: Path) -> None:
+    prompt, trace = list(range(1, 101)), tmp_path / "steps.jsonl"
+    with hash_driver(trace=str(trace)) as driver:
+        answers = [driver.generate(prompt, max_tokens=8) for _ in range(2)]
+        assert [answer.token_ids for answer in answers] == [expected(prompt, 8)] * 2
+        assert [answer.usage["cached_tokens"] for answer in answers] == [0, 96]
+        eventually(lambda: driver.stats()["execute"]["cache_hits"] == 96)
+        assert_quiet(driver)
+    starts = [start for line in trace.read_text().splitlines() for start in json.loads(line).get("starts", [])]
+    assert [num_cached_tokens for _, num_cached_tokens in starts] == [0, 96]
