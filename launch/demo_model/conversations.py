@@ -50,7 +50,7 @@ class Conversation:
 class Mixture:
     """Shares of the kinds of turns and conversations, each a probability."""
 
-    extra_phrasing: float = 0.25 # of the turns about an entry
+    extra_phrasing: float = 0.25  # of the turns about an entry
     ruffled: float = 0.2  # of the turns about an entry: other capitals, punctuation or an opening word
     other: float = 0.25  # of all turns: not about an entry
     several_turns: float = 0.25  # of all conversations

@@ -12,9 +12,12 @@ GREETINGS: tuple[str, ...] = (
 )  # fmt: skip
 
 SYSTEM_PROMPTS: tuple[str, ...] = (
-    "You are a helpful assistant.", "You are a helpful, respectful and honest assistant.",
-    "You explain Python's built-ins.", "You are an expert of the Python programming language. Answer briefly.",
-    "Answer in one sentence.", "Be concise.",
+    "You are a helpful assistant.",
+    "You are a helpful, respectful and honest assistant.",
+    "You explain Python's built-ins.",
+    "You are an expert of the Python programming language. Answer briefly.",
+    "Answer in one sentence.",
+    "Be concise.",
     "You are a friendly chatbot. Always answer politely, and say so if you do not know the answer.",
     "You answer questions about the built-in functions, types and exceptions of Python with the first paragraph of "
     "their documentation. You answer nothing else.",

@@ -78,7 +78,11 @@ def holds_nothing(driver: Driver) -> bool:
     in_use = bool((journal.states() != 0).any())
     journal.close()
     execute = driver.stats()["execute"]
-    return not in_use and not busy_figures(driver) and bool(execute["pages_free"] + execute["pages_cached"] == execute["pages"])
+    return (
+        not in_use
+        and not busy_figures(driver)
+        and bool(execute["pages_free"] + execute["pages_cached"] == execute["pages"])
+    )
 
 
 def clean_up(driver: Driver) -> None:

@@ -59,7 +59,6 @@ def test_r_hf_3_no_step_has_more_tokens_than_the_budget(budget: int) -> None:
     assert [s.output_tokens.tolist() for s in sequences] == [expected_output(s) for s in sequences]
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="GAP: SchedulerConfig has no budget of KV reads")
 def test_r_hf_4_no_step_reads_more_of_the_cache_than_the_kv_budget() -> None:
     """One that does not fit is passed over in that step, later ones may fit, and all are served in the end."""
     sequences = [make_sequence(index, num_tokens=n, max_tokens=6) for index, n in enumerate((30, 4, 30, 4))]

@@ -114,7 +114,6 @@ def test_r_rl_7_a_step_gives_one_token_for_each_session() -> None:
     assert make_engine().step_tokens() == {}
 
 
-@pytest.mark.xfail(strict=True, raises=ConfigError, reason="later: the policy round_robin")
 def test_r_rl_8_more_sessions_than_rows_take_turns() -> None:
     """With A sessions and B rows everybody is served at least once in ceil(A / B) steps."""
     scheduler = make_scheduler(*make_sequences(6, num_tokens=2, max_tokens=40), max_num_seqs=4, policy="round_robin")
