@@ -222,7 +222,10 @@ class Session:
 
     def _accept(self, message: m.Accepted) -> None:
         request = self._requests.get(message.request_id)
-        if request is not None and not request.accepted:
+        if request is None:
+            # It was refused, its caller told, and a repetition of it that was still under way accepted after all.
+            self._connection.queue("follow", ("abort", message.request_id), m.Abort(message.request_id))
+        elif not request.accepted:
             request.accepted = True
             self._tell(request, lambda: request.listener.on_accepted(message))
             if request.aborting:

@@ -22,7 +22,7 @@ def _fast_pipeline() -> Iterator[Driver]:
 
 @pytest.fixture(scope="session")
 def _slow_pipeline() -> Iterator[Driver]:
-    with Driver("hash-lm", lease_s=60.0, hash_step_ms=5.0, max_num_seqs=2, max_queue=64, hang_s=20.0) as driver:
+    with Driver("hash-lm", lease_s=8.0, hash_step_ms=5.0, max_num_seqs=2, max_queue=64, hang_s=20.0) as driver:
         yield driver
 
 

@@ -89,7 +89,7 @@ def clean_up(driver: Driver) -> None:
     """Abort what a failed test left behind, so that the next one finds an empty pipeline."""
     for request_id in list(driver.client.session._requests):
         driver.abort(request_id)
-    eventually(lambda: holds_nothing(driver))
+    eventually(lambda: holds_nothing(driver), timeout=40)
 
 
 def settle(driver: Driver) -> dict[str, Any]:
