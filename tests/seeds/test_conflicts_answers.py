@@ -40,8 +40,6 @@ from triptych.workers.execute.sampling.adjust import adjust_logits
 if TYPE_CHECKING:
     from tests.seeds.tiny_engine import TinyEngine
 
-SWAP = "later: swapping of pages to the host"
-
 
 def test_c_16_filters_come_in_the_order_of_transformers(tiny: TinyEngine) -> None:
     """The distribution over one next token equals that of transformers' processors in the order of ``generate``."""
