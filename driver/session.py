@@ -225,6 +225,7 @@ class Session:
         if request is None:
             # It was refused, its caller told, and a repetition of it that was still under way accepted after all.
             self._connection.queue("follow", ("abort", message.request_id), m.Abort(message.request_id))
+            self._connection.queue("follow", ("acknowledge", message.request_id), m.Acknowledge([message.request_id]))
         elif not request.accepted:
             request.accepted = True
             self._tell(request, lambda: request.listener.on_accepted(message))

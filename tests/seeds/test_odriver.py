@@ -94,20 +94,7 @@ def aborts_what_was_refused(run_dir: Path) -> bool:
         context.destroy(linger=0)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "prompt",
-        pytest.param(
-            "late",
-            marks=pytest.mark.xfail(
-                strict=True,
-                raises=zmq.Again,
-                reason="BUG: a SUBMIT that was sent twice is refused, then accepted, and runs although nobody wants it",
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("answer", ["prompt", "late"])
 def test_r_od_4_submit_never_blocks_the_caller(slow: Driver, tmp_path: Path, answer: str) -> None:
     """500 submits to a saturated pipeline take less than a second; those beyond the queue are refused, and stay so."""
     if answer == "late":
