@@ -40,7 +40,7 @@ class TorchRunner:
     def warm_up(self) -> float:
         """Seconds of the slower of a full step of prefill and one of decodes. Only the trash page is written."""
         seconds = []
-        for inputs in (_trash_prefill(self._prefill_tokens), _trash_decodes(self._decode_rows)):
+        for inputs in (trash_prefill(self._prefill_tokens), trash_decodes(self._decode_rows)):
             start = time.perf_counter()
             self._step(inputs)
             seconds.append(time.perf_counter() - start)
@@ -54,11 +54,11 @@ class TorchRunner:
         return self._sampler.sample(logits, inputs.sampled)
 
 
-def _trash_prefill(num_tokens: int) -> StepInputs:
+def trash_prefill(num_tokens: int) -> StepInputs:
     return _trash_step(num_sequences=1, tokens_each=num_tokens)
 
 
-def _trash_decodes(num_rows: int) -> StepInputs:
+def trash_decodes(num_rows: int) -> StepInputs:
     return _trash_step(num_sequences=num_rows, tokens_each=1)
 
 

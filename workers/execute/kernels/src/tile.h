@@ -1,0 +1,82 @@
+// The register tile that everything here is made of: up to kTileRows rows times kTileVectors vectors of 16 columns.
+//
+// With AVX512 the 6 x 4 sums take 24 of 32 registers, four hold weights and one a broadcast activation; each weight
+// that is loaded is used six times. Sums run over the groups of a row in their order, in one chain per output: what a
+// row gives does not depend on how many rows share the tile.
+#pragma once
+
+#include <algorithm>
+
+#include "formats.h"
+
+namespace triptych {
+
+#if defined(__AVX512F__)
+constexpr int kTileRows = 6, kTileVectors = 4;
+#elif defined(__AVX2__)
+constexpr int kTileRows = 3, kTileVectors = 2;
+#else
+constexpr int kTileRows = 1, kTileVectors = 2;
+#endif
+
+// Where the weights of a tile lie. They come in segments, so that cached keys and values of several pages make one tile:
+// vector v of step k of a segment begins at start[segment][v] + k * stride.
+struct Weights {
+  static constexpr int kMaxSegments = 4;
+  const uint32_t* start[kMaxSegments][kTileVectors];
+  int segment_steps;
+  size_t stride;
+  size_t ahead;  // groups from a weight to what is prefetched with it
+};
+
+// sums[row][v] += sum over k of rows[row][k] * weights(v, k), for `steps` groups. Sums are stored [kRows][kVectors].
+template <class Format, int kRows, int kVectors, bool kPrefetch>
+__attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, const uint32_t* const* rows,
+                                        const Weights& weights, int steps) {
+  typename Format::Accumulators registers[kRows][kVectors];
+  const uint32_t* a[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    a[r] = rows[r];
+    for (int v = 0; v < kVectors; ++v) registers[r][v] = sums[r * kVectors + v];
+  }
+  const size_t stride = weights.stride, ahead = weights.ahead;
+  for (int segment = 0, k = 0; k < steps; ++segment) {
+    const uint32_t* w[kVectors];
+    for (int v = 0; v < kVectors; ++v) w[v] = weights.start[segment][v];
+    const int end = std::min(steps, k + weights.segment_steps);
+    for (; k < end; ++k) {
+      Ints columns[kVectors];
+      for (int v = 0; v < kVectors; ++v) {
+        columns[v] = load<Ints>(w[v]);
+        if (kPrefetch) __builtin_prefetch(w[v] + ahead);
+        w[v] += stride;
+      }
+      for (int r = 0; r < kRows; ++r) {
+        const auto activation = Format::activation(a[r][k]);
+        for (int v = 0; v < kVectors; ++v) registers[r][v] = Format::dot(registers[r][v], activation, columns[v]);
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kVectors; ++v) sums[r * kVectors + v] = registers[r][v];
+}
+
+// The same with the number of rows known at run time only, 1..kTileRows.
+template <class Format, int kVectors, bool kPrefetch>
+inline void add_rows(int num_rows, typename Format::Accumulators* sums, const uint32_t* const* rows,
+                     const Weights& weights, int steps) {
+  switch (num_rows) {
+    case 1: return add_tile<Format, 1, kVectors, kPrefetch>(sums, rows, weights, steps);
+#if defined(__AVX2__)
+    case 2: return add_tile<Format, 2, kVectors, kPrefetch>(sums, rows, weights, steps);
+    case 3: return add_tile<Format, 3, kVectors, kPrefetch>(sums, rows, weights, steps);
+#endif
+#if defined(__AVX512F__)
+    case 4: return add_tile<Format, 4, kVectors, kPrefetch>(sums, rows, weights, steps);
+    case 5: return add_tile<Format, 5, kVectors, kPrefetch>(sums, rows, weights, steps);
+    case 6: return add_tile<Format, 6, kVectors, kPrefetch>(sums, rows, weights, steps);
+#endif
+  }
+}
+
+}  // namespace triptych
