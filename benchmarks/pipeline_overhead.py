@@ -49,7 +49,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Driver(config=config) as driver:
         engine = make_engine(config, Path(folder))
         results = {f"batch {batch}": compare(engine, driver, batch, turns) for batch in BATCHES}
-    print(json.dumps({"what": "pipeline_overhead", **environment("torch", "transformers", "pyzmq"), "turns": turns, "results": results}))
+    print(
+        json.dumps(
+            {
+                "what": "pipeline_overhead",
+                **environment("torch", "transformers", "pyzmq"),
+                "turns": turns,
+                "results": results,
+            }
+        )
+    )
 
 
 def make_engine(config: PipelineConfig, folder: Path) -> Engine:

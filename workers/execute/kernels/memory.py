@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +21,8 @@ class Arena:
     def __init__(self, num_bytes: int) -> None:
         memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
+            with suppress(OSError):  # a kernel without them
                 memory.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:  # a kernel without them
-                pass
         self._bytes = np.frombuffer(memory, np.uint8)  # keeps the mapping alive
         self._end = -self._bytes.ctypes.data % _HUGE_PAGE
         self._limit = self._end + num_bytes

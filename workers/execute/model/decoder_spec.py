@@ -40,7 +40,7 @@ class LayerTensors(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """``x += attention(norm(x)); x += down(silu(gate(norm(x))) * up(norm(x)))``, layer by layer, with rotary positions."""
+    """Layers of ``x += attention(norm(x)); x += down(silu(gate(norm(x))) * up(norm(x)))``, with rotary positions."""
 
     model_type: str
     vocab_size: int

@@ -74,9 +74,7 @@ def load_native(
 
     def make_decoder(num_pages: int, max_model_len: int) -> NativeDecoder:
         rope = rope_tables(config, max_model_len)
-        return NativeDecoder(
-            library, weights, rope, num_pages=num_pages, page_size=page_size, num_threads=num_threads
-        )
+        return NativeDecoder(library, weights, rope, num_pages=num_pages, page_size=page_size, num_threads=num_threads)
 
     shape = LayerShape(
         spec.num_kv_heads, spec.head_dim, spec.head_dim, torch.float32 if format_ is Format.FLOAT32 else torch.bfloat16

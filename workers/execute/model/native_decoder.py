@@ -98,7 +98,7 @@ class NativeDecoder:
             pool = Arena(2 * spec.num_layers * num_bytes)
         except (OSError, ValueError) as error:
             size = 2 * spec.num_layers * num_bytes / (1 << 30)
-            raise ConfigError(f"{num_pages} pages take {size:.2f} GiB, more than there is", param="num_pages") from error
+            raise ConfigError(f"{num_pages} pages take {size:.2f} GiB, too much", param="num_pages") from error
         for layer in self._layers:
             layer.keys = pool.take(num_bytes).ctypes.data
             layer.values = pool.take(num_bytes).ctypes.data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,18 +63,20 @@ def _mapped_model(
 ) -> PreTrainedModel:
     """The model with the mapped tensors as its weights: there is no second copy of those that are of ``dtype``."""
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")  # type: ignore[no-untyped-call]
     tensors = {name: tensor.to(dtype) for name, tensor in checkpoint.items()}
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its frequencies are no weights, and still meta
-    return model.eval().requires_grad_(False)
+    ready: PreTrainedModel = model.eval().requires_grad_(False)
+    return ready
 
 
 @torch.inference_mode()
 def _plain_logits(model: PreTrainedModel, sequences: list[Int32]) -> torch.Tensor:
     """Logits [tokens, V] of each sequence by itself."""
-    return torch.cat([model(torch.from_numpy(ids)[None].long(), use_cache=False).logits[0] for ids in sequences]).float()
+    rows = [model(torch.from_numpy(ids)[None].long(), use_cache=False).logits[0] for ids in sequences]
+    return torch.cat(rows).float()
 
 
 def _native_logits(decoder: NativeDecoder, sequences: list[Int32]) -> torch.Tensor:

@@ -24,7 +24,7 @@ _PER_LAYER_BYTES = 1 << 12  # for the ends of cache lines
 
 
 class Checkpoint(Mapping[str, torch.Tensor]):
-    """The tensors of a checkpoint directory by name. They are mapped: a tensor that was read takes no memory of ours."""
+    """The tensors of a checkpoint directory by name, mapped: one that was read takes no memory of ours."""
 
     def __init__(self, folder: Path) -> None:
         self._files: dict[str, Any] = {}
@@ -173,4 +173,3 @@ def _num_bytes(spec: DecoderSpec, format_: Format) -> int:
     )
     head = matrix_bytes(format_, spec.hidden_size, spec.vocab_size) + 4 * padded(spec.hidden_size) + _PER_LAYER_BYTES
     return spec.num_layers * layer + head
-

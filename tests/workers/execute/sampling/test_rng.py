@@ -22,7 +22,7 @@ def test_numbers_never_change() -> None:
 
 def test_numbers_lie_in_the_half_open_unit_interval() -> None:
     numbers = uniforms(np.arange(200_000), np.arange(200_000)[::-1])
-    assert 0.0 <= numbers.min()
+    assert numbers.min() >= 0.0
     assert numbers.max() <= 1 - 2.0**-53
 
 
