@@ -43,27 +43,38 @@ struct Pages {
   }
   // Stores one token's key and value. If no token follows it in this step, the rest of its group of values is
   // cleared: a weight of 0 would not hide a not-a-number that lay there.
-  void write(int64_t slot, int kv_head, const float* key, const float* value, bool is_last) const {
-    const int offset = int(slot % page_size);
+  void write(int64_t slot, int kv_head, const Element* key, const Element* value, bool is_last) const {
+    const int offset = int(slot % page_size), t = offset % kLanes, in_group = t % kGroup;
     const size_t start = tile(int(slot / page_size), kv_head, offset);
-    const int t = offset % kLanes, in_group = t % kGroup;
-    for (int d = 0; d < head_dim; ++d) {
-      keys[start + (d / kGroup * kLanes + t) * kGroup + d % kGroup] = narrow(key[d], Element{});
-      Element* group = values + start + (size_t(t) / kGroup * head_dim + d) * kGroup;
-      group[in_group] = narrow(value[d], Element{});
-      for (int i = in_group + 1; is_last && i < kGroup; ++i) group[i] = Element{};
-    }
+    Element* key_group = keys + start + t * kGroup;
+    for (int d = 0; d < head_dim; d += kGroup, key_group += kLanes * kGroup)
+      std::memcpy(key_group, key + d, kGroup * sizeof(Element));
+    Element* value_group = values + start + size_t(t) / kGroup * head_dim * kGroup + in_group;
+    for (int d = 0; d < head_dim; ++d) value_group[d * kGroup] = value[d];
+    for (int i = 1; is_last && i < kGroup - in_group; ++i)
+      for (int d = 0; d < head_dim; ++d) value_group[d * kGroup + i] = Element{};
   }
 };
 
 // What a thread needs for one item; [rows] is rows_per_item.
 template <class Cache>
 struct AttentionScratch {
-  float* outputs;                     // [rows][head_dim], not yet divided by the sums
-  typename Cache::Element* weights;   // [rows][64]
-  Floats* sums;                       // [rows], of weights, by lane
-  float* maxima;                      // [rows]
-  float* corrections;                 // [rows], what a new maximum makes of older outputs
+  Floats* outputs;                   // [rows][head_dim / 16], not yet divided by the sums
+  typename Cache::Element* weights;  // [rows][64]
+  Floats* sums;                      // [rows], of weights, by lane
+  float* maxima;                     // [rows]
+};
+
+// The heads of one group, of consecutive tokens.
+template <class Element>
+struct Queries {
+  const Element* start;
+  size_t stride;  // from token to token
+  int num_tokens, group_size;
+  int head_dim;
+  const uint32_t* row(int r) const {
+    return reinterpret_cast<const uint32_t*>(start + r / group_size * stride + size_t(r % group_size) * head_dim);
+  }
 };
 
 template <class Cache>
@@ -72,21 +83,20 @@ class Attention {
   using Element = typename Cache::Element;
 
   Attention(const Pages<Cache>& pages, const AttentionScratch<Cache>& scratch, int window)
-      : pages_(pages), scratch_(scratch), window_(window) {}
+      : pages_(pages), scratch_(scratch), window_(window), num_vectors_(pages.head_dim / kLanes) {}
 
-  // Attends `num_rows` rows, row r being head r % group_size of token r / group_size, whose position is
-  // first_position + r / group_size. Queries are scaled. The result is in scratch.outputs.
-  void run(const Element* const* queries, int num_rows, int group_size, int first_position, const int32_t* table,
-           int kv_head) {
+  // Attends the queries of consecutive tokens, the first of them at `position`. Queries are scaled, so that scores are
+  // logarithms to base 2. The result is in scratch.outputs, a row for each head of each token.
+  void run(const Queries<Element>& queries, int position, const int32_t* table, int kv_head) {
     queries_ = queries;
-    group_size_ = group_size;
-    first_position_ = first_position;
-    const int last = first_position + (num_rows - 1) / group_size;
-    const int first = window_ ? std::max(0, first_position - window_ + 1) : 0;
+    first_position_ = position;
+    const int num_rows = queries.num_tokens * queries.group_size;
+    const int last = position + queries.num_tokens - 1;
+    const int first = window_ ? std::max(0, position - window_ + 1) : 0;
     for (int r = 0; r < num_rows; ++r) {
       scratch_.maxima[r] = kNoMaximum;
       scratch_.sums[r] = broadcast(0.0f);
-      std::memset(scratch_.outputs + size_t(r) * pages_.head_dim, 0, pages_.head_dim * sizeof(float));
+      std::fill_n(output(r), num_vectors_, broadcast(0.0f));
     }
     for (int key = first / kKeyBlock * kKeyBlock; key <= last; key += kKeyBlock) {
       const int num_keys = std::min(kKeyBlock, last + 1 - key);
@@ -99,17 +109,17 @@ class Attention {
       }
     }
     for (int r = 0; r < num_rows; ++r) {
-      float* row = scratch_.outputs + size_t(r) * pages_.head_dim;
       const Floats factor = broadcast(1.0f / sum(scratch_.sums[r]));
-      for (int d = 0; d < pages_.head_dim; d += kLanes) store(row + d, load<Floats>(row + d) * factor);
+      for (int v = 0; v < num_vectors_; ++v) output(r)[v] = output(r)[v] * factor;
     }
   }
 
  private:
+  static constexpr int kTiles = kKeyBlock / kLanes;
   static constexpr float kNoMaximum = -1e30f, kMasked = -2e30f;
 
   void find_tiles(const int32_t* table, int kv_head, int first_key, int num_keys) {
-    for (int i = 0; i < kKeyBlock / kLanes; ++i) {
+    for (int i = 0; i < kTiles; ++i) {
       const int key = std::min(first_key + i * kLanes, first_key + num_keys - 1);  // past the end: the last tile again
       const size_t tile = pages_.tile(table[key / pages_.page_size], kv_head, key % pages_.page_size);
       key_tiles_[i] = reinterpret_cast<const uint32_t*>(pages_.keys + tile);
@@ -117,63 +127,68 @@ class Attention {
     }
   }
 
-  // Scores of the rows against the block of keys, made weights.
+  // Scores of the rows against the block of keys, made weights; older outputs shrink to the new maxima.
   void weigh(int begin, int count, int first_key) {
-    constexpr int kTiles = kKeyBlock / kLanes;
     const uint32_t* rows[kTileRows];
-    for (int r = 0; r < count; ++r) rows[r] = reinterpret_cast<const uint32_t*>(queries_[begin + r]);
-    Floats scores[kTileRows][kTiles];
-    const int steps = pages_.head_dim / Cache::kGroup;
+    for (int r = 0; r < count; ++r) rows[r] = queries_.row(begin + r);
+    Floats scores[kTileRows * kTiles] = {};
+    Weights keys;
+    keys.segment_steps = pages_.head_dim / Cache::kGroup;
+    keys.stride = kLanes;
+    keys.ahead = 0;
     for (int tile = 0; tile < kTiles; tile += kTileVectors) {
-      Weights keys;
-      keys.segment_steps = steps;
-      keys.stride = kLanes;
       for (int v = 0; v < kTileVectors; ++v) keys.start[0][v] = key_tiles_[tile + v];
-      Floats sums[kTileRows * kTileVectors] = {};
-      add_rows<Cache, kTileVectors, false>(count, sums, rows, keys, steps);
-      for (int r = 0; r < count; ++r)
-        for (int v = 0; v < kTileVectors; ++v) scores[r][tile + v] = sums[r * kTileVectors + v];
+      add_rows<Cache, kTileVectors, false>(count, scores + tile, kTiles, rows, keys, keys.segment_steps);
     }
-    for (int r = 0; r < count; ++r) weigh_row(begin + r, scores[r], first_key);
-  }
-
-  void weigh_row(int row, Floats* scores, int first_key) {
-    constexpr int kTiles = kKeyBlock / kLanes;
-    const int position = first_position_ + row / group_size_;
-    const int first = window_ ? position - window_ + 1 : 0;
-    if (position < first_key + kKeyBlock - 1 || first > first_key) {
-      const Floats masked = broadcast(kMasked);
-      const Ints lanes{load<Ints>(kLaneNumbers)};
+    for (int r = 0; r < count; ++r) mask(scores + r * kTiles, first_position_ + (begin + r) / queries_.group_size, first_key);
+    float shrink[kLanes] = {};
+    for (int r = 0; r < count; ++r) {
+      const Floats* s = scores + r * kTiles;
+      const float old = scratch_.maxima[begin + r], top = greatest(max(max(s[0], s[1]), max(s[2], s[3])));
+      scratch_.maxima[begin + r] = top > old ? top : old;
+      shrink[r] = old - scratch_.maxima[begin + r];
+    }
+    float factors[kLanes];
+    store(factors, exp2(load<Floats>(shrink)));
+    for (int r = 0; r < count; ++r) {
+      if (factors[r] != 1.0f) rescale(begin + r, factors[r]);
+      const Floats maximum = broadcast(scratch_.maxima[begin + r]);
+      Element* weights = scratch_.weights + size_t(begin + r) * kKeyBlock;
+      Floats sums = scratch_.sums[begin + r];
       for (int i = 0; i < kTiles; ++i) {
-        const Ints keys = lanes + broadcast(int32_t(first_key + i * kLanes));
-        scores[i] = where_between(keys, first, position, scores[i], masked);
+        const Floats weight = exp2(scores[r * kTiles + i] - maximum);
+        sums = sums + weight;
+        store_as(weights + i * kLanes, weight);
       }
+      scratch_.sums[begin + r] = sums;
     }
-    const float old = scratch_.maxima[row];
-    const float top = greatest(max(max(scores[0], scores[1]), max(scores[2], scores[3])));
-    const float maximum = top > old ? top : old;
-    float correction[kLanes];
-    store(correction, exp(broadcast(old - maximum)));
-    Element* weights = scratch_.weights + size_t(row) * kKeyBlock;
-    Floats sums = scratch_.sums[row] * broadcast(correction[0]);
-    for (int i = 0; i < kTiles; ++i) {
-      const Floats weight = exp(scores[i] - broadcast(maximum));
-      sums = sums + weight;
-      store_as(weights + i * kLanes, weight);
-    }
-    scratch_.sums[row] = sums;
-    scratch_.maxima[row] = maximum;
-    scratch_.corrections[row] = correction[0];
   }
 
-  // outputs = outputs * correction + weights * values.
+  void mask(Floats* scores, int position, int first_key) const {
+    const int first = window_ ? position - window_ + 1 : 0;
+    if (position >= first_key + kKeyBlock - 1 && first <= first_key) return;
+    const Floats masked = broadcast(kMasked);
+    const Ints lanes = load<Ints>(kLaneNumbers);
+    for (int i = 0; i < kTiles; ++i) {
+      const Ints keys = lanes + broadcast(int32_t(first_key + i * kLanes));
+      scores[i] = where_between(keys, first, position, scores[i], masked);
+    }
+  }
+
+  void rescale(int row, float by) {
+    const Floats factor = broadcast(by);
+    scratch_.sums[row] = scratch_.sums[row] * factor;
+    Floats* outputs = output(row);
+    for (int v = 0; v < num_vectors_; ++v) outputs[v] = outputs[v] * factor;
+  }
+
+  // outputs += weights * values.
   void gather(int begin, int count, int num_keys) {
     const int steps = (num_keys + Cache::kGroup - 1) / Cache::kGroup;
     int vector = 0;
-    const int num_vectors = pages_.head_dim / kLanes;
-    for (; vector + kTileVectors <= num_vectors; vector += kTileVectors)
+    for (; vector + kTileVectors <= num_vectors_; vector += kTileVectors)
       gather_channels<kTileVectors>(begin, count, vector, steps);
-    for (; vector < num_vectors; ++vector) gather_channels<1>(begin, count, vector, steps);
+    for (; vector < num_vectors_; ++vector) gather_channels<1>(begin, count, vector, steps);
   }
 
   template <int kVectors>
@@ -181,34 +196,27 @@ class Attention {
     Weights values;
     values.segment_steps = kLanes / Cache::kGroup;
     values.stride = pages_.head_dim;
-    for (int i = 0; i < kKeyBlock / kLanes; ++i)
+    values.ahead = 0;
+    for (int i = 0; i < kTiles; ++i)
       for (int v = 0; v < kVectors; ++v) values.start[i][v] = value_tiles_[i] + (vector + v) * kLanes;
     const uint32_t* rows[kTileRows];
-    Floats sums[kTileRows * kVectors];
-    for (int r = 0; r < count; ++r) {
-      rows[r] = reinterpret_cast<const uint32_t*>(scratch_.weights + size_t(begin + r) * kKeyBlock);
-      const Floats correction = broadcast(scratch_.corrections[begin + r]);
-      for (int v = 0; v < kVectors; ++v)
-        sums[r * kVectors + v] = load<Floats>(output(begin + r, vector + v)) * correction;
-    }
-    add_rows<Cache, kVectors, false>(count, sums, rows, values, steps);
     for (int r = 0; r < count; ++r)
-      for (int v = 0; v < kVectors; ++v) store(output(begin + r, vector + v), sums[r * kVectors + v]);
+      rows[r] = reinterpret_cast<const uint32_t*>(scratch_.weights + size_t(begin + r) * kKeyBlock);
+    add_rows<Cache, kVectors, false>(count, output(begin) + vector, num_vectors_, rows, values, steps);
   }
 
-  float* output(int row, int vector) const {
-    return scratch_.outputs + size_t(row) * pages_.head_dim + vector * kLanes;
-  }
+  Floats* output(int row) const { return scratch_.outputs + size_t(row) * num_vectors_; }
 
   static constexpr int32_t kLaneNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
   Pages<Cache> pages_;
   AttentionScratch<Cache> scratch_;
   int window_;
-  const Element* const* queries_;
-  int group_size_, first_position_;
-  const uint32_t* key_tiles_[kKeyBlock / kLanes];
-  const uint32_t* value_tiles_[kKeyBlock / kLanes];
+  int num_vectors_;  // of a head
+  Queries<Element> queries_{};
+  int first_position_ = 0;
+  const uint32_t* key_tiles_[kTiles];
+  const uint32_t* value_tiles_[kTiles];
 };
 
 }  // namespace triptych

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <new>
 #include <type_traits>
+#include <vector>
 
 #include "attention.h"
 #include "matmul.h"
@@ -15,8 +16,7 @@ template <class T>
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
+  Buffer(Buffer&& other) noexcept : start_(other.start_), count_(other.count_) { other.start_ = nullptr; }
   ~Buffer() { std::free(start_); }
 
   // At least `count` elements, all zero if there were less before.
@@ -36,79 +36,84 @@ class Buffer {
   size_t count_ = 0;
 };
 
-// Rows that a product takes. With int8 they are written as floats first, since the scale of a row needs all of it.
+// Rows in the form that a product takes, of any width up to what was reserved.
 template <class Format>
-struct Inputs {
+struct Operand {
   using Element = typename Format::Element;
-  static constexpr bool kIsQuantised = std::is_same<Format, Int8>::value;
-  using Written = typename std::conditional<kIsQuantised, float, Element>::type;
-
   Buffer<Element> elements;
-  Buffer<float> floats;
-  Buffer<float> scales;
-  int width = 0;  // padded
+  Buffer<float> scales;  // int8 only
 
-  void reserve(int num_rows, int num_values) {
-    width = padded(num_values);
+  void reserve(int num_rows, int width) {
     elements.reserve(size_t(num_rows) * width);
     scales.reserve(num_rows);
-    if (kIsQuantised) floats.reserve(size_t(num_rows) * width);
   }
-  Written* written(int row) {
-    if constexpr (kIsQuantised) {
-      return floats.get() + size_t(row) * width;
-    } else {
-      return elements.get() + size_t(row) * width;
-    }
-  }
-  Element* row(int row) { return elements.get() + size_t(row) * width; }
-  Rows rows(int count) const {
+  Element* row(int row, int width) const { return elements.get() + size_t(row) * width; }
+  float* scale(int row) const { return scales.get() + row; }
+  Rows rows(int count, int width) const {
     return {reinterpret_cast<const uint32_t*>(elements.get()), size_t(width) / Format::kGroup, scales.get(), count};
+  }
+};
+
+// What one thread has to itself.
+template <class Format>
+struct ThreadBuffers {
+  static constexpr int kOwnRows = 4;  // so many are faster made by every thread than made by one and waited for
+  using Element = typename Format::Cache::Element;
+
+  Operand<Format> operand;  // [kOwnRows]
+  Buffer<float> row;        // [hidden]
+  Buffer<Element> head;     // [head_dim]
+  // Of attention.
+  Buffer<Floats> outputs;
+  Buffer<Element> weights;
+  Buffer<Floats> sums;
+  Buffer<float> maxima;
+
+  AttentionScratch<typename Format::Cache> attention() const {
+    return {outputs.get(), weights.get(), sums.get(), maxima.get()};
   }
 };
 
 template <class Format>
 struct Buffers {
-  using Cache = typename Format::Cache;
+  using Element = typename Format::Element;
+  // What attention and the gate write. A row of int8 has one scale, hence all of it is made before it is quantised.
+  static constexpr bool kIsQuantised = std::is_same<Format, Int8>::value;
+  using Written = typename std::conditional<kIsQuantised, float, Element>::type;
 
-  Buffer<float> residual;                   // [tokens][hidden]
-  Inputs<Format> normed;                    // [tokens][hidden]
-  Buffer<float> qkv;                        // [tokens][all heads]
-  Buffer<typename Cache::Element> queries;  // [tokens][heads][head_dim]
-  Inputs<Format> attended;                  // [tokens][heads * head_dim]
-  Inputs<Format> gated;                     // [tokens][intermediate]
-  Buffer<uint8_t> is_last;                  // [tokens], of their sequence in this step
-  Buffer<QueryBlock> query_blocks;          // [tokens] at most
-  Buffer<float> scratch;                    // [threads][hidden]
-  // Of attention, [threads][rows].
-  Buffer<float> outputs;
-  Buffer<typename Cache::Element> weights;
-  Buffer<Floats> sums;
-  Buffer<float> maxima;
-  Buffer<float> corrections;
+  Buffer<float> residual;                           // [tokens][hidden]
+  Operand<Format> operand;                          // [tokens], normed or quantised
+  Buffer<float> qkv;                                // [tokens][all heads]
+  Buffer<typename Format::Cache::Element> queries;  // [tokens][heads][head_dim]
+  Buffer<Written> attended;                         // [tokens][heads * head_dim]
+  Buffer<Written> gated;                            // [tokens][intermediate]
+  Buffer<uint8_t> is_last;                          // [tokens], of their sequence in this step
+  Buffer<QueryBlock> query_blocks;                  // [tokens] at most
+  std::vector<ThreadBuffers<Format>> threads;
 
-  void reserve(const Model& model, int tokens, int num_threads) {
-    const int hidden = padded(model.hidden_size), heads = model.num_heads * model.head_dim;
+  explicit Buffers(int num_threads) : threads(num_threads) {}
+
+  void reserve(const Model& model, int tokens) {
+    const int hidden = padded(model.hidden_size), heads = padded(model.num_heads * model.head_dim);
+    const int inner = padded(model.intermediate_size), widest = std::max(hidden, std::max(heads, inner));
+    const int rows = rows_per_item(model.num_heads / model.num_kv_heads);
     residual.reserve(size_t(tokens) * hidden);
-    normed.reserve(tokens, hidden);
+    operand.reserve(tokens, kIsQuantised ? widest : hidden);
     qkv.reserve(size_t(tokens) * model.layers[0].qkv.num_blocks * 64);
-    queries.reserve(size_t(tokens) * heads);
-    attended.reserve(tokens, heads);
-    gated.reserve(tokens, model.intermediate_size);
+    queries.reserve(size_t(tokens) * model.num_heads * model.head_dim);
+    attended.reserve(size_t(tokens) * heads);
+    gated.reserve(size_t(tokens) * inner);
     is_last.reserve(tokens);
     query_blocks.reserve(tokens);
-    scratch.reserve(size_t(num_threads) * hidden);
-    const size_t rows = size_t(num_threads) * rows_per_item(model.num_heads / model.num_kv_heads);
-    outputs.reserve(rows * model.head_dim);
-    weights.reserve(rows * kKeyBlock);
-    sums.reserve(rows);
-    maxima.reserve(rows);
-    corrections.reserve(rows);
-  }
-  AttentionScratch<Cache> attention_scratch(const Model& model, int thread) {
-    const size_t row = size_t(thread) * rows_per_item(model.num_heads / model.num_kv_heads);
-    return {outputs.get() + row * model.head_dim, weights.get() + row * kKeyBlock, sums.get() + row,
-            maxima.get() + row, corrections.get() + row};
+    for (ThreadBuffers<Format>& own : threads) {
+      own.operand.reserve(ThreadBuffers<Format>::kOwnRows, widest);
+      own.row.reserve(hidden);
+      own.head.reserve(2 * model.head_dim);
+      own.outputs.reserve(size_t(rows) * model.head_dim / kLanes);
+      own.weights.reserve(size_t(rows) * kKeyBlock);
+      own.sums.reserve(rows);
+      own.maxima.reserve(rows);
+    }
   }
 };
 

@@ -9,15 +9,16 @@ namespace {
 
 template <class Format>
 void multiply_floats(const Matrix& matrix, const float* x, int num_rows, float* y) {
-  Inputs<Format> inputs;
-  inputs.reserve(num_rows, matrix.num_inputs);
+  const int width = padded(matrix.num_inputs);
+  Operand<Format> operand;
+  operand.reserve(num_rows, width);
   Buffer<float> row;
-  row.reserve(inputs.width);
+  row.reserve(width);
   for (int r = 0; r < num_rows; ++r) {
     std::memcpy(row.get(), x + size_t(r) * matrix.num_inputs, matrix.num_inputs * sizeof(float));
-    write_row(row.get(), inputs.width, inputs.row(r), inputs.scales.get() + r);
+    write_row(row.get(), width, operand.row(r, width), operand.scale(r));
   }
-  multiply<Format>(matrix, inputs.rows(num_rows), {0, 2 * matrix.num_blocks},
+  multiply<Format>(matrix, operand.rows(num_rows, width), {0, 2 * matrix.num_blocks},
                    Store{y, size_t(matrix.num_blocks) * 64});
 }
 

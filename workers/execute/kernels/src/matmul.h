@@ -21,6 +21,19 @@ inline Range share(int count, int thread, int num_threads) {
   return {int(int64_t{count} * thread / num_threads), int(int64_t{count} * (thread + 1) / num_threads)};
 }
 
+// The numbers of a range, for a loop over them.
+struct Indices {
+  struct Iterator {
+    int value;
+    int operator*() const { return value; }
+    void operator++() { ++value; }
+    bool operator!=(Iterator other) const { return value != other.value; }
+  };
+  Range range;
+  Iterator begin() const { return {range.begin}; }
+  Iterator end() const { return {range.end}; }
+};
+
 // Activations, a group of 32 bits being one float, two bfloat16 or four bytes.
 struct Rows {
   const uint32_t* groups;
@@ -62,9 +75,9 @@ inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int
   const uint32_t* pointers[kTileRows];
   for (int r = 0; r < count; ++r) pointers[r] = rows.groups + (first + r) * rows.stride;
   if (ahead) {
-    add_rows<Format, kVectors, true>(count, sums, pointers, weights, steps);
+    add_rows<Format, kVectors, true>(count, sums, kVectors, pointers, weights, steps);
   } else {
-    add_rows<Format, kVectors, false>(count, sums, pointers, weights, steps);
+    add_rows<Format, kVectors, false>(count, sums, kVectors, pointers, weights, steps);
   }
   for (int r = 0; r < count; ++r)
     for (int v = 0; v < kVectors / 2; ++v) {

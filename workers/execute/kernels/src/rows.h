@@ -65,6 +65,26 @@ inline void norm_row(const float* x, const float* weight, int count, float eps, 
   write_row(scratch, end, to, scale);
 }
 
+// The first of the greatest of a row's logits goes to `place`; returns it, or not-a-number where any logit is none.
+inline float choose(const float* logits, int count, int32_t* place) {
+  const int whole = count / kLanes * kLanes;
+  Floats tops = broadcast(-INFINITY), zeros = broadcast(0.0f);
+  for (int i = 0; i < whole; i += kLanes) {
+    const Floats x = load<Floats>(logits + i);
+    tops = max(tops, x);
+    zeros = zeros + (x - x);
+  }
+  float top = greatest(tops), zero = sum(zeros);
+  for (int i = whole; i < count; ++i) {
+    top = logits[i] > top ? logits[i] : top;
+    zero += logits[i] - logits[i];
+  }
+  int i = 0;
+  while (i + 1 < count && !(logits[i] == top)) ++i;
+  *place = i;
+  return top + zero;
+}
+
 // One head, in place: its norm where the model has one, then its position. Channel i turns with i + size / 2.
 inline void turn_head(float* head, int size, const float* norm, float eps, const float* cosines, const float* sines,
                       float factor) {

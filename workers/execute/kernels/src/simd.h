@@ -147,6 +147,31 @@ inline Floats exp(Floats x) {
   });
 }
 
+// 2^x for x <= 0 with a relative error of 1e-7; exactly 0 below -126.
+inline Floats exp2(Floats x) {
+  // Taylor's series of 2^r for |r| <= 1/2, the coefficients ln(2)^n / n!.
+  const auto series = [](Floats r) {
+    Floats p = broadcast(1.540353039e-4f);
+    for (float c : {1.333355814e-3f, 9.618129108e-3f, 5.550410866e-2f, 2.402265070e-1f, 6.931471806e-1f, 1.0f})
+      p = fma(p, r, broadcast(c));
+    return p;
+  };
+#if defined(__AVX512F__)
+  const __m512 n = _mm512_roundscale_ps((__m512)x.part[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const Floats p = series({{x.part[0] - (NativeFloats)n}});
+  const __mmask16 is_seen = _mm512_cmp_ps_mask((__m512)x.part[0], _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
+  return {{(NativeFloats)_mm512_maskz_scalef_ps(is_seen, (__m512)p.part[0], n)}};
+#else
+  constexpr float kMagic = 12582912.0f;  // as in exp
+  const Floats shifted = x + broadcast(kMagic);
+  const Floats p = series(x - (shifted - broadcast(kMagic)));
+  return each<Floats>([&](int i) {
+    const NativeFloats scaled = (NativeFloats)((NativeInts)p.part[i] + ((NativeInts)shifted.part[i] << 23));
+    return x.part[i] < -126.0f ? NativeFloats{} : scaled;
+  });
+#endif
+}
+
 inline Floats silu(Floats x) { return x / (broadcast(1.0f) + exp(broadcast(0.0f) - x)); }
 
 inline float from_bf16(uint16_t value) {

@@ -29,15 +29,15 @@ struct Weights {
   size_t ahead;  // groups from a weight to what is prefetched with it
 };
 
-// sums[row][v] += sum over k of rows[row][k] * weights(v, k), for `steps` groups. Sums are stored [kRows][kVectors].
+// sums[row][v] += sum over k of rows[row][k] * weights(v, k), for `steps` groups; a row of sums is `width` vectors long.
 template <class Format, int kRows, int kVectors, bool kPrefetch>
-__attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, const uint32_t* const* rows,
-                                        const Weights& weights, int steps) {
+__attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int width,
+                                        const uint32_t* const* rows, const Weights& weights, int steps) {
   typename Format::Accumulators registers[kRows][kVectors];
   const uint32_t* a[kRows];
   for (int r = 0; r < kRows; ++r) {
     a[r] = rows[r];
-    for (int v = 0; v < kVectors; ++v) registers[r][v] = sums[r * kVectors + v];
+    for (int v = 0; v < kVectors; ++v) registers[r][v] = sums[r * width + v];
   }
   const size_t stride = weights.stride, ahead = weights.ahead;
   for (int segment = 0, k = 0; k < steps; ++segment) {
@@ -58,23 +58,23 @@ __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, con
     }
   }
   for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < kVectors; ++v) sums[r * kVectors + v] = registers[r][v];
+    for (int v = 0; v < kVectors; ++v) sums[r * width + v] = registers[r][v];
 }
 
 // The same with the number of rows known at run time only, 1..kTileRows.
 template <class Format, int kVectors, bool kPrefetch>
-inline void add_rows(int num_rows, typename Format::Accumulators* sums, const uint32_t* const* rows,
+inline void add_rows(int num_rows, typename Format::Accumulators* sums, int width, const uint32_t* const* rows,
                      const Weights& weights, int steps) {
   switch (num_rows) {
-    case 1: return add_tile<Format, 1, kVectors, kPrefetch>(sums, rows, weights, steps);
+    case 1: return add_tile<Format, 1, kVectors, kPrefetch>(sums, width, rows, weights, steps);
 #if defined(__AVX2__)
-    case 2: return add_tile<Format, 2, kVectors, kPrefetch>(sums, rows, weights, steps);
-    case 3: return add_tile<Format, 3, kVectors, kPrefetch>(sums, rows, weights, steps);
+    case 2: return add_tile<Format, 2, kVectors, kPrefetch>(sums, width, rows, weights, steps);
+    case 3: return add_tile<Format, 3, kVectors, kPrefetch>(sums, width, rows, weights, steps);
 #endif
 #if defined(__AVX512F__)
-    case 4: return add_tile<Format, 4, kVectors, kPrefetch>(sums, rows, weights, steps);
-    case 5: return add_tile<Format, 5, kVectors, kPrefetch>(sums, rows, weights, steps);
-    case 6: return add_tile<Format, 6, kVectors, kPrefetch>(sums, rows, weights, steps);
+    case 4: return add_tile<Format, 4, kVectors, kPrefetch>(sums, width, rows, weights, steps);
+    case 5: return add_tile<Format, 5, kVectors, kPrefetch>(sums, width, rows, weights, steps);
+    case 6: return add_tile<Format, 6, kVectors, kPrefetch>(sums, width, rows, weights, steps);
 #endif
   }
 }
