@@ -101,6 +101,8 @@ class Attention {
     for (int key = first / kKeyBlock * kKeyBlock; key <= last; key += kKeyBlock) {
       const int num_keys = std::min(kKeyBlock, last + 1 - key);
       find_tiles(table, kv_head, key, num_keys);
+      const bool has_next = key + kKeyBlock <= last;
+      if (num_rows <= kTileRows && has_next) prefetch(table, kv_head, key + kKeyBlock, last);
       const int num_groups = (num_rows + kTileRows - 1) / kTileRows;
       for (int group = 0; group < num_groups; ++group) {
         const int begin = num_rows * group / num_groups, end = num_rows * (group + 1) / num_groups;
@@ -124,6 +126,20 @@ class Attention {
       const size_t tile = pages_.tile(table[key / pages_.page_size], kv_head, key % pages_.page_size);
       key_tiles_[i] = reinterpret_cast<const uint32_t*>(pages_.keys + tile);
       value_tiles_[i] = reinterpret_cast<const uint32_t*>(pages_.values + tile);
+    }
+  }
+
+  // A few rows use keys as fast as memory gives them, and pages lie anywhere: the next block is asked for in advance.
+  void prefetch(const int32_t* table, int kv_head, int first_key, int last) const {
+    const int lines = pages_.head_dim * kLanes * int(sizeof(Element)) / 64;
+    for (int key = first_key; key < first_key + kKeyBlock && key <= last; key += kLanes) {
+      const size_t tile = pages_.tile(table[key / pages_.page_size], kv_head, key % pages_.page_size);
+      const char *keys = reinterpret_cast<const char*>(pages_.keys + tile);
+      const char *values = reinterpret_cast<const char*>(pages_.values + tile);
+      for (int line = 0; line < lines; ++line) {
+        __builtin_prefetch(keys + 64 * line);
+        __builtin_prefetch(values + 64 * line);
+      }
     }
   }
 

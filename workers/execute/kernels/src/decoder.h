@@ -31,6 +31,9 @@ class FormatDecoder : public Decoder {
 
   void run(const Step& step) override {
     step_ = &step;
+    num_rows_ = step.num_tokens;
+    tickets_.store(0, std::memory_order_relaxed);
+    for (auto& own : buffers_.threads) own.first_ticket = 0;
     buffers_.reserve(model_, std::max(step.num_tokens, step.num_rows));
     plan_queries();
     // Below this many multiplications waking and waiting for each other costs more than the second thread brings.
@@ -52,19 +55,32 @@ class FormatDecoder : public Decoder {
   }
 
   void attention_half(const Layer& layer, int thread) {
-    if (thread == 0) next_item_.store(0, std::memory_order_relaxed);
-    const int num_tokens = step_->num_tokens;
-    const Rows normed = norm(layer.attention_norm, num_tokens, thread, [this](int row) { return residual(row); });
+    const Rows normed = norm(layer.attention_norm, thread);
     product(layer.qkv, normed, thread, Store{buffers_.qkv.get(), qkv_width()});
     turn(layer, thread);
     attend(layer, thread);
+    if (&layer == model_.layers + model_.num_layers - 1) keep_sampled(thread);
     const Rows attended = inputs_of(buffers_.attended, heads_width(), thread);
     product(layer.output, attended, thread, Add{residual(0), hidden_width()});
   }
 
+  // Once the last layer's keys and values are written, only the sampled rows go on, which are in rising order.
+  void keep_sampled(int thread) {
+    if (step_->num_rows == step_->num_tokens) return;
+    if (thread == 0) {
+      num_rows_ = step_->num_rows;
+      for (int row = 0; row < num_rows_; ++row) {
+        const int from = step_->sample_rows[row];
+        std::copy_n(residual(from), hidden_width(), residual(row));
+        std::copy_n(buffers_.attended.get() + from * heads_width(), heads_width(),
+                    buffers_.attended.get() + row * heads_width());
+      }
+    }
+    team_.barrier.wait();
+  }
+
   void mlp_half(const Layer& layer, int thread) {
-    const int num_tokens = step_->num_tokens;
-    const Rows normed = norm(layer.mlp_norm, num_tokens, thread, [this](int row) { return residual(row); });
+    const Rows normed = norm(layer.mlp_norm, thread);
     product(layer.gate_up, normed, thread, Gate<Written>{buffers_.gated.get(), inner_width()});
     const Rows gated = inputs_of(buffers_.gated, inner_width(), thread);
     product(layer.down, gated, thread, Add{residual(0), hidden_width()});
@@ -72,7 +88,16 @@ class FormatDecoder : public Decoder {
 
   template <class Write>
   void product(const Matrix& matrix, const Rows& rows, int thread, const Write& write) {
-    multiply<Format>(matrix, rows, share(2 * matrix.num_blocks, thread, num_threads_), write);
+    const int num_blocks = matrix.num_blocks, num_halves = 2 * num_blocks;
+    if (rows.count <= kFewRows) {  // as fast as memory, and that is fastest in one run for each thread
+      multiply<Format>(matrix, rows, share(num_halves, thread, num_threads_), write);
+    } else {  // block by block, the last ones by halves so that all threads end at the same time
+      const int num_whole = std::max(0, num_blocks - num_threads_);
+      for_items(num_halves - num_whole, thread, [&](int item) {
+        const int half = item < num_whole ? 2 * item : item + num_whole;
+        multiply<Format>(matrix, rows, {half, half + (item < num_whole ? 2 : 1)}, write);
+      });
+    }
     team_.barrier.wait();
   }
 
@@ -89,22 +114,21 @@ class FormatDecoder : public Decoder {
     return buffers_.operand.rows(count, int(width));
   }
 
-  template <class Find>
-  Rows norm(const float* weight, int count, int thread, const Find& find) {
+  Rows norm(const float* weight, int thread) {
     const int width = int(hidden_width());
-    return make_rows(count, width, thread, [&](int row, Operand<Format>& to) {
-      norm_row(find(row), weight, model_.hidden_size, model_.norm_eps, buffers_.threads[thread].row.get(),
+    return make_rows(num_rows_, width, thread, [&](int row, Operand<Format>& to) {
+      norm_row(residual(row), weight, model_.hidden_size, model_.norm_eps, buffers_.threads[thread].row.get(),
                to.row(row, width), to.scale(row));
     });
   }
 
   Rows inputs_of(const Buffer<Written>& written, size_t width, int thread) {
     if constexpr (Buffers<Format>::kIsQuantised) {
-      return make_rows(step_->num_tokens, width, thread, [&](int row, Operand<Format>& to) {
+      return make_rows(num_rows_, width, thread, [&](int row, Operand<Format>& to) {
         write_row(written.get() + row * width, int(width), to.row(row, int(width)), to.scale(row));
       });
     } else {
-      return {reinterpret_cast<const uint32_t*>(written.get()), width / Format::kGroup, nullptr, step_->num_tokens};
+      return {reinterpret_cast<const uint32_t*>(written.get()), width / Format::kGroup, nullptr, num_rows_};
     }
   }
 
@@ -143,9 +167,7 @@ class FormatDecoder : public Decoder {
     const AttentionScratch<Cache> scratch = buffers_.threads[thread].attention();
     Attention<Cache> attention(pages_of(layer), scratch, layer.window);
     const int num_items = num_query_blocks_ * model_.num_kv_heads;
-    for (;;) {
-      const int item = next_item_.fetch_add(1, std::memory_order_relaxed);
-      if (item >= num_items) break;
+    for_items(num_items, thread, [&](int item) {
       const int first_head = item % model_.num_kv_heads * group_size;
       const QueryBlock& block = buffers_.query_blocks.get()[item / model_.num_kv_heads];
       const size_t first = size_t(block.first_token) * model_.num_heads + first_head;
@@ -158,13 +180,12 @@ class FormatDecoder : public Decoder {
                       size_t(first_head + r % group_size) * size;
         store_all(to, reinterpret_cast<const float*>(scratch.outputs) + size_t(r) * size, size);
       }
-    }
+    });
     team_.barrier.wait();
   }
 
   void finish(int thread) {
-    const Rows rows = norm(model_.final_norm, step_->num_rows, thread,
-                           [this](int row) { return residual(step_->sample_rows[row]); });
+    const Rows rows = norm(model_.final_norm, thread);
     const size_t width = size_t(model_.head.num_blocks) * 64;
     product(model_.head, rows, thread, Store{step_->logits, width});
     for (int r : part(step_->num_rows, thread))
@@ -186,6 +207,15 @@ class FormatDecoder : public Decoder {
     num_query_blocks_ = int(block - buffers_.query_blocks.get());
   }
 
+  // visit(item) for 0..count by whichever thread is free. Tickets only count up: a stage takes one for each item and
+  // one more for each thread, so that all know where the next stage begins.
+  template <class Visit>
+  void for_items(int count, int thread, const Visit& visit) {
+    int& first = buffers_.threads[thread].first_ticket;
+    for (int item; (item = tickets_.fetch_add(1, std::memory_order_relaxed) - first) < count;) visit(item);
+    first += count + num_threads_;
+  }
+
   Indices part(int count, int thread) const { return {share(count, thread, num_threads_)}; }
 
   Pages<Cache> pages_of(const Layer& layer) const {
@@ -199,14 +229,17 @@ class FormatDecoder : public Decoder {
   size_t qkv_width() const { return size_t(model_.layers[0].qkv.num_blocks) * 64; }
   float* residual(int token) { return buffers_.residual.get() + token * hidden_width(); }
 
+  static constexpr int kFewRows = 16;
+
   Model model_;
   Team team_;
   Buffers<Format> buffers_;
   const Step* step_ = nullptr;
   int64_t num_weights_ = 0;
   int num_threads_ = 1;
+  int num_rows_ = 0;  // of the residual
   int num_query_blocks_ = 0;
-  alignas(64) std::atomic<int> next_item_{0};
+  alignas(64) std::atomic<int> tickets_{0};
 };
 
 }  // namespace triptych
