@@ -151,10 +151,9 @@ class Attention {
     Weights keys;
     keys.segment_steps = pages_.head_dim / Cache::kGroup;
     keys.stride = kLanes;
-    keys.ahead = 0;
-    for (int tile = 0; tile < kTiles; tile += kTileVectors) {
+        for (int tile = 0; tile < kTiles; tile += kTileVectors) {
       for (int v = 0; v < kTileVectors; ++v) keys.start[0][v] = key_tiles_[tile + v];
-      add_rows<Cache, kTileVectors, false>(count, scores + tile, kTiles, rows, keys, keys.segment_steps);
+      add_rows<Cache, kTileVectors, 0>(count, scores + tile, kTiles, rows, keys, keys.segment_steps, nullptr);
     }
     for (int r = 0; r < count; ++r) mask(scores + r * kTiles, first_position_ + (begin + r) / queries_.group_size, first_key);
     float shrink[kLanes] = {};
@@ -212,13 +211,12 @@ class Attention {
     Weights values;
     values.segment_steps = kLanes / Cache::kGroup;
     values.stride = pages_.head_dim;
-    values.ahead = 0;
-    for (int i = 0; i < kTiles; ++i)
+        for (int i = 0; i < kTiles; ++i)
       for (int v = 0; v < kVectors; ++v) values.start[i][v] = value_tiles_[i] + (vector + v) * kLanes;
     const uint32_t* rows[kTileRows];
     for (int r = 0; r < count; ++r)
       rows[r] = reinterpret_cast<const uint32_t*>(scratch_.weights + size_t(begin + r) * kKeyBlock);
-    add_rows<Cache, kVectors, false>(count, output(begin) + vector, num_vectors_, rows, values, steps);
+    add_rows<Cache, kVectors, 0>(count, output(begin) + vector, num_vectors_, rows, values, steps, nullptr);
   }
 
   Floats* output(int row) const { return scratch_.outputs + size_t(row) * num_vectors_; }

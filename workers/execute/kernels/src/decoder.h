@@ -229,7 +229,7 @@ class FormatDecoder : public Decoder {
   size_t qkv_width() const { return size_t(model_.layers[0].qkv.num_blocks) * 64; }
   float* residual(int token) { return buffers_.residual.get() + token * hidden_width(); }
 
-  static constexpr int kFewRows = 16;
+  static constexpr int kFewRows = 64;
 
   Model model_;
   Team team_;

@@ -56,16 +56,32 @@ inline Floats finished(Ints sums, const Matrix& matrix, const Rows& rows, int ro
   return matrix.bias ? result + load<Floats>(matrix.bias + column) : result;
 }
 
-// One tile: `kVectors` vectors of block from `half` on, `count` rows from `first` on.
+// Cache lines to ask for while a tile is computed: so many at each step, from `start` on.
+struct Prefetch {
+  const char* start;
+  int lines;
+};
+
+// What the tile of a group of rows asks for: the only one what it will read itself a few steps later, the first of more
+// the next block, so that memory works while the others compute.
+inline Prefetch prefetch_of(const Matrix& matrix, int block, int steps, int group, int num_groups) {
+  constexpr int kStepBytes = 256, kStepsAhead = 8;
+  const char* start = reinterpret_cast<const char*>(matrix.blocks) + size_t(block) * steps * kStepBytes;
+  if (num_groups == 1) return {start + kStepsAhead * kStepBytes, 4};
+  const char* next = start + size_t(steps) * kStepBytes;
+  if (num_groups < 4) return {next, group ? 0 : 4};
+  return {next + size_t(group) * steps * (kStepBytes / 4), group < 4};
+}
+
+// One tile: `kVectors` vectors of a block from `half` on, for a range of rows.
 // Calls write(row, block, vector, values, values of the vector 32 columns further).
 template <class Format, int kVectors, class Write>
-inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int half, int first, int count,
-                          size_t ahead, const Write& write) {
-  const int steps = num_steps<Format>(matrix);
+inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int half, Range range,
+                          const Prefetch& prefetch, const Write& write) {
+  const int steps = num_steps<Format>(matrix), first = range.begin, count = range.end - range.begin;
   Weights weights;
   weights.segment_steps = steps;
   weights.stride = 64;
-  weights.ahead = ahead;
   const uint32_t* start = matrix.blocks + size_t(block) * steps * 64;
   for (int v = 0; v < kVectors / 2; ++v) {
     weights.start[0][v] = start + 16 * (half + v);
@@ -74,10 +90,12 @@ inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int
   typename Format::Accumulators sums[kTileRows * kVectors] = {};
   const uint32_t* pointers[kTileRows];
   for (int r = 0; r < count; ++r) pointers[r] = rows.groups + (first + r) * rows.stride;
-  if (ahead) {
-    add_rows<Format, kVectors, true>(count, sums, kVectors, pointers, weights, steps);
+  if (kVectors < 4 || prefetch.lines == 0) {
+    add_rows<Format, kVectors, 0>(count, sums, kVectors, pointers, weights, steps, nullptr);
+  } else if (prefetch.lines == 1) {
+    add_rows<Format, kVectors, kVectors < 4 ? 0 : 1>(count, sums, kVectors, pointers, weights, steps, prefetch.start);
   } else {
-    add_rows<Format, kVectors, false>(count, sums, kVectors, pointers, weights, steps);
+    add_rows<Format, kVectors, kVectors < 4 ? 0 : 4>(count, sums, kVectors, pointers, weights, steps, prefetch.start);
   }
   for (int r = 0; r < count; ++r)
     for (int v = 0; v < kVectors / 2; ++v) {
@@ -91,17 +109,16 @@ inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int
 // The halves in `range` of the product, 2 * block + half.
 template <class Format, class Write>
 void multiply(const Matrix& matrix, const Rows& rows, Range range, const Write& write) {
-  constexpr size_t kAhead = 8 * 64;  // steps ahead that weights are asked for when they come from memory
   const int num_groups = (rows.count + kTileRows - 1) / kTileRows;
   for (int unit = range.begin; unit < range.end;) {
     const bool is_whole = kTileVectors == 4 && unit % 2 == 0 && unit + 1 < range.end;
     for (int group = 0; group < num_groups; ++group) {
       const Range part = share(rows.count, group, num_groups);  // 32 rows are 6 + 5 + 5 + 6 + 5 + 5, not 6 * 5 + 2
-      const size_t ahead = group ? 0 : kAhead;
+      const Prefetch prefetch = prefetch_of(matrix, unit / 2, num_steps<Format>(matrix), group, num_groups);
       if (is_whole) {
-        multiply_tile<Format, kTileVectors>(matrix, rows, unit / 2, 0, part.begin, part.end - part.begin, ahead, write);
+        multiply_tile<Format, kTileVectors>(matrix, rows, unit / 2, 0, part, prefetch, write);
       } else {
-        multiply_tile<Format, 2>(matrix, rows, unit / 2, unit % 2, part.begin, part.end - part.begin, ahead, write);
+        multiply_tile<Format, 2>(matrix, rows, unit / 2, unit % 2, part, Prefetch{nullptr, 0}, write);
       }
     }
     unit += is_whole ? 2 : 1;

@@ -26,20 +26,21 @@ struct Weights {
   const uint32_t* start[kMaxSegments][kTileVectors];
   int segment_steps;
   size_t stride;
-  size_t ahead;  // groups from a weight to what is prefetched with it
 };
 
 // sums[row][v] += sum over k of rows[row][k] * weights(v, k), for `steps` groups; a row of sums is `width` vectors long.
-template <class Format, int kRows, int kVectors, bool kPrefetch>
+// Every step asks for the next kLines cache lines from `prefetch` on.
+template <class Format, int kRows, int kVectors, int kLines>
 __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int width,
-                                        const uint32_t* const* rows, const Weights& weights, int steps) {
+                                        const uint32_t* const* rows, const Weights& weights, int steps,
+                                        const char* prefetch) {
   typename Format::Accumulators registers[kRows][kVectors];
   const uint32_t* a[kRows];
   for (int r = 0; r < kRows; ++r) {
     a[r] = rows[r];
     for (int v = 0; v < kVectors; ++v) registers[r][v] = sums[r * width + v];
   }
-  const size_t stride = weights.stride, ahead = weights.ahead;
+  const size_t stride = weights.stride;
   for (int segment = 0, k = 0; k < steps; ++segment) {
     const uint32_t* w[kVectors];
     for (int v = 0; v < kVectors; ++v) w[v] = weights.start[segment][v];
@@ -48,9 +49,10 @@ __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int
       Ints columns[kVectors];
       for (int v = 0; v < kVectors; ++v) {
         columns[v] = load<Ints>(w[v]);
-        if (kPrefetch) __builtin_prefetch(w[v] + ahead);
         w[v] += stride;
       }
+      for (int line = 0; line < kLines; ++line) __builtin_prefetch(prefetch + 64 * line);
+      prefetch += 64 * kLines;
       for (int r = 0; r < kRows; ++r) {
         const auto activation = Format::activation(a[r][k]);
         for (int v = 0; v < kVectors; ++v) registers[r][v] = Format::dot(registers[r][v], activation, columns[v]);
@@ -62,19 +64,19 @@ __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int
 }
 
 // The same with the number of rows known at run time only, 1..kTileRows.
-template <class Format, int kVectors, bool kPrefetch>
+template <class Format, int kVectors, int kLines>
 inline void add_rows(int num_rows, typename Format::Accumulators* sums, int width, const uint32_t* const* rows,
-                     const Weights& weights, int steps) {
+                     const Weights& weights, int steps, const char* prefetch) {
   switch (num_rows) {
-    case 1: return add_tile<Format, 1, kVectors, kPrefetch>(sums, width, rows, weights, steps);
+    case 1: return add_tile<Format, 1, kVectors, kLines>(sums, width, rows, weights, steps, prefetch);
 #if defined(__AVX2__)
-    case 2: return add_tile<Format, 2, kVectors, kPrefetch>(sums, width, rows, weights, steps);
-    case 3: return add_tile<Format, 3, kVectors, kPrefetch>(sums, width, rows, weights, steps);
+    case 2: return add_tile<Format, 2, kVectors, kLines>(sums, width, rows, weights, steps, prefetch);
+    case 3: return add_tile<Format, 3, kVectors, kLines>(sums, width, rows, weights, steps, prefetch);
 #endif
 #if defined(__AVX512F__)
-    case 4: return add_tile<Format, 4, kVectors, kPrefetch>(sums, width, rows, weights, steps);
-    case 5: return add_tile<Format, 5, kVectors, kPrefetch>(sums, width, rows, weights, steps);
-    case 6: return add_tile<Format, 6, kVectors, kPrefetch>(sums, width, rows, weights, steps);
+    case 4: return add_tile<Format, 4, kVectors, kLines>(sums, width, rows, weights, steps, prefetch);
+    case 5: return add_tile<Format, 5, kVectors, kLines>(sums, width, rows, weights, steps, prefetch);
+    case 6: return add_tile<Format, 6, kVectors, kLines>(sums, width, rows, weights, steps, prefetch);
 #endif
   }
 }
