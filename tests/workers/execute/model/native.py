@@ -17,6 +17,7 @@ from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.scheduling.sequence import Sequence
+from triptych.workers.execute.step import Int32, StepInputs
 
 PAGE_SIZE, NUM_PAGES = 16, 64
 FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "mistral": {"sliding_window": 8}}
@@ -40,12 +41,12 @@ def make_checkpoint(family: str, folder: Path, **overrides: Any) -> Path:
 class NativeEngine:
     """Sequences through the engine on the compiled decoder; ``greedy`` is what transformers says."""
 
-    def __init__(self, checkpoint: Path, run_dir: Path, **model_options: Any) -> None:
+    def __init__(self, checkpoint: Path, run_dir: Path, *, num_pages: int = NUM_PAGES, **model_options: Any) -> None:
         options = {"backend": "native", "device": "cpu", **model_options}
         self.checkpoint = checkpoint
         self.runner, self.card = build_runner(
             ModelConfig(model=str(checkpoint), **options),
-            CacheConfig(num_pages=NUM_PAGES, page_size=PAGE_SIZE),
+            CacheConfig(num_pages=num_pages, page_size=PAGE_SIZE),
             SchedulerConfig(max_num_seqs=8, prefill_chunk=64),
             model_dir=checkpoint,
             run_dir=run_dir,
@@ -73,6 +74,26 @@ class NativeEngine:
         )
         tokens: list[int] = output[0, ids.shape[1] :].tolist()
         return tokens
+
+
+def make_inputs(chunks: list[tuple[Int32, int, int]], *, num_pages: int) -> StepInputs:
+    """One step over (token ids, start, count) of each sequence, all sampled, the pages in reverse order."""
+    each = num_pages // len(chunks)
+    tables = np.array([np.arange(each)[::-1] + 1 + each * s for s in range(len(chunks))], np.int32)
+    positions = [np.arange(start, start + size, dtype=np.int32) for _, start, size in chunks]
+    slots = [tables[s, p // PAGE_SIZE].astype(np.int64) * PAGE_SIZE + p % PAGE_SIZE for s, p in enumerate(positions)]
+    lengths = [size for _, _, size in chunks]
+    return StepInputs(
+        token_ids=np.concatenate([ids[p] for (ids, _, _), p in zip(chunks, positions, strict=True)]),
+        positions=np.concatenate(positions),
+        slot_mapping=np.concatenate(slots),
+        query_starts=np.cumsum([0, *lengths], dtype=np.int32),
+        context_lens=np.array([p[-1] + 1 for p in positions], np.int32),
+        block_tables=tables,
+        num_decodes=0,
+        sample_rows=np.arange(sum(lengths), dtype=np.int32),
+        sampled=(),
+    )
 
 
 def make_request(

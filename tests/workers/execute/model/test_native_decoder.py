@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,32 +13,38 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.workers.execute.model.native import make_checkpoint
+from tests.workers.execute.model.native import PAGE_SIZE, make_checkpoint, make_inputs
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.decoder_spec import describe_decoder, rope_tables
 from triptych.workers.execute.model.native_decoder import NativeDecoder
 from triptych.workers.execute.model.native_weights import Checkpoint, PackedWeights
-from triptych.workers.execute.step import StepInputs
 
 Floats = npt.NDArray[np.float32]
 
-PAGE_SIZE, NUM_PAGES, NUM_TOKENS = 16, 12, 150
+NUM_PAGES, NUM_TOKENS = 12, 150
+
+
+def _heads(num_heads: int, num_kv_heads: int) -> dict[str, Any]:
+    return {"num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads}
+
+
 # Of the greatest logit.
 TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.06, Format.INT8: 0.2}
 ROPE = {"factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
+_LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1, "high_freq_factor": 4}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "heads of 64": ("llama", {"head_dim": 64, "hidden_size": 100, "vocab_size": 77, "intermediate_size": 70}),
-    "heads of 80, one group": ("llama", {"head_dim": 80, "hidden_size": 70, "num_attention_heads": 7, "num_key_value_heads": 1}),
-    "heads of 96, no groups": ("qwen2", {"head_dim": 96, "hidden_size": 66, "num_attention_heads": 3, "num_key_value_heads": 3}),
+    "heads of 80, one group": ("llama", {"head_dim": 80, "hidden_size": 70} | _heads(7, 1)),
+    "heads of 96, no groups": ("qwen2", {"head_dim": 96, "hidden_size": 66} | _heads(3, 3)),
     "heads of 128, window": ("mistral", {"head_dim": 128, "sliding_window": 70, "hidden_size": 132}),
     "heads of 256": ("qwen3", {"head_dim": 256, "intermediate_size": 33, "vocab_size": 300}),
     "heads of 32, biases": ("llama", {"head_dim": 32, "attention_bias": True, "mlp_bias": True}),
     "tied": ("qwen3", {"tie_word_embeddings": True, "vocab_size": 259}),
-    "llama3": ("llama", {"rope_parameters": {**ROPE, "rope_type": "llama3", "low_freq_factor": 1, "high_freq_factor": 4}}),
-    "yarn": ("qwen3", {"rope_parameters": {**ROPE, "rope_type": "yarn"}}),
-}  # fmt: skip
+    "llama3": ("llama", {"rope_parameters": ROPE | _LLAMA3}),
+    "yarn": ("qwen3", {"rope_parameters": ROPE | {"rope_type": "yarn"}}),
+}
 
 load_cached = cache(load_library)
 
@@ -60,29 +67,9 @@ def run_chunks(decoder: NativeDecoder, token_ids: npt.NDArray[np.int32], sizes: 
     """Logits [tokens, V] of one sequence in chunks, its pages in reverse order."""
     pieces, start = [], 0
     for size in sizes:
-        pieces.append(decoder.run(make_inputs([(token_ids, start, size)])).logits.copy())
+        pieces.append(decoder.run(make_inputs([(token_ids, start, size)], num_pages=NUM_PAGES)).logits.copy())
         start += size
     return np.concatenate(pieces)
-
-
-def make_inputs(chunks: list[tuple[npt.NDArray[np.int32], int, int]]) -> StepInputs:
-    """One step over some tokens of each sequence, every one of them sampled."""
-    each = NUM_PAGES // len(chunks)
-    tables = np.array([np.arange(each)[::-1] + 1 + each * s for s in range(len(chunks))], np.int32)
-    positions = [np.arange(start, start + size, dtype=np.int32) for _, start, size in chunks]
-    slots = [tables[s, p // PAGE_SIZE].astype(np.int64) * PAGE_SIZE + p % PAGE_SIZE for s, p in enumerate(positions)]
-    lengths = [size for _, _, size in chunks]
-    return StepInputs(
-        token_ids=np.concatenate([ids[p] for (ids, _, _), p in zip(chunks, positions, strict=True)]),
-        positions=np.concatenate(positions),
-        slot_mapping=np.concatenate(slots),
-        query_starts=np.cumsum([0, *lengths], dtype=np.int32),
-        context_lens=np.array([p[-1] + 1 for p in positions], np.int32),
-        block_tables=tables,
-        num_decodes=0,
-        sample_rows=np.arange(sum(lengths), dtype=np.int32),
-        sampled=(),
-    )
 
 
 def random_tokens(count: int, seed: int = 0) -> npt.NDArray[np.int32]:
@@ -113,7 +100,7 @@ def test_logits_have_the_same_bits_in_any_chunks_and_company(level: str, format_
     for sizes in ([1] * NUM_TOKENS, [7] * 21 + [3], [64, 64, 22], [149, 1]):
         assert np.array_equal(run_chunks(decoder, token_ids, sizes), alone), sizes
     mates = [(random_tokens(NUM_TOKENS, seed), 0, 30 + seed) for seed in (1, 2)]
-    first = decoder.run(make_inputs([(token_ids, 0, 60), *mates])).logits[:60]
+    first = decoder.run(make_inputs([(token_ids, 0, 60), *mates], num_pages=NUM_PAGES)).logits[:60]
     assert np.array_equal(first, alone[:60])
     single = make_decoder(checkpoint, level, format_, num_threads=1)
     assert np.array_equal(run_chunks(single, token_ids, [NUM_TOKENS]), alone)
@@ -131,7 +118,5 @@ def test_what_an_earlier_owner_left_in_a_page_is_never_seen(tmp_path: Path) -> N
 
 
 def _fill_with_nan(address: int, num_bytes: int) -> None:
-    import ctypes
-
     memory = (ctypes.c_uint16 * (num_bytes // 2)).from_address(address)
     np.frombuffer(memory, np.uint16)[:] = 0x7FC0
