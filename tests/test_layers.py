@@ -37,7 +37,7 @@ RULES = {
     "workers/execute/model": Rule(("protocol", "workers/execute"), TORCH),
     "workers/execute/attention": Rule(("protocol", "workers/execute"), TORCH),
     "workers/execute/sampling": Rule(("protocol", "workers/execute"), TORCH),
-    "workers/execute/kernels": Rule(("workers/execute"), TORCH | {"triton"}),
+    "workers/execute/kernels": Rule(("workers/execute",), TORCH | {"triton"}),
     "driver": Rule(("protocol", "driver"), frozenset({"numpy"})),
     "launch": Rule(("protocol", "driver", "launch"), ANYTHING),
 }

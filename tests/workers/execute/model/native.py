@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tests import tiny
 from tests.workers.execute.factories import make_scheduler, run
@@ -26,7 +26,7 @@ FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "mistral": {"sliding_window":
 def make_checkpoint(family: str, folder: Path, **overrides: Any) -> Path:
     """A random float32 checkpoint of a dense family; biases are random too, where a fresh model's are zero."""
     sizes = {**tiny._LLAMA_LIKE, **FAMILIES[family], **overrides}
-    config = tiny.AutoConfig.for_model(family, **sizes)
+    config = AutoConfig.for_model(family, **sizes)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     for name, parameter in model.named_parameters():

@@ -118,5 +118,4 @@ def test_what_an_earlier_owner_left_in_a_page_is_never_seen(tmp_path: Path) -> N
 
 
 def _fill_with_nan(address: int, num_bytes: int) -> None:
-    memory = (ctypes.c_uint16 * (num_bytes // 2)).from_address(address)
-    np.frombuffer(memory, np.uint16)[:] = 0x7FC0
+    ctypes.memset(address, 0xFF, num_bytes)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
+from tests.tiny import make_tiny_model
 from tests.workers.execute.model.native import FAMILIES, NativeEngine, make_checkpoint, make_request
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
@@ -17,8 +19,14 @@ LENGTHS = (1, 7, 16, 45, 90)
 MAX_TOKENS = 24
 
 
+class Engines(Protocol):
+    def __call__(self, family: str, dtype: str = "float32", quantization: str = "none") -> NativeEngine: ...
+
+
 @pytest.fixture(scope="module", name="engines")
-def fixture_engines(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+def fixture_engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    """Makes an engine of a family, once for all tests of this file."""
+
     @cache
     def engine_of(family: str, dtype: str = "float32", quantization: str = "none") -> NativeEngine:
         folder = tmp_path_factory.mktemp(family)
@@ -33,7 +41,7 @@ def requests() -> list[Sequence]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_are_those_of_transformers(family: str, engines) -> None:  # type: ignore[no-untyped-def]
+def test_greedy_tokens_are_those_of_transformers(family: str, engines: Engines) -> None:
     engine = engines(family)
     expected = [engine.greedy(r.tokens[: r.num_prompt_tokens].tolist(), MAX_TOKENS) for r in requests()]
     for chunk in (1, 7, 512):
@@ -41,7 +49,7 @@ def test_greedy_tokens_are_those_of_transformers(family: str, engines) -> None: 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_preempted_sequences_say_the_same(family: str, engines) -> None:  # type: ignore[no-untyped-def]
+def test_preempted_sequences_say_the_same(family: str, engines: Engines) -> None:
     engine = engines(family)
     sequences = requests()
     assert engine.run(*sequences, num_pages=9, safety_margin=0.0) == engine.run(*requests())
@@ -49,14 +57,14 @@ def test_preempted_sequences_say_the_same(family: str, engines) -> None:  # type
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "none"), ("bfloat16", "int8"), ("float32", "none")])
-def test_company_and_chunks_change_nothing(dtype: str, quantization: str, engines) -> None:  # type: ignore[no-untyped-def]
+def test_company_and_chunks_change_nothing(dtype: str, quantization: str, engines: Engines) -> None:
     engine = engines("qwen3", dtype, quantization)
     alone = [engine.run(request)[0] for request in requests()]
     for chunk in (1, 7, 512):
         assert engine.run(*requests(), prefill_chunk=chunk) == alone
 
 
-def test_sampled_rows_go_through_the_sampler(engines) -> None:  # type: ignore[no-untyped-def]
+def test_sampled_rows_go_through_the_sampler(engines: Engines) -> None:
     engine = engines("llama")
     drawn = make_request(0, 9, 12, temperature=1.5)
     greedy = make_request(1, 9, 12)
@@ -66,7 +74,7 @@ def test_sampled_rows_go_through_the_sampler(engines) -> None:  # type: ignore[n
     assert together[0] != engine.run(make_request(0, 9, 12))[0]
 
 
-def test_card_says_what_runs(engines) -> None:  # type: ignore[no-untyped-def]
+def test_card_says_what_runs(engines: Engines) -> None:
     assert engines("llama").card.backend == "native float32"
     assert engines("qwen3", "bfloat16", "int8").card.backend == "native int8"
 
@@ -94,7 +102,13 @@ def test_native_that_cannot_be_is_refused(options: dict[str, str], page_size: in
 
 
 def test_other_families_fall_back(tmp_path: Path) -> None:
-    from tests.tiny import make_tiny_model
-
     engine = NativeEngine(make_tiny_model("olmo2", tmp_path / "checkpoint"), tmp_path, backend="auto")
     assert engine.card.backend.startswith("transformers")
+
+
+def test_without_a_compiler_transformers_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = make_checkpoint("llama", tmp_path / "checkpoint")
+    monkeypatch.setenv("PATH", "")
+    engine = NativeEngine(checkpoint, tmp_path, backend="auto")
+    assert engine.card.backend.startswith("transformers")
+    assert engine.run(make_request(0, 9, 12)) == [engine.greedy(make_request(0, 9, 12).tokens[:9].tolist(), 12)]
