@@ -19,7 +19,8 @@ class Arena:
     """
 
     def __init__(self, num_bytes: int) -> None:
-        memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE)
+        # Private: a shared mapping, the default, is backed by tmpfs, which rarely has huge pages.
+        memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # a kernel without them
                 memory.madvise(mmap.MADV_HUGEPAGE)
