@@ -82,6 +82,8 @@ def test_not_a_number_is_no_setting(name: str) -> None:
         ("model", ""),
         ("dtype", "float8"),
         ("device", "tpu"),
+        ("backend", "onnx"),
+        ("quantization", "int3"),
         ("policy", "lottery"),
         ("page_size", 24),
         ("submit", "tcp://127.0.0.1:5555"),
@@ -95,7 +97,14 @@ def test_a_name_nobody_knows_is_refused(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("device", "cuda:3"), ("device", "cpu"), ("dtype", "bfloat16"), ("submit", "ipc:///run/t/submit")],
+    [
+        ("device", "cuda:3"),
+        ("device", "cpu"),
+        ("backend", "native"),
+        ("quantization", "int8"),
+        ("dtype", "bfloat16"),
+        ("submit", "ipc:///run/t/submit"),
+    ],
 )
 def test_a_name_that_is_known_is_taken(name: str, value: str) -> None:
     assert options_of(PipelineConfig.from_options(**{name: value}))[name] == value

@@ -134,8 +134,8 @@ class Attention {
     const int lines = pages_.head_dim * kLanes * int(sizeof(Element)) / 64;
     for (int key = first_key; key < first_key + kKeyBlock && key <= last; key += kLanes) {
       const size_t tile = pages_.tile(table[key / pages_.page_size], kv_head, key % pages_.page_size);
-      const char *keys = reinterpret_cast<const char*>(pages_.keys + tile);
-      const char *values = reinterpret_cast<const char*>(pages_.values + tile);
+      const char* keys = reinterpret_cast<const char*>(pages_.keys + tile);
+      const char* values = reinterpret_cast<const char*>(pages_.values + tile);
       for (int line = 0; line < lines; ++line) {
         __builtin_prefetch(keys + 64 * line);
         __builtin_prefetch(values + 64 * line);
@@ -151,11 +151,12 @@ class Attention {
     Weights keys;
     keys.segment_steps = pages_.head_dim / Cache::kGroup;
     keys.stride = kLanes;
-        for (int tile = 0; tile < kTiles; tile += kTileVectors) {
+    for (int tile = 0; tile < kTiles; tile += kTileVectors) {
       for (int v = 0; v < kTileVectors; ++v) keys.start[0][v] = key_tiles_[tile + v];
       add_rows<Cache, kTileVectors, 0>(count, scores + tile, kTiles, rows, keys, keys.segment_steps, nullptr);
     }
-    for (int r = 0; r < count; ++r) mask(scores + r * kTiles, first_position_ + (begin + r) / queries_.group_size, first_key);
+    for (int r = 0; r < count; ++r)
+      mask(scores + r * kTiles, first_position_ + (begin + r) / queries_.group_size, first_key);
     float shrink[kLanes] = {};
     for (int r = 0; r < count; ++r) {
       const Floats* s = scores + r * kTiles;
@@ -211,7 +212,7 @@ class Attention {
     Weights values;
     values.segment_steps = kLanes / Cache::kGroup;
     values.stride = pages_.head_dim;
-        for (int i = 0; i < kTiles; ++i)
+    for (int i = 0; i < kTiles; ++i)
       for (int v = 0; v < kVectors; ++v) values.start[i][v] = value_tiles_[i] + (vector + v) * kLanes;
     const uint32_t* rows[kTileRows];
     for (int r = 0; r < count; ++r)

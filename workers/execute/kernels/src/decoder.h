@@ -37,7 +37,7 @@ class FormatDecoder : public Decoder {
     buffers_.reserve(model_, std::max(step.num_tokens, step.num_rows));
     plan_queries();
     // Below this many multiplications waking and waiting for each other costs more than the second thread brings.
-    constexpr int64_t kWorthATeam = 4 << 20;
+    constexpr int64_t kWorthATeam = 8 << 20;
     num_threads_ = num_weights_ * step.num_tokens < kWorthATeam ? 1 : team_.size();
     team_.run(num_threads_, [this](int thread) { run_thread(thread); });
   }

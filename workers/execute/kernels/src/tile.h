@@ -19,8 +19,8 @@ constexpr int kTileRows = 3, kTileVectors = 2;
 constexpr int kTileRows = 1, kTileVectors = 2;
 #endif
 
-// Where the weights of a tile lie. They come in segments, so that cached keys and values of several pages make one tile:
-// vector v of step k of a segment begins at start[segment][v] + k * stride.
+// Where the weights of a tile lie. They come in segments, so that cached values of several pages make one tile: vector v
+// of step k of a segment begins at start[segment][v] + k * stride.
 struct Weights {
   static constexpr int kMaxSegments = 4;
   const uint32_t* start[kMaxSegments][kTileVectors];
@@ -28,7 +28,7 @@ struct Weights {
   size_t stride;
 };
 
-// sums[row][v] += sum over k of rows[row][k] * weights(v, k), for `steps` groups; a row of sums is `width` vectors long.
+// sums[row][v] += sum over k of rows[row][k] * weights(v, k), for `steps` groups; a row of sums has `width` vectors.
 // Every step asks for the next kLines cache lines from `prefetch` on.
 template <class Format, int kRows, int kVectors, int kLines>
 __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int width,
