@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerFast
@@ -23,7 +26,7 @@ from .loader import ModelFacts, Progress, load_model, resolve_device
 from .memory import available_bytes
 from .native_build import NativeModel, load_native
 from .native_runner import NativeRunner
-from .pool import allocate_pool, bytes_per_token, size_pages
+from .pool import LayerShape, PoolSize, allocate_pool, bytes_per_token, size_pages
 from .runner import TorchRunner
 from .self_test import switch_to_pages
 from .tokenizer import load_tokenizer, write_tokenizer
@@ -31,6 +34,16 @@ from .tokenizer import load_tokenizer, write_tokenizer
 logger = logging.getLogger(__name__)
 
 _UNKNOWN_CONTEXT = 1 << 20  # tokens; of a model that names no limit. The pool cuts it to what there is.
+
+
+class _Loaded(NamedTuple):
+    """A model in memory, before it has pages."""
+
+    facts: ModelFacts
+    dtype: torch.dtype
+    backend: str
+    shapes: list[LayerShape]
+    make_runner: Callable[[PoolSize], TorchRunner | NativeRunner]
 
 
 def build_runner(
@@ -55,47 +68,28 @@ def build_runner(
     folder = find_checkpoint(model_dir)
     tokenizer = load_tokenizer(folder)
     write_tokenizer(tokenizer, run_dir)  # first, so that the other processes can start while weights load
-    facts: ModelFacts
-    native = _load_native(model_config, cache_config, folder, tokenizer, device, progress)
-    if native is not None:
-        facts, shapes, dtype, backend = native.facts, native.shapes, native.dtype, native.backend
-        max_model_len = _wanted_len(model_config, facts)
-    else:
-        model, facts = load_model(folder, tokenizer, dtype=model_config.dtype, device=device, progress=progress)
-        max_model_len = _wanted_len(model_config, facts)
-        kernel: PagedAttention = CpuAttention() if device.type == "cpu" else ReferenceAttention()
-        layers = switch_to_pages(model, kernel, max_model_len=max_model_len)
-        shapes, dtype, backend = list(layers.values()), model.dtype, f"transformers with {type(kernel).__name__}"
+    loader = _Loader(model_config, cache_config, scheduler_config, device, folder, tokenizer, progress)
+    loaded = loader.load_native() or loader.load_transformers()
     size = size_pages(
         cache_config,
-        bytes_per_token=bytes_per_token(shapes),
+        bytes_per_token=bytes_per_token(loaded.shapes),
         available_bytes=available_bytes(device),
         on_cpu=device.type == "cpu",
         max_live=scheduler_config.max_live,
-        max_model_len=max_model_len,
+        max_model_len=_wanted_len(model_config, loaded.facts),
         may_shrink=model_config.max_model_len is None,
     )
-    limits = {
-        "prefill_tokens": min(scheduler_config.token_budget, size.max_model_len),
-        "decode_rows": scheduler_config.max_num_seqs,
-    }
-    sampler = Sampler(facts.eos_token_ids)
-    runner: TorchRunner | NativeRunner
-    if native is not None:
-        runner = NativeRunner(native.make_decoder(size.num_pages, size.max_model_len), sampler, **limits)
-    else:
-        pool = allocate_pool(layers, size.num_pages, page_size=cache_config.page_size, device=device)
-        runner = TorchRunner(model, PagedLayers(kernel, pool), sampler, **limits)
+    runner = loaded.make_runner(size)
     card = ModelCard(
         model=model_config.model,
-        model_type=facts.model_type,
-        backend=backend,
-        num_parameters=facts.num_parameters,
-        dtype=str(dtype).removeprefix("torch."),
+        model_type=loaded.facts.model_type,
+        backend=loaded.backend,
+        num_parameters=loaded.facts.num_parameters,
+        dtype=str(loaded.dtype).removeprefix("torch."),
         device=str(device),
-        vocab_size=facts.vocab_size,
+        vocab_size=loaded.facts.vocab_size,
         max_model_len=size.max_model_len,
-        eos_token_ids=facts.eos_token_ids,
+        eos_token_ids=loaded.facts.eos_token_ids,
         page_size=cache_config.page_size,
         num_pages=size.num_pages,
         max_num_seqs=scheduler_config.max_num_seqs,
@@ -105,40 +99,77 @@ def build_runner(
     return runner, card
 
 
-def _load_native(
-    config: ModelConfig,
-    cache: CacheConfig,
-    folder: Path,
-    tokenizer: PreTrainedTokenizerFast,
-    device: torch.device,
-    progress: Progress,
-) -> NativeModel | None:
-    """The model for the compiled kernels, or None where the transformers path has to serve it.
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    """The two ways to a model."""
 
-    Raises:
-        ConfigError: the kernels were asked for, by name or by a quantization that only they know.
-    """
-    is_required = config.backend == "native" or config.quantization != "none"
-    try:
-        if config.backend == "transformers":
+    config: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    device: torch.device
+    folder: Path
+    tokenizer: PreTrainedTokenizerFast
+    progress: Progress
+
+    def load_native(self) -> _Loaded | None:
+        """The model on the compiled kernels, or None where the transformers path has to serve it.
+
+        Raises:
+            ConfigError: the kernels were asked for, by name or by a quantization that only they know.
+        """
+        config = self.config
+        try:
+            native = self._native_model()
+        except Unsupported as error:
+            if config.backend == "native" or config.quantization != "none":
+                reason = f"{config.model} cannot run on the native kernels: {error}"
+                raise ConfigError(reason, param="backend") from error
+            if config.backend == "auto" and self.device.type == "cpu":
+                logger.warning("decoding takes 3 to 10 times as long, without the native kernels: %s", error)
+            return None
+
+        def make_runner(size: PoolSize) -> NativeRunner:
+            decoder = native.make_decoder(size.num_pages, size.max_model_len)
+            return NativeRunner(decoder, Sampler(native.facts.eos_token_ids), **self._warm_up_sizes(size))
+
+        return _Loaded(native.facts, native.dtype, native.backend, native.shapes, make_runner)
+
+    def _native_model(self) -> NativeModel:
+        if self.config.backend == "transformers":
             raise Unsupported("backend is 'transformers'")
-        if device.type != "cpu":
-            raise Unsupported(f"the device is {device}")
+        if self.device.type != "cpu":
+            raise Unsupported(f"the device is {self.device}")
         return load_native(
-            folder,
-            tokenizer,
-            dtype=config.dtype,
-            quantization=config.quantization,
-            page_size=cache.page_size,
-            threads=config.threads,
-            progress=progress,
+            self.folder,
+            self.tokenizer,
+            dtype=self.config.dtype,
+            quantization=self.config.quantization,
+            page_size=self.cache.page_size,
+            threads=self.config.threads,
+            progress=self.progress,
         )
-    except Unsupported as error:
-        if is_required:
-            raise ConfigError(f"{config.model} cannot run on the native kernels: {error}", param="backend") from error
-        if config.backend == "auto" and device.type == "cpu":
-            logger.warning("decoding will take 3 to 10 times as long, without the native kernels: %s", error)
-    return None
+
+    def load_transformers(self) -> _Loaded:
+        device = self.device
+        model, facts = load_model(
+            self.folder, self.tokenizer, dtype=self.config.dtype, device=device, progress=self.progress
+        )
+        kernel: PagedAttention = CpuAttention() if device.type == "cpu" else ReferenceAttention()
+        shapes = switch_to_pages(model, kernel, max_model_len=_wanted_len(self.config, facts))
+
+        def make_runner(size: PoolSize) -> TorchRunner:
+            pool = allocate_pool(shapes, size.num_pages, page_size=self.cache.page_size, device=device)
+            layers = PagedLayers(kernel, pool)
+            return TorchRunner(model, layers, Sampler(facts.eos_token_ids), **self._warm_up_sizes(size))
+
+        backend = f"transformers with {type(kernel).__name__}"
+        return _Loaded(facts, model.dtype, backend, list(shapes.values()), make_runner)
+
+    def _warm_up_sizes(self, size: PoolSize) -> dict[str, int]:
+        return {
+            "prefill_tokens": min(self.scheduler.token_budget, size.max_model_len),
+            "decode_rows": self.scheduler.max_num_seqs,
+        }
 
 
 def _wanted_len(config: ModelConfig, facts: ModelFacts) -> int:
