@@ -102,9 +102,10 @@ def _cache_folder() -> Path:
 
 
 def _processor_flags() -> set[str]:
-    if platform.machine() != "x86_64":
+    cpuinfo = Path("/proc/cpuinfo")
+    if platform.machine() != "x86_64" or not cpuinfo.exists():
         return set()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    for line in cpuinfo.read_text().splitlines():
         if line.startswith("flags"):
             return set(line.partition(":")[2].split())
     return set()
