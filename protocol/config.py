@@ -17,6 +17,8 @@ from .errors import ConfigError
 POLICIES = ("fifo", "prefill_first", "round_robin", "priority")
 PREEMPTIONS = ("auto", "recompute", "swap")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+BACKENDS = ("auto", "native", "transformers")
+QUANTIZATIONS = ("none", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 DEMO_MODEL = "demo"  # the checkpoint that ships with the package
 DEMO_CHECKPOINT = Path(__file__).parent.parent / "launch" / "demo_model" / "checkpoint"
@@ -48,6 +50,8 @@ class ModelConfig:
     model: str = _option(DEMO_MODEL, "a local directory, a hub id, demo (ships with Triptych), or hash-lm (no weights)")
     dtype: str = _option("auto", f"{', '.join(DTYPES)}; auto is the checkpoint's own")
     device: str = _option("auto", "auto, cpu, cuda or cuda:N; auto is cuda where there is one")
+    backend: str = _option("transformers", "transformers, native (compiled kernels, CPU), or auto: native where it can")
+    quantization: str = _option("none", "of weights and activations: none, or int8 (native only)")
     max_model_len: int | None = _option(None, "tokens of prompt and output together; by default the model's own limit")
     threads: int | None = _option(None, "of execute on a CPU; by default one per physical core")
     hash_step_ms: float = _option(0.0, f"{HASH_MODEL} only: what a step pretends to cost, in ms")
@@ -60,6 +64,8 @@ class ModelConfig:
             self.device in DEVICES or self.device.startswith("cuda:"),
             f"device is {self.device!r}, known are: {', '.join(DEVICES)}, cuda:N",
         )
+        _one_of("backend", self.backend, BACKENDS)
+        _one_of("quantization", self.quantization, QUANTIZATIONS)
         if self.max_model_len is not None:
             _between("max_model_len", self.max_model_len, 2)
         if self.threads is not None:

@@ -27,6 +27,12 @@ CONFIG_VALUES: dict[str, Any] = {
     "follow": "ipc:///tmp/b",
     "journal": "/tmp/journal",
     "page_size": 32,
+    "prefix_cache": False,
+    "preemption": "swap",
+    "decode_join_fill": 0.75,
+    "trace": "/tmp/trace.jsonl",
+    "backend": "auto",
+    "quantization": "int8",
     "kv_memory_fraction": 0.25,
     "safety_margin": 0.5,
     "policy": "fifo",
@@ -76,7 +82,8 @@ FIELDS = [(owner, name, 64 if name in ("threads", "max_num_seqs") else value) fo
 
 @pytest.mark.parametrize(("owner", "name", "value"), FIELDS, ids=[name for _, name, _ in FIELDS])
 def test_every_config_field_is_a_flag_and_an_environment_variable(owner: str, name: str, value: Any) -> None:
-    by_flag, _ = parse([f"--{name.replace('_', '-')}", str(value)])
+    flag = f"--{name.replace('_', '-')}"
+    by_flag, _ = parse([f"--no-{flag[2:]}"] if value is False else [flag, str(value)])
     by_env, _ = parse([], env={f"TRIPTYCH_{name.upper()}": str(value)})
     assert value_of(by_flag, owner, name) == value_of(by_env, owner, name) == value
 

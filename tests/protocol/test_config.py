@@ -90,6 +90,8 @@ def test_not_a_number_is_no_setting(name: str) -> None:
         ("model", ""),
         ("dtype", "float8"),
         ("device", "tpu"),
+        ("backend", "onnx"),
+        ("quantization", "int3"),
         ("policy", "lottery"),
         ("preemption", "shoot"),
         ("page_size", 24),
@@ -104,7 +106,14 @@ def test_a_name_nobody_knows_is_refused(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("device", "cuda:3"), ("device", "cpu"), ("dtype", "bfloat16"), ("submit", "ipc:///run/t/submit")],
+    [
+        ("device", "cuda:3"),
+        ("device", "cpu"),
+        ("backend", "native"),
+        ("quantization", "int8"),
+        ("dtype", "bfloat16"),
+        ("submit", "ipc:///run/t/submit"),
+    ],
 )
 def test_a_name_that_is_known_is_taken(name: str, value: str) -> None:
     assert options_of(PipelineConfig.from_options(**{name: value}))[name] == value

@@ -13,6 +13,7 @@ from tests.workers.execute.factories import make_scheduler, run
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.model.runner import TorchRunner
 from triptych.workers.execute.sampling.draw import Filters, draw
 from triptych.workers.execute.scheduling.sequence import Sequence
 
@@ -49,7 +50,7 @@ class TinyEngine:
         checkpoint = make_tiny_model("llama", folder / "checkpoint", eos_token_id=EOS_TOKEN_IDS)
         self.folder = checkpoint
         self.model = build_tiny_model("llama", eos_token_id=EOS_TOKEN_IDS)
-        self.runner, self.card = build_runner(
+        runner, self.card = build_runner(
             ModelConfig(model=str(checkpoint), device="cpu", threads=1),
             CacheConfig(num_pages=NUM_PAGES, page_size=PAGE_SIZE),
             SchedulerConfig(max_num_seqs=4, prefill_chunk=16),
@@ -57,6 +58,8 @@ class TinyEngine:
             run_dir=folder,
             progress=lambda done, total: None,
         )
+        assert isinstance(runner, TorchRunner)
+        self.runner = runner
 
     @property
     def pages(self) -> list[torch.Tensor]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from ....protocol.config import CacheConfig, ModelCard, ModelConfig, SchedulerConfig
 from ....protocol.errors import ConfigError
@@ -17,9 +21,12 @@ from ..attention.interface import PagedAttention
 from ..attention.reference import ReferenceAttention
 from ..sampling.sampler import Sampler
 from .checkpoint import find_checkpoint
-from .loader import LoadedModel, ModelFacts, Progress, load_model, resolve_device
+from .decoder_spec import Unsupported
+from .loader import ModelFacts, Progress, load_model, resolve_device
 from .memory import available_bytes
-from .pool import allocate_pool, bytes_per_token, size_pages
+from .native_build import NativeModel, load_native
+from .native_runner import NativeRunner
+from .pool import LayerShape, PoolSize, allocate_pool, bytes_per_token, size_pages
 from .runner import TorchRunner
 from .self_test import switch_to_pages
 from .tokenizer import load_tokenizer, write_tokenizer
@@ -32,6 +39,16 @@ SMALL_MODEL = 20_000_000
 _UNKNOWN_CONTEXT = 1 << 20  # tokens; of a model that names no limit. The pool cuts it to what there is.
 
 
+class _Loaded(NamedTuple):
+    """A model in memory, before it has pages."""
+
+    facts: ModelFacts
+    dtype: torch.dtype
+    backend: str
+    shapes: list[LayerShape]
+    make_runner: Callable[[PoolSize], TorchRunner | NativeRunner]
+
+
 def build_runner(
     model_config: ModelConfig,
     cache_config: CacheConfig,
@@ -40,7 +57,7 @@ def build_runner(
     model_dir: str | Path,
     run_dir: Path,
     progress: Progress,
-) -> tuple[TorchRunner, ModelCard]:
+) -> tuple[TorchRunner | NativeRunner, ModelCard]:
     """The runner of the checkpoint in ``model_dir`` (a directory or a hub id), and its card.
 
     The tokenizer is written to ``run_dir``; ``progress`` is called with (done, total) tensors while weights load.
@@ -50,38 +67,31 @@ def build_runner(
     """
     start = time.monotonic()
     device = resolve_device(model_config.device)
-    model, facts = _load(model_config, model_dir, run_dir, device, progress)
-    torch.set_num_threads(_num_threads(model_config.threads, facts.num_parameters))
-    max_model_len = _wanted_len(model_config, facts)
-    kernel: PagedAttention = CpuAttention() if device.type == "cpu" else ReferenceAttention()
-    shapes = switch_to_pages(model, kernel, max_model_len=max_model_len)
+    folder = find_checkpoint(model_dir)
+    tokenizer = load_tokenizer(folder)
+    write_tokenizer(tokenizer, run_dir)  # first, so that the other processes can start while weights load
+    loader = _Loader(model_config, cache_config, scheduler_config, device, folder, tokenizer, progress)
+    loaded = loader.load_native() or loader.load_transformers()
     size = size_pages(
         cache_config,
-        bytes_per_token=bytes_per_token(shapes.values()),
+        bytes_per_token=bytes_per_token(loaded.shapes),
         available_bytes=available_bytes(device),
         on_cpu=device.type == "cpu",
         max_live=scheduler_config.max_live,
-        max_model_len=max_model_len,
+        max_model_len=_wanted_len(model_config, loaded.facts),
         may_shrink=model_config.max_model_len is None,
     )
-    runner = TorchRunner(
-        model,
-        PagedLayers(kernel, allocate_pool(shapes, size.num_pages, page_size=cache_config.page_size, device=device)),
-        Sampler(facts.eos_token_ids),
-        prefill_tokens=min(scheduler_config.token_budget, size.max_model_len),
-        decode_rows=scheduler_config.max_num_seqs,
-        num_host_pages=cache_config.host_pages,
-    )
+    runner = loaded.make_runner(size)
     card = ModelCard(
         model=model_config.model,
-        model_type=facts.model_type,
-        backend=f"transformers with {type(kernel).__name__}",
-        num_parameters=facts.num_parameters,
-        dtype=str(model.dtype).removeprefix("torch."),
+        model_type=loaded.facts.model_type,
+        backend=loaded.backend,
+        num_parameters=loaded.facts.num_parameters,
+        dtype=str(loaded.dtype).removeprefix("torch."),
         device=str(device),
-        vocab_size=facts.vocab_size,
+        vocab_size=loaded.facts.vocab_size,
         max_model_len=size.max_model_len,
-        eos_token_ids=facts.eos_token_ids,
+        eos_token_ids=loaded.facts.eos_token_ids,
         page_size=cache_config.page_size,
         num_pages=size.num_pages,
         max_num_seqs=scheduler_config.max_num_seqs,
@@ -91,14 +101,79 @@ def build_runner(
     return runner, card
 
 
-def _load(
-    config: ModelConfig, model_dir: str | Path, run_dir: Path, device: torch.device, progress: Progress
-) -> LoadedModel:
-    """The tokenizer goes out first, so that the other processes can start while weights load."""
-    folder = find_checkpoint(model_dir)
-    tokenizer = load_tokenizer(folder)
-    write_tokenizer(tokenizer, run_dir)
-    return load_model(folder, tokenizer, dtype=config.dtype, device=device, progress=progress)
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    """The two ways to a model."""
+
+    config: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    device: torch.device
+    folder: Path
+    tokenizer: PreTrainedTokenizerFast
+    progress: Progress
+
+    def load_native(self) -> _Loaded | None:
+        """The model on the compiled kernels, or None where the transformers path has to serve it.
+
+        Raises:
+            ConfigError: the kernels were asked for, by name or by a quantization that only they know.
+        """
+        config = self.config
+        try:
+            native = self._native_model()
+        except Unsupported as error:
+            if config.backend == "native" or config.quantization != "none":
+                reason = f"{config.model} cannot run on the native kernels: {error}"
+                raise ConfigError(reason, param="backend") from error
+            if config.backend == "auto" and self.device.type == "cpu":
+                logger.warning("decoding takes 3 to 10 times as long, without the native kernels: %s", error)
+            return None
+
+        def make_runner(size: PoolSize) -> NativeRunner:
+            decoder = native.make_decoder(size.num_pages, size.max_model_len)
+            return NativeRunner(decoder, Sampler(native.facts.eos_token_ids), **self._runner_sizes(size))
+
+        return _Loaded(native.facts, native.dtype, native.backend, native.shapes, make_runner)
+
+    def _native_model(self) -> NativeModel:
+        if self.config.backend == "transformers":
+            raise Unsupported("backend is 'transformers'")
+        if self.device.type != "cpu":
+            raise Unsupported(f"the device is {self.device}")
+        return load_native(
+            self.folder,
+            self.tokenizer,
+            dtype=self.config.dtype,
+            quantization=self.config.quantization,
+            page_size=self.cache.page_size,
+            threads=self.config.threads,
+            progress=self.progress,
+        )
+
+    def load_transformers(self) -> _Loaded:
+        device = self.device
+        model, facts = load_model(
+            self.folder, self.tokenizer, dtype=self.config.dtype, device=device, progress=self.progress
+        )
+        torch.set_num_threads(_num_threads(self.config.threads, facts.num_parameters))
+        kernel: PagedAttention = CpuAttention() if device.type == "cpu" else ReferenceAttention()
+        shapes = switch_to_pages(model, kernel, max_model_len=_wanted_len(self.config, facts))
+
+        def make_runner(size: PoolSize) -> TorchRunner:
+            pool = allocate_pool(shapes, size.num_pages, page_size=self.cache.page_size, device=device)
+            layers = PagedLayers(kernel, pool)
+            return TorchRunner(model, layers, Sampler(facts.eos_token_ids), **self._runner_sizes(size))
+
+        backend = f"transformers with {type(kernel).__name__}"
+        return _Loaded(facts, model.dtype, backend, list(shapes.values()), make_runner)
+
+    def _runner_sizes(self, size: PoolSize) -> dict[str, int]:
+        return {
+            "prefill_tokens": min(self.scheduler.token_budget, size.max_model_len),
+            "decode_rows": self.scheduler.max_num_seqs,
+            "num_host_pages": self.cache.host_pages,
+        }
 
 
 def _wanted_len(config: ModelConfig, facts: ModelFacts) -> int:

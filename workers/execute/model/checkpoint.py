@@ -63,7 +63,7 @@ def check_weights(folder: Path) -> None:
     Raises:
         ConfigError: a file is missing, cut short or not safetensors.
     """
-    for file in _weight_files(folder):
+    for file in weight_files(folder):
         if not file.is_file():
             raise ConfigError(f"{file} is missing, though {_WEIGHTS_INDEX} names it", param="model")
         try:
@@ -73,7 +73,8 @@ def check_weights(folder: Path) -> None:
             raise ConfigError(f"{file} is damaged: {_first_line(error)}", param="model") from error
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint directory; they may still be missing."""
     if (folder / _WEIGHTS).is_file():
         return [folder / _WEIGHTS]
     index = folder / _WEIGHTS_INDEX

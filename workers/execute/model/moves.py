@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
-from ..attention.interface import LayerCache
 from ..scheduling.moves import Moves, Pairs
 
 
 class PageMover:
     """Moves pages of all layers. A copy is of bytes: what comes back is what went away."""
 
-    def __init__(self, caches: Mapping[int, LayerCache], num_host_pages: int = 0) -> None:
-        self._device = [pages for cache in caches.values() for pages in cache]
+    def __init__(self, pools: list[torch.Tensor], num_host_pages: int = 0) -> None:
+        """``pools`` are the tensors that hold pages, each with a row [...] for every page, the trash page first."""
+        self._device = pools
         self._host = [_like_on_host(pages, num_host_pages) for pages in self._device]
 
     def __call__(self, moves: Moves) -> None:

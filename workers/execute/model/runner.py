@@ -35,7 +35,7 @@ class TorchRunner:
         self._forward = RaggedForward(model)
         self._layers = layers
         self._sampler = sampler
-        self._mover = PageMover(layers.caches, num_host_pages)
+        self._mover = PageMover([pages for cache in layers.caches.values() for pages in cache], num_host_pages)
         self._prefill_tokens = prefill_tokens  # of the greatest step that warm_up tries
         self._decode_rows = decode_rows
         self._results: deque[StepResult] = deque()
@@ -54,7 +54,7 @@ class TorchRunner:
     def warm_up(self) -> float:
         """Seconds of the slower of a full step of prefill and one of decodes. Only the trash page is written."""
         seconds = []
-        for inputs in (_trash_prefill(self._prefill_tokens), _trash_decodes(self._decode_rows)):
+        for inputs in (trash_prefill(self._prefill_tokens), trash_decodes(self._decode_rows)):
             start = time.perf_counter()
             self._step(inputs)
             seconds.append(time.perf_counter() - start)
@@ -68,11 +68,11 @@ class TorchRunner:
         return self._sampler.sample(logits, inputs.sampled)
 
 
-def _trash_prefill(num_tokens: int) -> StepInputs:
+def trash_prefill(num_tokens: int) -> StepInputs:
     return _trash_step(num_sequences=1, tokens_each=num_tokens)
 
 
-def _trash_decodes(num_rows: int) -> StepInputs:
+def trash_decodes(num_rows: int) -> StepInputs:
     return _trash_step(num_sequences=num_rows, tokens_each=1)
 
 

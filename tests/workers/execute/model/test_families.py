@@ -42,6 +42,7 @@ def make_runner(family: str, folder: Path) -> TorchRunner:
         run_dir=folder,
         progress=lambda done, total: None,
     )
+    assert isinstance(runner, TorchRunner)
     return runner
 
 

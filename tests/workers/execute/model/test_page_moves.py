@@ -85,7 +85,7 @@ def test_a_text_does_not_depend_on_where_its_pages_were(folder: Path, options: d
 def test_what_comes_back_from_the_host_is_bit_for_bit_what_went_away(dtype: torch.dtype) -> None:
     cache = LayerCache(torch.randn(6, 4, 2, 8).to(dtype), torch.randn(6, 4, 2, 8).to(dtype))
     before = [pages[[2, 4]].clone() for pages in cache]
-    mover = PageMover({0: cache}, num_host_pages=3)
+    mover = PageMover(list(cache), num_host_pages=3)
     mover(Moves(swap_out=((2, 1), (4, 0))))
     for pages in cache:
         pages.zero_()
@@ -95,5 +95,5 @@ def test_what_comes_back_from_the_host_is_bit_for_bit_what_went_away(dtype: torc
 
 def test_a_page_may_be_copied_away_and_overwritten_in_one_step() -> None:
     cache = LayerCache(torch.arange(4.0).reshape(4, 1, 1, 1).clone(), torch.arange(4.0).reshape(4, 1, 1, 1).clone())
-    PageMover({0: cache})(Moves(copies=((1, 2), (3, 1))))
+    PageMover(list(cache))(Moves(copies=((1, 2), (3, 1))))
     assert cache.keys.flatten().tolist() == [0.0, 3.0, 1.0, 3.0]

@@ -19,7 +19,7 @@ from triptych.workers.execute.step import StepInputs, StepResult
 
 
 def make_runner(folder: Path, *, num_pages: int | None = 40, **model: Any) -> tuple[TorchRunner, ModelCard]:
-    return build_runner(
+    runner, card = build_runner(
         ModelConfig(model="tiny", device="cpu", **model),
         CacheConfig(page_size=8, num_pages=num_pages),
         SchedulerConfig(max_num_seqs=4, prefill_chunk=16),
@@ -27,6 +27,8 @@ def make_runner(folder: Path, *, num_pages: int | None = 40, **model: Any) -> tu
         run_dir=folder,
         progress=lambda done, total: None,
     )
+    assert isinstance(runner, TorchRunner)
+    return runner, card
 
 
 def prefill(runner: TorchRunner, prompt: list[int], *sampled: Sequence) -> StepResult:

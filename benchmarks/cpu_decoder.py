@@ -1,0 +1,171 @@
+"""How fast the CPU decodes: two model shapes with random weights, in bfloat16 and int8, through the engine.
+
+W1: 32 prompts of 32..512 tokens at once, 32..128 tokens each (output tokens a second). W2: one stream, 128 in and 128
+out (decoded tokens a second). W3: one prompt of 1024 tokens (prompt tokens a second). Prints one JSON line, with the
+memory and matrix rates measured in the same run, and what share of them a workload reaches: of memory for W2, where
+every token reads every weight, of arithmetic for W3. Arguments choose models, formats and repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from cpu_models import SHAPES, make_model, num_weights
+from report import environment
+
+from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+from triptych.protocol.sampling import SamplingParams
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.scheduling.scheduler import Scheduler
+from triptych.workers.execute.scheduling.sequence import Sequence
+from triptych.workers.execute.step import Runner
+
+MAX_TOKEN_ID = 8000
+MAX_MODEL_LEN = 2048
+WORKLOADS = ("W1", "W2", "W3")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--formats", nargs="*", default=["bf16", "int8"], choices=["bf16", "int8", "transformers"])
+    parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=WORKLOADS)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    cases = {}
+    for model in arguments.models:
+        for form in arguments.formats:
+            cases[f"{model} {form}"] = measure(model, form, arguments.workloads, arguments.repeats)
+    report = {"what": "cpu_decoder", **environment("torch", "transformers"), "seed": 0, "repeats": arguments.repeats}
+    print(json.dumps({**report, "cases": cases}))
+
+
+def measure(model: str, form: str, workloads: list[str], repeats: int) -> dict[str, object]:
+    """Medians of one model in one format, machine limits measured before each workload."""
+    runner, scheduler_config, load_s = load(model, form)
+    case: dict[str, object] = {"load_s": round(load_s, 2)}
+    layers, head = num_weights(SHAPES[model])
+    run_workload("W2", 0, runner, scheduler_config)  # warm-up
+    for name in workloads:
+        read_rate, product_rate = memory_rate(), matrix_rate()
+        rates = [run_workload(name, repeat, runner, scheduler_config) for repeat in range(repeats)]
+        rate = statistics.median(rates)
+        entry = {
+            "tokens_per_s": round(rate, 1),
+            "all": [round(r, 1) for r in rates],
+            "read_gb_per_s": round(read_rate / 1e9, 1),
+            "matrix_gflop_per_s": round(product_rate / 1e9),
+        }
+        if name == "W2":
+            entry["of_memory"] = round(rate * (layers + head) * (1 if form == "int8" else 2) / read_rate, 3)
+        if name == "W3":
+            entry["of_arithmetic"] = round(rate * 2 * layers / product_rate, 3)
+        case[name] = entry
+    return case
+
+
+def load(model: str, form: str) -> tuple[Runner, SchedulerConfig, float]:
+    folder = make_model(model)
+    scheduler_config = SchedulerConfig(max_num_seqs=32)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as run_dir:
+        runner, _ = build_runner(
+            ModelConfig(
+                model=str(folder),
+                device="cpu",
+                max_model_len=MAX_MODEL_LEN,
+                backend="transformers" if form == "transformers" else "native",
+                quantization="int8" if form == "int8" else "none",
+            ),
+            CacheConfig(num_pages=2048),
+            scheduler_config,
+            model_dir=folder,
+            run_dir=Path(run_dir),
+            progress=lambda done, total: None,
+        )
+    runner.warm_up()
+    return runner, scheduler_config, time.perf_counter() - start
+
+
+def run_workload(name: str, repeat: int, runner: Runner, config: SchedulerConfig) -> float:
+    """Tokens a second of one run."""
+    sequences = make_sequences(name, repeat)
+    seconds = [run_all([sequence], runner, config) for sequence in sequences] if name == "W2" else []
+    if name == "W2":  # what one prompt and one token take is taken away
+        return (sequences[1].max_tokens - 1) / (seconds[1] - seconds[0])
+    elapsed = run_all(sequences, runner, config)
+    if name == "W3":
+        return sequences[0].num_prompt_tokens / elapsed
+    return sum(sequence.max_tokens for sequence in sequences) / elapsed
+
+
+def make_sequences(name: str, repeat: int) -> list[Sequence]:
+    """Lengths depend on the workload only; token ids on the repeat too, so that no prefix is cached."""
+    shape, tokens = random.Random(f"{name}/shape"), random.Random(f"{name}/{repeat}/tokens")
+    lengths = {
+        "W1": [(shape.randint(32, 512), shape.randint(32, 128)) for _ in range(32)],
+        "W2": [(128, 1), (128, 128)],
+        "W3": [(1024, 1)],
+    }[name]
+    return [make_sequence(index, *length, tokens) for index, length in enumerate(lengths)]
+
+
+def make_sequence(index: int, num_prompt_tokens: int, max_tokens: int, rng: random.Random) -> Sequence:
+    tokens = np.zeros(num_prompt_tokens + max_tokens, np.int32)
+    tokens[:num_prompt_tokens] = [rng.randrange(100, MAX_TOKEN_ID) for _ in range(num_prompt_tokens)]
+    return Sequence(
+        key=(index, 0),
+        tokens=tokens,
+        num_prompt_tokens=num_prompt_tokens,
+        num_tokens=num_prompt_tokens,
+        params=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+        seed=0,
+        arrival=index,
+    )
+
+
+def run_all(sequences: list[Sequence], runner: Runner, config: SchedulerConfig) -> float:
+    """Seconds until all sequences are finished."""
+    scheduler = Scheduler(config, page_size=16, num_pages=2048, max_model_len=MAX_MODEL_LEN)
+    engine = Engine(scheduler, runner)
+    start = time.perf_counter()
+    for sequence in sequences:
+        engine.add(sequence)
+    while not all(sequence.finish_reason for sequence in sequences):
+        engine.step()
+    return time.perf_counter() - start
+
+
+def memory_rate(num_bytes: int = 1 << 30) -> float:
+    """Bytes a second that all threads together read."""
+    memory = torch.ones(num_bytes // 8, dtype=torch.int64)
+    return num_bytes / best_of(memory.max, 5)
+
+
+def matrix_rate(size: int = 2048) -> float:
+    """Operations a second of torch's bfloat16 product of matrices."""
+    a, b = (torch.ones(size, size, dtype=torch.bfloat16) for _ in range(2))
+    return 2 * size**3 / best_of(lambda: a @ b, 5)
+
+
+def best_of(function: Callable[[], object], repeats: int) -> float:
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Random checkpoints of real shapes, made once and kept: speed depends on shapes, not on what a model knows."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "smollm2-135m": {
+        "model_type": "llama",
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+        "intermediate_size": 1536,
+        "vocab_size": 49152,
+        "rope_theta": 100000.0,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+    },
+    "qwen3-0.6b": {
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "vocab_size": 151936,
+        "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 40960,
+    },
+}
+_COMMON = {
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "attention_bias": False,
+}
+
+
+def make_model(name: str) -> Path:
+    """The directory of a bfloat16 checkpoint of that shape with random weights, made if it is not there yet."""
+    folder = Path(os.environ.get("TRIPTYCH_BENCH_DIR") or Path.home() / ".cache" / "triptych" / "bench") / name
+    if not (folder / "model.safetensors").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        shape = SHAPES[name]
+        (folder / "config.json").write_text(json.dumps({**_COMMON, **shape}))
+        _make_tokenizer().save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"})
+        )
+        save_file(_random_weights(shape), folder / "model.safetensors.part", metadata={"format": "pt"})
+        (folder / "model.safetensors.part").rename(folder / "model.safetensors")
+    return folder
+
+
+def num_weights(shape: dict[str, Any]) -> tuple[int, int]:
+    """Weights of all layers' matrices, and of the head."""
+    hidden, size = shape["hidden_size"], shape["head_dim"]
+    heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
+    layer = hidden * size * (2 * heads + 2 * kv_heads) + 3 * hidden * shape["intermediate_size"]
+    return shape["num_hidden_layers"] * layer, shape["vocab_size"] * hidden
+
+
+def _random_weights(shape: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Embeddings are small beside what layers add, so that the tied head does not repeat the input."""
+    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    queries = shape["num_attention_heads"] * shape["head_dim"]
+    keys = shape["num_key_value_heads"] * shape["head_dim"]
+    generator = torch.Generator().manual_seed(0)
+
+    def random(outputs: int, inputs: int, std: float | None = None) -> torch.Tensor:
+        values = torch.randn(outputs, inputs, generator=generator)
+        return values.mul_(std or inputs**-0.5).to(torch.bfloat16)
+
+    def ones(count: int) -> torch.Tensor:
+        return torch.ones(count, dtype=torch.bfloat16)
+
+    tensors = {
+        "model.embed_tokens.weight": random(shape["vocab_size"], hidden, 0.02),
+        "model.norm.weight": ones(hidden),
+    }
+    for index in range(shape["num_hidden_layers"]):
+        layer = {
+            "self_attn.q_proj": random(queries, hidden),
+            "self_attn.k_proj": random(keys, hidden),
+            "self_attn.v_proj": random(keys, hidden),
+            "self_attn.o_proj": random(hidden, queries),
+            "mlp.gate_proj": random(inner, hidden),
+            "mlp.up_proj": random(inner, hidden),
+            "mlp.down_proj": random(hidden, inner),
+            "input_layernorm": ones(hidden),
+            "post_attention_layernorm": ones(hidden),
+        }
+        if shape["model_type"] == "qwen3":
+            layer |= {"self_attn.q_norm": ones(shape["head_dim"]), "self_attn.k_norm": ones(shape["head_dim"])}
+        tensors |= {f"model.layers.{index}.{name}.weight": tensor for name, tensor in layer.items()}
+    return tensors
+
+
+def _make_tokenizer() -> Tokenizer:
+    """A token for each byte: the benchmark runs on token ids, the loader only wants to see a tokenizer."""
+    vocabulary = {token: i for i, token in enumerate(["<|end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    return Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

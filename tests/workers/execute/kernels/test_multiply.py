@@ -1,0 +1,81 @@
+"""The matrix kernels of every level this processor can run, against float64."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from triptych.workers.execute.kernels.compile import available_levels
+from triptych.workers.execute.kernels.library import load_library
+from triptych.workers.execute.kernels.matrix import Packer, matrix_bytes, new_matrix
+from triptych.workers.execute.kernels.memory import Arena, padded
+from triptych.workers.execute.kernels.structures import Format, Matrix
+
+Floats = npt.NDArray[np.float32]
+
+# Of the greatest output: what rounding of float sums, of both factors to bfloat16, and of both to 8 bits may cost.
+TOLERANCES = {Format.FLOAT32: 2e-6, Format.BFLOAT16: 1e-2, Format.INT8: 3e-2}
+SHAPES = [(1, 1, 1), (1, 63, 65), (5, 100, 130), (7, 576, 192), (32, 49, 200), (13, 257, 64)]  # rows, inputs, outputs
+
+load_cached = cache(load_library)
+
+
+class Packed:
+    """A random matrix, packed."""
+
+    def __init__(self, level: str, format_: Format, num_inputs: int, num_outputs: int) -> None:
+        self.library, self.format, self.num_outputs = load_cached(level), format_, num_outputs
+        rng = np.random.default_rng(num_inputs * num_outputs)
+        self.weights = rng.standard_normal((num_outputs, num_inputs), dtype=np.float32)
+        self._arena = Arena(matrix_bytes(format_, num_inputs, num_outputs))
+        self.matrix: Matrix = new_matrix(self._arena, format_, num_inputs, num_outputs, has_bias=False)
+        packer = Packer(self.library, format_, num_threads=2)
+        packer.pack(self.matrix, self.weights.ctypes.data, num_outputs=num_outputs, is_bf16=False)
+        packer.close()
+
+    def multiply(self, x: Floats) -> Floats:
+        y = np.empty((len(x), padded(self.num_outputs)), np.float32)
+        x = np.ascontiguousarray(x)
+        self.library.triptych_multiply(self.format, ctypes.byref(self.matrix), x.ctypes.data, len(x), y.ctypes.data)
+        return y[:, : self.num_outputs]
+
+
+def random_rows(count: int, size: int) -> Floats:
+    return np.random.default_rng(count).standard_normal((count, size), dtype=np.float32)
+
+
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_product_is_that_of_float64(level: str, format_: Format, shape: tuple[int, int, int]) -> None:
+    num_rows, num_inputs, num_outputs = shape
+    packed, x = Packed(level, format_, num_inputs, num_outputs), random_rows(num_rows, num_inputs)
+    exact = x.astype(np.float64) @ packed.weights.astype(np.float64).T
+    scale = np.sqrt(num_inputs) * 4
+    assert np.abs(packed.multiply(x) - exact).max() < TOLERANCES[format_] * max(scale, np.abs(exact).max())
+
+
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
+def test_a_row_has_the_same_bits_in_any_company(level: str, format_: Format) -> None:
+    packed, x = Packed(level, format_, 200, 150), random_rows(40, 200)
+    together = packed.multiply(x)
+    for count in (1, 2, 5, 6, 7, 13):
+        assert np.array_equal(packed.multiply(x[3 : 3 + count]), together[3 : 3 + count])
+
+
+@pytest.mark.parametrize("level", available_levels())
+def test_bfloat16_weights_pack_like_the_floats_they_are(level: str) -> None:
+    packed = Packed(level, Format.BFLOAT16, 70, 90)
+    narrow = torch.from_numpy(packed.weights).bfloat16()
+    again = Packed(level, Format.BFLOAT16, 70, 90)
+    packer = Packer(again.library, Format.BFLOAT16, num_threads=1)
+    packer.pack(again.matrix, narrow.data_ptr(), num_outputs=90, is_bf16=True)
+    packer.close()
+    x = random_rows(3, 70)
+    assert np.array_equal(packed.multiply(x), again.multiply(x))

@@ -1,0 +1,113 @@
+"""Tiny checkpoints run by the compiled decoder, and what transformers says about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from tests import tiny
+from tests.workers.execute.factories import make_scheduler, run
+from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+from triptych.protocol.sampling import SamplingParams
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.scheduling.sequence import Sequence
+from triptych.workers.execute.step import Int32, StepInputs
+
+PAGE_SIZE, NUM_PAGES = 16, 64
+FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "mistral": {"sliding_window": 8}}
+
+
+def make_checkpoint(family: str, folder: Path, **overrides: Any) -> Path:
+    """A random float32 checkpoint of a dense family; biases are random too, where a fresh model's are zero."""
+    sizes = {**tiny.LLAMA_LIKE, **FAMILIES[family], **overrides}
+    config = AutoConfig.for_model(family, **sizes)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            spread = torch.rand(parameter.shape) - 0.5
+            parameter.data = spread if name.endswith("bias") else 1 + spread
+    tiny.make_tiny_tokenizer().save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
+
+
+class NativeEngine:
+    """Sequences through the engine on the compiled decoder; ``greedy`` is what transformers says."""
+
+    def __init__(self, checkpoint: Path, run_dir: Path, *, num_pages: int = NUM_PAGES, **model_options: Any) -> None:
+        options = {"backend": "native", "device": "cpu", **model_options}
+        self.checkpoint = checkpoint
+        self.runner, self.card = build_runner(
+            ModelConfig(model=str(checkpoint), **options),
+            CacheConfig(num_pages=num_pages, page_size=PAGE_SIZE),
+            SchedulerConfig(max_num_seqs=8, prefill_chunk=64),
+            model_dir=checkpoint,
+            run_dir=run_dir,
+            progress=lambda done, total: None,
+        )
+        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+
+    def run(self, *sequences: Sequence, num_pages: int = NUM_PAGES, **options: Any) -> list[list[int]]:
+        """The output tokens of each sequence, all in one engine."""
+        scheduler = make_scheduler(
+            *sequences,
+            num_pages=num_pages,
+            page_size=PAGE_SIZE,
+            max_model_len=min(self.card.max_model_len, num_pages * PAGE_SIZE),
+            **options,
+        )
+        outputs = run(Engine(scheduler, self.runner))
+        return [outputs[sequence.key] for sequence in sequences]
+
+    @torch.inference_mode()
+    def greedy(self, prompt: Iterable[int], num_tokens: int) -> list[int]:
+        ids = torch.tensor([list(prompt)])
+        output = self.model.generate(  # type: ignore[operator]
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, eos_token_id=None
+        )
+        tokens: list[int] = output[0, ids.shape[1] :].tolist()
+        return tokens
+
+
+def make_inputs(chunks: list[tuple[Int32, int, int]], *, num_pages: int) -> StepInputs:
+    """One step over (token ids, start, count) of each sequence, all sampled, the pages in reverse order."""
+    each = num_pages // len(chunks)
+    tables = np.array([np.arange(each)[::-1] + 1 + each * s for s in range(len(chunks))], np.int32)
+    positions = [np.arange(start, start + size, dtype=np.int32) for _, start, size in chunks]
+    slots = [tables[s, p // PAGE_SIZE].astype(np.int64) * PAGE_SIZE + p % PAGE_SIZE for s, p in enumerate(positions)]
+    lengths = [size for _, _, size in chunks]
+    return StepInputs(
+        token_ids=np.concatenate([ids[p] for (ids, _, _), p in zip(chunks, positions, strict=True)]),
+        positions=np.concatenate(positions),
+        slot_mapping=np.concatenate(slots),
+        query_starts=np.cumsum([0, *lengths], dtype=np.int32),
+        context_lens=np.array([p[-1] + 1 for p in positions], np.int32),
+        block_tables=tables,
+        num_decodes=0,
+        sample_rows=np.arange(sum(lengths), dtype=np.int32),
+        sampled=(),
+    )
+
+
+def make_request(
+    index: int, num_tokens: int, max_tokens: int, vocab_size: int = tiny.VOCAB_SIZE, **params: Any
+) -> Sequence:
+    """A random prompt that depends on ``index`` only."""
+    tokens = np.zeros(num_tokens + max_tokens, np.int32)
+    tokens[:num_tokens] = np.random.default_rng(index).integers(3, vocab_size, num_tokens)
+    return Sequence(
+        key=(index, 0),
+        tokens=tokens,
+        num_prompt_tokens=num_tokens,
+        num_tokens=num_tokens,
+        params=SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params),
+        seed=index,
+        arrival=index,
+    )

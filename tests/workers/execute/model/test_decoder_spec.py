@@ -1,0 +1,71 @@
+"""Which checkpoints the fast path knows, and how it turns the others down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from tests.tiny import FAMILIES
+from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder, rope_tables
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}
+
+
+def make_config(family: str, **overrides: Any) -> PretrainedConfig:
+    config: PretrainedConfig = AutoConfig.for_model(family, **{**FAMILIES["llama"], **overrides})
+    return config
+
+
+def shapes_of(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_dense_families_are_described_to_the_last_tensor(family: str, is_tied: bool) -> None:
+    config = make_config(family, tie_word_embeddings=is_tied)
+    shapes = shapes_of(config)
+    spec = describe_decoder(config, shapes)
+    assert spec.tensors() == shapes
+    assert spec.has_qk_norm == (family == "qwen3")
+    assert spec.has_qkv_bias == (family == "qwen2")
+
+
+def test_windows_are_those_of_the_layer_types() -> None:
+    config = make_config("qwen2", sliding_window=8, use_sliding_window=True, max_window_layers=1)
+    assert describe_decoder(config, shapes_of(config)).windows == (None, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "why"),
+    [
+        ("gemma2", {}, "gemma2"),
+        ("llama", {"hidden_act": "gelu"}, "gelu"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
+    ],
+    ids=["family", "activation", "positions"],
+)
+def test_what_it_has_no_word_for_is_named(family: str, overrides: dict[str, Any], why: str) -> None:
+    with pytest.raises(Unsupported, match=why):
+        describe_decoder(make_config(family, **overrides), {})
+
+
+def test_a_tensor_too_many_is_no_dense_decoder() -> None:
+    config = make_config("llama")
+    with pytest.raises(Unsupported, match=r"mlp\.router"):
+        describe_decoder(config, shapes_of(config) | {"model.layers.0.mlp.router.weight": (4, 64)})
+
+
+@pytest.mark.parametrize("rope", [{}, {"rope_parameters": YARN}], ids=["default", "yarn"])
+def test_positions_are_those_of_transformers(rope: dict[str, Any]) -> None:
+    config = make_config("qwen3", **rope)
+    model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    cosines, sines = rope_tables(config, 200)
+    expected = model.model.rotary_emb(torch.zeros(1), torch.arange(200)[None])
+    for table, whole in zip((cosines, sines), expected, strict=True):
+        assert torch.equal(table, whole[0, :, : table.shape[1]])

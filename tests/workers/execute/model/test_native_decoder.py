@@ -1,0 +1,121 @@
+"""The compiled decoder at every level of this processor: odd shapes against float64, and bit for bit against itself."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.workers.execute.model.native import PAGE_SIZE, make_checkpoint, make_inputs
+from triptych.workers.execute.kernels.compile import available_levels
+from triptych.workers.execute.kernels.library import load_library
+from triptych.workers.execute.kernels.structures import Format
+from triptych.workers.execute.model.decoder_spec import describe_decoder, rope_tables
+from triptych.workers.execute.model.native_decoder import NativeDecoder
+from triptych.workers.execute.model.native_weights import Checkpoint, PackedWeights
+
+Floats = npt.NDArray[np.float32]
+
+NUM_PAGES, NUM_TOKENS = 12, 150
+
+
+def _heads(num_heads: int, num_kv_heads: int) -> dict[str, Any]:
+    return {"num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads}
+
+
+# Of the greatest logit.
+TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.06, Format.INT8: 0.2}
+ROPE = {"factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
+_LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1, "high_freq_factor": 4}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "heads of 64": ("llama", {"head_dim": 64, "hidden_size": 100, "vocab_size": 77, "intermediate_size": 70}),
+    "heads of 80, one group": ("llama", {"head_dim": 80, "hidden_size": 70} | _heads(7, 1)),
+    "heads of 96, no groups": ("qwen2", {"head_dim": 96, "hidden_size": 66} | _heads(3, 3)),
+    "heads of 128, window": ("mistral", {"head_dim": 128, "sliding_window": 70, "hidden_size": 132}),
+    "heads of 256": ("qwen3", {"head_dim": 256, "intermediate_size": 33, "vocab_size": 300}),
+    "heads of 32, biases": ("llama", {"head_dim": 32, "attention_bias": True, "mlp_bias": True}),
+    "tied": ("qwen3", {"tie_word_embeddings": True, "vocab_size": 259}),
+    "llama3": ("llama", {"rope_parameters": ROPE | _LLAMA3}),
+    "yarn": ("qwen3", {"rope_parameters": ROPE | {"rope_type": "yarn"}}),
+}
+
+load_cached = cache(load_library)
+
+
+def make_decoder(checkpoint: Path, level: str, format_: Format, num_threads: int = 2) -> NativeDecoder:
+    library, config, tensors = load_cached(level), AutoConfig.from_pretrained(checkpoint), Checkpoint(checkpoint)
+    weights = PackedWeights(
+        describe_decoder(config, tensors.shapes()),
+        tensors,
+        library=library,
+        format_=format_,
+        num_threads=2,
+        progress=lambda done, total: None,
+    )
+    rope = rope_tables(config, 512)
+    return NativeDecoder(library, weights, rope, num_pages=NUM_PAGES, page_size=PAGE_SIZE, num_threads=num_threads)
+
+
+def run_chunks(decoder: NativeDecoder, token_ids: npt.NDArray[np.int32], sizes: list[int]) -> Floats:
+    """Logits [tokens, V] of one sequence in chunks, its pages in reverse order."""
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(decoder.run(make_inputs([(token_ids, start, size)], num_pages=NUM_PAGES)).logits.copy())
+        start += size
+    return np.concatenate(pieces)
+
+
+def random_tokens(count: int, seed: int = 0) -> npt.NDArray[np.int32]:
+    return np.random.default_rng(seed).integers(0, 77, count, dtype=np.int32)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_are_those_of_transformers_in_float64(shape: str, tmp_path: Path) -> None:
+    family, overrides = SHAPES[shape]
+    checkpoint = make_checkpoint(family, tmp_path, **{"initializer_range": 0.1, **overrides})
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, attn_implementation="eager")
+    token_ids = random_tokens(NUM_TOKENS)
+    with torch.inference_mode():
+        exact = model(torch.from_numpy(token_ids)[None].long(), use_cache=False).logits[0].numpy()
+    for level in available_levels():
+        for format_ in Format:
+            decoder = make_decoder(checkpoint, level, format_)
+            difference = np.abs(run_chunks(decoder, token_ids, [100, 1, 40, 9]) - exact).max()
+            assert difference < TOLERANCES[format_] * np.abs(exact).max(), f"{level} {format_.name}"
+
+
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
+def test_logits_have_the_same_bits_in_any_chunks_and_company(level: str, format_: Format, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("mistral", tmp_path, sliding_window=70)
+    decoder, token_ids = make_decoder(checkpoint, level, format_), random_tokens(NUM_TOKENS)
+    alone = run_chunks(decoder, token_ids, [NUM_TOKENS])
+    for sizes in ([1] * NUM_TOKENS, [7] * 21 + [3], [64, 64, 22], [149, 1]):
+        assert np.array_equal(run_chunks(decoder, token_ids, sizes), alone), sizes
+    mates = [(random_tokens(NUM_TOKENS, seed), 0, 30 + seed) for seed in (1, 2)]
+    first = decoder.run(make_inputs([(token_ids, 0, 60), *mates], num_pages=NUM_PAGES)).logits[:60]
+    assert np.array_equal(first, alone[:60])
+    single = make_decoder(checkpoint, level, format_, num_threads=1)
+    assert np.array_equal(run_chunks(single, token_ids, [NUM_TOKENS]), alone)
+
+
+def test_what_an_earlier_owner_left_in_a_page_is_never_seen(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("llama", tmp_path)
+    decoder, token_ids = make_decoder(checkpoint, available_levels()[0], Format.BFLOAT16), random_tokens(NUM_TOKENS)
+    clean = run_chunks(decoder, token_ids, [33])
+    for layer in decoder._layers:
+        num_bytes = 2 * (NUM_PAGES + 1) * PAGE_SIZE * 2 * 16
+        for address in (layer.keys, layer.values):
+            _fill_with_nan(address, num_bytes)
+    assert np.array_equal(run_chunks(decoder, token_ids, [20, 1, 12]), clean)
+
+
+def _fill_with_nan(address: int, num_bytes: int) -> None:
+    ctypes.memset(address, 0xFF, num_bytes)

@@ -1,0 +1,102 @@
+"""The demo model on the compiled decoder: it knows all its answers, and 8 bits cost it next to nothing."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from tests.workers.execute.model.native import NativeEngine, make_inputs
+from triptych.launch.demo_model import CHECKPOINT
+from triptych.launch.demo_model.conversations import Conversation, ordered_pairs
+from triptych.launch.demo_model.entries import PHRASINGS, load_entries
+from triptych.launch.demo_model.evaluate import MAX_NEW_TOKENS, load_checkpoint
+from triptych.launch.demo_model.tokenizer import ConversationEncoder
+from triptych.protocol.sampling import SamplingParams
+from triptych.workers.execute.model.native_build import load_native
+from triptych.workers.execute.model.tokenizer import load_tokenizer
+from triptych.workers.execute.scheduling.sequence import Sequence
+
+NUM_PAGES = 2048
+NUM_TURNS = 120  # of the perplexity
+
+
+@cache
+def encoder() -> ConversationEncoder:
+    return ConversationEncoder(load_checkpoint()[1])
+
+
+@cache
+def entry_turns() -> tuple[list[list[int]], list[list[int]]]:
+    """The prompts and the answers of all entries, each entry by one of the phrasings."""
+    turns = ordered_pairs(load_entries())
+    num_entries = len(turns) // len(PHRASINGS)
+    encoded = [
+        encoder().encode(Conversation(None, (turns[i + i % len(PHRASINGS) * num_entries],))) for i in range(num_entries)
+    ]
+    starts = [row.is_answer.index(True) for row in encoded]
+    prompts = [list(row.token_ids[:start]) for row, start in zip(encoded, starts, strict=True)]
+    answers = [list(row.token_ids[start:]) for row, start in zip(encoded, starts, strict=True)]
+    return prompts, answers
+
+
+def num_exact(engine: NativeEngine) -> int:
+    """How many entries are answered to the letter, end of sequence included, all asked at once."""
+    prompts, answers = entry_turns()
+    eos = frozenset(engine.card.eos_token_ids)
+    requests = [ask(i, prompt, eos) for i, prompt in enumerate(prompts)]
+    outputs = engine.run(*requests, max_num_seqs=len(prompts), num_pages=NUM_PAGES)
+    return sum(output == answer for output, answer in zip(outputs, answers, strict=True))
+
+
+def ask(index: int, prompt: list[int], stop_ids: frozenset[int]) -> Sequence:
+    tokens = np.zeros(len(prompt) + MAX_NEW_TOKENS, np.int32)
+    tokens[: len(prompt)] = prompt
+    return Sequence(
+        key=(index, 0),
+        tokens=tokens,
+        num_prompt_tokens=len(prompt),
+        num_tokens=len(prompt),
+        params=SamplingParams(max_tokens=MAX_NEW_TOKENS),
+        seed=0,
+        arrival=index,
+        stop_ids=stop_ids,
+    )
+
+
+@pytest.mark.parametrize(("dtype", "quantization", "least"), [
+    ("float32", "none", 411), ("bfloat16", "none", 411), ("bfloat16", "int8", 405),
+])  # fmt: skip
+def test_answers_are_exact(dtype: str, quantization: str, least: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("demo")
+    engine = NativeEngine(CHECKPOINT, folder, num_pages=NUM_PAGES, dtype=dtype, quantization=quantization)
+    assert num_exact(engine) >= least
+
+
+def answer_losses(quantization: str) -> np.ndarray:
+    """Of every token of some conversations, minus the logarithm of its probability."""
+    native = load_native(
+        CHECKPOINT,
+        load_tokenizer(CHECKPOINT),
+        dtype="bfloat16",
+        quantization=quantization,
+        page_size=16,
+        threads=None,
+        progress=lambda done, total: None,
+    )
+    decoder = native.make_decoder(64, 1024)
+    losses = []
+    for prompt, answer in list(zip(*entry_turns(), strict=True))[:NUM_TURNS]:
+        ids = np.array(prompt + answer, np.int32)
+        logits = torch.from_numpy(decoder.run(make_inputs([(ids, 0, len(ids))], num_pages=64)).logits)
+        losses.append(
+            torch.nn.functional.cross_entropy(logits[:-1], torch.from_numpy(ids[1:]).long(), reduction="none")
+        )
+    return torch.cat(losses).double().numpy()
+
+
+def test_eight_bits_change_perplexity_by_less_than_a_percent() -> None:
+    exact, quantised = (np.exp(answer_losses(quantization).mean()) for quantization in ("none", "int8"))
+    assert abs(quantised / exact - 1) < 0.01, f"perplexity {quantised:.4f} with int8, {exact:.4f} with bfloat16"

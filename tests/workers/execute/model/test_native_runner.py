@@ -1,0 +1,114 @@
+"""The compiled decoder under the engine: token for token what transformers generates, whatever runs beside."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tests.tiny import make_tiny_model
+from tests.workers.execute.model.native import FAMILIES, NativeEngine, make_checkpoint, make_request
+from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.scheduling.sequence import Sequence
+
+LENGTHS = (1, 7, 16, 45, 90)
+MAX_TOKENS = 24
+
+
+class Engines(Protocol):
+    def __call__(self, family: str, dtype: str = "float32", quantization: str = "none") -> NativeEngine: ...
+
+
+@pytest.fixture(scope="module", name="engines")
+def fixture_engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    """Makes an engine of a family, once for all tests of this file."""
+
+    @cache
+    def engine_of(family: str, dtype: str = "float32", quantization: str = "none") -> NativeEngine:
+        folder = tmp_path_factory.mktemp(family)
+        checkpoint = make_checkpoint(family, folder / "checkpoint")
+        return NativeEngine(checkpoint, folder, dtype=dtype, quantization=quantization)
+
+    return engine_of
+
+
+def requests() -> list[Sequence]:
+    return [make_request(i, length, MAX_TOKENS) for i, length in enumerate(LENGTHS)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_those_of_transformers(family: str, engines: Engines) -> None:
+    engine = engines(family)
+    expected = [engine.greedy(r.tokens[: r.num_prompt_tokens].tolist(), MAX_TOKENS) for r in requests()]
+    for chunk in (1, 7, 512):
+        assert engine.run(*requests(), prefill_chunk=chunk) == expected, f"chunks of {chunk}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_preempted_sequences_say_the_same(family: str, engines: Engines) -> None:
+    engine = engines(family)
+    sequences = requests()
+    assert engine.run(*sequences, num_pages=9, safety_margin=0.0) == engine.run(*requests())
+    assert sum(sequence.num_preemptions for sequence in sequences) > 0
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "none"), ("bfloat16", "int8"), ("float32", "none")])
+def test_company_and_chunks_change_nothing(dtype: str, quantization: str, engines: Engines) -> None:
+    engine = engines("qwen3", dtype, quantization)
+    alone = [engine.run(request)[0] for request in requests()]
+    for chunk in (1, 7, 512):
+        assert engine.run(*requests(), prefill_chunk=chunk) == alone
+
+
+def test_sampled_rows_go_through_the_sampler(engines: Engines) -> None:
+    engine = engines("llama")
+    drawn = make_request(0, 9, 12, temperature=1.5)
+    greedy = make_request(1, 9, 12)
+    together = engine.run(drawn, greedy)
+    assert together[1] == engine.run(make_request(1, 9, 12))[0]
+    assert together[0] == engine.run(make_request(0, 9, 12, temperature=1.5))[0]
+    assert together[0] != engine.run(make_request(0, 9, 12))[0]
+
+
+def test_card_says_what_runs(engines: Engines) -> None:
+    assert engines("llama").card.backend == "native float32"
+    assert engines("qwen3", "bfloat16", "int8").card.backend == "native int8"
+
+
+@pytest.mark.parametrize(
+    ("options", "page_size", "why"),
+    [
+        ({"dtype": "float16"}, 16, "dtype"),
+        ({}, 8, "page has 8 tokens"),
+        ({"backend": "transformers", "quantization": "int8"}, 16, "transformers"),
+    ],
+    ids=["dtype", "page size", "contradiction"],
+)
+def test_native_that_cannot_be_is_refused(options: dict[str, str], page_size: int, why: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("llama", tmp_path / "checkpoint")
+    with pytest.raises(ConfigError, match=why):
+        build_runner(
+            ModelConfig(**{"model": str(checkpoint), "device": "cpu", "backend": "native", **options}),  # type: ignore[arg-type]
+            CacheConfig(num_pages=16, page_size=page_size),
+            SchedulerConfig(),
+            model_dir=checkpoint,
+            run_dir=tmp_path,
+            progress=lambda done, total: None,
+        )
+
+
+def test_other_families_fall_back(tmp_path: Path) -> None:
+    engine = NativeEngine(make_tiny_model("olmo2", tmp_path / "checkpoint"), tmp_path, backend="auto")
+    assert engine.card.backend.startswith("transformers")
+
+
+def test_without_a_compiler_transformers_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = make_checkpoint("llama", tmp_path / "checkpoint")
+    monkeypatch.setenv("PATH", "")
+    engine = NativeEngine(checkpoint, tmp_path, backend="auto")
+    assert engine.card.backend.startswith("transformers")
+    assert engine.run(make_request(0, 9, 12)) == [engine.greedy(make_request(0, 9, 12).tokens[:9].tolist(), 12)]

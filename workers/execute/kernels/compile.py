@@ -1,0 +1,111 @@
+"""The kernels as a shared library, compiled once per machine, compiler and version of the sources.
+
+No build step at install time and no dependency on torch's headers: a system compiler is enough, and a start with the
+library in the cache costs one hash of the sources.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+SOURCES = Path(__file__).parent / "src"
+
+_COMPILERS = ("c++", "g++", "clang++")
+_FLAGS = [
+    "-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread",
+    # The same bits from every instantiation of a template: products are fused where the source says so, only there.
+    "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-Wno-psabi", "-Wno-ignored-attributes",
+]  # fmt: skip
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni")
+
+# From the fastest: what a level needs of the processor, by the names in /proc/cpuinfo.
+LEVELS: dict[str, tuple[str, ...]] = {
+    "avx512": (*_AVX512, "fma"),
+    "avx2": ("avx2", "fma"),
+    "portable": (),
+}
+
+
+class NoCompiler(Exception):
+    """The kernels cannot be built here; the text says why."""
+
+
+def available_levels() -> list[str]:
+    """The levels this processor can run, the fastest first."""
+    flags = _processor_flags()
+    return [level for level, needed in LEVELS.items() if flags.issuperset(needed)]
+
+
+def build_library(level: str) -> Path:
+    """The shared library of that level, from the cache or compiled now.
+
+    Raises:
+        NoCompiler: there is no C++ compiler, or it fails, or there is nowhere to put the library.
+    """
+    compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
+    if compiler is None:
+        raise NoCompiler(f"no C++ compiler: none of {', '.join(_COMPILERS)} is installed")
+    command = [compiler, *_FLAGS, *(f"-m{flag.replace('avx512_', 'avx512')}" for flag in LEVELS[level])]
+    try:
+        folder = _cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        library = folder / f"{level}-{_digest(command)}.so"
+        if library.exists():
+            return library
+        with (folder / "lock").open("w") as lock:  # whoever starts at the same time waits, and finds it done
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not library.exists():
+                _compile(command, library)
+    except OSError as error:
+        raise NoCompiler(f"cannot write the kernels: {error}") from error
+    return library
+
+
+def _compile(command: list[str], library: Path) -> None:
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        output = Path(folder) / library.name
+        done = subprocess.run(
+            [*command, str(SOURCES / "library.cpp"), "-o", str(output)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise NoCompiler(f"{command[0]} fails with {done.returncode}: {done.stderr[-2000:]}")
+        os.replace(output, library)  # all of it or nothing
+    logger.info("compiled the %s in %.1f s", library.name, time.monotonic() - start)
+
+
+def _digest(command: list[str]) -> str:
+    """Changes with the sources, the flags and the compiler."""
+    version = subprocess.run([command[0], "--version"], capture_output=True, text=True, check=False).stdout
+    digest = hashlib.sha256("\0".join([*command, version]).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _cache_folder() -> Path:
+    # The one variable read outside launch: where a user's caches lie is the desktop's convention, not our setting.
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "triptych" / "kernels"
+
+
+def _processor_flags() -> set[str]:
+    cpuinfo = Path("/proc/cpuinfo")
+    if platform.machine() != "x86_64" or not cpuinfo.exists():
+        return set()
+    for line in cpuinfo.read_text().splitlines():
+        if line.startswith("flags"):
+            return set(line.partition(":")[2].split())
+    return set()

@@ -1,0 +1,77 @@
+// What Python and C++ share: plain structures, mirrored field by field in ../structures.py.
+//
+// Every row of activations is padded to a multiple of 64 values, every matrix to 64 columns, with zeros: no kernel has
+// a tail, whatever the model's sizes.
+#pragma once
+
+#include <cstdint>
+
+namespace triptych {
+
+enum FormatCode : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
+
+// y = x W^T + b with W packed in blocks of 64 columns (outputs), see pack.h.
+struct Matrix {
+  uint32_t* blocks;     // [num_blocks][steps][64] groups of 32 bits
+  float* bias;          // [64 * num_blocks], or null
+  float* scales;        // int8 only: [64 * num_blocks], what one unit of a column's weights is worth
+  int32_t* offsets;     // int8 only: [64 * num_blocks], 128 times the sum of a column's weights
+  int32_t num_inputs;   // K
+  int32_t num_blocks;
+};
+
+struct Layer {
+  Matrix qkv;      // queries, keys and values side by side
+  Matrix output;
+  Matrix gate_up;  // 32 gate columns and the 32 up columns that belong to them in each block
+  Matrix down;
+  const float* attention_norm;
+  const float* mlp_norm;
+  const float* query_norm;  // [head_dim], or null
+  const float* key_norm;
+  void* keys;    // [pages][kv heads][page_size / 16] tiles, see attention.h
+  void* values;
+  int32_t window;  // keys a token attends to, itself included; 0: all
+  int32_t unused;
+};
+
+struct Model {
+  const Layer* layers;
+  Matrix head;
+  const void* embedding;    // [vocab][hidden_size], as in the checkpoint
+  const float* final_norm;
+  const float* cosines;     // [positions][head_dim / 2]
+  const float* sines;
+  int32_t format;
+  int32_t embedding_is_bf16;  // else float
+  int32_t num_layers;
+  int32_t hidden_size;
+  int32_t intermediate_size;
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t page_size;
+  float norm_eps;
+};
+
+// Names as in StepInputs.
+struct Step {
+  const int32_t* token_ids;
+  const int32_t* positions;
+  const int64_t* slot_mapping;
+  const int32_t* query_starts;
+  const int32_t* context_lens;
+  const int32_t* block_tables;
+  const int32_t* sample_rows;
+  float* logits;       // [num_rows][64 * head.num_blocks]
+  int32_t* tokens;     // [num_rows], the first of the greatest logits
+  float* greatest;     // [num_rows], its logit; not a number where any logit is none
+  int32_t num_tokens;
+  int32_t num_sequences;
+  int32_t num_rows;
+  int32_t table_width;  // of block_tables
+  int32_t vocab_size;
+  int32_t unused;
+};
+
+}  // namespace triptych

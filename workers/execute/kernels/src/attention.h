@@ -1,0 +1,237 @@
+// Paged attention: some query rows of one sequence and one kv head against all keys before them.
+//
+// Keys and values lie in tiles of 16 tokens, page_size / 16 tiles to a page. With 16-bit elements a group is a pair:
+//   key tile    [head_dim / 2][16 tokens][2 channels]   one vector holds a pair of channels of 16 keys
+//   value tile  [16 / 2][head_dim][2 tokens]            one vector holds 16 channels of a pair of tokens
+// so that scores and outputs are made by the tile of tile.h, and every load serves all query rows.
+//
+// Keys pass by in blocks of 64 at fixed positions, with a running maximum and sum for each row (Milakov and
+// Gimelshein 2018, "Online normalizer calculation for softmax"). A block that a row may not see changes none of its
+// bits, so a row's result depends neither on the rows beside it nor on how its prompt was cut into chunks.
+#pragma once
+
+#include "abi.h"
+#include "tile.h"
+
+namespace triptych {
+
+constexpr int kKeyBlock = 64;   // keys of a block, four tiles
+constexpr int kBlockRows = 48;  // query rows of a work item, unless one token alone has more
+
+// Query rows of one work item: `count` tokens of a sequence, each with the heads of one kv head's group.
+struct QueryBlock {
+  int32_t sequence;
+  int32_t first_token;  // index into the tokens of the step
+  int32_t count;
+};
+
+inline int tokens_per_item(int group_size) { return std::max(1, kBlockRows / group_size); }
+inline int rows_per_item(int group_size) { return tokens_per_item(group_size) * group_size; }
+
+// The pages of one layer, by tiles.
+template <class Cache>
+struct Pages {
+  using Element = typename Cache::Element;
+  static constexpr int kGroup = Cache::kGroup;
+  Element* keys;
+  Element* values;
+  int num_kv_heads, head_dim, page_size;
+
+  size_t tile(int page, int kv_head, int offset) const {
+    const size_t tiles = size_t(page) * num_kv_heads + kv_head;
+    return (tiles * (page_size / kLanes) + offset / kLanes) * head_dim * kLanes;
+  }
+  // Stores one token's key and value. If no token follows it in this step, the rest of its group of values is
+  // cleared: a weight of 0 would not hide a not-a-number that lay there.
+  void write(int64_t slot, int kv_head, const Element* key, const Element* value, bool is_last) const {
+    const int offset = int(slot % page_size), t = offset % kLanes, in_group = t % kGroup;
+    const size_t start = tile(int(slot / page_size), kv_head, offset);
+    Element* key_group = keys + start + t * kGroup;
+    for (int d = 0; d < head_dim; d += kGroup, key_group += kLanes * kGroup)
+      std::memcpy(key_group, key + d, kGroup * sizeof(Element));
+    Element* value_group = values + start + size_t(t) / kGroup * head_dim * kGroup + in_group;
+    for (int d = 0; d < head_dim; ++d) value_group[d * kGroup] = value[d];
+    for (int i = 1; is_last && i < kGroup - in_group; ++i)
+      for (int d = 0; d < head_dim; ++d) value_group[d * kGroup + i] = Element{};
+  }
+};
+
+// What a thread needs for one item; [rows] is rows_per_item.
+template <class Cache>
+struct AttentionScratch {
+  Floats* outputs;                   // [rows][head_dim / 16], not yet divided by the sums
+  typename Cache::Element* weights;  // [rows][64]
+  Floats* sums;                      // [rows], of weights, by lane
+  float* maxima;                     // [rows]
+};
+
+// The heads of one group, of consecutive tokens.
+template <class Element>
+struct Queries {
+  const Element* start;
+  size_t stride;  // from token to token
+  int num_tokens, group_size;
+  int head_dim;
+  const uint32_t* row(int r) const {
+    return reinterpret_cast<const uint32_t*>(start + r / group_size * stride + size_t(r % group_size) * head_dim);
+  }
+};
+
+template <class Cache>
+class Attention {
+ public:
+  using Element = typename Cache::Element;
+
+  Attention(const Pages<Cache>& pages, const AttentionScratch<Cache>& scratch, int window)
+      : pages_(pages), scratch_(scratch), window_(window), num_vectors_(pages.head_dim / kLanes) {}
+
+  // Attends the queries of consecutive tokens, the first of them at `position`. Queries are scaled, so that scores are
+  // logarithms to base 2. The result is in scratch.outputs, a row for each head of each token.
+  void run(const Queries<Element>& queries, int position, const int32_t* table, int kv_head) {
+    queries_ = queries;
+    first_position_ = position;
+    const int num_rows = queries.num_tokens * queries.group_size;
+    const int last = position + queries.num_tokens - 1;
+    const int first = window_ ? std::max(0, position - window_ + 1) : 0;
+    for (int r = 0; r < num_rows; ++r) {
+      scratch_.maxima[r] = kNoMaximum;
+      scratch_.sums[r] = broadcast(0.0f);
+      std::fill_n(output(r), num_vectors_, broadcast(0.0f));
+    }
+    for (int key = first / kKeyBlock * kKeyBlock; key <= last; key += kKeyBlock) {
+      const int num_keys = std::min(kKeyBlock, last + 1 - key);
+      find_tiles(table, kv_head, key, num_keys);
+      const bool has_next = key + kKeyBlock <= last;
+      if (num_rows <= kTileRows && has_next) prefetch(table, kv_head, key + kKeyBlock, last);
+      const int num_groups = (num_rows + kTileRows - 1) / kTileRows;
+      for (int group = 0; group < num_groups; ++group) {
+        const int begin = num_rows * group / num_groups, end = num_rows * (group + 1) / num_groups;
+        weigh(begin, end - begin, key);
+        gather(begin, end - begin, num_keys);
+      }
+    }
+    for (int r = 0; r < num_rows; ++r) {
+      const Floats factor = broadcast(1.0f / sum(scratch_.sums[r]));
+      for (int v = 0; v < num_vectors_; ++v) output(r)[v] = output(r)[v] * factor;
+    }
+  }
+
+ private:
+  static constexpr int kTiles = kKeyBlock / kLanes;
+  static constexpr float kNoMaximum = -1e30f, kMasked = -2e30f;
+
+  void find_tiles(const int32_t* table, int kv_head, int first_key, int num_keys) {
+    for (int i = 0; i < kTiles; ++i) {
+      const int key = std::min(first_key + i * kLanes, first_key + num_keys - 1);  // past the end: the last tile again
+      const size_t tile = pages_.tile(table[key / pages_.page_size], kv_head, key % pages_.page_size);
+      key_tiles_[i] = reinterpret_cast<const uint32_t*>(pages_.keys + tile);
+      value_tiles_[i] = reinterpret_cast<const uint32_t*>(pages_.values + tile);
+    }
+  }
+
+  // A few rows use keys as fast as memory gives them, and pages lie anywhere: the next block is asked for in advance.
+  void prefetch(const int32_t* table, int kv_head, int first_key, int last) const {
+    const int lines = pages_.head_dim * kLanes * int(sizeof(Element)) / 64;
+    for (int key = first_key; key < first_key + kKeyBlock && key <= last; key += kLanes) {
+      const size_t tile = pages_.tile(table[key / pages_.page_size], kv_head, key % pages_.page_size);
+      const char* keys = reinterpret_cast<const char*>(pages_.keys + tile);
+      const char* values = reinterpret_cast<const char*>(pages_.values + tile);
+      for (int line = 0; line < lines; ++line) {
+        __builtin_prefetch(keys + 64 * line);
+        __builtin_prefetch(values + 64 * line);
+      }
+    }
+  }
+
+  // Scores of the rows against the block of keys, made weights; older outputs shrink to the new maxima.
+  void weigh(int begin, int count, int first_key) {
+    const uint32_t* rows[kTileRows];
+    for (int r = 0; r < count; ++r) rows[r] = queries_.row(begin + r);
+    Floats scores[kTileRows * kTiles] = {};
+    Weights keys;
+    keys.segment_steps = pages_.head_dim / Cache::kGroup;
+    keys.stride = kLanes;
+    for (int tile = 0; tile < kTiles; tile += kTileVectors) {
+      for (int v = 0; v < kTileVectors; ++v) keys.start[0][v] = key_tiles_[tile + v];
+      add_rows<Cache, kTileVectors, 0>(count, scores + tile, kTiles, rows, keys, keys.segment_steps, nullptr);
+    }
+    for (int r = 0; r < count; ++r)
+      mask(scores + r * kTiles, first_position_ + (begin + r) / queries_.group_size, first_key);
+    float shrink[kLanes] = {};
+    for (int r = 0; r < count; ++r) {
+      const Floats* s = scores + r * kTiles;
+      const float old = scratch_.maxima[begin + r], top = greatest(max(max(s[0], s[1]), max(s[2], s[3])));
+      scratch_.maxima[begin + r] = top > old ? top : old;
+      shrink[r] = old - scratch_.maxima[begin + r];
+    }
+    float factors[kLanes];
+    store(factors, exp2(load<Floats>(shrink)));
+    for (int r = 0; r < count; ++r) {
+      if (factors[r] != 1.0f) rescale(begin + r, factors[r]);
+      const Floats maximum = broadcast(scratch_.maxima[begin + r]);
+      Element* weights = scratch_.weights + size_t(begin + r) * kKeyBlock;
+      Floats sums = scratch_.sums[begin + r];
+      for (int i = 0; i < kTiles; ++i) {
+        const Floats weight = exp2(scores[r * kTiles + i] - maximum);
+        sums = sums + weight;
+        store_as(weights + i * kLanes, weight);
+      }
+      scratch_.sums[begin + r] = sums;
+    }
+  }
+
+  void mask(Floats* scores, int position, int first_key) const {
+    const int first = window_ ? position - window_ + 1 : 0;
+    if (position >= first_key + kKeyBlock - 1 && first <= first_key) return;
+    const Floats masked = broadcast(kMasked);
+    const Ints lanes = load<Ints>(kLaneNumbers);
+    for (int i = 0; i < kTiles; ++i) {
+      const Ints keys = lanes + broadcast(int32_t(first_key + i * kLanes));
+      scores[i] = where_between(keys, first, position, scores[i], masked);
+    }
+  }
+
+  void rescale(int row, float by) {
+    const Floats factor = broadcast(by);
+    scratch_.sums[row] = scratch_.sums[row] * factor;
+    Floats* outputs = output(row);
+    for (int v = 0; v < num_vectors_; ++v) outputs[v] = outputs[v] * factor;
+  }
+
+  // outputs += weights * values.
+  void gather(int begin, int count, int num_keys) {
+    const int steps = (num_keys + Cache::kGroup - 1) / Cache::kGroup;
+    int vector = 0;
+    for (; vector + kTileVectors <= num_vectors_; vector += kTileVectors)
+      gather_channels<kTileVectors>(begin, count, vector, steps);
+    for (; vector < num_vectors_; ++vector) gather_channels<1>(begin, count, vector, steps);
+  }
+
+  template <int kVectors>
+  void gather_channels(int begin, int count, int vector, int steps) {
+    Weights values;
+    values.segment_steps = kLanes / Cache::kGroup;
+    values.stride = pages_.head_dim;
+    for (int i = 0; i < kTiles; ++i)
+      for (int v = 0; v < kVectors; ++v) values.start[i][v] = value_tiles_[i] + (vector + v) * kLanes;
+    const uint32_t* rows[kTileRows];
+    for (int r = 0; r < count; ++r)
+      rows[r] = reinterpret_cast<const uint32_t*>(scratch_.weights + size_t(begin + r) * kKeyBlock);
+    add_rows<Cache, kVectors, 0>(count, output(begin) + vector, num_vectors_, rows, values, steps, nullptr);
+  }
+
+  Floats* output(int row) const { return scratch_.outputs + size_t(row) * num_vectors_; }
+
+  static constexpr int32_t kLaneNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+  Pages<Cache> pages_;
+  AttentionScratch<Cache> scratch_;
+  int window_;
+  int num_vectors_;  // of a head
+  Queries<Element> queries_{};
+  int first_position_ = 0;
+  const uint32_t* key_tiles_[kTiles];
+  const uint32_t* value_tiles_[kTiles];
+};
+
+}  // namespace triptych

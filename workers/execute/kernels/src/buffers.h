@@ -1,0 +1,121 @@
+// The activations of one step. They grow to the greatest step that was seen and are then used again.
+#pragma once
+
+#include <cstdlib>
+#include <new>
+#include <type_traits>
+#include <vector>
+
+#include "attention.h"
+#include "matmul.h"
+
+namespace triptych {
+
+// Zeroed memory on a cache line of its own.
+template <class T>
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Buffer&& other) noexcept : start_(other.start_), count_(other.count_) { other.start_ = nullptr; }
+  ~Buffer() { std::free(start_); }
+
+  // At least `count` elements, all zero if there were less before.
+  void reserve(size_t count) {
+    if (count <= count_) return;
+    std::free(start_);
+    const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
+    start_ = static_cast<T*>(std::aligned_alloc(64, bytes));
+    if (!start_) throw std::bad_alloc();
+    std::memset(static_cast<void*>(start_), 0, bytes);
+    count_ = count;
+  }
+  T* get() const { return start_; }
+
+ private:
+  T* start_ = nullptr;
+  size_t count_ = 0;
+};
+
+// Rows in the form that a product takes, of any width up to what was reserved.
+template <class Format>
+struct Operand {
+  using Element = typename Format::Element;
+  Buffer<Element> elements;
+  Buffer<float> scales;  // int8 only
+
+  void reserve(int num_rows, int width) {
+    elements.reserve(size_t(num_rows) * width);
+    scales.reserve(num_rows);
+  }
+  Element* row(int row, int width) const { return elements.get() + size_t(row) * width; }
+  float* scale(int row) const { return scales.get() + row; }
+  Rows rows(int count, int width) const {
+    return {reinterpret_cast<const uint32_t*>(elements.get()), size_t(width) / Format::kGroup, scales.get(), count};
+  }
+};
+
+// What one thread has to itself.
+template <class Format>
+struct ThreadBuffers {
+  static constexpr int kOwnRows = 4;  // so many are faster made by every thread than made by one and waited for
+  using Element = typename Format::Cache::Element;
+
+  Operand<Format> operand;  // [kOwnRows]
+  int first_ticket = 0;     // of the next stage whose items are handed out
+  Buffer<float> row;        // [hidden]
+  Buffer<Element> head;     // [head_dim]
+  // Of attention.
+  Buffer<Floats> outputs;
+  Buffer<Element> weights;
+  Buffer<Floats> sums;
+  Buffer<float> maxima;
+
+  AttentionScratch<typename Format::Cache> attention() const {
+    return {outputs.get(), weights.get(), sums.get(), maxima.get()};
+  }
+};
+
+template <class Format>
+struct Buffers {
+  using Element = typename Format::Element;
+  // What attention and the gate write. A row of int8 has one scale, hence all of it is made before it is quantised.
+  static constexpr bool kIsQuantised = std::is_same<Format, Int8>::value;
+  using Written = typename std::conditional<kIsQuantised, float, Element>::type;
+
+  Buffer<float> residual;                           // [tokens][hidden]
+  Operand<Format> operand;                          // [tokens], normed or quantised
+  Buffer<float> qkv;                                // [tokens][all heads]
+  Buffer<typename Format::Cache::Element> queries;  // [tokens][heads][head_dim]
+  Buffer<Written> attended;                         // [tokens][heads * head_dim]
+  Buffer<Written> gated;                            // [tokens][intermediate]
+  Buffer<uint8_t> is_last;                          // [tokens], of their sequence in this step
+  Buffer<QueryBlock> query_blocks;                  // [tokens] at most
+  std::vector<ThreadBuffers<Format>> threads;
+
+  explicit Buffers(int num_threads) : threads(num_threads) {}
+
+  void reserve(const Model& model, int tokens) {
+    const int hidden = padded(model.hidden_size), heads = padded(model.num_heads * model.head_dim);
+    const int inner = padded(model.intermediate_size), widest = std::max(hidden, std::max(heads, inner));
+    const int rows = rows_per_item(model.num_heads / model.num_kv_heads);
+    residual.reserve(size_t(tokens) * hidden);
+    operand.reserve(tokens, kIsQuantised ? widest : hidden);
+    qkv.reserve(size_t(tokens) * model.layers[0].qkv.num_blocks * 64);
+    queries.reserve(size_t(tokens) * model.num_heads * model.head_dim);
+    attended.reserve(size_t(tokens) * heads);
+    gated.reserve(size_t(tokens) * inner);
+    is_last.reserve(tokens);
+    query_blocks.reserve(tokens);
+    for (ThreadBuffers<Format>& own : threads) {
+      own.operand.reserve(ThreadBuffers<Format>::kOwnRows, widest);
+      own.row.reserve(hidden);
+      own.head.reserve(2 * model.head_dim);
+      own.outputs.reserve(size_t(rows) * model.head_dim / kLanes);
+      own.weights.reserve(size_t(rows) * kKeyBlock);
+      own.sums.reserve(rows);
+      own.maxima.reserve(rows);
+    }
+  }
+};
+
+}  // namespace triptych

@@ -1,0 +1,84 @@
+// What Python calls. Nothing is thrown across this border: a failure is a null pointer or a status other than 0.
+#include "abi.h"
+#include "decoder.h"
+#include "pack.h"
+
+using namespace triptych;
+
+namespace {
+
+template <class Format>
+void multiply_floats(const Matrix& matrix, const float* x, int num_rows, float* y) {
+  const int width = padded(matrix.num_inputs);
+  Operand<Format> operand;
+  operand.reserve(num_rows, width);
+  Buffer<float> row;
+  row.reserve(width);
+  for (int r = 0; r < num_rows; ++r) {
+    std::memcpy(row.get(), x + size_t(r) * matrix.num_inputs, matrix.num_inputs * sizeof(float));
+    write_row(row.get(), width, operand.row(r, width), operand.scale(r));
+  }
+  multiply<Format>(matrix, operand.rows(num_rows, width), {0, 2 * matrix.num_blocks},
+                   Store{y, size_t(matrix.num_blocks) * 64});
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Sizes of the structures, by which Python checks its mirror of them.
+void triptych_sizes(int64_t* sizes) {
+  sizes[0] = sizeof(Matrix);
+  sizes[1] = sizeof(Layer);
+  sizes[2] = sizeof(Model);
+  sizes[3] = sizeof(Step);
+}
+
+// Outputs begin..end of a checkpoint's matrix, into the columns that `first` and `run` say (see Placement).
+void triptych_pack(int32_t format, Matrix* matrix, const void* source, int32_t source_is_bf16, int32_t first,
+                   int32_t run, int32_t begin, int32_t end) {
+  const Placement placement{first, run};
+  if (source_is_bf16) {
+    pack(format, *matrix, static_cast<const uint16_t*>(source), placement, begin, end);
+  } else {
+    pack(format, *matrix, static_cast<const float*>(source), placement, begin, end);
+  }
+}
+
+// Floats y [num_rows][64 * num_blocks] = x [num_rows][num_inputs] times the matrix. For tests.
+void triptych_multiply(int32_t format, const Matrix* matrix, const float* x, int32_t num_rows, float* y) {
+  switch (format) {
+    case kFloat32: return multiply_floats<Float32>(*matrix, x, num_rows, y);
+    case kBFloat16: return multiply_floats<BFloat16>(*matrix, x, num_rows, y);
+    default: return multiply_floats<Int8>(*matrix, x, num_rows, y);
+  }
+}
+
+// A decoder of the model, whose arrays must outlive it; or null.
+void* triptych_decoder_new(const Model* model, int32_t num_threads) {
+  try {
+    switch (model->format) {
+      case kFloat32: return static_cast<Decoder*>(new FormatDecoder<Float32>(*model, num_threads));
+      case kBFloat16: return static_cast<Decoder*>(new FormatDecoder<BFloat16>(*model, num_threads));
+      default: return static_cast<Decoder*>(new FormatDecoder<Int8>(*model, num_threads));
+    }
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+void triptych_decoder_delete(void* decoder) { delete static_cast<Decoder*>(decoder); }
+
+// 0, or 1 if there is not enough memory for a step of this size.
+int32_t triptych_decoder_run(void* decoder, const Step* step) {
+  try {
+    static_cast<Decoder*>(decoder)->run(*step);
+    return 0;
+  } catch (...) {
+    return 1;
+  }
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,158 @@
+// Rows times a packed matrix.
+//
+// A block of 64 columns is four vectors. Its two halves, vectors {0, 2} and {1, 3}, are the unit by which the matrix is
+// shared among threads: nine blocks split evenly over two threads, and gate and up columns, 32 apart, stay together.
+// All rows pass over a block before the next one is touched: it comes from memory once and then from the L2 cache.
+#pragma once
+
+#include <algorithm>
+
+#include "abi.h"
+#include "tile.h"
+
+namespace triptych {
+
+struct Range {
+  int begin, end;
+};
+
+// Thread's part of 0..count.
+inline Range share(int count, int thread, int num_threads) {
+  return {int(int64_t{count} * thread / num_threads), int(int64_t{count} * (thread + 1) / num_threads)};
+}
+
+// The numbers of a range, for a loop over them.
+struct Indices {
+  struct Iterator {
+    int value;
+    int operator*() const { return value; }
+    void operator++() { ++value; }
+    bool operator!=(Iterator other) const { return value != other.value; }
+  };
+  Range range;
+  Iterator begin() const { return {range.begin}; }
+  Iterator end() const { return {range.end}; }
+};
+
+// Activations, a group of 32 bits being one float, two bfloat16 or four bytes.
+struct Rows {
+  const uint32_t* groups;
+  size_t stride;        // groups from row to row
+  const float* scales;  // int8 only: what one unit of a row is worth
+  int count;
+};
+
+template <class Format>
+inline int num_steps(const Matrix& matrix) {
+  return (matrix.num_inputs + Format::kGroup - 1) / Format::kGroup;
+}
+
+inline Floats finished(Floats sums, const Matrix& matrix, const Rows&, int, int column) {
+  return matrix.bias ? sums + load<Floats>(matrix.bias + column) : sums;
+}
+inline Floats finished(Ints sums, const Matrix& matrix, const Rows& rows, int row, int column) {
+  const Floats exact = to_floats(sums - load<Ints>(matrix.offsets + column));
+  const Floats result = exact * (load<Floats>(matrix.scales + column) * broadcast(rows.scales[row]));
+  return matrix.bias ? result + load<Floats>(matrix.bias + column) : result;
+}
+
+// Cache lines to ask for while a tile is computed: so many at each step, from `start` on.
+struct Prefetch {
+  const char* start;
+  int lines;
+};
+
+// What the tile of a group of rows asks for: the only one what it will read itself a few steps later, the first of more
+// the next block, so that memory works while the others compute.
+inline Prefetch prefetch_of(const Matrix& matrix, int block, int steps, int group, int num_groups) {
+  constexpr int kStepBytes = 256, kStepsAhead = 8;
+  const char* start = reinterpret_cast<const char*>(matrix.blocks) + size_t(block) * steps * kStepBytes;
+  if (num_groups == 1) return {start + kStepsAhead * kStepBytes, 4};
+  const char* next = start + size_t(steps) * kStepBytes;
+  if (num_groups < 4) return {next, group ? 0 : 4};
+  return {next + size_t(group) * steps * (kStepBytes / 4), group < 4};
+}
+
+// One tile: `kVectors` vectors of a block from `half` on, for a range of rows.
+// Calls write(row, block, vector, values, values of the vector 32 columns further).
+template <class Format, int kVectors, class Write>
+inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int half, Range range,
+                          const Prefetch& prefetch, const Write& write) {
+  const int steps = num_steps<Format>(matrix), first = range.begin, count = range.end - range.begin;
+  Weights weights;
+  weights.segment_steps = steps;
+  weights.stride = 64;
+  const uint32_t* start = matrix.blocks + size_t(block) * steps * 64;
+  for (int v = 0; v < kVectors / 2; ++v) {
+    weights.start[0][v] = start + 16 * (half + v);
+    weights.start[0][v + kVectors / 2] = start + 16 * (half + v) + 32;
+  }
+  typename Format::Accumulators sums[kTileRows * kVectors] = {};
+  const uint32_t* pointers[kTileRows];
+  for (int r = 0; r < count; ++r) pointers[r] = rows.groups + (first + r) * rows.stride;
+  if (kVectors < 4 || prefetch.lines == 0) {
+    add_rows<Format, kVectors, 0>(count, sums, kVectors, pointers, weights, steps, nullptr);
+  } else if (prefetch.lines == 1) {
+    add_rows<Format, kVectors, kVectors < 4 ? 0 : 1>(count, sums, kVectors, pointers, weights, steps, prefetch.start);
+  } else {
+    add_rows<Format, kVectors, kVectors < 4 ? 0 : 4>(count, sums, kVectors, pointers, weights, steps, prefetch.start);
+  }
+  for (int r = 0; r < count; ++r)
+    for (int v = 0; v < kVectors / 2; ++v) {
+      const int column = 64 * block + 16 * (half + v);
+      const auto *low = sums + r * kVectors + v, *high = low + kVectors / 2;
+      write(first + r, block, half + v, finished(*low, matrix, rows, first + r, column),
+            finished(*high, matrix, rows, first + r, column + 32));
+    }
+}
+
+// The halves in `range` of the product, 2 * block + half.
+template <class Format, class Write>
+void multiply(const Matrix& matrix, const Rows& rows, Range range, const Write& write) {
+  const int num_groups = (rows.count + kTileRows - 1) / kTileRows;
+  for (int unit = range.begin; unit < range.end;) {
+    const bool is_whole = kTileVectors == 4 && unit % 2 == 0 && unit + 1 < range.end;
+    for (int group = 0; group < num_groups; ++group) {
+      const Range part = share(rows.count, group, num_groups);  // 32 rows are 6 + 5 + 5 + 6 + 5 + 5, not 6 * 5 + 2
+      const Prefetch prefetch = prefetch_of(matrix, unit / 2, num_steps<Format>(matrix), group, num_groups);
+      if (is_whole) {
+        multiply_tile<Format, kTileVectors>(matrix, rows, unit / 2, 0, part, prefetch, write);
+      } else {
+        multiply_tile<Format, 2>(matrix, rows, unit / 2, unit % 2, part, Prefetch{nullptr, 0}, write);
+      }
+    }
+    unit += is_whole ? 2 : 1;
+  }
+}
+
+// What becomes of the values: stored, added to a residual, or the gated activation.
+struct Store {
+  float* to;
+  size_t stride;
+  void operator()(int row, int block, int vector, Floats low, Floats high) const {
+    float* place = to + row * stride + 64 * block + 16 * vector;
+    store(place, low);
+    store(place + 32, high);
+  }
+};
+
+struct Add {
+  float* to;
+  size_t stride;
+  void operator()(int row, int block, int vector, Floats low, Floats high) const {
+    float* place = to + row * stride + 64 * block + 16 * vector;
+    store(place, load<Floats>(place) + low);
+    store(place + 32, load<Floats>(place + 32) + high);
+  }
+};
+
+template <class Element>
+struct Gate {
+  Element* to;
+  size_t stride;
+  void operator()(int row, int block, int vector, Floats gate, Floats up) const {
+    store_as(to + row * stride + 32 * block + 16 * vector, silu(gate) * up);
+  }
+};
+
+}  // namespace triptych

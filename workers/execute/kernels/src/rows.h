@@ -1,0 +1,103 @@
+// What is done to one row of the batch: embedding, RMS norm, quantisation, rotary positions.
+#pragma once
+
+#include "abi.h"
+#include "formats.h"
+
+namespace triptych {
+
+inline void embed(const Model& model, int token_id, float* to) {
+  const size_t first = size_t(token_id) * model.hidden_size;
+  if (model.embedding_is_bf16) {
+    const uint16_t* from = static_cast<const uint16_t*>(model.embedding) + first;
+    for (int i = 0; i < model.hidden_size; ++i) to[i] = from_bf16(from[i]);
+  } else {
+    std::memcpy(to, static_cast<const float*>(model.embedding) + first, model.hidden_size * sizeof(float));
+  }
+}
+
+// 1 / sqrt(mean of squares + eps) of `count` values, stored in a padded row.
+inline float inverse_rms(const float* values, int count, float eps) {
+  Floats squares = broadcast(0.0f);
+  for (int i = 0; i < count; i += kLanes) {
+    const Floats x = load<Floats>(values + i);
+    squares = fma(x, x, squares);
+  }
+  return 1.0f / std::sqrt(sum(squares) / float(count) + eps);
+}
+
+// A row of floats in the form that the next product takes. `count` is a multiple of 64.
+template <class Element>
+inline void write_row(const float* from, int count, Element* to, float*) {
+  for (int i = 0; i < count; i += kLanes) store_as(to + i, load<Floats>(from + i));
+}
+
+// Dynamic quantisation: the greatest value of the row becomes 127, all are shifted by 128.
+inline void write_row(const float* from, int count, uint8_t* to, float* scale) {
+  Floats top = broadcast(1e-30f);
+  for (int i = 0; i < count; i += kLanes) top = max(top, abs(load<Floats>(from + i)));
+  const float limit = greatest(top);
+  *scale = limit / 127.0f;
+  const Floats factor = broadcast(127.0f / limit);
+  constexpr float kMagic = 12582912.0f + 128.0f;  // rounds to an integer, found in the lowest bits
+  for (int i = 0; i < count; i += kLanes) {
+    const Floats shifted = fma(load<Floats>(from + i), factor, broadcast(kMagic));
+    const Ints bits = each<Ints>([&](int p) { return (NativeInts)shifted.part[p] & 0xff; });
+#if defined(__AVX512F__)
+    const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)bits.part[0]);
+    std::memcpy(to + i, &bytes, sizeof bytes);
+#else
+    int32_t lanes[kLanes];
+    store(lanes, bits);
+    for (int lane = 0; lane < kLanes; ++lane) to[i + lane] = uint8_t(lanes[lane]);
+#endif
+  }
+}
+
+// The normed row in the form that the next product takes. Rows and weights are padded; scratch holds a row.
+template <class Element>
+inline void norm_row(const float* x, const float* weight, int count, float eps, float* scratch, Element* to,
+                     float* scale) {
+  const int end = padded(count);
+  const Floats factor = broadcast(inverse_rms(x, count, eps));
+  for (int i = 0; i < end; i += kLanes)
+    store(scratch + i, load<Floats>(x + i) * factor * load<Floats>(weight + i));
+  write_row(scratch, end, to, scale);
+}
+
+// The first of the greatest of a row's logits goes to `place`; returns it, or not-a-number where any logit is none.
+inline float choose(const float* logits, int count, int32_t* place) {
+  const int whole = count / kLanes * kLanes;
+  Floats tops = broadcast(-INFINITY), zeros = broadcast(0.0f);
+  for (int i = 0; i < whole; i += kLanes) {
+    const Floats x = load<Floats>(logits + i);
+    tops = max(tops, x);
+    zeros = zeros + (x - x);
+  }
+  float top = greatest(tops), zero = sum(zeros);
+  for (int i = whole; i < count; ++i) {
+    top = logits[i] > top ? logits[i] : top;
+    zero += logits[i] - logits[i];
+  }
+  int i = 0;
+  while (i + 1 < count && !(logits[i] == top)) ++i;
+  *place = i;
+  return top + zero;
+}
+
+// One head, in place: its norm where the model has one, then its position. Channel i turns with i + size / 2.
+inline void turn_head(float* head, int size, const float* norm, float eps, const float* cosines, const float* sines,
+                      float factor) {
+  if (norm) {
+    const Floats scale = broadcast(inverse_rms(head, size, eps));
+    for (int i = 0; i < size; i += kLanes) store(head + i, load<Floats>(head + i) * scale * load<Floats>(norm + i));
+  }
+  const int half = size / 2;
+  for (int i = 0; i < half; ++i) {
+    const float a = head[i], b = head[i + half];
+    head[i] = (a * cosines[i] - b * sines[i]) * factor;
+    head[i + half] = (b * cosines[i] + a * sines[i]) * factor;
+  }
+}
+
+}  // namespace triptych

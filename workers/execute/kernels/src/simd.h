@@ -1,0 +1,206 @@
+// Sixteen 32-bit lanes, whatever the machine has: one 512-bit register, two of 256 or four of 128 bits.
+//
+// Products are added by an explicit fma (the library is built with -ffp-contract=off), so that the same source gives
+// the same bits in every instantiation of a template.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace triptych {
+
+constexpr int kLanes = 16;
+#if defined(__AVX512F__)
+constexpr int kParts = 1;
+#elif defined(__AVX2__)
+constexpr int kParts = 2;
+#else
+constexpr int kParts = 4;
+#endif
+
+typedef float NativeFloats __attribute__((vector_size(64 / kParts)));
+typedef int32_t NativeInts __attribute__((vector_size(64 / kParts)));
+
+struct Floats {
+  NativeFloats part[kParts];
+};
+struct Ints {
+  NativeInts part[kParts];
+};
+
+// The lanes of which part i is function(i).
+template <class Lanes, class Function>
+inline Lanes each(Function function) {
+  Lanes lanes;
+#pragma GCC unroll 4
+  for (int i = 0; i < kParts; ++i) lanes.part[i] = function(i);
+  return lanes;
+}
+
+template <class Lanes>
+inline Lanes load(const void* from) {
+  Lanes lanes;
+  std::memcpy(&lanes, from, sizeof lanes);
+  return lanes;
+}
+template <class Lanes>
+inline void store(void* to, Lanes lanes) {
+  std::memcpy(to, &lanes, sizeof lanes);
+}
+
+inline Floats broadcast(float value) {
+  return each<Floats>([=](int) { return value - NativeFloats{}; });
+}
+inline Ints broadcast(int32_t value) {
+  return each<Ints>([=](int) { return value - NativeInts{}; });
+}
+inline Floats operator+(Floats a, Floats b) {
+  return each<Floats>([&](int i) { return a.part[i] + b.part[i]; });
+}
+inline Floats operator-(Floats a, Floats b) {
+  return each<Floats>([&](int i) { return a.part[i] - b.part[i]; });
+}
+inline Floats operator*(Floats a, Floats b) {
+  return each<Floats>([&](int i) { return a.part[i] * b.part[i]; });
+}
+inline Floats operator/(Floats a, Floats b) {
+  return each<Floats>([&](int i) { return a.part[i] / b.part[i]; });
+}
+inline Ints operator+(Ints a, Ints b) {
+  return each<Ints>([&](int i) { return a.part[i] + b.part[i]; });
+}
+inline Ints operator-(Ints a, Ints b) {
+  return each<Ints>([&](int i) { return a.part[i] - b.part[i]; });
+}
+inline Ints operator*(Ints a, Ints b) {
+  return each<Ints>([&](int i) { return a.part[i] * b.part[i]; });
+}
+inline Floats to_floats(Ints a) {
+  return each<Floats>([&](int i) { return __builtin_convertvector(a.part[i], NativeFloats); });
+}
+inline Floats max(Floats a, Floats b) {
+  return each<Floats>([&](int i) { return a.part[i] > b.part[i] ? a.part[i] : b.part[i]; });
+}
+inline Floats abs(Floats a) {
+  return each<Floats>([&](int i) { return (NativeFloats)((NativeInts)a.part[i] & 0x7fffffff); });
+}
+// Lanes of a where low <= position <= high, of b elsewhere.
+inline Floats where_between(Ints position, int32_t low, int32_t high, Floats a, Floats b) {
+  return each<Floats>([&](int i) {
+    return ((position.part[i] >= low) & (position.part[i] <= high)) ? a.part[i] : b.part[i];
+  });
+}
+
+inline Floats fma(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return Floats{{(NativeFloats)_mm512_fmadd_ps((__m512)a.part[0], (__m512)b.part[0], (__m512)c.part[0])}};
+#elif defined(__FMA__)
+  return each<Floats>([&](int i) {
+    return (NativeFloats)_mm256_fmadd_ps((__m256)a.part[i], (__m256)b.part[i], (__m256)c.part[i]);
+  });
+#else
+  return a * b + c;
+#endif
+}
+
+// Both fold the upper half onto the lower one, four times.
+inline float sum(Floats a) {
+  float lanes[kLanes];
+  store(lanes, a);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+inline float greatest(Floats a) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)a.part[0]);
+#else
+  float lanes[kLanes];
+  store(lanes, a);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  return lanes[0];
+#endif
+}
+
+// e^x with a relative error of 2e-7; exactly 0 below -87 and the greatest value above 88.
+inline Floats exp(Floats x) {
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, found in the lowest bits
+  const Floats top = broadcast(88.0f);
+  x = each<Floats>([&](int i) { return x.part[i] < top.part[i] ? x.part[i] : top.part[i]; });
+  const Floats shifted = fma(x, broadcast(1.44269504f), broadcast(kMagic));
+  const Floats n = shifted - broadcast(kMagic);
+  Floats r = fma(n, broadcast(-0.693359375f), x);  // ln 2 in two parts
+  r = fma(n, broadcast(2.12194440e-4f), r);
+  Floats p = broadcast(1.9875691500e-4f);  // Cephes' expf
+  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+    p = fma(p, r, broadcast(c));
+  p = fma(p, r * r, r + broadcast(1.0f));
+  return each<Floats>([&](int i) {
+    const NativeFloats scaled = (NativeFloats)((NativeInts)p.part[i] + ((NativeInts)shifted.part[i] << 23));
+    return x.part[i] < -87.0f ? NativeFloats{} : scaled;
+  });
+}
+
+// 2^x for x <= 0 with a relative error of 1e-7; exactly 0 below -126.
+inline Floats exp2(Floats x) {
+  // Taylor's series of 2^r for |r| <= 1/2, the coefficients ln(2)^n / n!.
+  const auto series = [](Floats r) {
+    Floats p = broadcast(1.540353039e-4f);
+    for (float c : {1.333355814e-3f, 9.618129108e-3f, 5.550410866e-2f, 2.402265070e-1f, 6.931471806e-1f, 1.0f})
+      p = fma(p, r, broadcast(c));
+    return p;
+  };
+#if defined(__AVX512F__)
+  const __m512 n = _mm512_roundscale_ps((__m512)x.part[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const Floats p = series({{x.part[0] - (NativeFloats)n}});
+  const __mmask16 is_seen = _mm512_cmp_ps_mask((__m512)x.part[0], _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
+  return {{(NativeFloats)_mm512_maskz_scalef_ps(is_seen, (__m512)p.part[0], n)}};
+#else
+  constexpr float kMagic = 12582912.0f;  // as in exp
+  const Floats shifted = x + broadcast(kMagic);
+  const Floats p = series(x - (shifted - broadcast(kMagic)));
+  return each<Floats>([&](int i) {
+    const NativeFloats scaled = (NativeFloats)((NativeInts)p.part[i] + ((NativeInts)shifted.part[i] << 23));
+    return x.part[i] < -126.0f ? NativeFloats{} : scaled;
+  });
+#endif
+}
+
+inline Floats silu(Floats x) { return x / (broadcast(1.0f) + exp(broadcast(0.0f) - x)); }
+
+inline float from_bf16(uint16_t value) {
+  const uint32_t bits = uint32_t{value} << 16;
+  float result;
+  std::memcpy(&result, &bits, sizeof result);
+  return result;
+}
+// To the nearest, ties to even; not-a-number stays one.
+inline uint16_t to_bf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t(bits >> 16 | 0x40);
+  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline void store_as(float* to, Floats values) { store(to, values); }
+inline void store_as(uint16_t* to, Floats values) {
+#if defined(__AVX512BF16__)
+  const __m256bh narrow = _mm512_cvtneps_pbh((__m512)values.part[0]);
+  std::memcpy(to, &narrow, sizeof narrow);
+#else
+  float lanes[kLanes];
+  store(lanes, values);
+  for (int i = 0; i < kLanes; ++i) to[i] = to_bf16(lanes[i]);
+#endif
+}
+inline float narrow(float value, float) { return value; }
+inline uint16_t narrow(float value, uint16_t) { return to_bf16(value); }
+
+inline int padded(int count) { return (count + 63) / 64 * 64; }
+
+}  // namespace triptych

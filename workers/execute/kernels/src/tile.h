@@ -1,0 +1,84 @@
+// The register tile that everything here is made of: up to kTileRows rows times kTileVectors vectors of 16 columns.
+//
+// With AVX512 the 6 x 4 sums take 24 of 32 registers, four hold weights and one a broadcast activation; each weight
+// that is loaded is used six times. Sums run over the groups of a row in their order, in one chain per output: what a
+// row gives does not depend on how many rows share the tile.
+#pragma once
+
+#include <algorithm>
+
+#include "formats.h"
+
+namespace triptych {
+
+#if defined(__AVX512F__)
+constexpr int kTileRows = 6, kTileVectors = 4;
+#elif defined(__AVX2__)
+constexpr int kTileRows = 3, kTileVectors = 2;
+#else
+constexpr int kTileRows = 1, kTileVectors = 2;
+#endif
+
+// Where the weights of a tile lie. They come in segments, so that cached values of several pages make one tile: vector v
+// of step k of a segment begins at start[segment][v] + k * stride.
+struct Weights {
+  static constexpr int kMaxSegments = 4;
+  const uint32_t* start[kMaxSegments][kTileVectors];
+  int segment_steps;
+  size_t stride;
+};
+
+// sums[row][v] += sum over k of rows[row][k] * weights(v, k), for `steps` groups; a row of sums has `width` vectors.
+// Every step asks for the next kLines cache lines from `prefetch` on.
+template <class Format, int kRows, int kVectors, int kLines>
+__attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int width,
+                                        const uint32_t* const* rows, const Weights& weights, int steps,
+                                        const char* prefetch) {
+  typename Format::Accumulators registers[kRows][kVectors];
+  const uint32_t* a[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    a[r] = rows[r];
+    for (int v = 0; v < kVectors; ++v) registers[r][v] = sums[r * width + v];
+  }
+  const size_t stride = weights.stride;
+  for (int segment = 0, k = 0; k < steps; ++segment) {
+    const uint32_t* w[kVectors];
+    for (int v = 0; v < kVectors; ++v) w[v] = weights.start[segment][v];
+    const int end = std::min(steps, k + weights.segment_steps);
+    for (; k < end; ++k) {
+      Ints columns[kVectors];
+      for (int v = 0; v < kVectors; ++v) {
+        columns[v] = load<Ints>(w[v]);
+        w[v] += stride;
+      }
+      for (int line = 0; line < kLines; ++line) __builtin_prefetch(prefetch + 64 * line);
+      prefetch += 64 * kLines;
+      for (int r = 0; r < kRows; ++r) {
+        const auto activation = Format::activation(a[r][k]);
+        for (int v = 0; v < kVectors; ++v) registers[r][v] = Format::dot(registers[r][v], activation, columns[v]);
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kVectors; ++v) sums[r * width + v] = registers[r][v];
+}
+
+// The same with the number of rows known at run time only, 1..kTileRows.
+template <class Format, int kVectors, int kLines>
+inline void add_rows(int num_rows, typename Format::Accumulators* sums, int width, const uint32_t* const* rows,
+                     const Weights& weights, int steps, const char* prefetch) {
+  switch (num_rows) {
+    case 1: return add_tile<Format, 1, kVectors, kLines>(sums, width, rows, weights, steps, prefetch);
+#if defined(__AVX2__)
+    case 2: return add_tile<Format, 2, kVectors, kLines>(sums, width, rows, weights, steps, prefetch);
+    case 3: return add_tile<Format, 3, kVectors, kLines>(sums, width, rows, weights, steps, prefetch);
+#endif
+#if defined(__AVX512F__)
+    case 4: return add_tile<Format, 4, kVectors, kLines>(sums, width, rows, weights, steps, prefetch);
+    case 5: return add_tile<Format, 5, kVectors, kLines>(sums, width, rows, weights, steps, prefetch);
+    case 6: return add_tile<Format, 6, kVectors, kLines>(sums, width, rows, weights, steps, prefetch);
+#endif
+  }
+}
+
+}  // namespace triptych

@@ -1,0 +1,95 @@
+"""The structures of ``src/abi.h``, field by field; ``library.load_library`` proves that their sizes agree."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int32, c_void_p
+from enum import IntEnum
+
+
+class Format(IntEnum):
+    """How weights are stored, and with it the arithmetic."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+
+    @property
+    def group(self) -> int:
+        """Values in 32 bits."""
+        return (1, 2, 4)[self]
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of one channel of a cached key or value."""
+        return 4 if self is Format.FLOAT32 else 2
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = [
+        ("blocks", c_void_p),
+        ("bias", c_void_p),
+        ("scales", c_void_p),
+        ("offsets", c_void_p),
+        ("num_inputs", c_int32),
+        ("num_blocks", c_int32),
+    ]
+
+
+class Layer(ctypes.Structure):
+    _fields_ = [
+        ("qkv", Matrix),
+        ("output", Matrix),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        ("attention_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("window", c_int32),
+        ("unused", c_int32),
+    ]
+
+
+class Model(ctypes.Structure):
+    _fields_ = [
+        ("layers", c_void_p),
+        ("head", Matrix),
+        ("embedding", c_void_p),
+        ("final_norm", c_void_p),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("format", c_int32),
+        ("embedding_is_bf16", c_int32),
+        ("num_layers", c_int32),
+        ("hidden_size", c_int32),
+        ("intermediate_size", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("page_size", c_int32),
+        ("norm_eps", c_float),
+    ]
+
+
+class Step(ctypes.Structure):
+    _fields_ = [
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slot_mapping", c_void_p),
+        ("query_starts", c_void_p),
+        ("context_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("sample_rows", c_void_p),
+        ("logits", c_void_p),
+        ("tokens", c_void_p),
+        ("greatest", c_void_p),
+        ("num_tokens", c_int32),
+        ("num_sequences", c_int32),
+        ("num_rows", c_int32),
+        ("table_width", c_int32),
+        ("vocab_size", c_int32),
+        ("unused", c_int32),
+    ]

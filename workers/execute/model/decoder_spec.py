@@ -1,0 +1,187 @@
+"""What a dense Llama-shaped decoder is made of: sizes, layers, and the names and shapes of its tensors.
+
+It says nothing about where or how the decoder runs, so that every fast path shares it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+_FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
+_ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # whose frequencies do not depend on the length
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+class Unsupported(Exception):
+    """The model is none of those that the fast path computes; the text says what is different."""
+
+
+class LayerTensors(NamedTuple):
+    """The names of one layer's weights; a bias is named like its weight."""
+
+    query: str
+    key: str
+    value: str
+    output: str
+    gate: str
+    up: str
+    down: str
+    attention_norm: str
+    mlp_norm: str
+    query_norm: str
+    key_norm: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """Layers of ``x += attention(norm(x)); x += down(silu(gate(norm(x))) * up(norm(x)))``, with rotary positions."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    windows: tuple[int | None, ...]  # of each layer: keys a token attends to, itself included; None: all before it
+    has_qk_norm: bool  # queries and keys are normed head by head before they turn
+    has_qkv_bias: bool
+    has_output_bias: bool
+    has_mlp_bias: bool
+    is_tied: bool  # the head is the embedding
+
+    embedding: ClassVar[str] = "model.embed_tokens.weight"
+    final_norm: ClassVar[str] = "model.norm.weight"
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.windows)
+
+    @property
+    def head(self) -> str:
+        return self.embedding if self.is_tied else "lm_head.weight"
+
+    def layer(self, index: int) -> LayerTensors:
+        prefix = f"model.layers.{index}."
+        names = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
+        names += ["input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm"]
+        return LayerTensors(*(f"{prefix}{name}.weight" for name in names))
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor a checkpoint must have, and no other, with its shape."""
+        shapes: dict[str, tuple[int, ...]] = {
+            self.embedding: (self.vocab_size, self.hidden_size),
+            self.final_norm: (self.hidden_size,),
+            self.head: (self.vocab_size, self.hidden_size),
+        }
+        for index in range(self.num_layers):
+            shapes.update(self._layer_shapes(self.layer(index)))
+        return shapes
+
+    def _layer_shapes(self, names: LayerTensors) -> Iterator[tuple[str, tuple[int, ...]]]:
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        hidden, inner = self.hidden_size, self.intermediate_size
+        matrices = [
+            (names.query, (queries, hidden), self.has_qkv_bias),
+            (names.key, (keys, hidden), self.has_qkv_bias),
+            (names.value, (keys, hidden), self.has_qkv_bias),
+            (names.output, (hidden, queries), self.has_output_bias),
+            (names.gate, (inner, hidden), self.has_mlp_bias),
+            (names.up, (inner, hidden), self.has_mlp_bias),
+            (names.down, (hidden, inner), self.has_mlp_bias),
+        ]
+        for name, shape, has_bias in matrices:
+            yield name, shape
+            if has_bias:
+                yield bias_of(name), shape[:1]
+        yield names.attention_norm, (hidden,)
+        yield names.mlp_norm, (hidden,)
+        if self.has_qk_norm:
+            yield names.query_norm, (self.head_dim,)
+            yield names.key_norm, (self.head_dim,)
+
+
+def bias_of(weight: str) -> str:
+    return weight.removesuffix("weight") + "bias"
+
+
+def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, ...]]) -> DecoderSpec:
+    """The description of a checkpoint with that config and those tensors.
+
+    Raises:
+        Unsupported: it has something that the description has no word for.
+    """
+    _check_family(config)
+    layer = "model.layers.0."
+    spec = DecoderSpec(
+        model_type=config.model_type,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        norm_eps=config.rms_norm_eps,
+        windows=_windows(config),
+        has_qk_norm=f"{layer}self_attn.q_norm.weight" in shapes,
+        has_qkv_bias=f"{layer}self_attn.q_proj.bias" in shapes,
+        has_output_bias=f"{layer}self_attn.o_proj.bias" in shapes,
+        has_mlp_bias=f"{layer}mlp.down_proj.bias" in shapes,
+        is_tied=bool(config.tie_word_embeddings),
+    )
+    _check_tensors(spec, shapes)
+    return spec
+
+
+def rope_tables(config: PretrainedConfig, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines, float32 [num_positions, head_dim / 2], by transformers' own frequencies."""
+    parameters = config.rope_parameters
+    if parameters["rope_type"] == "default":
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        exponents = torch.arange(0, size, 2, dtype=torch.float) / size
+        frequencies, scaling = 1.0 / (parameters["rope_theta"] ** exponents), 1.0
+    else:
+        frequencies, scaling = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
+    angles = torch.arange(num_positions, dtype=torch.float)[:, None] * frequencies
+    return angles.cos() * scaling, angles.sin() * scaling
+
+
+def _check_family(config: PretrainedConfig) -> None:
+    if config.model_type not in _FAMILIES:
+        raise Unsupported(f"{config.model_type} is none of {', '.join(sorted(_FAMILIES))}")
+    if config.hidden_act != "silu":
+        raise Unsupported(f"its activation is {config.hidden_act}")
+    rope = (config.rope_parameters or {}).get("rope_type")
+    if rope not in _ROPE_TYPES:
+        raise Unsupported(f"its rotary positions are of type {rope}")
+    if config.rope_parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise Unsupported("only a part of its channels turns")
+
+
+def _windows(config: PretrainedConfig) -> tuple[int | None, ...]:
+    window = getattr(config, "sliding_window", None)
+    default = "sliding_attention" if config.model_type == "mistral" and window else "full_attention"
+    types: Collection[str] = getattr(config, "layer_types", None) or [default] * config.num_hidden_layers
+    if not _LAYER_TYPES.issuperset(types):
+        raise Unsupported(f"it has layers of type {', '.join(sorted(set(types) - _LAYER_TYPES))}")
+    return tuple(window if layer_type == "sliding_attention" else None for layer_type in types)
+
+
+def _check_tensors(spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    expected = spec.tensors()
+    # Old checkpoints store what is computed, and some store a tied head twice.
+    ignored = {name for name in shapes if name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"}
+    differing = sorted(
+        (expected.keys() - shapes.keys())
+        | (shapes.keys() - expected.keys() - ignored)
+        | {name for name in expected.keys() & shapes.keys() if expected[name] != tuple(shapes[name])}
+    )
+    if differing:
+        raise Unsupported(f"{len(differing)} of its tensors are not those of a dense decoder, {differing[0]} first")

@@ -1,0 +1,175 @@
+"""A checkpoint's weights in the layout of the kernels, read tensor by tensor from the mapped files."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from ..kernels.matrix import Packer, matrix_bytes, new_matrix
+from ..kernels.memory import Arena, padded
+from ..kernels.structures import Format, Layer, Matrix, Model
+from .checkpoint import weight_files
+from .decoder_spec import DecoderSpec, LayerTensors, bias_of
+
+Progress = Callable[[int, int], None]  # (done, total), in tensors
+
+_PER_LAYER_BYTES = 1 << 12  # for the ends of cache lines
+
+
+class Checkpoint(Mapping[str, torch.Tensor]):
+    """The tensors of a checkpoint directory by name, mapped: one that was read takes no memory of ours."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files: dict[str, Any] = {}
+        with ExitStack() as stack:
+            for path in weight_files(folder):
+                file = stack.enter_context(safe_open(path, framework="pt"))
+                self._files.update(dict.fromkeys(file.keys(), file))
+            stack.pop_all()  # they stay open as long as this object lives
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(file.get_slice(name).get_shape()) for name, file in self._files.items()}
+
+
+class PackedWeights:
+    """All weights of a decoder. ``model`` lacks what is not of the checkpoint: tables of positions, and pages.
+
+    The embedding is not packed but read from the mapped file, a row for each token of a step.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        checkpoint: Checkpoint,
+        *,
+        library: ctypes.CDLL,
+        format_: Format,
+        num_threads: int,
+        progress: Progress,
+    ) -> None:
+        self.spec = spec
+        self.format = format_
+        self._checkpoint = checkpoint
+        self._arena = Arena(_num_bytes(spec, format_))
+        self._packer = Packer(library, format_, num_threads)
+        self._done, self._total, self._progress = 0, len(spec.tensors()), progress
+        self._embedding = _usable(checkpoint[spec.embedding])
+        self.layers = (Layer * spec.num_layers)()
+        for index, window in enumerate(spec.windows):
+            self._fill_layer(self.layers[index], spec.layer(index), window)
+        self.model = self._make_model()
+        self._packer.close()
+
+    def _make_model(self) -> Model:
+        spec = self.spec
+        head = self._matrix(spec.hidden_size, spec.vocab_size, has_bias=False)
+        self._place(head, spec.head)
+        if not spec.is_tied:
+            self._count()  # the embedding
+        return Model(
+            layers=ctypes.addressof(self.layers),
+            head=head,
+            embedding=self._embedding.data_ptr(),
+            final_norm=self._vector(spec.final_norm),
+            format=self.format,
+            embedding_is_bf16=self._embedding.dtype == torch.bfloat16,
+            num_layers=spec.num_layers,
+            hidden_size=spec.hidden_size,
+            intermediate_size=spec.intermediate_size,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            norm_eps=spec.norm_eps,
+        )
+
+    def _fill_layer(self, layer: Layer, names: LayerTensors, window: int | None) -> None:
+        spec = self.spec
+        queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        inner = 2 * padded(spec.intermediate_size, 32)
+        layer.qkv = self._matrix(spec.hidden_size, queries + 2 * keys, has_bias=spec.has_qkv_bias)
+        for name, first in ((names.query, 0), (names.key, queries), (names.value, queries + keys)):
+            self._place(layer.qkv, name, first=first)
+        layer.output = self._matrix(queries, spec.hidden_size, has_bias=spec.has_output_bias)
+        self._place(layer.output, names.output)
+        layer.gate_up = self._matrix(spec.hidden_size, inner, has_bias=spec.has_mlp_bias)
+        self._place(layer.gate_up, names.gate, run=32)
+        self._place(layer.gate_up, names.up, first=32, run=32)
+        layer.down = self._matrix(spec.intermediate_size, spec.hidden_size, has_bias=spec.has_mlp_bias)
+        self._place(layer.down, names.down)
+        layer.attention_norm = self._vector(names.attention_norm)
+        layer.mlp_norm = self._vector(names.mlp_norm)
+        if spec.has_qk_norm:
+            layer.query_norm = self._vector(names.query_norm)
+            layer.key_norm = self._vector(names.key_norm)
+        layer.window = window or 0
+
+    def _matrix(self, num_inputs: int, num_outputs: int, *, has_bias: bool) -> Matrix:
+        return new_matrix(self._arena, self.format, num_inputs, num_outputs, has_bias=has_bias)
+
+    def _place(self, matrix: Matrix, name: str, *, first: int = 0, run: int = 64) -> None:
+        """A tensor into its columns of the matrix, with its bias if the matrix has one."""
+        source = _usable(self._checkpoint[name])
+        self._packer.pack(
+            matrix,
+            source.data_ptr(),
+            num_outputs=len(source),
+            is_bf16=source.dtype == torch.bfloat16,
+            first=first,
+            run=run,
+        )
+        self._count()
+        if matrix.bias:
+            n = np.arange(len(source))
+            columns = first + n // run * 64 + n % run
+            bias = (ctypes.c_float * (64 * matrix.num_blocks)).from_address(matrix.bias)
+            np.frombuffer(bias, np.float32)[columns] = self._checkpoint[bias_of(name)].float().numpy()
+            self._count()
+
+    def _vector(self, name: str) -> int:
+        """The address of a padded vector of floats."""
+        values = self._checkpoint[name].float().numpy()
+        vector = self._arena.floats(padded(len(values)))
+        vector[: len(values)] = values
+        self._count()
+        return vector.ctypes.data
+
+    def _count(self) -> None:
+        self._done += 1
+        self._progress(self._done, self._total)
+
+
+def _usable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if it is of a type that the kernels read, else a copy of it."""
+    return (tensor if tensor.dtype in (torch.bfloat16, torch.float32) else tensor.float()).contiguous()
+
+
+def _num_bytes(spec: DecoderSpec, format_: Format) -> int:
+    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    inner = padded(spec.intermediate_size, 32)
+    layer = (
+        matrix_bytes(format_, spec.hidden_size, queries + 2 * keys)
+        + matrix_bytes(format_, queries, spec.hidden_size)
+        + matrix_bytes(format_, spec.hidden_size, 2 * inner)
+        + matrix_bytes(format_, spec.intermediate_size, spec.hidden_size)
+        + 4 * 2 * (padded(spec.hidden_size) + padded(spec.head_dim))
+        + _PER_LAYER_BYTES
+    )
+    head = matrix_bytes(format_, spec.hidden_size, spec.vocab_size) + 4 * padded(spec.hidden_size) + _PER_LAYER_BYTES
+    return spec.num_layers * layer + head
