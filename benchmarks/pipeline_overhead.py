@@ -36,7 +36,7 @@ from triptych.workers.execute.model.build import build_runner  # noqa: E402
 from triptych.workers.execute.scheduling.scheduler import Scheduler  # noqa: E402
 from triptych.workers.execute.scheduling.sequence import Sequence  # noqa: E402
 
-PROMPT_TOKENS, OUTPUT_TOKENS, TURNS = 64, 200, 5
+PROMPT_TOKENS, OUTPUT_TOKENS, TURNS = 64, 800, 5
 BATCHES = (1, 8, 32)
 Run = tuple[float, float]  # median time between tokens in ms, tokens per second
 
