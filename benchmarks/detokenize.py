@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import platform
 import random
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
 
-import tokenizers
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.report import environment  # noqa: E402
 from tests.workers import tokenizer_zoo  # noqa: E402
 from triptych.protocol.sampling import SamplingParams  # noqa: E402
 from triptych.workers.summarize.detokenizer import make_detokenizer  # noqa: E402
@@ -37,7 +35,7 @@ def main() -> None:
             token_ids = some_tokens(tokenizer, num_tokens)
             for what, run in candidates(tokenizer, token_ids).items():
                 results[f"{name}, {what}, {num_tokens} tokens"] = us_per_token(run, num_tokens)
-    print(json.dumps({"what": "detokenize", "unit": "us/token", **environment(), "results": results}))
+    print(json.dumps({"what": "detokenize", "unit": "us/token", **about(), "results": results}))
 
 
 def candidates(tokenizer: Tokenizer, token_ids: list[int]) -> dict[str, Callable[[], object]]:
@@ -91,23 +89,9 @@ def us_per_token(run: Callable[[], object], num_tokens: int) -> dict[str, float]
     return {"median": round(quarters[1], 3), "spread": round(quarters[2] - quarters[0], 3)}
 
 
-def environment() -> dict[str, object]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return {
-        "hardware": cpu_name(),
-        "versions": {"python": platform.python_version(), "tokenizers": tokenizers.__version__},
-        "commit": commit.stdout.strip() if commit.returncode == 0 else None,
-        "config": {"stop": STOP, "num_tokens": NUM_TOKENS, "vocabulary": "400 to 511 tokens, tests/workers"},
-        "seed": SEED,
-        "warm_up": WARM_UP,
-        "repeats": REPEATS,
-    }
-
-
-def cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+def about() -> dict[str, object]:
+    config = {"stop": STOP, "num_tokens": NUM_TOKENS, "vocabulary": "400 to 511 tokens, tests/workers"}
+    return {**environment("tokenizers"), "config": config, "seed": SEED, "warm_up": WARM_UP, "repeats": REPEATS}
 
 
 if __name__ == "__main__":

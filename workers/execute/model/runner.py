@@ -1,64 +1,26 @@
-"""The runner of real models: one ragged forward pass and one sampler call a step."""
+"""The runner of transformers models: one ragged forward pass and one sampler call a step."""
 
 from __future__ import annotations
 
-import time
-from collections import deque
-
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ....protocol.sampling import SamplingParams
 from ..attention.forward_context import PagedLayers, attending
 from ..sampling.sampler import Sampler
-from ..scheduling.moves import Moves
-from ..scheduling.sequence import Sequence
 from ..step import StepInputs, StepResult
 from .forward import RaggedForward
-from .moves import PageMover
+from .step_runner import StepRunner
 
 
-class TorchRunner:
-    """Computes steps in the order of their launch. Owns the model and, in ``layers``, the pages."""
+class TorchRunner(StepRunner):
+    """Owns the model and, in ``layers``, the pages."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        layers: PagedLayers,
-        sampler: Sampler,
-        *,
-        prefill_tokens: int,
-        decode_rows: int,
-        num_host_pages: int = 0,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, layers: PagedLayers, sampler: Sampler, **sizes: int) -> None:
+        """``sizes`` are those of ``StepRunner``."""
+        super().__init__([pages for cache in layers.caches.values() for pages in cache], **sizes)
         self._forward = RaggedForward(model)
         self._layers = layers
         self._sampler = sampler
-        self._mover = PageMover([pages for cache in layers.caches.values() for pages in cache], num_host_pages)
-        self._prefill_tokens = prefill_tokens  # of the greatest step that warm_up tries
-        self._decode_rows = decode_rows
-        self._results: deque[StepResult] = deque()
-
-    @torch.inference_mode()
-    def move(self, moves: Moves) -> None:
-        self._mover(moves)
-
-    def launch(self, inputs: StepInputs) -> None:
-        """Computes the step before it returns: on a CPU there is nobody to wait for."""
-        self._results.append(self._step(inputs))
-
-    def collect(self) -> StepResult:
-        return self._results.popleft()
-
-    def warm_up(self) -> float:
-        """Seconds of the slower of a full step of prefill and one of decodes. Only the trash page is written."""
-        seconds = []
-        for inputs in (trash_prefill(self._prefill_tokens), trash_decodes(self._decode_rows)):
-            start = time.perf_counter()
-            self._step(inputs)
-            seconds.append(time.perf_counter() - start)
-        return max(seconds)
 
     @torch.inference_mode()
     def _step(self, inputs: StepInputs) -> StepResult:
@@ -66,37 +28,3 @@ class TorchRunner:
         with attending(self._layers):
             logits = self._forward(inputs.token_ids, inputs.positions, inputs.sample_rows)
         return self._sampler.sample(logits, inputs.sampled)
-
-
-def trash_prefill(num_tokens: int) -> StepInputs:
-    return _trash_step(num_sequences=1, tokens_each=num_tokens)
-
-
-def trash_decodes(num_rows: int) -> StepInputs:
-    return _trash_step(num_sequences=num_rows, tokens_each=1)
-
-
-def _trash_step(*, num_sequences: int, tokens_each: int) -> StepInputs:
-    """Sequences that write to slot 0 and read all over the trash page, each with its last token sampled."""
-    total = num_sequences * tokens_each
-    ends = np.arange(1, num_sequences + 1, dtype=np.int32) * tokens_each
-    nobody = Sequence(
-        key=(0, 0),
-        tokens=np.zeros(2, dtype=np.int32),
-        num_prompt_tokens=1,
-        num_tokens=1,
-        params=SamplingParams(),
-        seed=0,
-        arrival=0,
-    )
-    return StepInputs(
-        token_ids=np.zeros(total, dtype=np.int32),
-        positions=np.tile(np.arange(tokens_each, dtype=np.int32), num_sequences),
-        slot_mapping=np.zeros(total, dtype=np.int64),
-        query_starts=np.concatenate([np.zeros(1, dtype=np.int32), ends]),
-        context_lens=np.full(num_sequences, tokens_each, dtype=np.int32),
-        block_tables=np.zeros((num_sequences, tokens_each), dtype=np.int32),
-        num_decodes=num_sequences if tokens_each == 1 else 0,
-        sample_rows=ends - 1,
-        sampled=[nobody] * num_sequences,
-    )
