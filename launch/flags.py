@@ -18,6 +18,7 @@ import typer
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError
 from ..protocol.sampling import SamplingParams
+from .gateway.config import GatewayConfig
 
 ENV_PREFIX = "TRIPTYCH_"
 
@@ -56,7 +57,8 @@ def option(name: str, text: str, *declarations: str, **settings: Any) -> Any:
 
 
 def with_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The verb with a flag in place of every field of its ``PipelineConfig`` and ``SamplingParams`` parameters.
+    """The verb with a flag in place of every field of its ``PipelineConfig``, ``SamplingParams`` and ``GatewayConfig``
+    parameters.
 
     Calling it raises ConfigError or InvalidRequest where a value lies outside its limits.
     """
@@ -86,16 +88,18 @@ def given_flags(context: typer.Context, owner: type) -> list[str]:
     return ["--" + name.replace("_", "-") for name in names]
 
 
+_PANELS = {SamplingParams: "Sampling", GatewayConfig: "HTTP"}  # owners of one panel
 _BUILDERS: dict[Any, Callable[[Mapping[str, Any]], Any]] = {
     PipelineConfig: lambda values: PipelineConfig.from_options(**values),
     SamplingParams: lambda values: SamplingParams(**values),
+    GatewayConfig: lambda values: GatewayConfig(**values),
 }
 
 
 def _groups(owner: type) -> Iterator[tuple[str, type]]:
     """Help panels and the dataclass whose fields each shows."""
-    if owner is SamplingParams:
-        yield "Sampling", owner
+    if owner in _PANELS:
+        yield _PANELS[owner], owner
     else:
         yield from ((name.capitalize(), part) for name, part in get_type_hints(owner).items())
 
