@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from .chat_messages import wire_tools
 from .errors import ApiError, unsupported
 from .schemas.chat import NamedTool, Tool
 from .state import Gateway
+from .structure import arguments_form, calls_form
 from .tools.parser import Call, Found, make_parser
 
 MISTRAL_ID_CHARS = 9  # its template refuses ids of another length
@@ -23,17 +24,25 @@ class ToolUse:
     tools: tuple[Tool, ...] = ()
     parser: str = "none"
     single: bool = False  # only the first call counts
+    form: dict[str, Any] | None = None  # of an answer that must be a call
 
-    def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """What the pipeline is asked for besides: the template gets the tools, and the text keeps its special tokens,
-        among which are the marks of a call.
+    def options(self) -> dict[str, Any]:
+        """What the pipeline is asked for besides. The template gets the tools. The text keeps its special tokens, among
+        which are the marks of a call, unless it is nothing but a call.
         """
         if not self.tools:
             return {}
+        if self.form:
+            return {"tools": wire_tools(self.tools), "structured": self.form}
         return {"tools": wire_tools(self.tools), "skip_special_tokens": False}
 
     def reader(self) -> CallReader:
         return CallReader(self.parser, single=self.single)
+
+    @property
+    def id_part(self) -> str:
+        """What the id of the answer says of the calls in it, for whoever resumes it."""
+        return "" if self.parser == "none" else f".{self.parser.partition(':')[0]}"
 
 
 def tool_use(
@@ -47,11 +56,20 @@ def tool_use(
         raise ApiError("tool_choice needs tools", param="tool_choice")
     if not tools or choice == "none":
         return ToolUse()
-    if choice not in (None, "auto"):
-        raise unsupported("tool_choice", "tool_choice cannot force a call, only 'auto' and 'none' can be done")
+    if isinstance(choice, NamedTool):
+        return _forced(tools, choice.function.name)
+    if choice == "required":
+        return ToolUse(tuple(tools), "required", single, calls_form(tools, single=single))
     if gateway.tool_parser == "none":
         raise unsupported("tools", "the chat template of this model has no words for tools (see --tool-parser)")
     return ToolUse(tuple(tools), gateway.tool_parser, single)
+
+
+def _forced(tools: Sequence[Tool], name: str) -> ToolUse:
+    tool = next((tool for tool in tools if tool.function.name == name), None)
+    if tool is None:
+        raise ApiError(f"tool_choice names {name!r:.100}, which is not in tools", param="tool_choice")
+    return ToolUse(tuple(tools), f"named:{name}", True, arguments_form(tool))
 
 
 class CallReader:

@@ -15,7 +15,7 @@ from .chat_messages import wire_messages
 from .errors import ApiError, json_response
 from .generation import Generation
 from .logprobs import chat_logprobs
-from .parameters import check_stream, named_as, pipeline_options
+from .parameters import check_stream, form_name, named_as, pipeline_options
 from .replies import ChunkWriter, Head
 from .schemas.chat import ChatRequest
 from .state import Gateway
@@ -39,10 +39,10 @@ async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: R
     model = gateway.check_model(body.model)
     check_stream(body)
     tools = tool_use(gateway, body.tools, body.tool_choice, single=body.parallel_tool_calls is False)
-    kind = KIND if tools.parser == "none" else f"{KIND}.{tools.parser}"
-    head = Head(new_id(kind, body.request_id), OBJECT, model)
+    head = Head(new_id(KIND + tools.id_part, body.request_id), OBJECT, model)
     asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    with named_as(max_tokens=asked, logprobs="top_logprobs", tools="tools"):
+    form = "tool_choice" if tools.form else form_name(body)
+    with named_as(max_tokens=asked, logprobs="top_logprobs", structured=form):
         requests = choice_requests(_request(gateway, body, tools), body.n or 1)
         generation = await Generation.begin(gateway, request, head.request_id, requests, keep=bool(body.resumable))
         reply = ChatReply.of(gateway, head, body, tools)
@@ -57,7 +57,7 @@ def _request(gateway: Gateway, body: ChatRequest, tools: ToolUse) -> dict[str, A
     if body.top_logprobs and not body.logprobs:
         raise ApiError(f"top_logprobs is {body.top_logprobs}, it needs logprobs: true", param="top_logprobs")
     options = pipeline_options(body, gateway.config, max_tokens=max_tokens, logprobs=logprobs)
-    options |= structured_options(body.response_format) | tools.options(options)
+    options |= structured_options(body.response_format, body.structured_outputs) | tools.options()
     if body.chat_template_kwargs:
         options["chat_template_kwargs"] = body.chat_template_kwargs
     return {"messages": wire_messages(body.messages, template=gateway.facts.chat_template or ""), **options}

@@ -13,7 +13,7 @@ from ...driver.stream import Completion, Logprobs
 from .errors import ApiError, json_response, unsupported
 from .generation import Generation
 from .logprobs import completion_logprobs, mean_logprob
-from .parameters import COMPLETION_TOKENS, check_stream, named_as, pipeline_options
+from .parameters import COMPLETION_TOKENS, check_stream, form_name, named_as, pipeline_options
 from .replies import ChunkWriter, Head
 from .schemas.completions import MAX_PROMPTS, CompletionRequest
 from .state import Gateway
@@ -36,7 +36,7 @@ async def create_completion(gateway: Gateway, body: CompletionRequest, request: 
     head = Head(new_id(KIND, body.request_id), OBJECT, gateway.check_model(body.model))
     check_stream(body)
     _check_combination(body)
-    with named_as(prompt_token_ids="prompt"):
+    with named_as(prompt_token_ids="prompt", structured=form_name(body)):
         requests = _requests(gateway, body)
         generation = await Generation.begin(gateway, request, head.request_id, requests, keep=bool(body.resumable))
         echoes = _echoes(gateway, body)
@@ -66,7 +66,7 @@ def _requests(gateway: Gateway, body: CompletionRequest) -> list[dict[str, Any]]
     logprobs = body.logprobs if count == (body.n or 1) else body.logprobs or 0
     max_tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     options = pipeline_options(body, gateway.config, max_tokens=max_tokens, logprobs=logprobs)
-    options |= structured_options(body.response_format)
+    options |= structured_options(body.response_format, body.structured_outputs)
     return [one for prompt in body.prompts() for one in choice_requests({"prompt": prompt, **options}, count)]
 
 

@@ -68,6 +68,11 @@ def check_stream(body: SamplingFields) -> None:
         raise unsupported("resumable", f"n is {body.n}, the limit is 1 for a request that is resumable")
 
 
+def form_name(body: SamplingFields) -> str:
+    """The field that asked for the form of the answer."""
+    return "response_format" if body.structured_outputs is None else "structured_outputs"
+
+
 @contextmanager
 def named_as(**names: str) -> Iterator[None]:
     """Errors that name a field of the pipeline get the name that the client used: ``named_as(max_tokens="...")``."""

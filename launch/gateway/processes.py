@@ -50,7 +50,10 @@ def gateways(config: GatewayConfig, run_dir: Path, *, log_level: str) -> Iterato
     with listen(config.http) as listener:
         url = url_of(listener)
         write_private(run_dir / URL_FILE, url)
-        running = [_Process(config, run_dir, index, listener, log_level) for index in range(config.http_workers)]
+        running = [
+            _Process(config, run_dir, index=index, listener=listener, log_level=log_level)
+            for index in range(config.http_workers)
+        ]
         for process in running:
             process.start()
         try:
@@ -81,7 +84,7 @@ class _Process(threading.Thread):
     """
 
     def __init__(
-        self, config: GatewayConfig, run_dir: Path, index: int, listener: socket.socket, log_level: str
+        self, config: GatewayConfig, run_dir: Path, *, index: int, listener: socket.socket, log_level: str
     ) -> None:
         super().__init__(name=f"triptych-gateway-{index}", daemon=True)
         self._config, self._run_dir, self._index = config, run_dir, index

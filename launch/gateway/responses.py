@@ -46,10 +46,11 @@ async def create_response(gateway: Gateway, body: ResponseRequest, request: Requ
         body, gateway.config, max_tokens=body.max_output_tokens,
         logprobs=body.top_logprobs,
     )  # fmt: skip
-    options |= structured_options(_format(body)) | tools.options(options)
+    options |= structured_options(_format(body), body.structured_outputs) | tools.options()
     if body.chat_template_kwargs:
         options["chat_template_kwargs"] = body.chat_template_kwargs
-    with named_as(max_tokens="max_output_tokens", logprobs="top_logprobs", messages="input"):
+    form = "tool_choice" if tools.form else "structured_outputs" if body.structured_outputs else "text.format"
+    with named_as(max_tokens="max_output_tokens", logprobs="top_logprobs", messages="input", structured=form):
         messages = wire_messages(_messages(body), template=gateway.facts.chat_template or "")
         generation = await Generation.begin(gateway, request, reply.request_id, [{"messages": messages, **options}])
         if body.stream:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from .base import ANYTHING, ApiModel, Neutral, limited
+from .structure import StructuredOutputs
 
 # Fields of OpenAI, vLLM and SGLang that ask for nothing with these values.
 COMMON_NEUTRAL: Neutral = {
@@ -87,6 +88,7 @@ class SamplingFields(ApiModel):
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="keep so many of the prompt's last tokens; -1: as many as fit"
     )
+    structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool | None = Field(None, description="token ids of prompt and choices beside the text")
     request_id: str | None = Field(
         None, pattern=r"^[A-Za-z0-9._-]{1,40}$", description="the end of the reply's id; by default drawn"

@@ -49,6 +49,7 @@ def make_parser(name: str) -> ToolParser:
 
     A name that is none, out of the id of a request that somebody made up, is that of no parser.
     """
+    from .forced import ArgumentsParser, ListParser
     from .hermes import HermesParser
     from .llama import LlamaParser
     from .mistral import MistralParser
@@ -57,8 +58,10 @@ def make_parser(name: str) -> ToolParser:
         "hermes": HermesParser,
         "llama3_json": LlamaParser,
         "mistral": MistralParser,
+        "required": ListParser,
     }
-    return parsers.get(name, PlainText)()
+    kind, _, tool = name.partition(":")
+    return ArgumentsParser(tool) if kind == "named" and tool else parsers.get(name, PlainText)()
 
 
 class PlainText:

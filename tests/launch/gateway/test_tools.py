@@ -132,6 +132,48 @@ def test_with_the_choice_none_nothing_is_looked_for(scripted: Site) -> None:
     assert "tools" not in client.asked[0]
 
 
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "text", "names"),
+    [
+        (NAMED, '{"city": "Rom"}', ["weather"]),
+        ("required", '[{"name": "weather", "arguments": {"city": "Rom"}}, {"name": "time", "arguments": {}}]',
+         ["weather", "time"]),
+    ],
+    ids=["named", "required"],
+)  # fmt: skip
+def test_a_call_that_is_forced_is_a_form(scripted: Site, choice: Any, text: str, names: list[str]) -> None:
+    client = script(scripted, *text)
+    reply = scripted.ask(CHAT, messages=MESSAGES, tools=TOOLS, tool_choice=choice)
+    calls = [call["function"] for call in reply["choices"][0]["message"]["tool_calls"]]
+    assert [call["name"] for call in calls] == names
+    assert json.loads(calls[0]["arguments"]) == {"city": "Rom"}
+    assert reply["choices"][0]["finish_reason"] == "tool_calls"
+    assert client.asked[0]["structured"]["json_schema"]["type"] == ("object" if choice is NAMED else "array")
+
+
+@pytest.mark.parametrize(
+    ("asked", "form"),
+    [
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}},
+         {"json_schema": {"type": "null"}}),
+        ({"structured_outputs": {"json": '{"type": "null"}'}}, {"json_schema": {"type": "null"}}),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}),
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+    ],
+)  # fmt: skip
+def test_the_form_of_the_answer_reaches_the_pipeline(
+    scripted: Site, asked: dict[str, Any], form: dict[str, Any]
+) -> None:
+    client = script(scripted, "x")
+    scripted.ask(CHAT, messages=MESSAGES, **asked)
+    scripted.ask("/v1/completions", prompt="hi", **asked)
+    assert [request["structured"] for request in client.asked] == [form, form]
+
+
 def test_calls_are_items_of_a_response(scripted: Site) -> None:
     wanted = {"input": "hi", "tools": [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]}
     script(scripted, *PIECES)
