@@ -23,19 +23,30 @@ class ArgumentsParser:
 
 
 class ListParser:
-    """The whole answer is a list of calls. One that was cut short is text."""
+    """The whole answer is a list of calls, each of which counts as soon as it is complete; half of one does not."""
 
     def __init__(self) -> None:
         self._text = ""
+        self._num_calls = 0
+        self._decoder = json.JSONDecoder()
 
     def push(self, text: str) -> Found:
         self._text += text
-        return []
+        found: Found = []
+        while True:
+            rest = self._text.lstrip(_BETWEEN)
+            try:
+                value, end = self._decoder.raw_decode(rest)
+            except ValueError:
+                return found
+            if (call := call_of(value)) is None:
+                return found
+            found.append(call)
+            self._num_calls += 1
+            self._text = rest[end:]
 
     def flush(self) -> Found:
-        try:
-            values = json.loads(self._text)
-        except ValueError:
-            return [self._text] if self._text else []
-        calls = [call_of(value) for value in values] if isinstance(values, list) else []
-        return [call for call in calls if call is not None] or [self._text]
+        return [] if self._num_calls or not self._text else [self._text]
+
+
+_BETWEEN = " \t\r\n[,]"

@@ -38,6 +38,11 @@ CASES: list[tuple[str, str, Found]] = [
      [WEATHER, TIME]),
     ("llama3_json", '{"a": 1}', ['{"a": 1}']),
     ("llama3_json", "{not json", ["{not json"]),
+    ("required", '[{"name": "weather", "arguments": {"city": "Rom {}"}} ,\n{"name": "time", "arguments": {}}]',
+     [WEATHER, TIME]),
+    ("required", '[{"name": "time", "arguments": {}}, {"name": "wea', [TIME]),
+    ("required", '[{"name": "ti', ['[{"name": "ti']),
+    ("named:time", "{}", [TIME]),
     ("none", "<tool_call>{}</tool_call>", ["<tool_call>{}</tool_call>"]),
 ]  # fmt: skip
 
