@@ -81,7 +81,7 @@ def _build_torch_runner(context: WorkerContext, cache: CacheConfig) -> tuple[Run
 def _open_trace(path: str | None) -> TextIO | None:
     if path is None:
         return None
-    file = open(path, "a", buffering=1)  # closed with the links
+    file = open(path, "a", buffering=1)  # noqa: SIM115, closed with the links
     if file.tell():
         file.write("\n")  # an earlier life may have been killed in the middle of a line
     return file

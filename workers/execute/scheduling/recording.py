@@ -86,6 +86,7 @@ def rebuild_sequence(key: Key, wire: Mapping[str, Any]) -> Sequence:
 def describe_plan(plan: Plan) -> dict[str, Any]:
     """What a step does. Sequences are named by their slot; what does not happen is left out."""
     happened = {
+        "reads": plan.num_reads,
         "decodes": [chunk.key[0] for chunk in plan.chunks[: plan.num_decodes]],
         "prefills": [[chunk.key[0], chunk.start, chunk.num_tokens] for chunk in plan.chunks[plan.num_decodes :]],
         "starts": [[key[0], num_cached_tokens] for key, num_cached_tokens in plan.starts],
