@@ -64,14 +64,14 @@ def record(path: Path, model: str, **options: Any) -> None:
     """Shared prefixes, aborts, preemptions, a deadline, and stop strings of a whole pipeline."""
     rng = random.Random(11)
     prefixes = [random_prompt(rng, 60, 90) for _ in range(2)]
+    special: list[dict[str, Any]] = [{"deadline_ms": 100}, {"cache_salt": "x"}, {"ignore_eos": False, "stop": "a"}]
     with Driver(model, lease_s=5.0, trace=str(path), **options) as driver:
         streams = [
             driver.submit(
                 rng.choice(prefixes) + random_prompt(rng, 3, 30),
-                max_tokens=rng.randrange(4, 80),
-                **{"ignore_eos": True, **limits},
+                **{"max_tokens": rng.randrange(4, 80), "ignore_eos": True, **own},
             )
-            for limits in [{}] * 40 + [{"deadline_ms": 100}, {"cache_salt": "x"}, {"ignore_eos": False, "stop": "a"}]
+            for own in [*([{}] * 40), *special]
         ]
         for stream in streams[::7]:
             next(iter(stream), None)
