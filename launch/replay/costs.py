@@ -12,7 +12,7 @@ from ...workers.execute.scheduling.cost import Prices, Work, fit_prices
 from .trace_file import malformed, read_json_lines
 
 MIN_STEPS = 8  # fewer say too little of four prices
-_MOST_BETWEEN_NS = 5_000_000  # from step to step; longer than that, the engine waited for something
+_MOST_BETWEEN_MS = 100.0  # from step to step; longer than that, something was wrong with the machine
 
 
 @dataclass(slots=True)
@@ -26,14 +26,15 @@ class RecordedSteps:
     @classmethod
     def read(cls, path: Path) -> RecordedSteps:
         """Raises ConfigError if the file is not a trace."""
-        steps, collected_ns = cls(), 0
+        steps, collected_ns = cls(), None  # the end of the last step, if work was left after it
         for number, line in read_json_lines(path):
             try:
                 if "step" not in line:
+                    collected_ns = None if "trace" in line else collected_ns
                     continue
-                if 0 <= line["planned_ns"] - collected_ns < _MOST_BETWEEN_NS:
-                    steps.between_ms.append((line["planned_ns"] - collected_ns) / 1e6)
-                collected_ns = line["collected_ns"] if line["waiting"] + line["running"] else -_MOST_BETWEEN_NS
+                if collected_ns is not None:
+                    steps.between_ms.append(min(_MOST_BETWEEN_MS, (line["planned_ns"] - collected_ns) / 1e6))
+                collected_ns = line["collected_ns"] if line["waiting"] + line["running"] else None
                 if (work := _work_of(line)).num_reads:
                     steps.works.append(work)
                     steps.times_ms.append((line["collected_ns"] - line["planned_ns"]) / 1e6)
@@ -46,7 +47,7 @@ class RecordedSteps:
         if len(self.works) < MIN_STEPS:
             raise ConfigError(f"{path} has {len(self.works)} steps, costs need {MIN_STEPS}", param="file")
         prices = fit_prices(self.works, self.times_ms)
-        between_ms = statistics.median(self.between_ms) if self.between_ms else 0.0
+        between_ms = statistics.fmean(self.between_ms) if self.between_ms else 0.0
         return prices._replace(step=prices.step + between_ms)
 
 
