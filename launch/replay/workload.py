@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,7 +49,7 @@ class Arrival:
 @dataclass(slots=True)
 class _Recorded:
     add: dict[str, Any]
-    tokens: list[int]
+    tokens: array[int]  # prompt, then output
     num_prompt_tokens: int
 
 
@@ -76,7 +77,7 @@ def arrivals_of_trace(path: Path) -> list[Arrival]:
 
 def _note_add(line: dict[str, Any], recorded: dict[tuple[int, ...], _Recorded], by_slot: dict[int, _Recorded]) -> None:
     slot, generation = line["add"]
-    tokens = unpack_tokens(line["tokens"]).tolist()
+    tokens = array("i", unpack_tokens(line["tokens"]).tolist())
     request = recorded.setdefault(
         (slot, generation, line["accepted_ns"]), _Recorded(line, tokens, line["num_prompt_tokens"])
     )
