@@ -14,8 +14,9 @@ from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, InvalidRequest, TriptychError
 from ..protocol.sampling import SamplingParams
 from .failures import explain
-from .flags import ENV_PREFIX, OutputFormat, given_flags, option, with_flags
+from .flags import ENV_PREFIX, OutputFormat, given_flags, given_names, option, with_flags
 from .logs import set_up_logging
+from .replay.options import EngineConfig, StudyOptions
 from .signals import exit_on_signals
 
 if TYPE_CHECKING:
@@ -166,6 +167,31 @@ def info(
     _refuse_config_flags(context, connect)
     config = _with_model(config, model_name)
     raise typer.Exit(info(config, run_dir=run_dir, connect=connect, as_json=as_json, console=_console(log_level)))
+
+
+@app.command(epilog=EPILOG)
+@with_flags
+def replay(
+    context: typer.Context,
+    *,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="a trace (serve --trace FILE), or arrivals as JSONL")
+    ] = None,
+    as_json: Annotated[bool, option("json", "one JSON object", "--json")] = False,
+    options: StudyOptions,
+    config: EngineConfig,
+    log_level: LogLevel = "warning",
+) -> None:
+    """Simulate the scheduler without a model, on recorded, listed or random requests.
+
+    Flags that are not given are those of the trace. --verify checks that its schedule comes out the same again.
+    """
+    from .replay.replay import replay, verify_file
+
+    if options.verify:
+        raise typer.Exit(verify_file(file, as_json=as_json))
+    given, console = given_names(context, EngineConfig), _console(log_level)
+    raise typer.Exit(replay(file, options, config, given=given, as_json=as_json, console=console))
 
 
 def _with_model(config: PipelineConfig, name: str | None) -> PipelineConfig:

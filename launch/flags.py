@@ -18,6 +18,7 @@ import typer
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError
 from ..protocol.sampling import SamplingParams
+from .replay.options import EngineConfig, StudyOptions
 
 ENV_PREFIX = "TRIPTYCH_"
 
@@ -56,7 +57,7 @@ def option(name: str, text: str, *declarations: str, **settings: Any) -> Any:
 
 
 def with_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The verb with a flag in place of every field of its ``PipelineConfig`` and ``SamplingParams`` parameters.
+    """The verb with a flag in place of every field of its parameters whose types are in ``_BUILDERS``.
 
     Calling it raises ConfigError or InvalidRequest where a value lies outside its limits.
     """
@@ -79,6 +80,12 @@ def with_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def given_names(context: typer.Context, owner: type) -> set[str]:
+    """Fields of ``owner`` that were given, on the command line or in the environment."""
+    sources = {name: context.get_parameter_source(name) for name in _hints(owner)}
+    return {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
+
+
 def given_flags(context: typer.Context, owner: type) -> list[str]:
     """Flags of ``owner`` that stand on the command line, not in the environment."""
     sources = {name: context.get_parameter_source(name) for name in _hints(owner)}
@@ -88,14 +95,17 @@ def given_flags(context: typer.Context, owner: type) -> list[str]:
 
 _BUILDERS: dict[Any, Callable[[Mapping[str, Any]], Any]] = {
     PipelineConfig: lambda values: PipelineConfig.from_options(**values),
+    EngineConfig: lambda values: EngineConfig.from_options(**values),
     SamplingParams: lambda values: SamplingParams(**values),
+    StudyOptions: lambda values: StudyOptions(**values),
 }
+_PANELS = {SamplingParams: "Sampling", StudyOptions: "Simulation"}  # of those that are not made of parts
 
 
 def _groups(owner: type) -> Iterator[tuple[str, type]]:
     """Help panels and the dataclass whose fields each shows."""
-    if owner is SamplingParams:
-        yield "Sampling", owner
+    if owner in _PANELS:
+        yield _PANELS[owner], owner
     else:
         yield from ((name.capitalize(), part) for name, part in get_type_hints(owner).items())
 

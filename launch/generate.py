@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from .flags import OutputFormat
 from .output import Sink, Writer, make_writer, open_sink
 from .pipeline import Pipeline, open_pipeline
 from .prompts import Job, as_chat, jobs_from_lines, jobs_from_texts
-from .report import number, say, summary_line
+from .report import number, progress_bar, say, summary_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,8 +57,7 @@ def generate(
                 return _stream(pipeline, jobs[0], _request(jobs[0], task.params, chat=chat), sink, console)
             writer = make_writer(sink, task.output_format)
             requests = [(job, _request(job, task.params, chat=chat)) for job in jobs]
-            shows_bar = console.is_terminal and not sink.is_terminal
-            with _bar(console, len(jobs)) if shows_bar else _no_bar() as look:
+            with progress_bar(console, "answers", len(jobs), hidden=sink.is_terminal) as look:
                 return _write_all(pipeline, requests, writer, look, console)
 
 
@@ -145,18 +143,3 @@ def _write_all(
 
 def _complain(job: Job, error: RequestError, console: Console) -> None:
     say(console, f"prompt {job.index}: {error.message} ({error.code})", "red")
-
-
-@contextmanager
-def _bar(console: Console, total: int) -> Iterator[Callable[[int], None]]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda done: progress.update(task, completed=done)
-
-
-@contextmanager
-def _no_bar() -> Iterator[Callable[[int], None]]:
-    yield lambda _: None

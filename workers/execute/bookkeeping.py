@@ -61,6 +61,7 @@ class Bookkeeper:
             params=params,
             seed=record.seed,
             arrival=view.arrival,
+            accepted_at=view.accepted_ns,
             cache_salt=record.cache_salt,
             deadline_at=record.deadline_at,
             queue_deadline_at=0 if times.scheduled_ns else record.queue_deadline_at,  # met in an earlier life

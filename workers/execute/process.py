@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from ...protocol.journal.requests import read_request
 from ...protocol.run_dir import CARD_FILE, write_private
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
-from .engine import Engine
+from .engine import Engine, NoTrace, StepOutputs
 from .hash_model import build_hash_runner
 from .scheduling.audit import measure_memory
 from .scheduling.scheduler import Scheduler
@@ -77,6 +78,19 @@ def _build_torch_runner(context: WorkerContext, cache: CacheConfig) -> tuple[Run
     return runner, card, runner.warm_up()
 
 
+def _open_trace(path: str | None) -> TextIO | None:
+    if path is None:
+        return None
+    file = open(path, "a", buffering=1)  # noqa: SIM115, closed with the links
+    if file.tell():
+        file.write("\n")  # an earlier life may have been killed in the middle of a line
+    return file
+
+
+def _make_trace(file: TextIO, scheduler: Scheduler, model: str) -> StepTrace:
+    return StepTrace(file, scheduler, model=model, secret=secrets.token_bytes(16))
+
+
 def _known_card(context: WorkerContext) -> ModelCard | None:
     path = context.run_dir / CARD_FILE
     return ModelCard.from_wire(json.loads(path.read_text())) if path.exists() else None
@@ -100,12 +114,11 @@ class Execute:
             prefix_cache=context.config.cache.prefix_cache,
             num_host_pages=context.config.cache.host_pages,
         )
-        self._engine = Engine(scheduler, runner, clock=time.monotonic_ns)
+        self._trace_file = _open_trace(context.config.scheduler.trace)
+        trace = NoTrace() if self._trace_file is None else _make_trace(self._trace_file, scheduler, card.model)
+        self._engine = Engine(scheduler, runner, clock=time.monotonic_ns, trace=trace)
         self._max_live = card.max_live
         self._books = Bookkeeper(context.journal, eos_token_ids=frozenset(card.eos_token_ids))
-        trace = context.config.scheduler.trace
-        self._trace_file = open(trace, "a", buffering=1) if trace else None  # noqa: SIM115, closed with the links
-        self._trace = StepTrace(self._trace_file) if self._trace_file else None
         self._held: dict[int, int] = {}  # adopted and not released: slot -> generation
         self._next_scan = 0.0
         self._step_s = step_s
@@ -141,8 +154,6 @@ class Execute:
         if message is not None:
             self._links.send("summarize", message)
         self._count(outputs)
-        if self._trace is not None:
-            self._trace.write(outputs)
 
     def _receive(self) -> None:
         """Releases first: they make the room that a new request was given a credit for."""
@@ -211,7 +222,7 @@ class Execute:
             self._books.let_go(key)
             self._stats.changed = True
 
-    def _count(self, outputs: Any) -> None:
+    def _count(self, outputs: StepOutputs) -> None:
         elapsed_s = (outputs.collected_at - outputs.launched_at) / 1e9
         self._step_s = max(elapsed_s, 0.9 * self._step_s + 0.1 * elapsed_s)  # up at once, down slowly
         self._num_steps += 1

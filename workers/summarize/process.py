@@ -350,11 +350,17 @@ class Summarize:
     def _end_overdue(self) -> None:
         """Deadlines, whatever the other workers are at: a request may have no credit, or execute may be away."""
         now_ns = time.monotonic_ns()
-        for slot, generation in self._deadlines.due(now_ns):
-            if (answer := self._answers.get(slot)) is not None and answer.view.generation == generation:
+        for key in self._deadlines.due(now_ns):
+            if self._is_open(key):
+                answer = self._answers[key[0]]
                 self._catch_up(answer)  # an end that came in time, or the last tokens
                 if (error := self._deadlines.judge(answer, now_ns)) is not None:
                     self._fail(answer, error)
+        self._deadlines.tidy(self._is_open, num_live=len(self._answers))
+
+    def _is_open(self, key: tuple[int, int]) -> bool:
+        answer = self._answers.get(key[0])
+        return answer is not None and answer.key == key and not answer.stream.is_finished
 
     # -- out
 

@@ -41,6 +41,7 @@ class Sequence:
     seed: int
     arrival: int  # order of acceptance, kept over preemption and recovery
     stop_ids: frozenset[int] = frozenset()  # end of sequence and stop_token_ids; empty parts as ignore_eos says
+    accepted_at: int = 0  # when the service took it, ns of the engine's clock; nothing is decided by it
     cache_salt: str = ""  # prefixes are shared among sequences of the same salt only
     deadline_at: int = 0  # ns of the engine's clock by which it must have ended; 0: none
     queue_deadline_at: int = 0  # by which it must have begun
