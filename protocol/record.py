@@ -25,6 +25,7 @@ class RequestRecord:
     seed: int
     lease_s: float
     sampling: dict[str, Any]  # SamplingParams.to_wire()
+    grammar: str = ""  # that the answer must match, as llguidance reads it; it was compiled once, to see that it can be
 
     @property
     def prompt_ids(self) -> npt.NDArray[np.int32]:

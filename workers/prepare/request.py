@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ...protocol.errors import InvalidRequest
 from ...protocol.sampling import SamplingParams
+from .structured import Structured, checked_structured, refusal
 
 Int32 = npt.NDArray[np.int32]
 Truncation = Literal["none", "left", "right", "middle"]
@@ -40,7 +41,12 @@ class GenerationRequest:
     messages: tuple[Message, ...] | None = None  # a chat; the template then asks the model to answer
     truncation: Truncation = "none"  # where a prompt that is too long is cut; "none" refuses it
     lease_s: float | None = None  # None: the service's own
+    structured: Structured | None = None  # the form the answer must have
     sampling: SamplingParams = field(default_factory=SamplingParams)
+
+    def __post_init__(self) -> None:
+        if self.structured is not None and self.sampling.ignore_eos:
+            raise refusal("and ignore_eos exclude each other: the end of sequence is what ends such an answer")
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> GenerationRequest:
@@ -59,6 +65,7 @@ class GenerationRequest:
             **own,
             truncation=_checked_truncation(wire.get("truncation", "none")),
             lease_s=_checked_lease(wire.get("lease_s")),
+            structured=checked_structured(wire.get("structured")),
             sampling=SamplingParams.from_wire({k: v for k, v in wire.items() if k not in _OWN_FIELDS}),
         )
 
@@ -157,4 +164,4 @@ def _checked_lease(value: Any) -> float | None:
 
 
 _PROMPTS = {"prompt": _checked_prompt, "prompt_token_ids": _checked_prompt_ids, "messages": _checked_messages}
-_OWN_FIELDS = frozenset(_PROMPTS) | {"truncation", "lease_s"}
+_OWN_FIELDS = frozenset(_PROMPTS) | {"truncation", "lease_s", "structured"}
