@@ -1,19 +1,24 @@
-"""What changes single logits of a row before it is drawn from: penalties, bias, and tokens that may not come yet.
+"""What changes logits of a row before it is drawn from: penalties, bias, and tokens that may not come here, or not yet.
 
-All of it is sparse: pairs of (row, token id) are gathered and scattered, and no row that asks for nothing is touched.
+All but the masks of grammars is sparse: pairs of (row, token id) are gathered and scattered. No row that asks for
+nothing is touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..grammar.matcher import Bool
 from ..scheduling.sequence import Sequence
+
+_NOTHING_FORBIDDEN: Mapping[int, Bool] = MappingProxyType({})
 
 
 class _Entries(NamedTuple):
@@ -24,12 +29,23 @@ class _Entries(NamedTuple):
     amounts: npt.NDArray[np.float32] | float  # [n], or the same for all
 
 
-def adjust_logits(logits: torch.Tensor, sequences: Rows[Sequence], eos_token_ids: Iterable[int]) -> None:
-    """Apply, in this order and in place on float32 [R, V]: penalties, logit bias, the mask of ``min_tokens``."""
+def adjust_logits(
+    logits: torch.Tensor,
+    sequences: Rows[Sequence],
+    eos_token_ids: Iterable[int],
+    forbidden: Mapping[int, Bool] = _NOTHING_FORBIDDEN,
+) -> None:
+    """Apply, in this order and in place on float32 [R, V]: penalties, logit bias, grammars, the mask of ``min_tokens``.
+
+    ``forbidden`` has a bool [V] for each row with a grammar.
+    """
     _apply(_repeated(sequences), logits, lambda old, penalty: torch.where(old < 0, old * penalty, old / penalty))
     _apply(_produced(sequences), logits, lambda old, penalty: old - penalty)
     _apply(_biased(sequences), logits, lambda old, bias: old + bias)
-    _apply(_too_early(sequences, eos_token_ids), logits, lambda _, minus_infinity: minus_infinity)
+    for row, mask in forbidden.items():
+        logits[row, len(mask) :] = -torch.inf
+        logits[row, : len(mask)].masked_fill_(torch.from_numpy(mask).to(logits.device), -torch.inf)
+    _apply(_too_early(sequences, eos_token_ids, forbidden), logits, lambda _, minus_infinity: minus_infinity)
 
 
 def _repeated(sequences: Rows[Sequence]) -> Iterable[_Entries]:
@@ -58,11 +74,24 @@ def _biased(sequences: Rows[Sequence]) -> Iterable[_Entries]:
             yield _Entries(row, np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32))
 
 
-def _too_early(sequences: Rows[Sequence], eos_token_ids: Iterable[int]) -> Iterable[_Entries]:
-    """Tokens that would end a sequence before ``min_tokens``: its stop ids, and end of sequence even if ignored."""
+def _too_early(
+    sequences: Rows[Sequence], eos_token_ids: Iterable[int], forbidden: Mapping[int, Bool]
+) -> Iterable[_Entries]:
+    """Tokens that would end a sequence before ``min_tokens``: its stop ids, and end of sequence even if ignored.
+
+    Where the grammar leaves only these, it is right: what it describes cannot be longer.
+    """
     for row, sequence in enumerate(sequences):
         if sequence.num_output_tokens < sequence.params.min_tokens:
-            yield _Entries(row, np.array([*sequence.stop_ids, *eos_token_ids], np.int64), -np.inf)
+            ids = np.array([*sequence.stop_ids, *eos_token_ids], np.int64)
+            if row not in forbidden or _leaves_others(forbidden[row], ids):
+                yield _Entries(row, ids, -np.inf)
+
+
+def _leaves_others(forbidden: Bool, token_ids: npt.NDArray[np.int64]) -> bool:
+    """Whether a token that is not one of these is allowed."""
+    known = np.unique(token_ids[token_ids < len(forbidden)])
+    return int(np.count_nonzero(~forbidden)) > int(np.count_nonzero(~forbidden[known]))
 
 
 def _apply(

@@ -89,8 +89,9 @@ def cut_candidates(scores: torch.Tensor, filters: Filters, num_candidates: int) 
     # what top-p took its share of) is strictly above.
     last = values[:, -1]
     lowest_kept = values.masked_fill(~is_kept, torch.inf).amin(dim=-1)
+    # And none outside has weight where the last has none, as under a grammar that leaves a few.
     is_settled = (filters.top_k[:, 0] >= vocab_size) | ((filters.top_k[:, 0] <= values.shape[1]) & (kth[:, 0] > last))
-    complete = (lowest_kept > last) & is_settled | (values.shape[1] == vocab_size)
+    complete = (lowest_kept > last) & is_settled | (last == -torch.inf) | (values.shape[1] == vocab_size)
     return _Candidates(ids, torch.where(is_kept, weights, 0.0), complete)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ....protocol.sampling import SamplingParams
+from ..grammar.masks import NO_MASKS, PendingMasks
 from ..scheduling.sequence import Sequence
 from ..step import StepResult, TokenLogprobs
 from .adjust import adjust_logits
@@ -24,15 +25,19 @@ class Sampler:
     def __init__(self, eos_token_ids: tuple[int, ...]) -> None:
         self._eos_token_ids = eos_token_ids
 
-    def sample(self, logits: torch.Tensor, sequences: Rows[Sequence]) -> StepResult:
-        """The next token of each sequence, from float32 [R, V], which is overwritten."""
+    def sample(self, logits: torch.Tensor, sequences: Rows[Sequence], masks: PendingMasks | None = None) -> StepResult:
+        """The next token of each sequence, from float32 [R, V], which is overwritten.
+
+        ``masks`` are those of the rows with a grammar. They are waited for when all else is under way.
+        """
         if not sequences:
             return StepResult(np.empty(0, dtype=np.int32))
         asked = [row for row, sequence in enumerate(sequences) if sequence.params.logprobs is not None]
         raw = logits[asked].log_softmax(dim=-1)
-        adjust_logits(logits, sequences, self._eos_token_ids)
+        forbidden, without_mask = NO_MASKS if masks is None else masks.wait()
+        adjust_logits(logits, sequences, self._eos_token_ids, forbidden)
         greatest, tokens = logits.max(dim=-1)  # of equal logits the one with the lowest id, as in transformers
-        failed = _failures(greatest)
+        failed = {**_failures(greatest), **without_mask}
         drawn = [row for row, s in enumerate(sequences) if not s.params.is_greedy and row not in failed]
         if drawn:
             tokens[drawn] = _draw(logits[drawn], [sequences[row] for row in drawn])
