@@ -81,15 +81,15 @@ class HashRunner:
         return self._results.popleft()
 
     def _sample(self, inputs: StepInputs, masks: PendingMasks | None) -> StepResult:
-        forbidden, failed = NO_MASKS if masks is None else masks.wait()
+        allowed, failed = NO_MASKS if masks is None else masks.wait()
         owners = np.searchsorted(inputs.query_starts, inputs.sample_rows, side="right") - 1
         token_ids = np.zeros(len(owners), np.int32)
         logprobs = {}
         for row, (owner, sequence) in enumerate(zip(owners, inputs.sampled, strict=True)):
             total = self._read(inputs.block_tables[owner], int(inputs.context_lens[owner]))
             token_ids[row] = self._choose(total, sequence, int(inputs.context_lens[owner]))
-            if row in forbidden:
-                token_ids[row] = first_allowed(forbidden[row], int(token_ids[row]))
+            if row in allowed:
+                token_ids[row] = first_allowed(allowed[row], int(token_ids[row]))
             if sequence.params.logprobs is not None:
                 logprobs[row] = self._logprobs(int(token_ids[row]), sequence.params.logprobs)
         return StepResult(token_ids, logprobs, failed)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..scheduling.sequence import Sequence
-from .matcher import Bool, GrammarMatcher, Int32
+from .matcher import Bits, GrammarMatcher, Int32, ids_of
 
 ROWS_A_JOB = 8  # a mask usually takes tens of microseconds, about what handing it to a thread costs
 MAX_THREADS = 4
@@ -22,7 +22,7 @@ TIMEOUT_S = 1.0
 class TokenMasks(NamedTuple):
     """What the grammars of a step's rows leave."""
 
-    forbidden: dict[int, Bool]  # row -> bool [vocab_size]; rows without a grammar are not in it
+    allowed: dict[int, Bits]  # rows without a grammar are not in it
     failed: dict[int, str]  # row -> why its grammar says nothing
 
 
@@ -40,7 +40,7 @@ class _Job:
     """Some rows, one after the other. Results come in the order of the rows."""
 
     rows: list[_Row]
-    results: list[Bool | str] = field(default_factory=list)
+    results: list[Bits | str] = field(default_factory=list)
     has_begun: bool = False
     is_abandoned: bool = False
 
@@ -49,9 +49,9 @@ class _Job:
         for _, matcher, output_tokens in self.rows:
             if self.is_abandoned:
                 return
-            result: Bool | str
+            result: Bits | str
             try:
-                result = matcher.forbidden_after(output_tokens)
+                result = matcher.allowed_after(output_tokens)
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # a panic of the library's Rust code is not an Exception
@@ -119,7 +119,7 @@ def _collect(job: _Job, masks: TokenMasks) -> None:
         if isinstance(result, str):
             masks.failed[row] = result
         else:
-            masks.forbidden[row] = result
+            masks.allowed[row] = result
     job.rows = rows[len(results) :]
 
 
@@ -135,7 +135,7 @@ def _make_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="masks")
 
 
-def first_allowed(forbidden: Bool, token_id: int) -> int:
-    """The first id that is not forbidden, from ``token_id`` on and then from 0."""
-    allowed = np.flatnonzero(~forbidden)
-    return int(allowed[np.searchsorted(allowed, token_id) % len(allowed)])
+def first_allowed(allowed: Bits, token_id: int) -> int:
+    """The first id that is allowed, from ``token_id`` on and then from 0."""
+    ids = ids_of(allowed)
+    return int(ids[np.searchsorted(ids, token_id) % len(ids)])

@@ -15,7 +15,7 @@ from ....protocol.tokenizer_files import TOKENIZER_FILE
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-Bool = npt.NDArray[np.bool_]
+Bits = npt.NDArray[np.uint8]  # [ceil(V / 8)], the bit of token t is bit t % 8 of byte t // 8
 Int32 = npt.NDArray[np.int32]
 
 
@@ -35,8 +35,8 @@ class GrammarMatcher:
         self._vocab_size = vocab_size
         self._num_taken = 0
 
-    def forbidden_after(self, output_tokens: Int32) -> Bool:
-        """Which ids may not follow these tokens, bool [vocab_size]; the end is allowed where the grammar is satisfied.
+    def allowed_after(self, output_tokens: Int32) -> Bits:
+        """Which ids may follow these tokens; the end of sequence is one of them where the grammar is satisfied.
 
         Raises:
             GrammarError: a token is not of the grammar, or it has become too complex.
@@ -45,12 +45,24 @@ class GrammarMatcher:
         if new:
             self._matcher.consume_tokens(new)
             self._num_taken = len(output_tokens)
-        allowed = np.empty((self._vocab_size + 31) // 32, "<u4")
+        allowed = np.zeros((self._vocab_size + 31) // 32, "<u4")
         self._matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
         if self._matcher.is_error():
             raise GrammarError(self._matcher.get_error().partition("<non-verbose/>")[0].strip()[:200])
-        bits = np.unpackbits((~allowed).view(np.uint8), count=self._vocab_size, bitorder="little")
-        return bits.view(np.bool_)
+        return allowed.view(np.uint8)
+
+
+def ids_of(bits: Bits) -> npt.NDArray[np.int64]:
+    """The ids whose bits are set, rising."""
+    return np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+
+
+def has_others(bits: Bits, token_ids: npt.NDArray[np.int64]) -> bool:
+    """Whether the bit of an id that is not one of these is set."""
+    known = token_ids[token_ids < 8 * len(bits)]
+    others = bits.copy()
+    np.bitwise_and.at(others, known // 8, ~(1 << known % 8).astype(np.uint8))
+    return bool(others.any())
 
 
 class GrammarCompiler:

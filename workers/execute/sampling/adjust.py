@@ -15,10 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..grammar.matcher import Bool
+from ..grammar.matcher import Bits, has_others
 from ..scheduling.sequence import Sequence
 
-_NOTHING_FORBIDDEN: Mapping[int, Bool] = MappingProxyType({})
+_ALL_FREE: Mapping[int, Bits] = MappingProxyType({})
+# A byte of a mask -> what the logits of its eight tokens are cut to, float32 [256, 8].
+_CEILINGS = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf
+).astype(np.float32)
 
 
 class _Entries(NamedTuple):
@@ -33,19 +37,17 @@ def adjust_logits(
     logits: torch.Tensor,
     sequences: Rows[Sequence],
     eos_token_ids: Iterable[int],
-    forbidden: Mapping[int, Bool] = _NOTHING_FORBIDDEN,
+    allowed: Mapping[int, Bits] = _ALL_FREE,
 ) -> None:
     """Apply, in this order and in place on float32 [R, V]: penalties, logit bias, grammars, the mask of ``min_tokens``.
 
-    ``forbidden`` has a bool [V] for each row with a grammar.
+    ``allowed`` has the tokens that each row with a grammar may choose from.
     """
     _apply(_repeated(sequences), logits, lambda old, penalty: torch.where(old < 0, old * penalty, old / penalty))
     _apply(_produced(sequences), logits, lambda old, penalty: old - penalty)
     _apply(_biased(sequences), logits, lambda old, bias: old + bias)
-    for row, mask in forbidden.items():
-        logits[row, len(mask) :] = -torch.inf
-        logits[row, : len(mask)].masked_fill_(torch.from_numpy(mask).to(logits.device), -torch.inf)
-    _apply(_too_early(sequences, eos_token_ids, forbidden), logits, lambda _, minus_infinity: minus_infinity)
+    _mask(logits, allowed)
+    _apply(_too_early(sequences, eos_token_ids, allowed), logits, lambda _, minus_infinity: minus_infinity)
 
 
 def _repeated(sequences: Rows[Sequence]) -> Iterable[_Entries]:
@@ -75,7 +77,7 @@ def _biased(sequences: Rows[Sequence]) -> Iterable[_Entries]:
 
 
 def _too_early(
-    sequences: Rows[Sequence], eos_token_ids: Iterable[int], forbidden: Mapping[int, Bool]
+    sequences: Rows[Sequence], eos_token_ids: Iterable[int], allowed: Mapping[int, Bits]
 ) -> Iterable[_Entries]:
     """Tokens that would end a sequence before ``min_tokens``: its stop ids, and end of sequence even if ignored.
 
@@ -84,14 +86,25 @@ def _too_early(
     for row, sequence in enumerate(sequences):
         if sequence.num_output_tokens < sequence.params.min_tokens:
             ids = np.array([*sequence.stop_ids, *eos_token_ids], np.int64)
-            if row not in forbidden or _leaves_others(forbidden[row], ids):
+            if row not in allowed or has_others(allowed[row], ids):
                 yield _Entries(row, ids, -np.inf)
 
 
-def _leaves_others(forbidden: Bool, token_ids: npt.NDArray[np.int64]) -> bool:
-    """Whether a token that is not one of these is allowed."""
-    known = np.unique(token_ids[token_ids < len(forbidden)])
-    return int(np.count_nonzero(~forbidden)) > int(np.count_nonzero(~forbidden[known]))
+def _mask(logits: torch.Tensor, allowed: Mapping[int, Bits]) -> None:
+    """Cut what is not allowed to -inf: by a minimum, which takes as long for a few tokens as for half of them.
+
+    ``masked_fill_`` takes 0.1 to 0.5 ms for a row of 128,000 tokens, the table and the minimum 0.03.
+    """
+    on_cpu = logits.device.type == "cpu"
+    table = torch.from_numpy(_CEILINGS).to(logits.device)
+    for row, bits in allowed.items():
+        if on_cpu:  # where numpy's gather is the faster one
+            ceilings = torch.from_numpy(_CEILINGS.take(bits, axis=0)).view(-1)
+        else:
+            ceilings = table.index_select(0, torch.from_numpy(bits).to(logits.device).int()).view(-1)
+        known = logits[row, : len(ceilings)]
+        torch.minimum(known, ceilings[: len(known)], out=known)
+        logits[row, len(ceilings) :] = -torch.inf
 
 
 def _apply(

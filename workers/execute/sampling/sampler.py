@@ -34,8 +34,8 @@ class Sampler:
             return StepResult(np.empty(0, dtype=np.int32))
         asked = [row for row, sequence in enumerate(sequences) if sequence.params.logprobs is not None]
         raw = logits[asked].log_softmax(dim=-1)
-        forbidden, without_mask = NO_MASKS if masks is None else masks.wait()
-        adjust_logits(logits, sequences, self._eos_token_ids, forbidden)
+        allowed, without_mask = NO_MASKS if masks is None else masks.wait()
+        adjust_logits(logits, sequences, self._eos_token_ids, allowed)
         greatest, tokens = logits.max(dim=-1)  # of equal logits the one with the lowest id, as in transformers
         failed = {**_failures(greatest), **without_mask}
         drawn = [row for row, s in enumerate(sequences) if not s.params.is_greedy and row not in failed]

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from tests.workers import tokenizer_zoo
 from tests.workers.grammars import make_card, model_dir
-from triptych.workers.execute.grammar.matcher import GrammarCompiler, GrammarError, GrammarMatcher
+from triptych.workers.execute.grammar.matcher import GrammarCompiler, GrammarError, GrammarMatcher, has_others, ids_of
 from triptych.workers.summarize.detokenizer import make_detokenizer
 from triptych.workers.summarize.vocabulary import Vocabulary
 
@@ -28,7 +28,7 @@ def make_matcher(folder: Path, tokenizer: Tokenizer, grammar: str) -> GrammarMat
 
 
 def allowed_after(matcher: GrammarMatcher, tokens: list[int]) -> list[int]:
-    return np.flatnonzero(~matcher.forbidden_after(np.array(tokens, np.int32))).tolist()
+    return ids_of(matcher.allowed_after(np.array(tokens, np.int32))).tolist()
 
 
 @pytest.mark.parametrize("name", BYTES_OR_FALLBACK)
@@ -79,10 +79,9 @@ def test_the_end_is_allowed_only_where_the_grammar_is_satisfied_and_alone_where_
 def test_ids_beyond_the_tokenizer_and_special_tokens_are_never_allowed(tmp_path: Path) -> None:
     tokenizer = tokenizer_zoo.byte_level()
     matcher = make_matcher(tmp_path, tokenizer, r"start: /(.|\n)+/")
-    mask = matcher.forbidden_after(np.empty(0, np.int32))
-    assert len(mask) == make_card(tokenizer).vocab_size
-    assert mask[tokenizer.get_vocab_size(with_added_tokens=True) :].all()
-    assert mask[list(Vocabulary(tokenizer).special_ids)].all()
+    allowed = allowed_after(matcher, [])
+    assert max(allowed) < tokenizer.get_vocab_size(with_added_tokens=True) < make_card(tokenizer).vocab_size
+    assert not Vocabulary(tokenizer).special_ids.intersection(allowed)
 
 
 def test_a_matcher_that_is_made_again_says_the_same(tmp_path: Path) -> None:
@@ -101,9 +100,16 @@ def test_a_token_that_is_not_of_the_grammar_is_an_error_and_stays_one(tmp_path: 
     matcher = make_matcher(tmp_path, tokenizer, lark(["aa"]))
     for _ in range(2):
         with pytest.raises(GrammarError, match="doesn't satisfy the grammar"):
-            matcher.forbidden_after(np.array([tokenizer_zoo.id_of(tokenizer, "b")], np.int32))
+            matcher.allowed_after(np.array([tokenizer_zoo.id_of(tokenizer, "b")], np.int32))
 
 
 def test_a_grammar_that_does_not_compile_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(GrammarError, match="unknown name"):
         make_matcher(tmp_path, tokenizer_zoo.byte_level(), "start: foo")
+
+
+@pytest.mark.parametrize(("others", "expected"), [([3, 9], False), ([3, 9, 9, 700], False), ([3], True), ([], True)])
+def test_others_are_found(others: list[int], expected: bool) -> None:
+    bits = np.packbits(np.isin(np.arange(32), [3, 9]), bitorder="little")
+    assert has_others(bits, np.array(others, np.int64)) is expected
+    assert ids_of(bits).tolist() == [3, 9]

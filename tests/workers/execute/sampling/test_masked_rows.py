@@ -10,7 +10,7 @@ import torch
 
 from tests.workers.execute.sampling.rows import make_row
 from triptych.workers.execute.grammar.masks import MaskMaker
-from triptych.workers.execute.grammar.matcher import Bool, GrammarError, GrammarMatcher, Int32
+from triptych.workers.execute.grammar.matcher import Bits, GrammarError, GrammarMatcher, Int32
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import StepResult
@@ -24,10 +24,10 @@ class Only(GrammarMatcher):
     def __init__(self, *allowed: int, vocab_size: int = V) -> None:
         self._allowed, self._vocab_size = allowed, vocab_size
 
-    def forbidden_after(self, output_tokens: Int32) -> Bool:
+    def allowed_after(self, output_tokens: Int32) -> Bits:
         if not self._allowed:
             raise GrammarError("nothing fits")
-        return ~np.isin(np.arange(self._vocab_size), self._allowed)
+        return np.packbits(np.isin(np.arange(self._vocab_size), self._allowed), bitorder="little")
 
 
 def row(matcher: GrammarMatcher | None, **options: Any) -> Sequence:
