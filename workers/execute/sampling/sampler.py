@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 
 import numpy as np
@@ -14,6 +15,8 @@ from ..step import StepResult, TokenLogprobs
 from .adjust import adjust_logits
 from .draw import Filters, draw
 from .rng import uniforms
+
+_PART = 1 << 17  # logits
 
 
 class Sampler:
@@ -39,8 +42,10 @@ class Sampler:
         greatest, tokens = logits.max(dim=-1)  # of equal logits the one with the lowest id, as in transformers
         failed = {**_failures(greatest), **without_mask}
         drawn = [row for row, s in enumerate(sequences) if not s.params.is_greedy and row not in failed]
-        if drawn:
-            tokens[drawn] = _draw(logits[drawn], [sequences[row] for row in drawn])
+        for rows in _parts(drawn, logits):
+            # One row as a slice, which is no copy.
+            index = slice(rows[0], rows[0] + 1) if len(rows) == 1 else rows
+            tokens[index] = _draw(logits[index], [sequences[row] for row in rows])
         token_ids = tokens.cpu().numpy().astype(np.int32)
         logprobs = {
             row: _logprobs(raw[i], int(token_ids[row]), sequences[row].params.logprobs or 0)
@@ -48,6 +53,12 @@ class Sampler:
             if row not in failed
         }
         return StepResult(token_ids, logprobs, failed)
+
+
+def _parts(rows: list[int], logits: torch.Tensor) -> Iterator[list[int]]:
+    """The rows in parts. On a CPU each is small enough to stay in its cache over the dozen operations of a draw."""
+    size = max(1, _PART // logits.shape[1]) if logits.device.type == "cpu" else len(rows)
+    return (rows[start : start + size] for start in range(0, len(rows), max(1, size)))
 
 
 def _failures(greatest: torch.Tensor) -> dict[int, str]:
