@@ -134,6 +134,7 @@ class Execute:
         patience = self._stats.publish_if_due()
         if not self._engine.has_work:
             self._poller.wait(patience)
+            self._grammars.bell.silence()
         self._receive()
         if not self._engine.has_work:
             return
@@ -161,8 +162,7 @@ class Execute:
                     prepared.append(message.slot)
         for slot in prepared:
             self._adopt(slot)
-        if self._grammars:
-            self._take_compiled()
+        self._take_compiled()
         now = time.monotonic()
         if self._links.inbox.missed or now >= self._next_scan:
             self._links.inbox.missed = False

@@ -12,7 +12,7 @@ from .matcher import GrammarCompiler, GrammarMatcher
 
 
 class GrammarIntake:
-    """Compiles in a thread of its own. ``bell`` rings when something is done."""
+    """Compiles in a thread of its own. ``bell`` rings when something is done, also for what was dropped meanwhile."""
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self.bell = Bell()
@@ -34,8 +34,7 @@ class GrammarIntake:
         self._pending.pop(key, None)
 
     def take_done(self) -> Iterator[tuple[Sequence, str]]:
-        """Sequences that have their matcher, each with ""; or why they have none."""
-        self.bell.silence()
+        """Sequences that have their matcher, each with "", or with why they have none. Silences no bell."""
         while self._done:
             sequence, result = self._done.popleft()
             if self._pending.pop(sequence.key, None) is not sequence:

@@ -28,7 +28,7 @@ def make_matcher(folder: Path, tokenizer: Tokenizer, grammar: str) -> GrammarMat
 
 
 def allowed_after(matcher: GrammarMatcher, tokens: list[int]) -> list[int]:
-    return ids_of(matcher.allowed_after(np.array(tokens, np.int32))).tolist()
+    return list(map(int, ids_of(matcher.allowed_after(np.array(tokens, np.int32)))))
 
 
 @pytest.mark.parametrize("name", BYTES_OR_FALLBACK)
