@@ -19,7 +19,7 @@ from . import messages as m
 from .errors import BadFrame
 
 VERSION = 1
-MAX_DEPTH = 8  # of arrays and maps within each other
+MAX_DEPTH = 64  # of arrays and maps within each other; a JSON schema takes two or three a level
 MAX_ITEMS = 1 << 16  # of one array; longer columns travel as bytes
 MAX_FIELDS = 1 << 10  # of one map
 PEEK_BYTES = 256

@@ -31,9 +31,11 @@ RULES = {
     "workers/prepare": Rule(
         ("protocol", "workers/process", "workers/prepare"), frozenset({"numpy", "tokenizers", "jinja2"})
     ),
+    "workers/prepare/grammar_process.py": Rule(("protocol", "workers/process"), frozenset({"llguidance"})),
     "workers/summarize": Rule(("protocol", "workers/process", "workers/summarize"), frozenset({"numpy", "tokenizers"})),
     "workers/execute": Rule(("protocol", "workers/process", "workers/execute"), frozenset({"numpy"})),
     "workers/execute/scheduling": Rule(("protocol", "workers/execute/scheduling"), frozenset({"numpy"})),
+    "workers/execute/grammar": Rule(("protocol", "workers/execute"), frozenset({"numpy", "llguidance"})),
     "workers/execute/model": Rule(("protocol", "workers/execute"), TORCH),
     "workers/execute/attention": Rule(("protocol", "workers/execute"), TORCH),
     "workers/execute/sampling": Rule(("protocol", "workers/execute"), TORCH),

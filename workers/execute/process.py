@@ -22,6 +22,8 @@ from ...protocol.run_dir import CARD_FILE, write_private
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
 from .engine import Engine, NoTrace, StepOutputs
+from .grammar.intake import GrammarIntake
+from .grammar.matcher import GrammarCompiler
 from .hash_model import build_hash_runner
 from .scheduling.audit import measure_memory
 from .scheduling.scheduler import Scheduler
@@ -119,6 +121,7 @@ class Execute:
         self._engine = Engine(scheduler, runner, clock=time.monotonic_ns, trace=trace)
         self._max_live = card.max_live
         self._books = Bookkeeper(context.journal, eos_token_ids=frozenset(card.eos_token_ids))
+        self._grammars = GrammarIntake(GrammarCompiler(context.run_dir, card))
         self._held: dict[int, int] = {}  # adopted and not released: slot -> generation
         self._next_scan = 0.0
         self._step_s = step_s
@@ -128,13 +131,14 @@ class Execute:
         self._stats = StatsPublisher(context.page, self._collect)
         self._set_patience()
         self._links = Links(context.run_dir, "execute", epoch=context.epoch, peers=("summarize",))
-        self._poller = Poller(self._links.inbox.socket)
+        self._poller = Poller(self._links.inbox.socket, self._grammars.bell.file)
 
     def run(self) -> None:
         try:
             while not self._context.stopping:
                 self._turn()
         finally:
+            self._grammars.close()
             self._links.close()
             if self._trace_file:
                 self._trace_file.close()
@@ -143,6 +147,7 @@ class Execute:
         patience = self._stats.publish_if_due()
         if not self._engine.has_work:
             self._poller.wait(patience)
+            self._grammars.bell.silence()
         self._receive()
         if not self._engine.has_work:
             return
@@ -168,6 +173,7 @@ class Execute:
                     prepared.append(message.slot)
         for slot in prepared:
             self._adopt(slot)
+        self._take_compiled()
         now = time.monotonic()
         if self._links.inbox.missed or now >= self._next_scan:
             self._links.inbox.missed = False
@@ -202,9 +208,9 @@ class Execute:
             return
         if is_released(self._journal, slot, view.generation):
             return
-        if len(self._engine.scheduler.live) >= self._max_live or slot in self._held:
+        if self._num_live >= self._max_live or slot in self._held:
             self._scan_releases()  # the credit came from a request whose Release is still under way
-        if len(self._engine.scheduler.live) >= self._max_live:
+        if self._num_live >= self._max_live:
             return  # a later scan takes it
         sequence = self._books.adopt(view)
         self._held[slot] = view.generation
@@ -212,12 +218,26 @@ class Execute:
         reason = sequence.end_reason(len(sequence.tokens)) if sequence.num_output_tokens else None
         if reason is not None:  # the last life wrote the last token and died before it could write the end
             self._books.finish(sequence.key, reason)
+        elif view.record.grammar:
+            self._grammars.add(sequence, view.record.grammar)
         else:
             self._engine.add(sequence)
+
+    @property
+    def _num_live(self) -> int:
+        return len(self._engine.scheduler.live) + len(self._grammars)
+
+    def _take_compiled(self) -> None:
+        for sequence, error in self._grammars.take_done():
+            if error:
+                self._books.fail(sequence.key, error)
+            else:
+                self._engine.add(sequence)
 
     def _release(self, key: Key) -> None:
         if self._held.get(key[0]) == key[1]:
             del self._held[key[0]]
+            self._grammars.drop(key)
             self._engine.release(key)
             self._books.let_go(key)
             self._stats.changed = True

@@ -209,7 +209,11 @@ class Summarize:
     def _stream(self, view: RequestView) -> OutputStream:
         params = view.record.params
         eos = frozenset() if params.ignore_eos else frozenset(self._card.eos_token_ids)
-        return OutputStream(self._vocabulary, params, stop_token_ids=eos | frozenset(params.stop_token_ids))
+        # Under a grammar the text is what it matched, also a space that a decoder drops from the beginning of a text.
+        context = self._vocabulary.amid_text if view.record.grammar else ()
+        return OutputStream(
+            self._vocabulary, params, stop_token_ids=eos | frozenset(params.stop_token_ids), context=context
+        )
 
     def _rebuild(self, answer: Answer) -> None:
         """Bring an answer to where the journal has it."""
