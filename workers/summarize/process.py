@@ -28,6 +28,7 @@ from ...protocol.tokenizer_files import load_facts
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .answer import Answer
 from .delivery import Delivery
+from .listing import list_requests
 from .rate import Rate
 from .stream import OutputStream
 from .vocabulary import Vocabulary
@@ -250,6 +251,9 @@ class Summarize:
                 self._router.send(peer, m.Stats(self._context.board.stats()))
             case m.GetStatus():
                 self._router.send(peer, self._status(message.request_id))
+            case m.GetRequests():
+                self._discover()
+                self._router.send(peer, list_requests(self._journal, self._answers.values(), message.limit))
             case _:
                 self._refuse(peer, BadFrame(f"{type(message).__name__} is not spoken at the follow socket"))
 
