@@ -13,6 +13,7 @@ from .. import __version__
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, InvalidRequest, TriptychError
 from ..protocol.sampling import SamplingParams
+from .aliases import canonical
 from .failures import explain
 from .flags import ENV_PREFIX, OutputFormat, given_flags, option, with_flags
 from .logs import set_up_logging
@@ -35,9 +36,8 @@ app = typer.Typer(
     help="An LLM inference driver in three processes that never loses a request.",
     epilog=EPILOG,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": canonical},
 )
 
 
@@ -100,6 +100,9 @@ def generate(
     stream: Annotated[
         bool | None, option("stream", "as it comes; by default one prompt on a terminal", "--stream/--no-stream")
     ] = None,
+    resume: Annotated[
+        bool, option("resume", "keep the answers in --output and add those that are missing", "--resume")
+    ] = False,
     params: SamplingParams,
     config: PipelineConfig,
     run_dir: RunDir = None,
@@ -108,7 +111,7 @@ def generate(
 ) -> None:
     """Answer prompts. One that fails stops no other; its row tells why, and the exit code is 1.
 
-    A line that begins with {" is JSON: prompt, prompt_token_ids or messages, and any sampling parameter.
+    A line that begins with {" is JSON: prompt, prompt_token_ids or messages, any sampling parameter, and an id.
     """
     from .generate import Task, generate
     from .output import choose_format
@@ -121,6 +124,7 @@ def generate(
         output_format=choose_format(output_format, output),
         chat=chat,
         stream=stream,
+        resume=resume,
         params=params,
     )
     raise typer.Exit(generate(task, config, run_dir=run_dir, connect=connect, console=_console(log_level)))
