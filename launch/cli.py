@@ -14,6 +14,7 @@ from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, InvalidRequest, TriptychError
 from ..protocol.sampling import SamplingParams
 from .aliases import canonical
+from .bench.options import BenchOptions
 from .failures import explain
 from .flags import ENV_PREFIX, OutputFormat, given_flags, option, with_flags
 from .logs import set_up_logging
@@ -154,6 +155,29 @@ def chat(
 
 @app.command(epilog=EPILOG)
 @with_flags
+def bench(
+    context: typer.Context,
+    *,
+    model_name: ModelName = None,
+    options: BenchOptions,
+    config: PipelineConfig,
+    run_dir: RunDir = None,
+    connect: Connect = None,
+    log_level: LogLevel = "warning",
+) -> None:
+    """Measure a server (--url), a pipeline that runs (--connect), or one that is started for it.
+
+    --itl-target-ms is the target of the goodput; a pipeline that is started here also tries to keep to it.
+    """
+    from .bench.verb import bench
+
+    _refuse_config_flags(context, connect or options.target.url, allowed=("--itl-target-ms",))
+    config = _with_model(config, model_name)
+    raise typer.Exit(bench(options, config, run_dir=run_dir, connect=connect, console=_console(log_level)))
+
+
+@app.command(epilog=EPILOG)
+@with_flags
 def info(
     context: typer.Context,
     *,
@@ -176,9 +200,11 @@ def _with_model(config: PipelineConfig, name: str | None) -> PipelineConfig:
     return config if name is None else replace(config, model=replace(config.model, model=name))
 
 
-def _refuse_config_flags(context: typer.Context, connect: Path | None) -> None:
-    if connect is not None and (flags := given_flags(context, PipelineConfig)):
-        raise ConfigError(f"{', '.join(flags)}: with --connect the pipeline runs already", param="connect")
+def _refuse_config_flags(context: typer.Context, connect: Path | str | None, *, allowed: tuple[str, ...] = ()) -> None:
+    """``connect``: where a pipeline runs that was started by somebody else, with a config of its own."""
+    flags = [flag for flag in given_flags(context, PipelineConfig) if flag not in allowed]
+    if connect is not None and flags:
+        raise ConfigError(f"{', '.join(flags)}: what is at {connect} runs already", param="connect")
 
 
 def _console(log_level: str) -> Console:

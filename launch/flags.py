@@ -20,6 +20,7 @@ from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError
 from ..protocol.sampling import SamplingParams
 from .aliases import ALIASES
+from .bench.options import BenchOptions
 from .config_file import take_defaults
 
 ENV_PREFIX = "TRIPTYCH_"
@@ -63,7 +64,7 @@ def option(name: str, text: str, *declarations: str, **settings: Any) -> Any:
 
 
 def with_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The verb with a flag in place of every field of its ``PipelineConfig`` and ``SamplingParams`` parameters.
+    """The verb with a flag in place of every field of its parameters of a type in ``_BUILDERS``.
 
     Calling it raises ConfigError or InvalidRequest where a value lies outside its limits.
     """
@@ -101,9 +102,16 @@ def _config_file() -> inspect.Parameter:
     return inspect.Parameter(CONFIG_FILE, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
+def _compose(owner: type, values: Mapping[str, Any]) -> Any:
+    """A dataclass of dataclasses out of flat values."""
+    parts = get_type_hints(owner).items()
+    return owner(**{name: part(**{f.name: values[f.name] for f in dataclasses.fields(part)}) for name, part in parts})
+
+
 _BUILDERS: dict[Any, Callable[[Mapping[str, Any]], Any]] = {
     PipelineConfig: lambda values: PipelineConfig.from_options(**values),
     SamplingParams: lambda values: SamplingParams(**values),
+    BenchOptions: lambda values: _compose(BenchOptions, values),
 }
 
 
