@@ -178,6 +178,22 @@ def bench(
 
 @app.command(epilog=EPILOG)
 @with_flags
+def top(
+    *,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[RUN_DIR]", help="of the pipeline; by default the only one that runs")
+    ] = None,
+    once: Annotated[bool, option("once", "print one frame and exit", "--once")] = False,
+    interval: Annotated[float, option("interval", "seconds between two looks")] = 0.5,
+) -> None:
+    """Watch a pipeline: queues, requests, pages and step times. Keys: q quits, p pauses, s orders the requests."""
+    from .top.verb import top
+
+    raise typer.Exit(top(folder, once=once, interval_s=interval))
+
+
+@app.command(epilog=EPILOG)
+@with_flags
 def info(
     context: typer.Context,
     *,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..report import duration, number, say
@@ -62,7 +62,7 @@ def _latencies(summary: Mapping[str, Any]) -> Table:
         table.add_column(column, justify="right")
     for label, key in _ROWS:
         spread = summary[key] or dict.fromkeys(_COLUMNS)
-        write = duration if key.endswith("_ms") else number
+        write: Callable[[Any], str] = duration if key.endswith("_ms") else number
         table.add_row(label, *("-" if spread[column] is None else write(spread[column]) for column in _COLUMNS))
     return table
 
