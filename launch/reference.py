@@ -1,4 +1,4 @@
-"""The reference half of docs/cli.md, out of the flags themselves: ``python -m triptych.launch.reference docs/cli.md``."""
+"""The reference half of docs/cli.md, made of the flags: ``python -m triptych.launch.reference docs/cli.md``."""
 
 from __future__ import annotations
 
