@@ -23,9 +23,12 @@ from .signals import exit_on_signals
 if TYPE_CHECKING:
     from rich.console import Console
 
-EPILOG = f"Every flag can also be an environment variable: {ENV_PREFIX}PAGE_SIZE=32 is --page-size 32."
+EPILOG = (
+    f"Every flag can also be an environment variable, {ENV_PREFIX}PAGE_SIZE=32 is --page-size 32,"
+    " or a line of the --config file, page_size = 32."
+)
 
-ModelName = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="the same as --model")]
+ModelName = Annotated[str | None, typer.Argument(metavar="MODEL", help="the same as --model")]
 RunDir = Annotated[
     Path | None, option("run_dir", "for sockets, journal and logs; by default a private one that is removed")
 ]
@@ -181,12 +184,15 @@ def bench(
 def top(
     *,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[RUN_DIR]", help="of the pipeline; by default the only one that runs")
+        Path | None, typer.Argument(metavar="RUN_DIR", help="of the pipeline; by default the only one that runs")
     ] = None,
     once: Annotated[bool, option("once", "print one frame and exit", "--once")] = False,
     interval: Annotated[float, option("interval", "seconds between two looks")] = 0.5,
 ) -> None:
-    """Watch a pipeline: queues, requests, pages and step times. Keys: q quits, p pauses, s orders the requests."""
+    """Watch a pipeline: queues, requests, pages and step times.
+
+    Keys: q quits, p pauses, s changes the order of the requests.
+    """
     from .top.verb import top
 
     raise typer.Exit(top(folder, once=once, interval_s=interval))
@@ -204,7 +210,7 @@ def info(
     connect: Connect = None,
     log_level: LogLevel = "warning",
 ) -> None:
-    """Show the card of a model, or card, limits and statistics of a pipeline that runs (--connect)."""
+    """Show a model, its limits, the config in force, versions and machine; with --connect statistics too."""
     from .info import info
 
     _refuse_config_flags(context, connect)

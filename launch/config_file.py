@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,13 +62,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
-    try:
+    if sys.version_info >= (3, 11):
         import tomllib as toml
-    except ModuleNotFoundError:  # Python 3.10
-        try:
-            import tomli as toml  # type: ignore[no-redef, import-not-found, unused-ignore]
-        except ModuleNotFoundError as error:
-            raise ConfigError("--config needs Python 3.11, or pip install tomli", param="config") from error
+    else:
+        import tomli as toml
     try:
         return toml.loads(text)
     except toml.TOMLDecodeError as error:

@@ -52,7 +52,7 @@ def _about(verb: Any, panels: dict[str, list[Any]]) -> Iterator[str]:
 
 
 def _metavar(argument: Any) -> str:
-    return str(argument.metavar or f"[{argument.name.upper()}]...")
+    return f"[{argument.metavar}]" if argument.metavar else f"[{argument.name.upper()}]..."
 
 
 def _table(flags: list[Any]) -> Iterator[str]:

@@ -49,6 +49,11 @@ class Run:
     num_sent: int = 0
     num_ended: int = 0
     duration_s: float = 0.0
+    target: str = ""  # what it is called
+
+    def keep_ended(self) -> None:
+        """Forget what was under way or still to come when the load was broken off."""
+        self.records = [record for record in self.records if record.ended_s is not None or record.error is not None]
 
 
 async def drive(target: Target, queries: Sequence[Query], load: LoadOptions, run: Run) -> Run:
@@ -70,8 +75,10 @@ async def drive(target: Target, queries: Sequence[Query], load: LoadOptions, run
             run.num_ended += 1
 
     run.records[:] = [Record(index, arrival) for index, arrival in enumerate(arrival_times(load, len(queries)))]
-    await asyncio.gather(*(one(query, record) for query, record in zip(queries, run.records, strict=True)))
-    run.duration_s = clock()
+    try:
+        await asyncio.gather(*(one(query, record) for query, record in zip(queries, run.records, strict=True)))
+    finally:
+        run.duration_s = clock()
     return run
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import platform
-import sys
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
@@ -19,7 +19,8 @@ from ...driver.async_client import AsyncClient
 from ...protocol.config import PipelineConfig
 from ...protocol.errors import ConfigError
 from ..output import OutputError
-from ..pipeline import open_pipeline
+from ..pipeline import Pipeline, open_pipeline
+from ..report import say
 from . import plot
 from .drive import Run, Target, drive
 from .http import HttpTarget
@@ -31,6 +32,8 @@ from .workload import make_queries
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+INTERRUPTED = 128 + signal.SIGINT  # the exit code, as a shell has it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class _Setting:
 def bench(
     options: BenchOptions, config: PipelineConfig, *, run_dir: Path | None, connect: Path | None, console: Console
 ) -> int:
-    """Measure and report; the exit code is 1 if no request was answered.
+    """Measure and report; the exit code is 1 if no request was answered. Ctrl-C reports what has ended by then.
 
     Raises:
         ConfigError: the target does not answer, or an option cannot work.
@@ -54,25 +57,33 @@ def bench(
     if options.target.url is not None and connect is not None:
         raise ConfigError("give --url or --connect, not both", param="url")
     _check_outputs(options)
-    targets = Targets(options.report.ttft_target_ms, config.scheduler.itl_target_ms)
-    if options.target.url is not None:
-        name, run = asyncio.run(_measure(_http(options), options, console))
-    else:
-        with open_pipeline(config, run_dir=run_dir, connect=connect, console=console) as pipeline:
-            card = pipeline.client.info()["model"]
-            client = AsyncClient(client=pipeline.client)
-            sampling = {"temperature": options.prompts.temperature, "ignore_eos": options.prompts.ignore_eos}
-            setting = _Setting(PipelineTarget(client, options=sampling), card["model"], card["vocab_size"])
-            name, run = asyncio.run(_measure(_given(setting), options, console))
+    run, is_whole = Run(), True
+    try:
+        if options.target.url is not None:
+            asyncio.run(_measure(_http(options), options, run, console))
+        else:
+            with open_pipeline(config, run_dir=run_dir, connect=connect, console=console) as pipeline:
+                asyncio.run(_measure(_pipeline(pipeline, options), options, run, console))
+    except KeyboardInterrupt:
+        run.keep_ended()
+        if not run.records:
+            raise
+        is_whole = False
+        say(console, "interrupted: these are the requests that had ended", "yellow")
+    summary = _report(options, run, Targets(options.report.ttft_target_ms, config.scheduler.itl_target_ms))
+    return INTERRUPTED if not is_whole else 0 if summary["num_answered"] else 1
+
+
+def _report(options: BenchOptions, run: Run, targets: Targets) -> dict[str, Any]:
     summary = summarize(run.records, run.duration_s, targets)
-    _write(options, {"target": name, "options": dataclasses.asdict(options), **_facts(), "summary": summary}, run)
+    _write(options, {"target": run.target, "options": _shown(options), **_facts(), "summary": summary}, run)
     if options.report.plot is not None:
-        plot.draw(Path(options.report.plot), run.records, title=_title(name, options.load), targets=targets)
+        plot.draw(Path(options.report.plot), run.records, title=_title(run.target, options.load), targets=targets)
     _show(summary, options)
-    return 0 if summary["num_answered"] else 1
+    return summary
 
 
-async def _measure(opening: Any, options: BenchOptions, console: Console) -> tuple[str, Run]:
+async def _measure(opening: Any, options: BenchOptions, run: Run, console: Console) -> None:
     load = options.load
     async with opening as setting:
         queries = make_queries(
@@ -84,15 +95,17 @@ async def _measure(opening: Any, options: BenchOptions, console: Console) -> tup
         if load.num_warmups:
             all_at_once = dataclasses.replace(load, request_rate=None)
             await drive(setting.target, queries[: load.num_warmups], all_at_once, Run())
-        run = Run()
+        run.target = setting.name
         with _bar(console, run, load.num_prompts) if console.is_terminal else nullcontext():
             await drive(setting.target, queries[load.num_warmups :], load, run)
-        return setting.name, run
 
 
 @asynccontextmanager
-async def _given(setting: _Setting) -> AsyncIterator[_Setting]:
-    yield setting
+async def _pipeline(pipeline: Pipeline, options: BenchOptions) -> AsyncIterator[_Setting]:
+    card = pipeline.client.info()["model"]
+    sampling = {"temperature": options.prompts.temperature, "ignore_eos": options.prompts.ignore_eos}
+    target = PipelineTarget(AsyncClient(client=pipeline.client), options=sampling)
+    yield _Setting(target, card["model"], card["vocab_size"])
 
 
 @asynccontextmanager
@@ -127,13 +140,19 @@ def _write(options: BenchOptions, result: dict[str, Any], run: Run) -> None:
         raise OutputError(f"cannot write {path}: {os.strerror(error.errno or 0)}", param="output") from error
 
 
+def _shown(options: BenchOptions) -> dict[str, Any]:
+    """All that the figures depend on, and no secret."""
+    shown = dataclasses.asdict(options)
+    del shown["target"]["api_key"]
+    return shown
+
+
 def _facts() -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "triptych": __version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
-        "command": sys.argv[1:],
     }
 
 

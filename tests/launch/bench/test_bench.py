@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 from tests.launch.bench.fake_openai import FakeOpenAI, serving
 from tests.launch.conftest import Outcome, Triptych
+from tests.launch.terminal import terminal
+from tests.waiting import eventually
 
 SMALL = ("--num-prompts", "6", "--num-warmups", "1", "--input-len", "8..20", "--output-len", "5")
 
@@ -51,7 +54,7 @@ def test_a_pipeline_is_started_where_none_is_named(bench: Triptych, tmp_path: Pa
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 def test_a_server_is_measured(bench: Triptych, tmp_path: Path, endpoint: str) -> None:
     with serving(FakeOpenAI()) as server:
-        outcome = bench("--url", server.url + "/v1", "--endpoint", endpoint, "--api-key", "k")
+        outcome = bench("--url", server.url + "/v1", "--endpoint", endpoint, "--api-key", "s3cret")
     assert (outcome.code, outcome.err) == (0, "")
     result = result_in(tmp_path)
     summary = result["summary"]
@@ -61,7 +64,8 @@ def test_a_server_is_measured(bench: Triptych, tmp_path: Path, endpoint: str) ->
     assert result["target"] == f"fake-model at {server.url}/v1"
     assert len(server.asked) == 7
     assert all(body["model"] == "fake-model" and body["ignore_eos"] and body["stream"] for body in server.asked)
-    assert "Authorization: Bearer k\r\n" in server.headers[-1]
+    assert "Authorization: Bearer s3cret\r\n" in server.headers[-1]
+    assert "s3cret" not in (tmp_path / "out.json").read_text() + outcome.out
 
 
 def test_a_server_without_usage_is_taken_to_send_a_token_an_event(bench: Triptych, tmp_path: Path) -> None:
@@ -126,3 +130,16 @@ def test_without_matplotlib_that_is_said_before_the_load(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     outcome = triptych("bench", "hash-lm", "--plot", tmp_path / "a.png")
     assert (outcome.code, "pip install 'triptych[bench]'" in outcome.err) == (2, True)
+
+
+def test_ctrl_c_reports_what_has_ended(run_dir: str, tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    load = ("--num-prompts", "2000", "--request-rate", "50", "--output-len", "2", "--output", str(output))
+    with terminal("bench", "--connect", run_dir, *load) as screen:
+        screen.see("under way")
+        eventually(lambda: re.search(r" [3-9]/2000", screen.text))
+        screen.type("\x03")
+        assert screen.wait() == 130
+        assert "these are the requests that had ended" in screen.text
+    summary = json.loads(output.read_text())["summary"]
+    assert 3 <= summary["num_answered"] == summary["num_requests"] < 2000
