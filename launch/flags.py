@@ -115,10 +115,13 @@ _BUILDERS: dict[Any, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
+_PANELS = {SamplingParams: "Sampling"}  # owners of one panel
+
+
 def _groups(owner: type) -> Iterator[tuple[str, type]]:
     """Help panels and the dataclass whose fields each shows."""
-    if owner is SamplingParams:
-        yield "Sampling", owner
+    if owner in _PANELS:
+        yield _PANELS[owner], owner
     else:
         yield from ((name.capitalize(), part) for name, part in get_type_hints(owner).items())
 

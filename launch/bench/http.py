@@ -117,8 +117,8 @@ def _note(event: dict[str, Any], record: Record, now: float) -> None:
         record.num_prompt_tokens = usage.get("prompt_tokens", 0)
         record.num_output_tokens = usage.get("completion_tokens", 0)
         record.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    if ledger := event.get("ledger"):
-        record.stages_ms = ledger.get("stages_ms")
+        own = usage.get("triptych") or {}  # our gateway tells where the time went
+        record.stages_ms = next((ledger.get("stages_ms") for ledger in own.get("ledgers") or ()), None)
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:

@@ -45,6 +45,8 @@ def top(run_dir: Path | None, *, once: bool, interval_s: float) -> int:
         if once:
             time.sleep(RATE_S)
             look(client, state)
+            if state.sample is None:
+                raise RequestTimeout(f"the pipeline in {run_dir} does not say how it is within {ANSWER_S:g} s")
             console.print(frame(state, width=console.width, height=None, now_s=time.monotonic()))
             return 0
         if not console.is_terminal or not sys.stdin.isatty():

@@ -18,6 +18,7 @@ class FakeOpenAI:
     token_s: float = 0.002
     status: int = 200
     with_usage: bool = True
+    stages_ms: dict[str, float] | None = None  # told as our gateway tells them
     cut_after: int | None = None  # events, after which the connection is closed
     asked: list[dict[str, Any]] = field(default_factory=list)
     headers: list[str] = field(default_factory=list)
@@ -58,8 +59,11 @@ class FakeOpenAI:
             await writer.drain()
         self._send(writer, {"choices": [{"text": "", "delta": {}, "finish_reason": "length"}]})
         if self.with_usage:
-            usage = {"prompt_tokens": 11, "completion_tokens": body["max_tokens"]}
-            self._send(writer, {"choices": [], "usage": {**usage, "prompt_tokens_details": {"cached_tokens": 3}}})
+            usage: dict[str, Any] = {"prompt_tokens": 11, "completion_tokens": body["max_tokens"]}
+            usage["prompt_tokens_details"] = {"cached_tokens": 3}
+            if self.stages_ms is not None:
+                usage["triptych"] = {"ledgers": [{"stages_ms": self.stages_ms}]}
+            self._send(writer, {"choices": [], "usage": usage})
         self._chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
         await writer.drain()

@@ -76,6 +76,13 @@ def test_a_server_without_usage_is_taken_to_send_a_token_an_event(bench: Triptyc
     assert server.asked[0]["model"] == "mine"
 
 
+def test_the_stages_of_our_gateway_are_shown(bench: Triptych, tmp_path: Path) -> None:
+    with serving(FakeOpenAI(stages_ms={"prefill": 2.0, "decode": 8.0})) as server:
+        outcome = bench("--url", server.url)
+    assert result_in(tmp_path)["summary"]["stages_ms"] == {"prefill": 2.0, "decode": 8.0}
+    assert "80%" in outcome.out
+
+
 @pytest.mark.parametrize(
     ("server", "error"),
     [(FakeOpenAI(status=429), "http_429"), (FakeOpenAI(cut_after=2), "cut_short")],
