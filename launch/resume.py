@@ -47,7 +47,7 @@ def _answers(content: bytes) -> Iterator[_Row]:
             row = json.loads(line)
         except ValueError:
             continue
-        if line.endswith(b"\n") and isinstance(row, dict) and "index" in row and "text" in row:
+        if line.endswith(b"\n") and isinstance(row, dict) and "index" in row and "text" in row and "error" not in row:
             yield _Row(line, row)
 
 

@@ -49,6 +49,7 @@ def test_lines_without_ids_are_known_by_their_place(resume: Triptych, tmp_path: 
 def test_failures_are_tried_again_and_torn_lines_dropped(resume: Triptych, tmp_path: Path) -> None:
     resume(stdin=b'one\n{"prompt": "two", "top_p": 7}')
     with (tmp_path / "out.jsonl").open("a") as output:
+        output.write('{"index": 9, "text": "half of an answer", "error": {"code": "deadline_exceeded"}}\n')
         output.write('{"index": 2, "prompt": "three", "te')
     assert resume(stdin=b'one\n{"prompt": "two"}\nthree').code == 0
     assert [(row["index"], "text" in row) for row in rows_in(tmp_path)] == [(0, True), (1, True), (2, True)]

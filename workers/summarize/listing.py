@@ -43,9 +43,7 @@ def _state(journal: Journal, answer: Answer) -> str:
         return "ended"
     if answer.num_seen:
         return "decode"
-    entry = journal.records[answer.view.slot]
-    # The time may still be that of an earlier request in the slot.
-    if int(entry["scheduled_ns"]) >= answer.view.accepted_ns:
+    if answer.has_begun(journal):
         return "prefill"
-    is_dispatched = int(entry["prepare_word"]) == word(answer.view.generation, DISPATCHED)
+    is_dispatched = int(journal.prepare_words[answer.view.slot]) == word(answer.view.generation, DISPATCHED)
     return "queued" if is_dispatched else "waiting"
