@@ -79,7 +79,7 @@ def test_a_batch_goes_on_after_ctrl_c(tmp_path: Path, resume: Triptych) -> None:
     (tmp_path / "in").write_bytes(prompts(*map(str, range(40))))
     output = tmp_path / "out.jsonl"
     arguments = ["generate", "--file", str(tmp_path / "in"), "--output", str(output), "--max-num-seqs", "2"]
-    with process(*arguments, *HASH, "--max-tokens", "4", "--raw") as running:
+    with process(*arguments, *HASH, "--hash-step-ms", "20", "--max-tokens", "4", "--raw") as running:
         eventually(lambda: output.exists() and output.read_bytes().count(b"\n") >= 4)
         running.send_signal(signal.SIGINT)
         _, errors = running.communicate(timeout=20)
