@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -35,8 +35,21 @@ RunDir = Annotated[
 Connect = Annotated[Path | None, option("connect", "use the pipeline that runs in this run directory")]
 LogLevel = Annotated[str, option("log_level", "debug, info, warning or error")]
 
+
+class _QuickGroup(typer.core.TyperGroup):
+    """Its own switches are off rather than None: to find out that None is no bool, typer imports pydantic."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters = super().get_params(ctx)
+        for parameter in parameters:
+            if parameter.default is None:
+                parameter.default = False
+        return parameters
+
+
 app = typer.Typer(
     name="triptych",
+    cls=_QuickGroup,
     help="An LLM inference driver in three processes that never loses a request.",
     epilog=EPILOG,
     no_args_is_help=True,

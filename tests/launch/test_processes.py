@@ -165,8 +165,8 @@ def test_a_reader_that_has_enough_ends_generate_quietly() -> None:
 
 
 VERBS = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
-HELP_LIMIT_S = 0.3
-HEAVY = ("torch", "transformers", "numpy", "zmq", "msgpack", "matplotlib", "fastapi", "uvicorn", "asyncio")
+HELP_LIMIT_S, MAX_TRIES = 0.3, 12
+HEAVY = ("torch", "transformers", "numpy", "zmq", "msgpack", "matplotlib", "fastapi", "uvicorn", "pydantic", "asyncio")
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS])
@@ -179,12 +179,15 @@ try: main([*sys.argv[1].split(), "--help"])
 except SystemExit: pass
 print(time.process_time() - start, [name for name in sys.argv[2:] if name in sys.modules], file=sys.stderr)
 """
-    command = [sys.executable, "-c", code, verb, *HEAVY]
-    runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(4)]
-    seconds, heavy = zip(*(run.stderr.split(" ", 1) for run in runs), strict=True)
-    # Processor time, and the best of a few: the rest is the machine's other work.
-    assert min(map(float, seconds)) < HELP_LIMIT_S
-    assert {names.strip() for names in heavy} == {"[]"}
+    # Processor time, and the first of some that is within the limit: the rest is the machine's other work.
+    for _ in range(MAX_TRIES):
+        command = [sys.executable, "-c", code, verb, *HEAVY]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        seconds, heavy = done.stderr.split(" ", 1)
+        assert heavy.strip() == "[]"
+        if float(seconds) < HELP_LIMIT_S:
+            return
+    raise AssertionError(f"{seconds} s of processor time, the limit is {HELP_LIMIT_S}")
 
 
 @pytest.mark.parametrize(
