@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,20 +39,6 @@ def duration(ms: float | None) -> str:
     if ms >= 1000:
         return f"{ms / 1000:.1f} s"
     return f"{ms:.0f} ms" if ms >= 10 else f"{ms:.2f} ms"
-
-
-@contextmanager
-def progress_bar(console: Console, name: str, total: int, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
-    """What is to be told how many of ``total`` are done; a terminal shows it."""
-    if hidden or not console.is_terminal:
-        yield lambda done: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda done: progress.update(task, completed=done)
 
 
 def model_line(card: Mapping[str, Any]) -> str:
@@ -124,6 +109,8 @@ def _short(value: float | None) -> str:
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_cell(part)}" for name, part in value.items()) or "none"
     if isinstance(value, (list, tuple)):

@@ -37,11 +37,13 @@ TAGS: dict[int, type[Any]] = {
     12: m.Acknowledge,
     13: m.GetStatus,
     14: m.GetStats,
+    15: m.GetRequests,
     20: m.Text,
     21: m.Finished,
     22: m.Failed,
     23: m.Status,
     24: m.Stats,
+    25: m.Requests,
     # between the workers
     40: m.Prepared,
     41: m.StepDone,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...protocol.errors import ConfigError
 from ...workers.execute.scheduling.cost import Prices
-from ..report import progress_bar
+from ..progress import count_bar
 from .costs import RecordedSteps
 from .options import EngineConfig, StudyOptions
 from .router import make_router
@@ -54,7 +54,7 @@ def replay(
         config = merge(recorded.options, config, given)
         max_model_len = options.max_model_len or recorded.max_model_len
     prices = _prices(options, source)
-    with progress_bar(console, "arrivals", len(arrivals)) as progress:
+    with count_bar(console, "arrivals", len(arrivals)) as progress:
         report = simulate(
             arrivals,
             lambda: make_scheduler(config, max_model_len),

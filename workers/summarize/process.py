@@ -29,6 +29,7 @@ from ..process import TICK_S, StatsPublisher, WorkerContext
 from .answer import Answer
 from .deadlines import Deadlines
 from .delivery import Delivery
+from .listing import list_requests
 from .rate import Rate
 from .stream import OutputStream
 from .vocabulary import Vocabulary
@@ -257,6 +258,9 @@ class Summarize:
                 self._router.send(peer, m.Stats(self._context.board.stats()))
             case m.GetStatus():
                 self._router.send(peer, self._status(message.request_id))
+            case m.GetRequests():
+                self._discover()
+                self._router.send(peer, list_requests(self._journal, self._answers.values(), message.limit))
             case _:
                 self._refuse(peer, BadFrame(f"{type(message).__name__} is not spoken at the follow socket"))
 
