@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tests.protocol.factories import make_journal, make_record
 from triptych.protocol.board import Board
@@ -14,7 +15,7 @@ def make_deadlines(folder: Path) -> Deadlines:
     return Deadlines(make_journal(folder), Board(folder / "board"))
 
 
-def add(deadlines: Deadlines, slot: int, **times: int) -> None:
+def add(deadlines: Deadlines, slot: int, **times: Any) -> None:
     deadlines.add((slot, 1), replace(make_record(), **times))
 
 
