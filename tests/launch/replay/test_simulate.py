@@ -107,15 +107,13 @@ def test_twice_the_replicas_serve_twice_as_much() -> None:
 
 
 def test_who_has_least_to_do_gets_the_next_request() -> None:
-    requests = [a for _ in range(20) for a in (*arrivals(1, num_output_tokens=200), *arrivals(1, num_output_tokens=2))]
-    spread = {
-        name: figures(
-            [Arrival(**{**as_map(a), "at_s": i * 0.05}) for i, a in enumerate(requests)], replicas=2, router=name
-        )["requests_of"]
-        for name in ("round_robin", "least_queue")
-    }
-    assert spread["round_robin"] == {"replica 0": 20, "replica 1": 20}
-    assert sum(spread["least_queue"].values()) == 40
+    spec = Synthetic(
+        num_requests=400, rate=16.0, prompt_tokens=parse_lengths("p", "20"), output_tokens=parse_lengths("o", "exp:40")
+    )  # fmt: skip
+    names = ("round_robin", "least_queue")
+    by_turns, by_queue = (figures(draw_arrivals(spec), replicas=4, router=name, max_num_seqs=2) for name in names)
+    assert set(by_turns["requests_of"].values()) == {100}
+    assert by_queue["ttft_ms"]["p90"] < 0.7 * by_turns["ttft_ms"]["p90"]
 
 
 def as_map(arrival: Arrival) -> dict[str, Any]:

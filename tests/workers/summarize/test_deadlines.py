@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tests.protocol.factories import make_journal, make_record
 from triptych.protocol.board import Board
@@ -14,9 +15,8 @@ def make_deadlines(folder: Path) -> Deadlines:
     return Deadlines(make_journal(folder), Board(folder / "board"))
 
 
-def add(deadlines: Deadlines, slot: int, *, deadline_at: int = 0, queue_deadline_at: int = 0) -> None:
-    record = replace(make_record(), deadline_at=deadline_at, queue_deadline_at=queue_deadline_at)
-    deadlines.add((slot, 1), record)
+def add(deadlines: Deadlines, slot: int, **times: Any) -> None:
+    deadlines.add((slot, 1), replace(make_record(), **times))
 
 
 def test_the_next_time_is_waited_for_and_no_longer(tmp_path: Path) -> None:
