@@ -101,7 +101,7 @@ async def _state(gateway: Gateway, request_id: str) -> str:
     """Where the request stands in the pipeline."""
     if not gateway.is_loaded:
         gateway.check_ready()
-    return await gateway.client.status(request_id)
+    return (await gateway.client.status(request_id)).state
 
 
 def _unknown(request_id: str) -> ApiError:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ...protocol.errors import InvalidRequest
 from ...protocol.sampling import SamplingParams
+from .structured import Structured, checked_structured, refusal
 from .tool_fields import CALL_FIELDS, Message, add_calls, checked_template_kwargs, checked_tools
 
 Int32 = npt.NDArray[np.int32]
@@ -45,7 +46,12 @@ class GenerationRequest:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # more variables for the chat template
     max_prompt_tokens: int | None = None  # a longer prompt is cut, or refused, as one that does not fit
     return_prompt: bool = False  # the summary brings the prompt's token ids
+    structured: Structured | None = None  # the form the answer must have
     sampling: SamplingParams = field(default_factory=SamplingParams)
+
+    def __post_init__(self) -> None:
+        if self.structured is not None and self.sampling.ignore_eos:
+            raise refusal("and ignore_eos exclude each other: the end of sequence is what ends such an answer")
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> GenerationRequest:
@@ -72,6 +78,7 @@ class GenerationRequest:
             chat_template_kwargs=checked_template_kwargs(wire.get("chat_template_kwargs")),
             max_prompt_tokens=_checked_max_prompt(wire.get("max_prompt_tokens")),
             return_prompt=_checked_bool("return_prompt", wire.get("return_prompt", False)),
+            structured=checked_structured(wire.get("structured")),
             sampling=SamplingParams.from_wire({k: v for k, v in wire.items() if k not in _OWN_FIELDS}),
         )
 

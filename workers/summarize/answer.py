@@ -21,6 +21,7 @@ class Account(NamedTuple):
 
     ledger: Ledger
     token_times_ns: list[int]
+    num_prompt_tokens: int
 
 
 class Answer:
@@ -55,6 +56,10 @@ class Answer:
     @property
     def key(self) -> tuple[int, int]:
         return self.view.slot, self.view.generation
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self._rate(self.stream.num_tokens)
 
     def push(self, token_ids: list[int], now_ns: int) -> None:
         """Take the next tokens from execute."""
@@ -144,7 +149,7 @@ class Answer:
         ledger = make_ledger(
             marks, num_cached_tokens=times.num_cached_tokens, num_preemptions=times.num_preemptions
         )  # fmt: skip
-        return Account(ledger, marks.token_times)
+        return Account(ledger, marks.token_times, len(self.view.record.prompt) // 4)
 
     def _summary(self, journal: Journal) -> dict[str, Any]:
         ledger, record = self.account(journal).ledger, self.view.record

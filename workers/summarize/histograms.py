@@ -64,7 +64,7 @@ class RequestHistograms:
         }
         self._stages_s = dict.fromkeys(STAGES, 0.0)
 
-    def observe(self, ledger: Ledger, *, token_times_ns: Sequence[int], num_prompt_tokens: int) -> None:
+    def observe(self, ledger: Ledger, token_times_ns: Sequence[int], num_prompt_tokens: int) -> None:
         """Take the account of a request that ended. ``token_times_ns``: when each of its tokens was made."""
         stages_s = {stage: ns / 1e9 for stage, ns in ledger.stages_ns.items()}
         for stage, seconds in stages_s.items():
