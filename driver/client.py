@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import messages as m
-from ..protocol.channels import ipc_endpoint
+from ..protocol.channels import Connection, ipc_endpoint
 from ..protocol.errors import ConfigError, Overloaded, RequestTimeout, TriptychError
 from ..protocol.sampling import SamplingParams
 from .session import Session
@@ -43,7 +43,7 @@ class Client:
             follow = follow or ipc_endpoint(Path(run_dir).absolute() / "follow")
         if submit is None or follow is None:
             raise ConfigError("a client needs a run directory, or a submit and a follow endpoint")
-        self.session = Session(submit, follow)
+        self.session = Session(Connection(submit, follow)).start()
 
     def __enter__(self) -> Client:
         return self

@@ -8,6 +8,7 @@ way to, and a send never waits: whoever misses something reads the journal. Towa
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -47,16 +48,42 @@ def _bind(socket: Socket, endpoint: str) -> None:
         raise ConfigError(f"cannot bind {endpoint}: {error.strerror}") from error
 
 
+class Transport:
+    """Where sockets, pollers and bells come from; the simulation in tests/ has one without ZeroMQ."""
+
+    def context(self) -> zmq.Context[Socket]:
+        return zmq.Context(io_threads=1)
+
+    def poller(self) -> zmq.Poller:
+        return zmq.Poller()
+
+    def bell(self) -> Bell:
+        return Bell()
+
+
+ZMQ = Transport()
+
+
 class Links:
     """A worker's inbox and the channels to those it tells something."""
 
-    def __init__(self, run_dir: Path, role: str, *, epoch: int, peers: tuple[str, ...]) -> None:
-        self._context = zmq.Context(io_threads=1)
+    def __init__(
+        self, run_dir: Path, role: str, *, epoch: int, peers: tuple[str, ...], transport: Transport = ZMQ
+    ) -> None:
+        self._transport = transport
+        self._context = transport.context()
         self.inbox = Inbox(self._context, inbox_endpoint(run_dir, role))
         self._outboxes = {peer: Outbox(self._context, inbox_endpoint(run_dir, peer), epoch) for peer in peers}
 
     def router(self, endpoint: str, *, epoch: int, max_frame_bytes: int) -> Router:
         return Router(self._context, endpoint, epoch=epoch, max_frame_bytes=max_frame_bytes)
+
+    def poller(self, *others: Socket | int) -> Poller:
+        """Waits for the inbox, or any of ``others``."""
+        return Poller(self.inbox.socket, *others, transport=self._transport)
+
+    def bell(self) -> Bell:
+        return self._transport.bell()
 
     def send(self, peer: str, message: Any) -> bool:
         return self._outboxes[peer].send(message)
@@ -189,13 +216,18 @@ class Bell:
 class Poller:
     """Waits for any of some sockets, or for a bell's file."""
 
-    def __init__(self, *sockets: Socket | int) -> None:
-        self._poller = zmq.Poller()
+    def __init__(self, *sockets: Socket | int, transport: Transport = ZMQ) -> None:
+        self._poller = transport.poller()
         for socket in sockets:
             self._poller.register(socket, zmq.POLLIN)
 
     def wait(self, timeout_s: float) -> None:
-        self._poller.poll(max(0, int(timeout_s * 1000)))
+        self._poller.poll(_milliseconds(timeout_s))
+
+
+def _milliseconds(timeout_s: float) -> int:
+    # Rounded up: cut off, the last part of a millisecond would be spent in turns that wait for nothing.
+    return max(0, math.ceil(timeout_s * 1000))
 
 
 class Connection:
@@ -205,12 +237,12 @@ class Connection:
     what is queued once, however often it is queued again.
     """
 
-    def __init__(self, submit: str, follow: str) -> None:
-        self._context = zmq.Context(io_threads=1)
+    def __init__(self, submit: str, follow: str, *, transport: Transport = ZMQ) -> None:
+        self._context = transport.context()
         self._sockets = {"submit": self._dealer(submit), "follow": self._dealer(follow)}
         self._queues: dict[str, dict[Any, Any]] = {door: {} for door in self._sockets}
-        self._bell = Bell()
-        self._poller = zmq.Poller()
+        self._bell = transport.bell()
+        self._poller = transport.poller()
         self._poller.register(self._bell.file, zmq.POLLIN)
         self._seq = 0
 
@@ -239,7 +271,7 @@ class Connection:
         self._flush()
         for door, socket in self._sockets.items():
             self._poller.register(socket, zmq.POLLIN | (zmq.POLLOUT if self._queues[door] else 0))
-        ready = dict(self._poller.poll(max(0, int(timeout_s * 1000))))
+        ready = dict(self._poller.poll(_milliseconds(timeout_s)))
         self._bell.silence()
         self._flush()
         return [frame for socket in self._sockets.values() if socket in ready for frame in _drain(socket)]

@@ -10,11 +10,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..protocol.board import STOP, Board, WorkerPage
+from ..protocol.channels import Links, Transport
 from ..protocol.config import PipelineConfig
 from ..protocol.journal.layout import Journal
 from ..protocol.run_dir import CONFIG_FILE, board_path, journal_path
@@ -35,6 +36,11 @@ class WorkerContext:
     config: PipelineConfig
     board: Board
     journal: Journal
+    transport: Transport = field(default_factory=Transport)
+
+    def links(self, *peers: str) -> Links:
+        """This worker's inbox, and channels to ``peers``."""
+        return Links(self.run_dir, self.role, epoch=self.epoch, peers=peers, transport=self.transport)
 
     @property
     def page(self) -> WorkerPage:

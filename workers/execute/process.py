@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ...protocol import messages as m
-from ...protocol.channels import Links, Poller
 from ...protocol.config import DEMO_CHECKPOINT, DEMO_MODEL, HASH_MODEL, CacheConfig, ModelCard
 from ...protocol.errors import JournalError
 from ...protocol.journal.layout import DISPATCHED, split_word
@@ -114,22 +113,25 @@ class Execute:
         self._num_prefill_tokens = 0
         self._stats = StatsPublisher(context.page, self._collect)
         self._set_patience()
-        self._links = Links(context.run_dir, "execute", epoch=context.epoch, peers=("summarize",))
-        self._poller = Poller(self._links.inbox.socket)
+        self._links = context.links("summarize")
+        self._poller = self._links.poller()
 
     def run(self) -> None:
         try:
             while not self._context.stopping:
-                self._turn()
+                self.wait()
+                self.turn()
         finally:
             self._links.close()
             if self._trace_file:
                 self._trace_file.close()
 
-    def _turn(self) -> None:
+    def wait(self) -> None:
         patience = self._stats.publish_if_due()
         if not self._engine.has_work:
             self._poller.wait(patience)
+
+    def turn(self) -> None:
         self._receive()
         if not self._engine.has_work:
             return

@@ -16,7 +16,6 @@ import numpy as np
 
 from ...protocol import messages as m
 from ...protocol.board import RUN
-from ...protocol.channels import Bell, Links, Poller
 from ...protocol.codec import decode_public, peek_request_id
 from ...protocol.config import ModelCard
 from ...protocol.errors import BadFrame, Draining, Overloaded, RequestError
@@ -95,23 +94,26 @@ class Prepare:
         self._counts: Counter[str] = Counter()
         self._stats = StatsPublisher(context.page, self._collect)
         self._adopt_journal()
-        self._bell = Bell()
-        self._links = Links(context.run_dir, "prepare", epoch=context.epoch, peers=("execute",))
+        self._links = context.links("execute")
+        self._bell = self._links.bell()
         self._router = self._links.router(
             submit_endpoint(context.run_dir, service), epoch=context.epoch, max_frame_bytes=service.max_frame_bytes
         )
-        self._poller = Poller(self._links.inbox.socket, self._router.socket, self._bell.file)
+        self._poller = self._links.poller(self._router.socket, self._bell.file)
 
     def run(self) -> None:
         try:
             while not self._context.stopping:
-                self._poller.wait(self._stats.publish_if_due())
-                self._turn()
+                self.wait()
+                self.turn()
         finally:
             self._tokenizer.shutdown(wait=False, cancel_futures=True)
             self._links.close()
 
-    def _turn(self) -> None:
+    def wait(self) -> None:
+        self._poller.wait(self._stats.publish_if_due())
+
+    def turn(self) -> None:
         self._bell.silence()
         self._receive()
         while self._tokenized:

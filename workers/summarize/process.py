@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from ...protocol import messages as m
-from ...protocol.channels import Links, Poller
 from ...protocol.codec import decode_public
 from ...protocol.config import ModelCard
 from ...protocol.errors import BadFrame, JournalError
@@ -73,25 +72,28 @@ class Summarize:
         self._rate = Rate()
         self._next_tick = 0.0
         self._stats = StatsPublisher(context.page, self._collect)
-        self._links = Links(context.run_dir, "summarize", epoch=context.epoch, peers=("prepare", "execute"))
+        self._links = context.links("prepare", "execute")
         self._router = self._links.router(
             follow_endpoint(context.run_dir, service), epoch=context.epoch, max_frame_bytes=service.max_frame_bytes
         )
         self._delivery = Delivery(self._router, context.journal, window=service.window_tokens)
-        self._poller = Poller(self._links.inbox.socket, self._router.socket)
+        self._poller = self._links.poller(self._router.socket)
         self._discover()
 
     def run(self) -> None:
         try:
             while not self._context.stopping:
-                patience = self._stats.publish_if_due()
-                self._poller.wait(min(patience, RETRY_S) if self._delivery.pending else patience)
-                self._turn()
+                self.wait()
+                self.turn()
             self._end_all()
         finally:
             self._links.close()
 
-    def _turn(self) -> None:
+    def wait(self) -> None:
+        patience = self._stats.publish_if_due()
+        self._poller.wait(min(patience, RETRY_S) if self._delivery.pending else patience)
+
+    def turn(self) -> None:
         for message in self._links.inbox.recv_all():
             if isinstance(message, m.StepDone):
                 self._step_done(message)
@@ -114,7 +116,7 @@ class Summarize:
             self._end(answer, "abort")
         deadline = time.monotonic() + LAST_WORDS_S
         while any(a.peer is not None for a in self._answers.values()) and time.monotonic() < deadline:
-            self._turn()
+            self.turn()
             self._poller.wait(RETRY_S)
 
     # -- from execute and the journal
