@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from triptych.protocol.errors import JournalError
 from triptych.protocol.journal.layout import DISPATCHED, FREE
@@ -38,6 +39,14 @@ class Checks:
     def after(self, process: Process) -> None:
         if self.alarms:
             raise Violation(f"{process.name} logged an error: {self.alarms[0]}")
+        body = getattr(process, "body", None)
+        if isinstance(body, Execute):
+            body._engine.check()
+        if process.has_stored:
+            process.has_stored = False
+            self._look_into_journal()
+
+    def _look_into_journal(self) -> None:
         journal = self._world.journal
         for name, check in (
             ("prepare_words", self._check_request),
@@ -50,9 +59,13 @@ class Checks:
                     check(slot)
                 setattr(self, f"_{name}", now.copy())
                 self._check_credits()
-        body = getattr(process, "body", None)
-        if isinstance(body, Execute):
-            body._engine.check()
+
+    def before_tokens(self, slots: int | npt.NDArray[np.int64]) -> None:
+        """execute writes tokens of what is with it, and of nothing else."""
+        states = self._world.journal.states()[np.atleast_1d(slots)]
+        self._require(
+            bool((states == DISPATCHED).all()), f"tokens for records {slots}, whose states are {states.tolist()}"
+        )
 
     def _check_credits(self) -> None:
         """No more than max_live requests are with execute, and no id is live twice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ class Watched(np.ndarray[Any, Any]):
     """A view whose stores are acts of a process."""
 
     process: Process | None = None
+    guard: Callable[[Any], None] | None = None  # is asked before a store, with its key
 
     def __array_finalize__(self, other: Any) -> None:
         self.process = getattr(other, "process", None)
@@ -37,6 +39,8 @@ class Watched(np.ndarray[Any, Any]):
     def __setitem__(self, key: Any, value: Any) -> None:
         if self.process is not None:
             self.process.act("store", lambda: self._torn(key, value))
+        if self.guard is not None:
+            self.guard(key)
         super().__setitem__(key, value)
 
     def put(self, indices: Any, values: Any, mode: Any = "raise") -> None:
@@ -91,6 +95,8 @@ class LifeJournal(Journal):
         self.__dict__.update(vars(journal))
         for name in VIEWS:
             setattr(self, name, watched(getattr(journal, name), process))
+        if process.name.startswith("execute"):
+            self.tokens_words.guard = process.world.checks.before_tokens  # type: ignore[attr-defined]
         self.records = WatchedRecords(journal.records, process)  # type: ignore[assignment]
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 RECONNECT_NS = (100_000, 60_000_000)
 DELAYS_NS = ((10_000, 2_000_000), (10_000, 2_000_000), (1_000_000, 60_000_000))  # near, near, far
 LONG_DELAY_NS = 120_000_000
+AGAIN = zmq.Again()
+POLLOUT = int(zmq.POLLOUT)
 BOUND = (zmq.PULL, zmq.ROUTER)
 
 
@@ -137,7 +139,7 @@ class FakeSocket:
         self.process.act("send")
         connection = self._connected()
         if connection is None:
-            raise zmq.Again
+            raise AGAIN.with_traceback(None)
         self._put(connection, connection.up, frame)
 
     def send_multipart(self, parts: list[bytes], flags: int = 0) -> None:
@@ -150,7 +152,7 @@ class FakeSocket:
 
     def _put(self, connection: Connection, pipe: Pipe, frame: bytes) -> None:
         if len(pipe.frames) >= connection.limit:
-            raise zmq.Again
+            raise AGAIN.with_traceback(None)
         at_ns = self.network.now_ns() + self.network.delay_ns()
         if pipe.frames:
             at_ns = max(at_ns, pipe.frames[-1][0])
@@ -183,7 +185,7 @@ class FakeSocket:
         now_ns = self.network.now_ns()
         ready = [pipe for pipe in self._pipes() if pipe.frames and pipe.frames[0][0] <= now_ns]
         if not ready:
-            raise zmq.Again
+            raise AGAIN.with_traceback(None)
         pipe = ready[0] if len(ready) == 1 else self.network.rng.choice(ready)
         _, frame = pipe.frames.popleft()
         if not pipe.frames and pipe in self.leftovers:
@@ -207,7 +209,7 @@ class FakePoller:
         self._sockets: dict[Any, int] = {}
 
     def register(self, socket: Any, flags: int) -> None:
-        self._sockets[socket] = flags
+        self._sockets[socket] = int(flags)
 
     def poll(self, timeout_ms: int) -> list[tuple[Any, int]]:
         process = self._process
@@ -221,10 +223,10 @@ class FakePoller:
             if at_ns is not None:
                 process.next_ns = min(process.next_ns, at_ns)
             is_ready = at_ns is not None and at_ns <= now_ns
-            if is_ready or (flags & zmq.POLLOUT and socket.can_send()):
+            if is_ready or (flags & POLLOUT and socket.can_send()):
                 ready.append((socket, flags))
                 process.next_ns = now_ns
-            elif flags & zmq.POLLOUT and socket.connection is None:
+            elif flags & POLLOUT and socket.connection is None:
                 process.next_ns = min(process.next_ns, max(socket.connect_at_ns, now_ns + 1_000_000))
         return ready
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.simulation.requests import Request, random_request
 from triptych.protocol.board import ROLES
-from triptych.protocol.config import ModelCard, PipelineConfig
+from triptych.protocol.config import CacheConfig, ModelCard, ModelConfig, PipelineConfig, SchedulerConfig, ServiceConfig
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 if TYPE_CHECKING:
@@ -22,43 +22,63 @@ STEPS_NS = ((MS // 5, 3 * MS), (MS // 5, 3 * MS), (5 * MS, 60 * MS))
 Deed = Callable[["World"], None]
 
 
+class Doom(NamedTuple):
+    """When a life ends."""
+
+    what: str  # "act", or "store" to count only these
+    count: int
+
+
 @dataclass
 class Plan:
     config: PipelineConfig
     card: ModelCard
     num_clients: int
+    repeat_s: float  # a client says it again so often
     interleaving: float  # how likely others run between two acts
     step_ns: tuple[int, int]  # how long a step takes
     deeds: list[tuple[int, Deed]] = field(default_factory=list)  # (ns after the beginning, what is done)
-    dooms: dict[tuple[str, int], int] = field(default_factory=dict)  # (role, number of its life) -> acts until it dies
+    dooms: dict[tuple[str, int], Doom] = field(default_factory=dict)  # (role, number of its life)
     may_drain: bool = False
 
 
 def make_plan(rng: random.Random) -> Plan:
     config = _config(rng)
-    plan = Plan(config, _card(rng, config), rng.randrange(1, 4), rng.choice((0.0, 0.002, 0.02)), rng.choice(STEPS_NS))
+    plan = Plan(config, _card(rng, config), rng.randrange(1, 4), **_tempers(rng))
     _plan_requests(rng, plan)
     _plan_faults(rng, plan)
     return plan
 
 
+def _tempers(rng: random.Random) -> dict[str, Any]:
+    return {
+        "repeat_s": rng.choice((0.25, 0.25, 0.03)),
+        "interleaving": rng.choice((0.0, 0.002, 0.02)),
+        "step_ns": rng.choice(STEPS_NS),
+    }
+
+
 def _config(rng: random.Random) -> PipelineConfig:
-    return PipelineConfig.from_options(
-        model="hash-lm",
+    cache = CacheConfig(
         page_size=4,
         num_pages=rng.randrange(5, 18),
         host_pages=rng.choice((0, 0, 8)),
         prefix_cache=rng.random() < 0.7,
+    )
+    scheduler = SchedulerConfig(
         max_num_seqs=rng.randrange(1, 5),
         prefill_chunk=rng.choice((3, 8, 32)),
         policy=rng.choice(("fifo", "fifo", "prefill_first", "round_robin")),
         preemption=rng.choice(("auto", "recompute", "swap")),
+    )
+    service = ServiceConfig(
         max_queue=rng.choice((2, 16, 16)),
         window_tokens=rng.choice((2, 256)),
         lease_s=rng.choice((0.6, 1.5)),
         max_records=rng.randrange(3, 14),
         arena_bytes=1 << 16,
     )
+    return PipelineConfig(model=ModelConfig(model="hash-lm"), cache=cache, scheduler=scheduler, service=service)
 
 
 def _card(rng: random.Random, config: PipelineConfig) -> ModelCard:
@@ -74,14 +94,16 @@ def _card(rng: random.Random, config: PipelineConfig) -> ModelCard:
 def _plan_requests(rng: random.Random, plan: Plan) -> None:
     common = [rng.randrange(1, VOCAB_SIZE - 1) for _ in range(9)]
     until_ns = rng.choice((5 * MS, 150 * MS))
-    for number in range(rng.randrange(2, 9)):
+    for number in range(rng.randrange(2, 8)):
         request = random_request(rng, f"r{number}", plan.card, common=common)
+        if rng.random() < 0.4:
+            request.then = random_request(rng, f"r{number}+", plan.card, common=common)
         who, at_ns = rng.randrange(plan.num_clients), rng.randrange(until_ns)
         plan.deeds.append((at_ns, _submitting(who, request)))
         chance = rng.random()
-        if chance < 0.12:
+        if chance < 0.2:
             plan.deeds.append((at_ns + rng.randrange(60 * MS), _aborting(who, request)))
-        elif chance < 0.2:
+        elif chance < 0.27:
             plan.deeds.append((at_ns + rng.randrange(60 * MS), _submitting_elsewhere(who, request)))
 
 
@@ -91,7 +113,11 @@ def _plan_faults(rng: random.Random, plan: Plan) -> None:
     for role in ROLES:
         for life in range(1, 4):  # the second and third: in the middle of a recovery
             if rng.random() < 0.3:
-                plan.dooms[(role, life)] = rng.choice((rng.randrange(20), rng.randrange(400)))
+                plan.dooms[(role, life)] = _random_doom(rng)
+
+
+def _random_doom(rng: random.Random) -> Doom:
+    return rng.choice((Doom("store", rng.randrange(80)), Doom("act", rng.choice((rng.randrange(20), rng.randrange(400))))))
 
 
 def _random_fault(rng: random.Random, plan: Plan) -> Deed:
@@ -112,7 +138,8 @@ def _random_fault(rng: random.Random, plan: Plan) -> Deed:
     if kind == 7 and rng.random() < 0.3:
         plan.may_drain = True
         return lambda world: world.drain()
-    return lambda world: _doom(world, role, rng.randrange(120))
+    doom = _random_doom(rng)
+    return lambda world: _doom(world, role, doom)
 
 
 # -- users
@@ -121,7 +148,6 @@ def _random_fault(rng: random.Random, plan: Plan) -> Deed:
 def _submitting(who: int, request: Request) -> Deed:
     def deed(world: World) -> None:
         if (client := _client(world, who)) is not None:
-            world.requests[request.request_id] = request
             client.at(world.clock.now_ns, lambda: client.submit(request))
 
     return deed
@@ -141,7 +167,6 @@ def _submitting_elsewhere(who: int, request: Request) -> Deed:
     def deed(world: World) -> None:
         request.may_be_unknown = True  # whoever reads first acknowledges
         other = world.new_client(f"twin-of-{who}")
-        world.requests[request.request_id] = request
         other.at(world.clock.now_ns, lambda: other.submit(request))
 
     return deed
@@ -165,9 +190,9 @@ def _kill_all(world: World) -> None:
         _kill(world, role)
 
 
-def _doom(world: World, role: str, num_acts: int) -> None:
+def _doom(world: World, role: str, doom: Doom) -> None:
     if role in world.workers:
-        world.workers[role].acts_left = num_acts
+        world.workers[role].doom = doom
 
 
 def _freezing(role: str, duration_ns: int) -> Deed:

@@ -25,6 +25,7 @@ from triptych.workers.summarize.process import Summarize
 
 from tests.simulation.journal import LifeJournal
 from tests.simulation.network import FakeSocket, FakeTransport, Network
+from tests.simulation.plan import Doom
 from tests.simulation.requests import POISON, Request, encoder, vocabulary
 
 if TYPE_CHECKING:
@@ -53,17 +54,21 @@ class Process:
         self.frozen_until_ns = 0
         self.is_alive = True
         self.is_running = False
-        self.acts_left: int | None = None  # to live
+        self.doom: Doom | None = None
+        self.has_stored = False  # since it was last looked at
 
     def act(self, what: str, half: Callable[[], None] | None = None) -> None:
         """``half``: does a part of what is about to happen, for a death in the middle of it."""
         self.world.interleave(self)
         if not self.is_alive:  # killed while it was in the middle of something
             raise Died
-        if self.acts_left is None:
+        if what == "store":
+            self.has_stored = True
+        doom = self.doom
+        if doom is None or doom.what not in (what, "act"):
             return
-        self.acts_left -= 1
-        if self.acts_left < 0:
+        self.doom = Doom(doom.what, doom.count - 1)
+        if doom.count <= 0:
             if half is not None and self.rng.random() < 0.5:
                 half()
             self.world.note(self, f"dies at a {what}")
@@ -180,6 +185,8 @@ class Reader:
         world.note(self.client, f"{request.request_id} ends with {end} after {len(self.token_ids)} tokens")
         world.require(self.num_ends == 1, f"{request.request_id} ends again, now with {end}")
         world.check_end(self, end)
+        if (then := request.then) is not None and then.request_id not in world.requests:
+            self.client.submit(then)
 
 
 class Client(Process):
@@ -207,6 +214,7 @@ class Client(Process):
 
     def submit(self, request: Request) -> None:
         self.world.note(self, f"submits {request.request_id}: {request.wire}")
+        self.world.requests[request.request_id] = request
         reader = Reader(self, request, [], "")
         self.readers.append(reader)
         self.session.submit(request.request_id, request.wire, reader)

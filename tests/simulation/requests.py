@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -35,7 +35,7 @@ class Request:
     is_valid: bool = True
     may_abort: bool = False  # somebody aborted it, or left it alone for as long as its lease
     may_be_unknown: bool = False  # somebody else may have taken its answer
-    ends: set[tuple[str, int]] = field(default_factory=set)  # every end that was ever sent: reason, number of tokens
+    then: Request | None = None  # what the client asks for as soon as this one has ended
 
     @property
     def is_poison(self) -> bool:

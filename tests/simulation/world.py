@@ -14,6 +14,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.clock import Clock, installed
 from tests.simulation.journal import make_journal
@@ -21,6 +23,7 @@ from tests.simulation.network import Network
 from tests.simulation.plan import Plan, make_plan
 from tests.simulation.processes import Client, Died, Process, Reader, Worker
 from tests.simulation.requests import Request
+from triptych.driver import session
 from triptych.protocol.board import DRAIN, ROLES, RUN, Board
 
 RESTART_NS = (1_000_000, 80_000_000)
@@ -103,7 +106,8 @@ class World:
         handler = _Alarm(self)
         WORKER_ERRORS.addHandler(handler)
         try:
-            with installed(self.clock, secrets=Secrets(self.rng)):
+            with installed(self.clock, secrets=Secrets(self.rng)), pytest.MonkeyPatch.context() as patch:
+                patch.setattr(session, "REPEAT_S", self.plan.repeat_s)
                 self._begin()
                 self._loop()
                 self.checks.at_rest()
@@ -198,9 +202,9 @@ class World:
     def _bear(self, role: str) -> None:
         worker = self.workers[role] = Worker(self, role)
         self._num_births[role] += 1
-        worker.acts_left = self.plan.dooms.get((role, self._num_births[role]))
+        worker.doom = self.plan.dooms.get((role, self._num_births[role]))
         worker.next_ns = self.clock.now_ns
-        self.note(worker, "begins" + ("" if worker.acts_left is None else f", {worker.acts_left} acts to live"))
+        self.note(worker, "begins" if worker.doom is None else f"begins and dies after {worker.doom.count} {worker.doom.what}s")
         self.push(worker)
 
     def drain(self) -> None:
