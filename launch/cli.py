@@ -15,6 +15,7 @@ from ..protocol.errors import ConfigError, InvalidRequest, TriptychError
 from ..protocol.sampling import SamplingParams
 from .failures import explain
 from .flags import ENV_PREFIX, OutputFormat, given_flags, option, with_flags
+from .keys import keys
 from .logs import set_up_logging
 from .signals import exit_on_signals
 
@@ -39,6 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(keys)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

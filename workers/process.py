@@ -17,7 +17,9 @@ from typing import Any
 from ..protocol.board import STOP, Board, WorkerPage
 from ..protocol.channels import Links, Transport
 from ..protocol.config import PipelineConfig
+from ..protocol.curve import PublicDoor
 from ..protocol.journal.layout import Journal
+from ..protocol.keys import KeyFolder, allow_list
 from ..protocol.run_dir import CONFIG_FILE, board_path, journal_path
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,15 @@ class WorkerContext:
     def links(self, *peers: str) -> Links:
         """This worker's inbox, and channels to ``peers``."""
         return Links(self.run_dir, self.role, epoch=self.epoch, peers=peers, transport=self.transport)
+
+    def public_door(self, endpoint: str | None) -> PublicDoor | None:
+        """How a socket for clients is opened to the network, if ``endpoint`` says that it is."""
+        folder = self.config.service.curve_keys
+        if folder is None:
+            return None
+        keys = KeyFolder(folder)
+        public = endpoint if endpoint is not None and endpoint.startswith("tcp://") else None
+        return PublicDoor(public, keys.server.secret, allow_list(keys, self.run_dir))
 
     @property
     def page(self) -> WorkerPage:

@@ -51,6 +51,9 @@ LIMITS: list[tuple[str, Any, Any, Any, Any]] = [
     ("max_pending_bytes", (8 << 20) - 1, 8 << 20, None, None),
     ("window_tokens", 0, 1, 1 << 20, (1 << 20) + 1),
     ("lease_s", 0.04, 0.05, 1e9, 1.1e9),
+    ("max_client_requests", 0, 1, 1 << 20, (1 << 20) + 1),
+    ("max_client_bytes", 0, 1, 1 << 40, (1 << 40) + 1),
+    ("tokenize_timeout_s", 0.001, 0.01, 86_400, 86_401),
     ("max_records", 0, 1, 1 << 20, (1 << 20) + 1),
     ("arena_bytes", (1 << 16) - 1, 1 << 16, 1 << 40, (1 << 40) + 1),
     ("start_timeout_s", 0.09, 0.1, None, None),
@@ -95,7 +98,7 @@ def test_not_a_number_is_no_setting(name: str) -> None:
         ("policy", "lottery"),
         ("preemption", "shoot"),
         ("page_size", 24),
-        ("submit", "tcp://127.0.0.1:5555"),
+        ("submit", "tcp://127.0.0.1:5555"),  # without keys
         ("follow", "tcp://*:5555"),
     ],
 )

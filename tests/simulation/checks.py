@@ -129,7 +129,9 @@ class Checks:
             )
             self._require(reader.text == request.text, f"{name}: {reader.text!r}, expected {request.text!r}")
         elif end == "abort":
-            self._require(request.may_abort, f"{name} was aborted by nobody")
+            # A client that was refused aborts what a late repetition of its SUBMIT was accepted as, and cannot know
+            # that another client has taken the id meanwhile.
+            self._require(request.may_abort or request.was_refused, f"{name} was aborted by nobody")
         elif end == "model_failed":
             self._require(request.is_poison, f"{name} failed and is no poison: {reader.error}")
         elif end == "invalid_request":
@@ -138,8 +140,10 @@ class Checks:
             self._require(request.may_be_unknown, f"{name} got {end}: {reader.error}")
         elif end == "draining":
             self._require(self._world.plan.may_drain, f"{name} was refused as draining")
+            request.was_refused = True
         else:
             self._require(end == "overloaded", f"{name} got {end}: {reader.error}")
+            request.was_refused = True
 
     # -- at rest
 

@@ -1,8 +1,9 @@
 """Sockets without ZeroMQ that lose, delay and reorder what ZeroMQ was seen to lose, delay and reorder.
 
-What a process sent and nobody has read yet is in flight. When one end of a connection goes, what was on its way to it is
-lost, and of what it sent a part arrives; the other end connects again after a while, and until then a send is refused
-(IMMEDIATE). Within one connection order is kept; between two, even of the same peers, it is not. Nothing is doubled.
+What a process sent and nobody has read yet is in flight. When one end of a connection goes, what was on its way to it
+is lost, and of what it sent a part arrives; the other end connects again after a while, and until then a send is
+refused (IMMEDIATE). Within one connection order is kept; between two, even of the same peers, it is not. Nothing is
+doubled.
 """
 
 from __future__ import annotations

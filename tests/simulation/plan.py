@@ -117,7 +117,9 @@ def _plan_faults(rng: random.Random, plan: Plan) -> None:
 
 
 def _random_doom(rng: random.Random) -> Doom:
-    return rng.choice((Doom("store", rng.randrange(80)), Doom("act", rng.choice((rng.randrange(20), rng.randrange(400))))))
+    return rng.choice(
+        (Doom("store", rng.randrange(80)), Doom("act", rng.choice((rng.randrange(20), rng.randrange(400)))))
+    )
 
 
 def _random_fault(rng: random.Random, plan: Plan) -> Deed:

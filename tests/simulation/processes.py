@@ -8,6 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.journal import LifeJournal
+from tests.simulation.network import FakeSocket, FakeTransport, Network
+from tests.simulation.plan import Doom
+from tests.simulation.requests import POISON, Request, encoder, vocabulary
 from triptych.driver.session import Session
 from triptych.driver.stream import Completion, Delta
 from triptych.protocol.channels import Connection
@@ -22,11 +26,6 @@ from triptych.workers.execute.step import StepInputs, StepResult
 from triptych.workers.prepare.process import Prepare
 from triptych.workers.process import WorkerContext
 from triptych.workers.summarize.process import Summarize
-
-from tests.simulation.journal import LifeJournal
-from tests.simulation.network import FakeSocket, FakeTransport, Network
-from tests.simulation.plan import Doom
-from tests.simulation.requests import POISON, Request, encoder, vocabulary
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -237,5 +236,3 @@ class Client(Process):
     @property
     def is_waiting(self) -> bool:
         return bool(self.deeds) or any(not reader.num_ends for reader in self.readers)
-
-

@@ -35,6 +35,7 @@ class Request:
     is_valid: bool = True
     may_abort: bool = False  # somebody aborted it, or left it alone for as long as its lease
     may_be_unknown: bool = False  # somebody else may have taken its answer
+    was_refused: bool = False
     then: Request | None = None  # what the client asks for as soon as this one has ended
 
     @property

@@ -65,7 +65,7 @@ class World:
         self._heap: list[tuple[int, int, Process | None, Callable[[], None] | None]] = []
         self._order = itertools.count()
         self._depth = 0
-        self._num_births = {role: 0 for role in ROLES}
+        self._num_births = dict.fromkeys(ROLES, 0)
         self.num_deaths = 0
 
     # -- what everybody uses
@@ -204,7 +204,10 @@ class World:
         self._num_births[role] += 1
         worker.doom = self.plan.dooms.get((role, self._num_births[role]))
         worker.next_ns = self.clock.now_ns
-        self.note(worker, "begins" if worker.doom is None else f"begins and dies after {worker.doom.count} {worker.doom.what}s")
+        self.note(
+            worker,
+            "begins" if worker.doom is None else f"begins and dies after {worker.doom.count} {worker.doom.what}s",
+        )
         self.push(worker)
 
     def drain(self) -> None:
@@ -230,5 +233,3 @@ class _Alarm(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         self._world.checks.alarms.append(f"{record.getMessage()}: {error!r}")
-
-

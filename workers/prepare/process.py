@@ -6,9 +6,7 @@ import json
 import logging
 import secrets
 import time
-from collections import Counter, deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +16,7 @@ from ...protocol import messages as m
 from ...protocol.board import RUN
 from ...protocol.codec import decode_public, peek_request_id
 from ...protocol.config import ModelCard
-from ...protocol.errors import BadFrame, Draining, Overloaded, RequestError
+from ...protocol.errors import BadFrame, Draining, Overloaded, RequestError, TokenizationFailed
 from ...protocol.journal.layout import ACCEPTED, FORGOTTEN, RELEASED
 from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import AcceptTimes, RequestWriter, read_request
@@ -26,13 +24,15 @@ from ...protocol.record import RequestRecord
 from ...protocol.run_dir import CARD_FILE, submit_endpoint
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .admission import Admission, admit
+from .beside import Beside
 from .intake import KnownIds, check_request_id, digest_of
+from .quotas import Quotas
 from .request import GenerationRequest
 from .text_encoder import TextEncoder
 
 logger = logging.getLogger(__name__)
 
-INLINE_BYTES = 16 << 10  # prompts up to this size are tokenised at once, larger ones by a thread beside
+INLINE_BYTES = 16 << 10  # prompts up to this size are tokenised at once, larger ones and chats by a thread beside
 WAIT_FOR_MODEL_S = 0.02
 MAX_FRAMES_A_TURN = 256  # so that credits and replies are not kept waiting by a flood
 
@@ -44,7 +44,7 @@ class Intake:
     peer: bytes
     request_id: str
     digest: int
-    num_bytes: int
+    num_bytes: int  # that wait for the tokenizer; 0: tokenised at once
     request: GenerationRequest
     received_ns: int
     tokenize_start_ns: int = 0
@@ -87,17 +87,20 @@ class Prepare:
         self._slots: dict[int, tuple[int, str]] = {}  # every record in use: generation and request id
         self._live: dict[int, int] = {}  # dispatched and not released: slot -> generation
         self._waiting: dict[int, tuple[int, bytes]] = {}  # accepted, no credit yet: slot -> generation and record
-        self._tokenizer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
-        self._tokenized: deque[Callable[[], None]] = deque()
         self._pending_bytes = 0
         self._next_scan = 0.0
         self._counts: Counter[str] = Counter()
+        self._quotas = Quotas(max_requests=service.max_client_requests, max_bytes=service.max_client_bytes)
         self._stats = StatsPublisher(context.page, self._collect)
         self._adopt_journal()
         self._links = context.links("execute")
         self._bell = self._links.bell()
+        self._beside: Beside[Admission | RequestError] = Beside(service.tokenize_timeout_s, ring=self._bell.ring)
         self._router = self._links.router(
-            submit_endpoint(context.run_dir, service), epoch=context.epoch, max_frame_bytes=service.max_frame_bytes
+            submit_endpoint(context.run_dir, service),
+            epoch=context.epoch,
+            max_frame_bytes=service.max_frame_bytes,
+            public=context.public_door(service.submit),
         )
         self._poller = self._links.poller(self._router.socket, self._bell.file)
 
@@ -107,7 +110,7 @@ class Prepare:
                 self.wait()
                 self.turn()
         finally:
-            self._tokenizer.shutdown(wait=False, cancel_futures=True)
+            self._beside.close()
             self._links.close()
 
     def wait(self) -> None:
@@ -116,8 +119,7 @@ class Prepare:
     def turn(self) -> None:
         self._bell.silence()
         self._receive()
-        while self._tokenized:
-            self._tokenized.popleft()()
+        self._beside.collect()
         for _ in range(MAX_FRAMES_A_TURN):
             if (received := self._router.recv()) is None:
                 break
@@ -168,6 +170,7 @@ class Prepare:
 
     def _released(self, slot: int, generation: int) -> None:
         """The request ended: it gives its credit back, or its place in the queue."""
+        self._quotas.released(slot, generation)
         if self._live.get(slot) == generation:
             del self._live[slot]
             self._stats.changed = True
@@ -227,39 +230,50 @@ class Prepare:
                 if (accepted := self._ids.answer(request_id)) is not None:
                     self._router.send(peer, accepted)
                 return
-            self._check_room(num_bytes)
             request = GenerationRequest.from_wire(message.request)
+            # A chat's template comes with the model and is a program: it may take any time over some input.
+            num_bytes = num_bytes if num_bytes > INLINE_BYTES or request.messages is not None else 0
+            self._check_room(num_bytes)
+            self._quotas.check(self._router.owner(peer), num_bytes)
         except RequestError as error:
             self._refuse(peer, request_id, error)
             return
         intake = Intake(peer, request_id, digest, num_bytes, request, received_ns)
         self._ids.begin(request_id, digest)
-        if num_bytes <= INLINE_BYTES:
-            self._finish(intake, self._tokenize(intake))
+        if num_bytes:
+            self._tokenize_beside(intake)
         else:
-            self._pending_bytes += num_bytes
-            self._tokenizer.submit(self._tokenize_beside, intake)
+            self._finish(intake, self._tokenize(intake))
 
     def _check_room(self, num_bytes: int) -> None:
+        """``num_bytes``: that would wait for the tokenizer."""
         if self._context.board.mode != RUN:
             raise Draining("the pipeline is stopping and takes no new requests")
         if len(self._waiting) >= self._service.max_queue:
             raise Overloaded(f"{len(self._waiting)} requests wait, the limit is {self._service.max_queue}")
-        if num_bytes > INLINE_BYTES and self._pending_bytes + num_bytes > self._service.max_pending_bytes:
+        if num_bytes and self._pending_bytes + num_bytes > self._service.max_pending_bytes:
             raise Overloaded(
                 f"{self._pending_bytes} bytes of prompts wait for the tokenizer,"
                 f" {num_bytes} more pass the limit of {self._service.max_pending_bytes}"
             )
 
     def _tokenize_beside(self, intake: Intake) -> None:
-        result = self._tokenize(intake)
-        self._tokenized.append(lambda: self._finish_beside(intake, result))
-        self._bell.ring()
+        owner = self._router.owner(intake.peer)
+        self._pending_bytes += intake.num_bytes
+        self._quotas.waits(owner, intake.num_bytes)
 
-    def _finish_beside(self, intake: Intake, result: Admission | RequestError) -> None:
-        self._pending_bytes -= intake.num_bytes
-        self._stats.changed = True
-        self._finish(intake, result)
+        def done(result: Admission | RequestError | None) -> None:
+            self._pending_bytes -= intake.num_bytes
+            self._quotas.waited(owner, intake.num_bytes)
+            self._stats.changed = True
+            self._finish(intake, result or self._too_slow(intake))
+
+        self._beside.submit(lambda: self._tokenize(intake), done)
+
+    def _too_slow(self, intake: Intake) -> RequestError:
+        param = "prompt" if intake.request.messages is None else "messages"
+        limit = self._service.tokenize_timeout_s
+        return TokenizationFailed(f"{param} took longer than {limit} s, the limit is tokenize_timeout_s", param=param)
 
     def _tokenize(self, intake: Intake) -> Admission | RequestError:
         """Any thread. A request that cannot be served is an error for its client and for nobody else."""
@@ -302,6 +316,7 @@ class Prepare:
         )  # fmt: skip
         slot, generation = self._writer.accept(record, times)
         self._slots[slot] = (generation, record.request_id)
+        self._quotas.accepted(self._router.owner(intake.peer), slot, generation)
         accepted = _accepted(record)
         self._ids.accept(accepted, record.digest)
         if record.token_capacity > 0:  # one that asked for no tokens is answered by summarize alone

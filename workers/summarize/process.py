@@ -74,7 +74,10 @@ class Summarize:
         self._stats = StatsPublisher(context.page, self._collect)
         self._links = context.links("prepare", "execute")
         self._router = self._links.router(
-            follow_endpoint(context.run_dir, service), epoch=context.epoch, max_frame_bytes=service.max_frame_bytes
+            follow_endpoint(context.run_dir, service),
+            epoch=context.epoch,
+            max_frame_bytes=service.max_frame_bytes,
+            public=context.public_door(service.follow),
         )
         self._delivery = Delivery(self._router, context.journal, window=service.window_tokens)
         self._poller = self._links.poller(self._router.socket)
