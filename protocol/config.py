@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from .errors import ConfigError
+from .plain import load_map, make
 
 POLICIES = ("fifo", "prefill_first", "round_robin", "priority")
 PREEMPTIONS = ("auto", "recompute", "swap")
@@ -250,7 +251,15 @@ class PipelineConfig:
 
     @classmethod
     def from_json(cls, text: str) -> PipelineConfig:
-        return cls.from_options(**{k: v for part in json.loads(text).values() for k, v in part.items()})
+        """
+        Raises:
+            ConfigError: the text is not what ``to_json`` wrote, or a value cannot work.
+        """
+        parts, hints = load_map(text, "the configuration"), get_type_hints(cls)
+        for name in parts:
+            if name not in hints:
+                raise ConfigError(f"the configuration has the unknown part {name!r:.100}")
+        return cls(**{name: make(hints[name], values, name) for name, values in parts.items()})
 
 
 def _owner(option: str) -> str:
@@ -281,8 +290,12 @@ class ModelCard:
     load_s: float
 
     @classmethod
-    def from_wire(cls, wire: dict[str, Any]) -> ModelCard:
-        return cls(**{**wire, "eos_token_ids": tuple(wire["eos_token_ids"])})
+    def from_json(cls, text: str) -> ModelCard:
+        """
+        Raises:
+            ConfigError: the text is no model card.
+        """
+        return make(cls, load_map(text, "the model card"), "the model card")
 
     def to_wire(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

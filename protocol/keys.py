@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from .curve import new_key_pair
 from .errors import ConfigError
+from .plain import load_map
 from .run_dir import MODE, write_private
 
 SERVER_FILE = "server.json"
@@ -25,6 +26,7 @@ CLIENTS_FOLDER = "clients"
 OWN_KEYS_FILE = "client.json"  # in a run directory: the keys of the driver's own client, and of its owner's others
 _VALID_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _VALID_KEY = re.compile(r"[\x21-\x7e]{40}")  # Z85
+MAX_FILE_CHARS = 1 << 12
 T = TypeVar("T")
 
 
@@ -164,11 +166,8 @@ def _read(path: Path, make: Callable[[dict[str, Any]], T]) -> T:
             facts = os.fstat(file.fileno())
             if stat.S_ISREG(facts.st_mode) and (facts.st_mode & 0o077 or facts.st_uid != os.getuid()):
                 raise ConfigError(f"{path} must be readable by its owner only, its mode is {facts.st_mode & 0o777:o}")
-            wire = json.load(file)
-        if type(wire) is not dict:
-            raise ValueError("not a map")
-        return make(wire)
+            return make(load_map(file.read(MAX_FILE_CHARS), str(path)))
     except OSError as error:
         raise ConfigError(f"no key file {path}: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError) as error:  # never the text itself: it may hold a secret
         raise ConfigError(f"{path} is no key file: {type(error).__name__}") from None

@@ -175,7 +175,7 @@ def test_a_step_holds_a_chunk_and_a_token_for_each_row(given: int | None, budget
 
 
 def test_a_model_card_survives_its_file() -> None:
-    assert ModelCard.from_wire(json.loads(json.dumps(CARD.to_wire()))) == CARD
+    assert ModelCard.from_json(json.dumps(CARD.to_wire())) == CARD
 
 
 def test_every_part_has_a_home() -> None:

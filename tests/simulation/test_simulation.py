@@ -32,9 +32,15 @@ def test_what_once_failed_does_not_fail_again() -> None:
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_planted_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTATIONS[name](monkeypatch)
-    with pytest.raises(Violation):
-        for seed in range(SEEDS_TO_FIND_A_MUTATION):
-            World(seed).run()
+    assert any(violates(seed) for seed in range(SEEDS_TO_FIND_A_MUTATION))
+
+
+def violates(seed: int) -> bool:
+    try:
+        World(seed).run()
+    except Violation:
+        return True
+    return False
 
 
 DIGEST = "import sys, zlib; from tests.simulation.test_simulation import digest; print(digest(3))"

@@ -1,7 +1,7 @@
 """One run: three workers, some clients, a network and a clock, all dice thrown from one seed.
 
-``World(seed).run()`` returns when everything has come to rest, or raises ``Violation`` with what must never be. The same
-seed gives the same run, on any machine.
+``World(seed).run()`` returns when everything has come to rest, or raises ``Violation`` with what must never be. The
+same seed gives the same run, on any machine.
 """
 
 from __future__ import annotations

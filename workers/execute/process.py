@@ -78,7 +78,7 @@ def _build_torch_runner(context: WorkerContext, cache: CacheConfig) -> tuple[Run
 
 def _known_card(context: WorkerContext) -> ModelCard | None:
     path = context.run_dir / CARD_FILE
-    return ModelCard.from_wire(json.loads(path.read_text())) if path.exists() else None
+    return ModelCard.from_json(path.read_text()) if path.exists() else None
 
 
 class Execute:

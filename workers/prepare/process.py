@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import time
@@ -66,7 +65,7 @@ def _wait_for_model(context: WorkerContext) -> tuple[ModelCard | None, TextEncod
         encoder = TextEncoder.load(context.run_dir)
         card = context.run_dir / CARD_FILE
         if encoder is not None and card.exists():
-            return ModelCard.from_wire(json.loads(card.read_text())), encoder
+            return ModelCard.from_json(card.read_text()), encoder
         context.page.progress()
         time.sleep(WAIT_FOR_MODEL_S)
     return None, None

@@ -8,8 +8,8 @@ from ...protocol.errors import Overloaded
 
 
 class Quotas:
-    """Counts for each owner (see ``Router.owner``) the requests that are accepted and not released, and bytes of prompts
-    that wait for the tokenizer.
+    """Counts for each owner (see ``Router.owner``) the requests that are accepted and not released, and the bytes of
+    prompts that wait for the tokenizer.
 
     After a restart nobody knows whose the requests of the last life were: they count for no one.
     """

@@ -6,7 +6,6 @@ lease runs out at the same moment.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter
@@ -43,7 +42,7 @@ def run(context: WorkerContext) -> None:
     context.set_phase("loading")
     while not context.stopping:
         if load_facts(context.run_dir) is not None and (context.run_dir / CARD_FILE).exists():
-            card = ModelCard.from_wire(json.loads((context.run_dir / CARD_FILE).read_text()))
+            card = ModelCard.from_json((context.run_dir / CARD_FILE).read_text())
             summarize = Summarize(context, card, Vocabulary.load(context.run_dir))
             context.set_phase("ready")
             summarize.run()
