@@ -1,4 +1,4 @@
-"""Dataclasses out of JSON files, with every name and type checked: a damaged file is an error that says what is wrong."""
+"""Dataclasses out of JSON files, every name and type checked: a damaged file is an error that says what is wrong."""
 
 from __future__ import annotations
 
