@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.report import environment
 from tests.fuzz.mutate import mutate
 from tests.fuzz.targets import Target, make_targets
 
@@ -78,6 +79,7 @@ def main() -> None:
         "targets": outcomes,
         "grown_kib": peak_kib() - before,
         "seconds": round(time.perf_counter() - began, 1),
+        **environment("msgpack", "numpy"),
     }
     print(json.dumps(figures))
     if arguments.output is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -161,7 +161,7 @@ def make_targets(folder: Path) -> dict[str, Target]:
             (json.dumps(card.to_wire()).encode(),), lambda data: ModelCard.from_json(data.decode()), (ConfigError,)
         ),
         "facts": Target(
-            (json.dumps({"vocab_size": 9, "chat_template": None, "special_tokens": {}, "bos_token_id": 1}).encode(),),
+            (json.dumps(asdict(facts)).encode(),),
             _file_reader(folder / "tokenizer_facts.json", lambda path: load_facts(path.parent)),
             (ConfigError,),
         ),

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.report import environment
 from tests.simulation.checks import Violation
 from tests.simulation.world import World
 
@@ -53,6 +54,7 @@ def run_many(seeds: range, output: Path | None) -> int:
         "answered_requests": num_ends,
         "violations": failed,
         "seconds": round(time.perf_counter() - started, 1),
+        **environment("numpy"),
     }
     print(json.dumps(figures))
     if output is not None:
