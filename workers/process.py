@@ -6,6 +6,7 @@ import argparse
 import ctypes
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -104,6 +105,7 @@ def main(role: str, body: Callable[[WorkerContext], None]) -> None:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"
     )
+    allow_many_files()
     context = open_context(role, arguments.epoch, arguments.run_dir)
     context.set_phase("starting")
     try:
@@ -120,6 +122,12 @@ def open_context(role: str, epoch: int, run_dir: Path) -> WorkerContext:
     config = PipelineConfig.from_json((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
     journal = Journal.open(journal_path(run_dir, config.service))
     return WorkerContext(role, epoch, run_dir, config, Board(board_path(run_dir)), journal)
+
+
+def allow_many_files() -> None:
+    """As many descriptors as this user may have: each client costs one, and many systems begin with 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def die_with(parent: int) -> None:
