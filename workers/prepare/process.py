@@ -332,6 +332,7 @@ class Prepare:
         service = self._service
         limits = {
             "max_queue": service.max_queue,
+            "max_client_requests": service.max_client_requests,
             "max_frame_bytes": service.max_frame_bytes,
             "window_tokens": service.window_tokens,
             "lease_s": service.lease_s,
