@@ -203,13 +203,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    figures = {
-        "what": "many clients, vanishing clients, a stalled client",
-        "at_once": ten_thousand(arguments.clients),
-        "vanishing": vanishing(arguments.vanishing),
-        "stalled": stalled(arguments.seconds, arguments.repeats),
-        **environment("pyzmq", "numpy"),
-    }
+    figures: dict[str, Any] = {"what": "many clients, vanishing clients, a stalled client"}
+    for name, measure in (
+        ("at_once", lambda: ten_thousand(arguments.clients)),
+        ("vanishing", lambda: vanishing(arguments.vanishing)),
+        ("stalled", lambda: stalled(arguments.seconds, arguments.repeats)),
+    ):
+        figures[name] = measure()
+        print(f"{name}: {figures[name]}", file=sys.stderr)
+    figures |= environment("pyzmq", "numpy")
     print(json.dumps(figures))
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(figures) + "\n")
