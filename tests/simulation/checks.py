@@ -120,7 +120,7 @@ class Checks:
         self.num_ends += 1
         request = reader.request
         name = request.request_id
-        if end == "stop" and request.may_abort and "\ufffd" in str(request.wire.get("stop")):
+        if end == "stop" and request.may_be_cut and "\ufffd" in str(request.wire.get("stop")):
             return  # the half character at which an abort ended it shows as U+FFFD, which then is the stop string
         if end in ("stop", "length"):
             self._require(end == request.reason, f"{name} ended with {end}, expected {request.reason}")
@@ -132,6 +132,8 @@ class Checks:
             # A client that was refused aborts what a late repetition of its SUBMIT was accepted as, and cannot know
             # that another client has taken the id meanwhile.
             self._require(request.may_abort or request.was_refused, f"{name} was aborted by nobody")
+        elif end == "deadline_exceeded":
+            self._require(request.may_expire, f"{name} has no deadline and passed it")
         elif end == "model_failed":
             self._require(request.is_poison, f"{name} failed and is no poison: {reader.error}")
         elif end == "invalid_request":

@@ -68,7 +68,7 @@ def _config(rng: random.Random) -> PipelineConfig:
     scheduler = SchedulerConfig(
         max_num_seqs=rng.randrange(1, 5),
         prefill_chunk=rng.choice((3, 8, 32)),
-        policy=rng.choice(("fifo", "fifo", "prefill_first", "round_robin")),
+        policy=rng.choice(("fifo", "fifo", "prefill_first", "round_robin", "priority")),
         preemption=rng.choice(("auto", "recompute", "swap")),
     )
     service = ServiceConfig(

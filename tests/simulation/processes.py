@@ -172,7 +172,7 @@ class Reader:
             f"{request.request_id}: tokens {self.token_ids}, expected {request.token_ids}",
         )
         require(
-            request.text.startswith(self.text) or request.may_abort,  # an abort ends half a character with U+FFFD
+            request.text.startswith(self.text) or request.may_be_cut,  # half a character is then shown as U+FFFD
             f"{request.request_id}: text {self.text!r}, expected {request.text!r}",
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from triptych.protocol.config import ModelCard
-from triptych.protocol.sampling import SamplingParams
+from triptych.protocol.sampling import FIELD_NAMES, SamplingParams
 from triptych.protocol.tokenizer_files import TokenizerFacts
 from triptych.workers.execute.hash_lm import expected_tokens
 from triptych.workers.execute.hash_model import VOCAB_SIZE, byte_tokenizer_json
@@ -37,6 +37,15 @@ class Request:
     may_be_unknown: bool = False  # somebody else may have taken its answer
     was_refused: bool = False
     then: Request | None = None  # what the client asks for as soon as this one has ended
+
+    @property
+    def may_expire(self) -> bool:
+        return "deadline_ms" in self.wire or "max_queue_ms" in self.wire
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether its answer may end anywhere."""
+        return self.may_abort or self.may_expire
 
     @property
     def is_poison(self) -> bool:
@@ -85,15 +94,26 @@ def random_request(rng: random.Random, request_id: str, card: ModelCard, *, comm
         sampling["stop_token_ids"] = [rng.choice(said)]
     elif len(said) > 2 and rng.random() < 0.2:
         sampling["stop"] = [vocabulary().tokenizer.decode(said[1:3], skip_special_tokens=False)]
-    wire: dict[str, Any] = {"prompt_token_ids": prompt, **sampling}
+    wire: dict[str, Any] = {"prompt_token_ids": prompt, **sampling, **_circumstances(rng)}
     if rng.random() < 0.05:
         bad = rng.choice(({"top_p": 2.0}, {"nonsense": 1}, {"max_tokens": -1}, {"prompt_token_ids": [VOCAB_SIZE]}))
         return Request(request_id, {**wire, **bad}, prompt, [], [], "", "refused", is_valid=False)
     return make_request(request_id, wire, said)
 
 
+def _circumstances(rng: random.Random) -> dict[str, Any]:
+    wire: dict[str, Any] = {}
+    if rng.random() < 0.1:
+        wire[rng.choice(("deadline_ms", "max_queue_ms"))] = rng.randrange(1, 200)
+    if rng.random() < 0.2:
+        wire["priority"] = rng.randrange(-3, 4)
+    if rng.random() < 0.1:
+        wire["cache_salt"] = rng.choice("ab")
+    return wire
+
+
 def make_request(request_id: str, wire: dict[str, Any], said: list[int]) -> Request:
-    params = SamplingParams.from_wire({k: v for k, v in wire.items() if k != "prompt_token_ids"})
+    params = SamplingParams.from_wire({k: v for k, v in wire.items() if k in FIELD_NAMES})
     prompt = wire["prompt_token_ids"]
     if prompt[0] == POISON and said:
         return Request(request_id, wire, prompt, [], [], "", "error")

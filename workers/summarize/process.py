@@ -16,15 +16,16 @@ import numpy as np
 from ...protocol import messages as m
 from ...protocol.codec import decode_public
 from ...protocol.config import ModelCard
-from ...protocol.errors import BadFrame, JournalError
+from ...protocol.errors import BadFrame, JournalError, RequestError
 from ...protocol.journal.layout import FORGOTTEN, split_word, word
-from ...protocol.journal.releases import ReleaseWriter, read_release
+from ...protocol.journal.releases import ReleaseWriter, read_end_code, read_release
 from ...protocol.journal.requests import RequestView, read_request
 from ...protocol.journal.tokens import read_finish, read_tokens
 from ...protocol.run_dir import CARD_FILE, follow_endpoint
 from ...protocol.tokenizer_files import load_facts
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .answer import Answer
+from .deadlines import Deadlines
 from .delivery import Delivery
 from .rate import Rate
 from .stream import OutputStream
@@ -67,6 +68,7 @@ class Summarize:
         self._generations = np.zeros(context.journal.num_records, np.uint64)  # last known in each slot
         self._released: list[tuple[int, int]] = []
         self._forgotten: list[tuple[int, int]] = []
+        self._deadlines = Deadlines(context.journal, context.board)
         self._counts: Counter[str] = Counter()
         self._rate = Rate()
         self._next_tick = 0.0
@@ -92,7 +94,7 @@ class Summarize:
             self._links.close()
 
     def wait(self) -> None:
-        patience = self._stats.publish_if_due()
+        patience = self._deadlines.wait_s(time.monotonic_ns(), self._stats.publish_if_due())
         self._poller.wait(min(patience, RETRY_S) if self._delivery.pending else patience)
 
     def turn(self) -> None:
@@ -108,6 +110,7 @@ class Summarize:
             self._links.inbox.missed = False
             self._next_tick = now + TICK_S
             self._tick(now)
+        self._end_overdue()
         self._tell_workers()
         self._delivery.deliver()
 
@@ -155,9 +158,8 @@ class Summarize:
             answer.push(token_ids, now_ns)
         except BaseException as error:  # a panic of the tokenizer's Rust code is not an Exception
             logger.exception("request %s could not be turned into text", answer.request_id)
-            answer.error = ("request_failed", f"the tokens could not be turned into text: {type(error).__name__}")
             answer.stream.abandon("error")
-            self._end(answer, "error")
+            self._fail(answer, RequestError(f"the tokens could not be turned into text: {type(error).__name__}"))
             return
         num_new = answer.stream.num_tokens - before
         self._counts["tokens"] += num_new
@@ -204,6 +206,7 @@ class Summarize:
         answer = Answer(view, self._stream(view), time.monotonic() + view.record.lease_s)
         self._answers[slot] = answer
         self._by_id[answer.request_id] = answer
+        self._deadlines.add(answer.key, view.record)
         self._rebuild(answer)
         return answer
 
@@ -286,15 +289,7 @@ class Summarize:
         answer = self._find(request_id)
         if answer is None:
             return m.Status(request_id, "unknown", 0, 0, 0)
-        entry = self._journal.records[answer.view.slot]
-        # The time may still be that of an earlier request in the slot.
-        is_scheduled = int(entry["scheduled_ns"]) >= answer.view.accepted_ns
-        state = "running" if answer.num_seen or is_scheduled else "queued"
-        if answer.stream.is_finished:
-            state = {"abort": "aborted", "error": "failed"}.get(answer.stream.finish_reason or "", "finished")
-        return m.Status(
-            request_id, state, answer.stream.num_tokens, int(entry["received_ns"]), answer.ended_ns
-        )  # fmt: skip
+        return answer.status(self._journal)
 
     # -- ends
 
@@ -305,11 +300,18 @@ class Summarize:
         self._close(answer, reason)
         self._release(answer)
 
+    def _fail(self, answer: Answer, error: RequestError) -> None:
+        """End an answer with an error that this process found."""
+        if not answer.ended_ns:
+            answer.error, answer.end_code = (error.code, error.message), error.code
+            self._end(answer, "error")
+
     def _close(self, answer: Answer, reason: str) -> None:
         if reason == "error" and answer.error is None:
             finish = read_finish(self._journal, *answer.key)
             code, _, text = (finish[1] if finish else "").partition("\n")
-            answer.error = (code or "request_failed", text or "the request failed")
+            code = read_end_code(self._journal, *answer.key) or code or RequestError.code
+            answer.error = (code, text or f"the request failed: {code}")
         answer.stream.finish(reason)
         answer.ended_ns = answer.text_done_ns = time.monotonic_ns()
         self._delivery.mark(answer)
@@ -318,7 +320,7 @@ class Summarize:
         answer.ended_ns = answer.ended_ns or time.monotonic_ns()
         reason = answer.stream.finish_reason or "error"
         slot, generation = answer.key
-        self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason)
+        self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason, code=answer.end_code)
         self._released.append(answer.key)
         self._counts[f"finished_{reason}"] += 1
         self._stats.changed = True
@@ -348,6 +350,15 @@ class Summarize:
                 else:
                     self._end(answer, "abort")
                     answer.lease_until = now + answer.view.record.lease_s
+
+    def _end_overdue(self) -> None:
+        """Deadlines, whatever the other workers are at: a request may have no credit, or execute may be away."""
+        now_ns = time.monotonic_ns()
+        for slot, generation in self._deadlines.due(now_ns):
+            if (answer := self._answers.get(slot)) is not None and answer.view.generation == generation:
+                self._catch_up(answer)  # an end that came in time, or the last tokens
+                if (error := self._deadlines.judge(answer, now_ns)) is not None:
+                    self._fail(answer, error)
 
     # -- out
 
