@@ -91,10 +91,9 @@ def test_a_revoked_key_comes_in_no_more(driver: Driver, folder: KeyFolder) -> No
 def test_without_encryption_nobody_is_heard(driver: Driver, door: str) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
-        service = driver.config.service
-        dealer.connect(service.submit if door == "tcp" else f"ipc://{driver.run_dir}/submit")
+        dealer.connect(str(driver.config.service.submit) if door == "tcp" else f"ipc://{driver.run_dir}/submit")
         dealer.send(b"\x94\x02\x01\x00\x00")  # GET_INFO
-        assert not dealer.poll(UNHEARD_S * 1000)
+        assert not dealer.poll(int(UNHEARD_S * 1000))
 
 
 def test_noise_on_the_port_costs_nobody_anything(driver: Driver) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -35,8 +36,13 @@ def hang(event: threading.Event) -> int:
 
 def test_jobs_are_done_in_order_in_another_thread() -> None:
     beside, results, threads = Beside[int](60.0, ring=lambda: None), list[int | None](), set[int]()
+
+    def work(number: int) -> int:
+        threads.add(threading.get_ident())
+        return number
+
     for number in range(5):
-        beside.submit(lambda n=number: threads.add(threading.get_ident()) or n, results.append)  # type: ignore[misc]
+        beside.submit(partial(work, number), results.append)
     assert collected(beside, results, 5) == [0, 1, 2, 3, 4]
     assert len(threads) == 1
     assert threading.get_ident() not in threads
@@ -52,7 +58,7 @@ def test_whoever_waits_is_rung_up() -> None:
 
 
 def test_a_job_that_hangs_fails_alone(stuck: threading.Event) -> None:
-    beside, results = Beside[int](0.2, ring=lambda: None), list[int | None]()
+    beside, results = Beside[int](1.0, ring=lambda: None), list[int | None]()
     beside.submit(lambda: 1, results.append)
     beside.submit(lambda: hang(stuck), results.append)
     beside.submit(lambda: 3, results.append)
@@ -62,7 +68,7 @@ def test_a_job_that_hangs_fails_alone(stuck: threading.Event) -> None:
 
 
 def test_what_a_stuck_thread_says_in_the_end_is_not_heard(stuck: threading.Event) -> None:
-    beside, results = Beside[int](0.05, ring=lambda: None), list[int | None]()
+    beside, results = Beside[int](1.0, ring=lambda: None), list[int | None]()
     beside.submit(lambda: hang(stuck), results.append)
     assert collected(beside, results, 1) == [None]
     stuck.set()
