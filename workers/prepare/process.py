@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,8 @@ from ...protocol.run_dir import CARD_FILE, submit_endpoint
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .admission import Admission, admit
 from .beside import Beside
-from .intake import KnownIds, check_request_id, digest_of
+from .grammar_checker import GrammarChecker, GrammarQueue
+from .intake import Intake, KnownIds, check_request_id, digest_of
 from .queue import CreditQueue
 from .quotas import Quotas
 from .request import GenerationRequest
@@ -32,27 +33,8 @@ from .text_encoder import TextEncoder
 
 logger = logging.getLogger(__name__)
 
-INLINE_BYTES = 16 << 10  # prompts up to this size are tokenised at once, larger ones and chats by a thread beside
 WAIT_FOR_MODEL_S = 0.02
 MAX_FRAMES_A_TURN = 256  # so that credits and replies are not kept waiting by a flood
-
-
-@dataclass(slots=True)
-class Intake:
-    """One request on its way through this process."""
-
-    peer: bytes
-    request_id: str
-    digest: int
-    num_bytes: int  # that wait for the tokenizer; 0: tokenised at once
-    request: GenerationRequest
-    received_ns: int
-    tokenize_start_ns: int = 0
-    tokenize_end_ns: int = 0
-
-    def time_after(self, limit_ms: float | None) -> int:
-        """CLOCK_MONOTONIC in ns, so long after the receipt; 0 without a limit."""
-        return 0 if limit_ms is None else self.received_ns + int(limit_ms * 1e6)
 
 
 def run(context: WorkerContext) -> None:
@@ -91,6 +73,12 @@ class Prepare:
         self._slots: dict[int, tuple[int, str]] = {}  # every record in use: generation and request id
         self._live: dict[int, int] = {}  # dispatched and not released: slot -> generation
         self._waiting = CreditQueue(context.config.scheduler.arrivals_per_level)  # accepted, no credit yet
+        self._grammars = GrammarQueue(
+            GrammarChecker(
+                context.run_dir, timeout_s=service.grammar_timeout_s, memory_bytes=service.grammar_bytes
+            )
+        )  # fmt: skip
+        self._from_beside: deque[Callable[[], None]] = deque()
         self._pending_bytes = 0
         self._next_scan = 0.0
         self._counts: Counter[str] = Counter()
@@ -115,6 +103,7 @@ class Prepare:
                 self.turn()
         finally:
             self._beside.close()
+            self._grammars.close()
             self._links.close()
 
     def wait(self) -> None:
@@ -124,6 +113,8 @@ class Prepare:
         self._bell.silence()
         self._receive()
         self._beside.collect()
+        while self._from_beside:
+            self._from_beside.popleft()()
         for _ in range(MAX_FRAMES_A_TURN):
             if (received := self._router.recv()) is None:
                 break
@@ -237,22 +228,50 @@ class Prepare:
                     self._router.send(peer, accepted)
                 return
             request = GenerationRequest.from_wire(message.request)
-            # A chat's template comes with the model and is a program: it may take any time over some input.
-            num_bytes = num_bytes if num_bytes > INLINE_BYTES or request.messages is not None else 0
-            self._check_room(num_bytes)
-            self._quotas.check(self._router.owner(peer), num_bytes)
+            intake = Intake(peer, self._router.owner(peer), request_id, digest, num_bytes, request, received_ns)
+            num_waiting_bytes = num_bytes if intake.is_long or request.structured is not None else 0
+            self._check_room(num_waiting_bytes)
+            self._quotas.check(intake.owner, num_waiting_bytes)
         except RequestError as error:
             self._refuse(peer, request_id, error)
             return
-        intake = Intake(peer, request_id, digest, num_bytes, request, received_ns)
         self._ids.begin(request_id, digest)
-        if num_bytes:
+        if (form := request.structured) is not None:
+            self._begin_wait(intake)
+            self._grammars.compile(form, lambda result: self._later(lambda: self._compiled(intake, result)))
+        else:
+            self._tokenize_soon(intake)
+
+    def _compiled(self, intake: Intake, result: str | RequestError) -> None:
+        self._end_wait(intake)
+        if isinstance(result, RequestError):
+            self._finish(intake, result)
+        else:
+            intake.grammar = result
+            self._tokenize_soon(intake)
+
+    def _begin_wait(self, intake: Intake) -> None:
+        self._pending_bytes += intake.num_bytes
+        self._quotas.waits(intake.owner, intake.num_bytes)
+
+    def _end_wait(self, intake: Intake) -> None:
+        self._pending_bytes -= intake.num_bytes
+        self._quotas.waited(intake.owner, intake.num_bytes)
+        self._stats.changed = True
+
+    def _tokenize_soon(self, intake: Intake) -> None:
+        if intake.is_long:
             self._tokenize_beside(intake)
         else:
             self._finish(intake, self._tokenize(intake))
 
+    def _later(self, work: Callable[[], None]) -> None:
+        """Any thread: do this in the next turn."""
+        self._from_beside.append(work)
+        self._bell.ring()
+
     def _check_room(self, num_bytes: int) -> None:
-        """``num_bytes``: that would wait for the tokenizer."""
+        """``num_bytes``: that would wait for the compiler or the tokenizer."""
         if self._context.board.mode != RUN:
             raise Draining("the pipeline is stopping and takes no new requests")
         if len(self._waiting) >= self._service.max_queue:
@@ -264,14 +283,10 @@ class Prepare:
             )
 
     def _tokenize_beside(self, intake: Intake) -> None:
-        owner = self._router.owner(intake.peer)
-        self._pending_bytes += intake.num_bytes
-        self._quotas.waits(owner, intake.num_bytes)
+        self._begin_wait(intake)
 
         def done(result: Admission | RequestError | None) -> None:
-            self._pending_bytes -= intake.num_bytes
-            self._quotas.waited(owner, intake.num_bytes)
-            self._stats.changed = True
+            self._end_wait(intake)
             self._finish(intake, result or self._too_slow(intake))
 
         self._beside.submit(lambda: self._tokenize(intake), done)
@@ -320,13 +335,14 @@ class Prepare:
             deadline_at=intake.time_after(request.deadline_ms),
             queue_deadline_at=intake.time_after(request.max_queue_ms),
             sampling=params.to_wire(),
+            grammar=intake.grammar,
         )
         times = AcceptTimes(
             intake.received_ns, intake.tokenize_start_ns, intake.tokenize_end_ns, time.monotonic_ns()
         )  # fmt: skip
         slot, generation = self._writer.accept(record, times)
         self._slots[slot] = (generation, record.request_id)
-        self._quotas.accepted(self._router.owner(intake.peer), slot, generation)
+        self._quotas.accepted(intake.owner, slot, generation)
         accepted = _accepted(record)
         self._ids.accept(accepted, record.digest)
         if record.token_capacity > 0:  # one that asked for no tokens is answered by summarize alone
