@@ -183,7 +183,10 @@ class Router:
         self.socket.setsockopt(zmq.SNDHWM, SEND_LIMIT)
         self.socket.setsockopt(zmq.RCVHWM, SEND_LIMIT)
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes + 1024)
-        self.socket.setsockopt(zmq.HANDSHAKE_IVL, 1000)
+        is_public = public is not None and public.endpoint is not None
+        # Whoever connects and says nothing costs a descriptor for so long. Of ten thousand honest clients that connect
+        # at once, on a busy machine, many need longer than a second; were they cut, they would only come again.
+        self.socket.setsockopt(zmq.HANDSHAKE_IVL, 2_000 if is_public else 10_000)
         self.socket.setsockopt(zmq.BACKLOG, BACKLOG)
         self.socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())  # the folder's mode says so too
         self._has_keys = public is not None

@@ -11,9 +11,9 @@ import pytest
 
 from triptych.driver.stream import Assembly
 from triptych.protocol import messages as m
-from triptych.protocol.journal.layout import ACCEPTED, FREE, split_word, word
+from triptych.protocol.journal.layout import ACCEPTED, FREE, extent, split_word, word
 from triptych.protocol.journal.releases import ReleaseWriter
-from triptych.protocol.journal.requests import RequestWriter, extent
+from triptych.protocol.journal.requests import RequestWriter
 from triptych.protocol.journal.tokens import MULTIPLIER, TokenWriter
 from triptych.workers.execute import hash_lm
 from triptych.workers.execute.bookkeeping import NO_TOKEN

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
+from triptych.protocol.channels import Transport
+
 if TYPE_CHECKING:
     from tests.simulation.processes import Process
 
@@ -255,7 +257,7 @@ class FakeContext:
         self._process.close_sockets()
 
 
-class FakeTransport:
+class FakeTransport(Transport):
     """A ``Transport`` of one process. Its sockets go with it."""
 
     def __init__(self, process: Process) -> None:

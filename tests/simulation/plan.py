@@ -26,7 +26,7 @@ class Doom(NamedTuple):
     """When a life ends."""
 
     what: str  # "act", or "store" to count only these
-    count: int
+    left: int
 
 
 @dataclass

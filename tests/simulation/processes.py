@@ -66,8 +66,8 @@ class Process:
         doom = self.doom
         if doom is None or doom.what not in (what, "act"):
             return
-        self.doom = Doom(doom.what, doom.count - 1)
-        if doom.count <= 0:
+        self.doom = Doom(doom.what, doom.left - 1)
+        if doom.left <= 0:
             if half is not None and self.rng.random() < 0.5:
                 half()
             self.world.note(self, f"dies at a {what}")

@@ -206,7 +206,7 @@ class World:
         worker.next_ns = self.clock.now_ns
         self.note(
             worker,
-            "begins" if worker.doom is None else f"begins and dies after {worker.doom.count} {worker.doom.what}s",
+            "begins" if worker.doom is None else f"begins and dies after {worker.doom.left} {worker.doom.what}s",
         )
         self.push(worker)
 
