@@ -38,7 +38,7 @@ def fuzz(target: Target, name: str, *, seed: int, count: int) -> Outcome:
     rng, outcome = random.Random(f"{name} {seed}"), Outcome()
     for number in range(count):
         damaged = mutate(rng, rng.choice(target.sources))
-        began = time.perf_counter()
+        began = time.process_time()  # what else the machine does is not the decoder's
         try:
             target.read(damaged)
             outcome.num_read += 1
@@ -50,7 +50,7 @@ def fuzz(target: Target, name: str, *, seed: int, count: int) -> Outcome:
             outcome.num_refused += 1
         except BaseException as error:
             raise Escaped(f"{name}, seed {seed}, input {number}: {damaged!r}") from error
-        outcome.slowest_ms = max(outcome.slowest_ms, (time.perf_counter() - began) * 1e3)
+        outcome.slowest_ms = max(outcome.slowest_ms, (time.process_time() - began) * 1e3)
     return outcome
 
 
