@@ -304,7 +304,15 @@ class ModelCard:
         Raises:
             ConfigError: the text is no model card.
         """
-        return make(cls, load_map(text, "the model card"), "the model card")
+        return cls.from_wire(load_map(text, "the model card"))
+
+    @classmethod
+    def from_wire(cls, wire: Any) -> ModelCard:
+        """
+        Raises:
+            ConfigError: a field is unknown, missing or of the wrong type.
+        """
+        return make(cls, wire, "the model card")
 
     def to_wire(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -45,7 +45,8 @@ class Gateway:
     @cached_property
     def client(self) -> AsyncClient:
         run_dir, service = self.run_dir.absolute(), self.pipeline.service
-        return AsyncClient(submit=submit_endpoint(run_dir, service), follow=follow_endpoint(run_dir, service))
+        doors = {"submit": submit_endpoint(run_dir, service), "follow": follow_endpoint(run_dir, service)}
+        return AsyncClient(run_dir, **doors)
 
     @cached_property
     def counters(self) -> Counters:
