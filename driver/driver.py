@@ -13,6 +13,7 @@ from ..protocol.board import DRAIN, ROLES, RUN, STOP, Board
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, PipelineClosed
 from ..protocol.journal.layout import Journal
+from ..protocol.keys import OWN_KEYS_FILE, KeyFolder, make_own_keys
 from ..protocol.run_dir import (
     CARD_FILE,
     CONFIG_FILE,
@@ -93,13 +94,14 @@ class Driver:
             submit = submit_endpoint(run_dir.path, self.config.service)
             follow = follow_endpoint(run_dir.path, self.config.service)
             prepare_run_dir(run_dir.path, self.config)
+            prepare_keys(run_dir.path, self.config)
             board = Board(board_path(run_dir.path))
         except BaseException:
             self._leave(run_dir, keep=not run_dir.is_temporary)
             raise
         board.set_mode(RUN)
         self._run_dir, self._board = run_dir, board
-        self._client = Client(submit=submit, follow=follow)
+        self._client = Client(run_dir.path, submit=submit, follow=follow)
         self._supervisor = Supervisor(run_dir.path, board, self.config.supervisor, on_give_up=self._client.fail)
         self._supervisor.start()
 
@@ -244,6 +246,17 @@ def prepare_run_dir(folder: Path, config: PipelineConfig) -> None:
     if not _same_model(folder, config):
         _forget_model(folder, path)
     write_private(folder / CONFIG_FILE, config.to_json())
+
+
+def prepare_keys(folder: Path, config: PipelineConfig) -> None:
+    """Keys for this driver's own client, if clients need keys.
+
+    Raises:
+        ConfigError: the server has none, or others can read them.
+    """
+    (folder / OWN_KEYS_FILE).unlink(missing_ok=True)
+    if config.service.curve_keys is not None:
+        make_own_keys(folder, KeyFolder(config.service.curve_keys))
 
 
 def _same_model(folder: Path, config: PipelineConfig) -> bool:

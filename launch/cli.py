@@ -18,6 +18,7 @@ from .bench.options import BenchOptions
 from .failures import explain
 from .flags import ENV_PREFIX, OutputFormat, given_flags, given_names, option, with_flags
 from .gateway.config import GatewayConfig
+from .keys import keys
 from .logs import set_up_logging, set_up_stream_logging
 from .replay.options import EngineConfig, StudyOptions
 from .signals import exit_on_signals
@@ -58,6 +59,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": canonical},
 )
+app.add_typer(keys)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import TypeGuard
 
 from .channels import ipc_endpoint
 from .config import ServiceConfig
@@ -48,11 +49,16 @@ class RunDir:
 
 
 def submit_endpoint(run_dir: Path, service: ServiceConfig) -> str:
-    return service.submit or ipc_endpoint(run_dir / "submit")
+    """Where clients on this machine connect; one on tcp:// is beside it, not in its place."""
+    return service.submit if _is_ipc(service.submit) else ipc_endpoint(run_dir / "submit")
 
 
 def follow_endpoint(run_dir: Path, service: ServiceConfig) -> str:
-    return service.follow or ipc_endpoint(run_dir / "follow")
+    return service.follow if _is_ipc(service.follow) else ipc_endpoint(run_dir / "follow")
+
+
+def _is_ipc(endpoint: str | None) -> TypeGuard[str]:
+    return endpoint is not None and endpoint.startswith("ipc://")
 
 
 def journal_path(run_dir: Path, service: ServiceConfig) -> Path:

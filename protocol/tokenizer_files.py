@@ -13,6 +13,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from .plain import load_map, make
+
 TOKENIZER_FILE = "tokenizer.json"
 FACTS_FILE = "tokenizer_facts.json"
 
@@ -36,8 +38,13 @@ def save_tokenizer(folder: Path, tokenizer_json: str, facts: TokenizerFacts) -> 
 
 
 def load_facts(folder: Path) -> TokenizerFacts | None:
-    """The facts, or None while execute has not written them."""
+    """The facts, or None while execute has not written them.
+
+    Raises:
+        ConfigError: the file is there and is none of this kind.
+    """
     try:
-        return TokenizerFacts(**json.loads((folder / FACTS_FILE).read_text(encoding="utf-8")))
+        text = (folder / FACTS_FILE).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None
+    return make(TokenizerFacts, load_map(text, FACTS_FILE), FACTS_FILE)

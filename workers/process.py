@@ -5,17 +5,21 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import resource
 import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..protocol.board import STOP, Board, WorkerPage
+from ..protocol.channels import Links, Transport
 from ..protocol.config import PipelineConfig
+from ..protocol.curve import PublicDoor
 from ..protocol.journal.layout import Journal
+from ..protocol.keys import KeyFolder, allow_list
 from ..protocol.lifeline import die_with
 from ..protocol.run_dir import CONFIG_FILE, board_path, journal_path
 
@@ -34,6 +38,20 @@ class WorkerContext:
     config: PipelineConfig
     board: Board
     journal: Journal
+    transport: Transport = field(default_factory=Transport)
+
+    def links(self, *peers: str) -> Links:
+        """This worker's inbox, and channels to ``peers``."""
+        return Links(self.run_dir, self.role, epoch=self.epoch, peers=peers, transport=self.transport)
+
+    def public_door(self, endpoint: str | None) -> PublicDoor | None:
+        """How a socket for clients is opened to the network, if ``endpoint`` says that it is."""
+        folder = self.config.service.curve_keys
+        if folder is None:
+            return None
+        keys = KeyFolder(folder)
+        public = endpoint if endpoint is not None and endpoint.startswith("tcp://") else None
+        return PublicDoor(public, keys.server.secret, allow_list(keys, self.run_dir))
 
     @property
     def page(self) -> WorkerPage:
@@ -86,6 +104,7 @@ def main(role: str, body: Callable[[WorkerContext], None]) -> None:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"
     )
+    allow_many_files()
     context = open_context(role, arguments.epoch, arguments.run_dir)
     context.page.set_phase(context.epoch, "starting", since=process_start())
     try:
@@ -102,6 +121,12 @@ def open_context(role: str, epoch: int, run_dir: Path) -> WorkerContext:
     config = PipelineConfig.from_json((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
     journal = Journal.open(journal_path(run_dir, config.service))
     return WorkerContext(role, epoch, run_dir, config, Board(board_path(run_dir)), journal)
+
+
+def allow_many_files() -> None:
+    """As many descriptors as this user may have: each client costs one, and many systems begin with 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def process_start() -> float:

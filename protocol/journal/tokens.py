@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..messages import FINISH_REASONS
+from ..messages import FINISH_REASONS, finish_reason
 from .layout import MAX_ERROR_BYTES, TIME_UNIT_NS, Journal, Slots, split_word, word
 from .requests import RequestView
 
@@ -105,7 +105,7 @@ def read_finish(journal: Journal, slot: int, generation: int) -> tuple[str, str]
     current, reason = split_word(journal.finish_words[slot])
     if current != generation:
         return None
-    return FINISH_REASONS[reason], bytes(journal.records["error"][slot]).decode(errors="replace")
+    return finish_reason(reason), bytes(journal.records["error"][slot]).decode(errors="replace")
 
 
 def read_times(journal: Journal, view: RequestView, num_tokens: int) -> TokenTimes:

@@ -12,7 +12,6 @@ from typing import Any, TextIO
 import numpy as np
 
 from ...protocol import messages as m
-from ...protocol.channels import Links, Poller
 from ...protocol.config import DEMO_CHECKPOINT, DEMO_MODEL, HASH_MODEL, CacheConfig, ModelCard
 from ...protocol.errors import JournalError
 from ...protocol.journal.layout import DISPATCHED, split_word
@@ -95,7 +94,7 @@ def _make_trace(file: TextIO, scheduler: Scheduler, model: str) -> StepTrace:
 
 def _known_card(context: WorkerContext) -> ModelCard | None:
     path = context.run_dir / CARD_FILE
-    return ModelCard.from_wire(json.loads(path.read_text())) if path.exists() else None
+    return ModelCard.from_json(path.read_text()) if path.exists() else None
 
 
 class Execute:
@@ -121,7 +120,6 @@ class Execute:
         self._engine = Engine(scheduler, runner, clock=time.monotonic_ns, trace=trace)
         self._max_live = card.max_live
         self._books = Bookkeeper(context.journal, eos_token_ids=frozenset(card.eos_token_ids))
-        self._grammars = GrammarIntake(GrammarCompiler(context.run_dir, card))
         self._held: dict[int, int] = {}  # adopted and not released: slot -> generation
         self._next_scan = 0.0
         self._step_s = step_s
@@ -130,24 +128,28 @@ class Execute:
         self._num_prefill_tokens = 0
         self._stats = StatsPublisher(context.page, self._collect)
         self._set_patience()
-        self._links = Links(context.run_dir, "execute", epoch=context.epoch, peers=("summarize",))
-        self._poller = Poller(self._links.inbox.socket, self._grammars.bell.file)
+        self._links = context.links("summarize")
+        self._grammars = GrammarIntake(GrammarCompiler(context.run_dir, card), self._links.bell())
+        self._poller = self._links.poller(self._grammars.bell.file)
 
     def run(self) -> None:
         try:
             while not self._context.stopping:
-                self._turn()
+                self.wait()
+                self.turn()
         finally:
             self._grammars.close()
             self._links.close()
             if self._trace_file:
                 self._trace_file.close()
 
-    def _turn(self) -> None:
+    def wait(self) -> None:
         patience = self._stats.publish_if_due()
         if not self._engine.has_work:
             self._poller.wait(patience)
             self._grammars.bell.silence()
+
+    def turn(self) -> None:
         self._receive()
         if not self._engine.has_work:
             return

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...protocol import messages as m
 from ...protocol.board import RUN
-from ...protocol.channels import Bell, Links, Poller
 from ...protocol.codec import decode_public, peek_request_id
 from ...protocol.config import ModelCard
-from ...protocol.errors import BadFrame, Draining, Overloaded, RequestError
+from ...protocol.errors import BadFrame, Draining, Overloaded, RequestError, TokenizationFailed
 from ...protocol.journal.layout import ACCEPTED, FORGOTTEN, RELEASED
 from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import AcceptTimes, RequestWriter, read_request
@@ -27,36 +23,18 @@ from ...protocol.record import RequestRecord
 from ...protocol.run_dir import CARD_FILE, submit_endpoint
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .admission import Admission, admit
+from .beside import Beside
 from .grammar_checker import GrammarChecker, GrammarQueue
-from .intake import KnownIds, check_request_id, digest_of
+from .intake import Intake, KnownIds, check_request_id, digest_of
 from .queue import CreditQueue
+from .quotas import Quotas
 from .request import GenerationRequest
 from .text_encoder import TextEncoder
 
 logger = logging.getLogger(__name__)
 
-INLINE_BYTES = 16 << 10  # prompts up to this size are tokenised at once, larger ones by a thread beside
 WAIT_FOR_MODEL_S = 0.02
 MAX_FRAMES_A_TURN = 256  # so that credits and replies are not kept waiting by a flood
-
-
-@dataclass(slots=True)
-class Intake:
-    """One request on its way through this process."""
-
-    peer: bytes
-    request_id: str
-    digest: int
-    num_bytes: int
-    request: GenerationRequest
-    received_ns: int
-    grammar: str = ""  # compiled from request.structured
-    tokenize_start_ns: int = 0
-    tokenize_end_ns: int = 0
-
-    def time_after(self, limit_ms: float | None) -> int:
-        """CLOCK_MONOTONIC in ns, so long after the receipt; 0 without a limit."""
-        return 0 if limit_ms is None else self.received_ns + int(limit_ms * 1e6)
 
 
 def run(context: WorkerContext) -> None:
@@ -74,7 +52,7 @@ def _wait_for_model(context: WorkerContext) -> tuple[ModelCard | None, TextEncod
         encoder = TextEncoder.load(context.run_dir)
         card = context.run_dir / CARD_FILE
         if encoder is not None and card.exists():
-            return ModelCard.from_wire(json.loads(card.read_text())), encoder
+            return ModelCard.from_json(card.read_text()), encoder
         context.page.progress()
         time.sleep(WAIT_FOR_MODEL_S)
     return None, None
@@ -95,7 +73,6 @@ class Prepare:
         self._slots: dict[int, tuple[int, str]] = {}  # every record in use: generation and request id
         self._live: dict[int, int] = {}  # dispatched and not released: slot -> generation
         self._waiting = CreditQueue(context.config.scheduler.arrivals_per_level)  # accepted, no credit yet
-        self._tokenizer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._grammars = GrammarQueue(
             GrammarChecker(
                 context.run_dir, timeout_s=service.grammar_timeout_s, memory_bytes=service.grammar_bytes
@@ -105,28 +82,37 @@ class Prepare:
         self._pending_bytes = 0
         self._next_scan = 0.0
         self._counts: Counter[str] = Counter()
+        self._quotas = Quotas(max_requests=service.max_client_requests, max_bytes=service.max_client_bytes)
         self._stats = StatsPublisher(context.page, self._collect)
         self._adopt_journal()
-        self._bell = Bell()
-        self._links = Links(context.run_dir, "prepare", epoch=context.epoch, peers=("execute",))
+        self._links = context.links("execute")
+        self._bell = self._links.bell()
+        self._beside: Beside[Admission | RequestError] = Beside(service.tokenize_timeout_s, ring=self._bell.ring)
         self._router = self._links.router(
-            submit_endpoint(context.run_dir, service), epoch=context.epoch, max_frame_bytes=service.max_frame_bytes
+            submit_endpoint(context.run_dir, service),
+            epoch=context.epoch,
+            max_frame_bytes=service.max_frame_bytes,
+            public=context.public_door(service.submit),
         )
-        self._poller = Poller(self._links.inbox.socket, self._router.socket, self._bell.file)
+        self._poller = self._links.poller(self._router.socket, self._bell.file)
 
     def run(self) -> None:
         try:
             while not self._context.stopping:
-                self._poller.wait(self._stats.publish_if_due())
-                self._turn()
+                self.wait()
+                self.turn()
         finally:
-            self._tokenizer.shutdown(wait=False, cancel_futures=True)
+            self._beside.close()
             self._grammars.close()
             self._links.close()
 
-    def _turn(self) -> None:
+    def wait(self) -> None:
+        self._poller.wait(self._stats.publish_if_due())
+
+    def turn(self) -> None:
         self._bell.silence()
         self._receive()
+        self._beside.collect()
         while self._from_beside:
             self._from_beside.popleft()()
         for _ in range(MAX_FRAMES_A_TURN):
@@ -179,6 +165,7 @@ class Prepare:
 
     def _released(self, slot: int, generation: int) -> None:
         """The request ended: it gives its credit back, or its place in the queue."""
+        self._quotas.released(slot, generation)
         if self._live.get(slot) == generation:
             del self._live[slot]
             self._stats.changed = True
@@ -240,34 +227,43 @@ class Prepare:
                 if (accepted := self._ids.answer(request_id)) is not None:
                     self._router.send(peer, accepted)
                 return
-            self._check_room(num_bytes)
             request = GenerationRequest.from_wire(message.request)
+            intake = Intake(peer, self._router.owner(peer), request_id, digest, num_bytes, request, received_ns)
+            num_waiting_bytes = num_bytes if intake.is_long or request.structured is not None else 0
+            self._check_room(num_waiting_bytes)
+            self._quotas.check(intake.owner, num_waiting_bytes)
         except RequestError as error:
             self._refuse(peer, request_id, error)
             return
-        intake = Intake(peer, request_id, digest, num_bytes, request, received_ns)
         self._ids.begin(request_id, digest)
         if (form := request.structured) is not None:
-            self._pending_bytes += num_bytes
+            self._begin_wait(intake)
             self._grammars.compile(form, lambda result: self._later(lambda: self._compiled(intake, result)))
         else:
             self._tokenize_soon(intake)
 
     def _compiled(self, intake: Intake, result: str | RequestError) -> None:
-        self._pending_bytes -= intake.num_bytes
+        self._end_wait(intake)
         if isinstance(result, RequestError):
-            self._stats.changed = True
             self._finish(intake, result)
         else:
             intake.grammar = result
             self._tokenize_soon(intake)
 
+    def _begin_wait(self, intake: Intake) -> None:
+        self._pending_bytes += intake.num_bytes
+        self._quotas.waits(intake.owner, intake.num_bytes)
+
+    def _end_wait(self, intake: Intake) -> None:
+        self._pending_bytes -= intake.num_bytes
+        self._quotas.waited(intake.owner, intake.num_bytes)
+        self._stats.changed = True
+
     def _tokenize_soon(self, intake: Intake) -> None:
-        if intake.num_bytes <= INLINE_BYTES:
-            self._finish(intake, self._tokenize(intake))
+        if intake.is_long:
+            self._tokenize_beside(intake)
         else:
-            self._pending_bytes += intake.num_bytes
-            self._tokenizer.submit(self._tokenize_beside, intake)
+            self._finish(intake, self._tokenize(intake))
 
     def _later(self, work: Callable[[], None]) -> None:
         """Any thread: do this in the next turn."""
@@ -275,24 +271,30 @@ class Prepare:
         self._bell.ring()
 
     def _check_room(self, num_bytes: int) -> None:
+        """``num_bytes``: that would wait for the compiler or the tokenizer."""
         if self._context.board.mode != RUN:
             raise Draining("the pipeline is stopping and takes no new requests")
         if len(self._waiting) >= self._service.max_queue:
             raise Overloaded(f"{len(self._waiting)} requests wait, the limit is {self._service.max_queue}")
-        if num_bytes > INLINE_BYTES and self._pending_bytes + num_bytes > self._service.max_pending_bytes:
+        if num_bytes and self._pending_bytes + num_bytes > self._service.max_pending_bytes:
             raise Overloaded(
                 f"{self._pending_bytes} bytes of prompts wait for the tokenizer,"
                 f" {num_bytes} more pass the limit of {self._service.max_pending_bytes}"
             )
 
     def _tokenize_beside(self, intake: Intake) -> None:
-        result = self._tokenize(intake)
-        self._later(lambda: self._finish_beside(intake, result))
+        self._begin_wait(intake)
 
-    def _finish_beside(self, intake: Intake, result: Admission | RequestError) -> None:
-        self._pending_bytes -= intake.num_bytes
-        self._stats.changed = True
-        self._finish(intake, result)
+        def done(result: Admission | RequestError | None) -> None:
+            self._end_wait(intake)
+            self._finish(intake, result or self._too_slow(intake))
+
+        self._beside.submit(lambda: self._tokenize(intake), done)
+
+    def _too_slow(self, intake: Intake) -> RequestError:
+        param = "prompt" if intake.request.messages is None else "messages"
+        limit = self._service.tokenize_timeout_s
+        return TokenizationFailed(f"{param} took longer than {limit} s, the limit is tokenize_timeout_s", param=param)
 
     def _tokenize(self, intake: Intake) -> Admission | RequestError:
         """Any thread. A request that cannot be served is an error for its client and for nobody else."""
@@ -347,6 +349,7 @@ class Prepare:
         )  # fmt: skip
         slot, generation = self._writer.accept(record, times)
         self._slots[slot] = (generation, record.request_id)
+        self._quotas.accepted(intake.owner, slot, generation)
         accepted = _accepted(record)
         self._ids.accept(accepted, record.digest)
         if record.token_capacity > 0:  # one that asked for no tokens is answered by summarize alone
@@ -363,6 +366,7 @@ class Prepare:
         service = self._service
         limits = {
             "max_queue": service.max_queue,
+            "max_client_requests": service.max_client_requests,
             "max_frame_bytes": service.max_frame_bytes,
             "window_tokens": service.window_tokens,
             "lease_s": service.lease_s,

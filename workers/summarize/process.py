@@ -6,7 +6,6 @@ lease runs out at the same moment.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ...protocol import messages as m
-from ...protocol.channels import Links, Poller
 from ...protocol.codec import decode_public
 from ...protocol.config import ModelCard
 from ...protocol.errors import BadFrame, JournalError, RequestError
@@ -47,7 +45,7 @@ def run(context: WorkerContext) -> None:
     context.set_phase("loading")
     while not context.stopping:
         if load_facts(context.run_dir) is not None and (context.run_dir / CARD_FILE).exists():
-            card = ModelCard.from_wire(json.loads((context.run_dir / CARD_FILE).read_text()))
+            card = ModelCard.from_json((context.run_dir / CARD_FILE).read_text())
             summarize = Summarize(context, card, Vocabulary.load(context.run_dir))
             context.set_phase("ready")
             summarize.run()
@@ -78,25 +76,31 @@ class Summarize:
         self._histograms = RequestHistograms()
         self._next_tick = 0.0
         self._stats = StatsPublisher(context.page, self._collect)
-        self._links = Links(context.run_dir, "summarize", epoch=context.epoch, peers=("prepare", "execute"))
+        self._links = context.links("prepare", "execute")
         self._router = self._links.router(
-            follow_endpoint(context.run_dir, service), epoch=context.epoch, max_frame_bytes=service.max_frame_bytes
+            follow_endpoint(context.run_dir, service),
+            epoch=context.epoch,
+            max_frame_bytes=service.max_frame_bytes,
+            public=context.public_door(service.follow),
         )
         self._delivery = Delivery(self._router, context.journal, window=service.window_tokens)
-        self._poller = Poller(self._links.inbox.socket, self._router.socket)
+        self._poller = self._links.poller(self._router.socket)
         self._discover()
 
     def run(self) -> None:
         try:
             while not self._context.stopping:
-                patience = self._deadlines.wait_s(time.monotonic_ns(), self._stats.publish_if_due())
-                self._poller.wait(min(patience, RETRY_S) if self._delivery.pending else patience)
-                self._turn()
+                self.wait()
+                self.turn()
             self._end_all()
         finally:
             self._links.close()
 
-    def _turn(self) -> None:
+    def wait(self) -> None:
+        patience = self._deadlines.wait_s(time.monotonic_ns(), self._stats.publish_if_due())
+        self._poller.wait(min(patience, RETRY_S) if self._delivery.pending else patience)
+
+    def turn(self) -> None:
         for message in self._links.inbox.recv_all():
             if isinstance(message, m.StepDone):
                 self._step_done(message)
@@ -120,7 +124,7 @@ class Summarize:
             self._end(answer, "abort")
         deadline = time.monotonic() + LAST_WORDS_S
         while any(a.peer is not None for a in self._answers.values()) and time.monotonic() < deadline:
-            self._turn()
+            self.turn()
             self._poller.wait(RETRY_S)
 
     # -- from execute and the journal
