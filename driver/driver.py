@@ -9,22 +9,23 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from ..protocol.board import DRAIN, ROLES, RUN, STOP, Board
+from ..protocol.board import DRAIN, KEEP, ROLES, RUN, STOP, Board
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, PipelineClosed
-from ..protocol.journal.layout import Journal
 from ..protocol.run_dir import (
     CARD_FILE,
     CONFIG_FILE,
     RunDir,
     board_path,
     follow_endpoint,
-    journal_path,
     submit_endpoint,
     write_private,
 )
 from ..protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
+from .blame import Blame
 from .client import Client, Prompt
+from .health import Health, take_health
+from .journal_keeper import JournalKeeper
 from .stream import Completion, Stream
 from .supervisor import Supervisor
 
@@ -64,6 +65,7 @@ class Driver:
         self._board: Board | None = None
         self._supervisor: Supervisor | None = None
         self._client: Client | None = None
+        self._keeper: JournalKeeper | None = None
 
     def __enter__(self) -> Driver:
         return self.start()
@@ -92,15 +94,28 @@ class Driver:
         try:
             submit = submit_endpoint(run_dir.path, self.config.service)
             follow = follow_endpoint(run_dir.path, self.config.service)
-            prepare_run_dir(run_dir.path, self.config)
-            board = Board(board_path(run_dir.path))
+            keeper = JournalKeeper(run_dir.path, self.config)
         except BaseException:
             self._leave(run_dir, keep=not run_dir.is_temporary)
             raise
+        try:
+            prepare_run_dir(run_dir.path, self.config, keeper)
+            board = Board(board_path(run_dir.path))
+        except BaseException:
+            keeper.close()
+            self._leave(run_dir, keep=not run_dir.is_temporary)
+            raise
         board.set_mode(RUN)
-        self._run_dir, self._board = run_dir, board
+        blame = Blame(board, keeper.journal)
+        self._run_dir, self._board, self._keeper = run_dir, board, keeper
         self._client = Client(submit=submit, follow=follow)
-        self._supervisor = Supervisor(run_dir.path, board, self.config.supervisor, on_give_up=self._client.fail)
+        self._supervisor = Supervisor(
+            run_dir.path,
+            board,
+            self.config.supervisor,
+            on_give_up=self._client.fail,
+            on_death=lambda role, internal: blame.note_death(role, internal=internal),
+        )
         self._supervisor.start()
 
     def _wait_ready(self, progress: Callable[[Driver], None] | None) -> None:
@@ -114,25 +129,29 @@ class Driver:
             self.stop(mode="abort", timeout=0)
             raise
 
-    def stop(self, *, mode: Literal["drain", "abort"] = "drain", timeout: float = 30.0) -> dict[str, int | None]:
+    def stop(
+        self, *, mode: Literal["drain", "abort", "keep"] = "drain", timeout: float = 30.0
+    ) -> dict[str, int | None]:
         """Stop the pipeline; a second call changes nothing. Returns the workers' exit codes by role, 0 when clean.
 
         "drain" lets accepted requests finish for ``timeout`` seconds while new ones are refused; what is left then,
-        and everything with "abort", ends with the finish reason "abort". A run directory made by this driver is
-        removed.
+        and everything with "abort", ends with the finish reason "abort". "keep" stops at once and ends nothing: another
+        driver on the same run directory or journal goes on with it. A run directory made by this driver is removed.
         """
         with self._lock:
-            supervisor, board, client, run_dir = self._supervisor, self._board, self._client, self._run_dir
-            if supervisor is None or board is None or client is None or run_dir is None:
+            supervisor, board, client = self._supervisor, self._board, self._client
+            run_dir, keeper = self._run_dir, self._keeper
+            if supervisor is None or board is None or client is None or run_dir is None or keeper is None:
                 return {}
             if mode == "drain" and supervisor.error is None:
                 self.drain(timeout)
-            board.set_mode(STOP)
+            board.set_mode(KEEP if mode == "keep" else STOP)
             codes = supervisor.stop(CLEAN_STOP_S)
             client.close()
             board.close()
+            keeper.close()
             self._leave(run_dir, keep=not run_dir.is_temporary)
-            self._supervisor = self._board = self._client = self._run_dir = None
+            self._supervisor = self._board = self._client = self._run_dir = self._keeper = None
         logger.info("stopped, exit codes %s", codes)
         return codes
 
@@ -141,16 +160,24 @@ class Driver:
         supervisor, board = self._running(), self._board
         assert board is not None, "a running driver has a board"
         board.set_mode(DRAIN)
-        journal = Journal.open(journal_path(self.run_dir, self.config.service))
         deadline = time.monotonic() + timeout
-        try:
-            while num_unanswered(journal) and supervisor.error is None:
-                if time.monotonic() > deadline:
-                    return False
-                time.sleep(0.01)
-        finally:
-            journal.close()
+        while self.num_unanswered and supervisor.error is None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
         return True
+
+    @property
+    def num_unanswered(self) -> int:
+        """Accepted requests whose answer is not complete."""
+        if self._keeper is None:
+            raise PipelineClosed("the driver is not started")
+        return self._keeper.num_unanswered
+
+    @property
+    def keeps_journal(self) -> bool:
+        """Whether another driver can go on with what this one leaves unanswered."""
+        return self._given_run_dir is not None or self.config.service.journal is not None
 
     def _leave(self, run_dir: RunDir, *, keep: bool) -> None:
         if keep:
@@ -213,8 +240,14 @@ class Driver:
     @property
     def healthy(self) -> bool:
         """Whether every worker is ready and makes progress at this moment."""
-        supervisor = self._running()
-        return supervisor.error is None and all(phase == "ready" for phase, _, _ in self.phases.values())
+        return self.health().status in ("ok", "degraded")
+
+    def health(self) -> Health:
+        """How the pipeline is, by what its workers show of their work. Answers also after the driver gave up."""
+        supervisor, board = self._supervisor, self._board
+        if supervisor is None or board is None:
+            raise PipelineClosed("the driver is not started")
+        return take_health(supervisor, board)
 
     def restart(self, role: str) -> None:
         """Replace one worker by a new process. Requests go on where they were."""
@@ -230,19 +263,15 @@ class Driver:
         return self._supervisor
 
 
-def prepare_run_dir(folder: Path, config: PipelineConfig) -> None:
-    """Make the journal, or take over the one that is there, and write the config.
+def prepare_run_dir(folder: Path, config: PipelineConfig, keeper: JournalKeeper) -> None:
+    """Write the config, after a look at what ran here before.
 
     Raises:
         ConfigError: the journal holds unanswered requests of another model, or of other pages or rows.
-        JournalError: the journal is no journal of this version.
     """
-    path = journal_path(folder, config.service)
-    if not path.exists():
-        service = config.service
-        Journal.create(path, num_records=service.max_records, arena_bytes=service.arena_bytes).close()
     if not _same_model(folder, config):
-        _forget_model(folder, path)
+        _forget_model(folder, keeper)
+    keeper.claim_for(config.model.model)
     write_private(folder / CONFIG_FILE, config.to_json())
 
 
@@ -255,16 +284,9 @@ def _same_model(folder: Path, config: PipelineConfig) -> bool:
     return (before.model, before.cache, before.scheduler) == (config.model, config.cache, config.scheduler)
 
 
-def _forget_model(folder: Path, path: Path) -> None:
-    journal = Journal.open(path)
-    count = num_unanswered(journal)
-    journal.close()
+def _forget_model(folder: Path, keeper: JournalKeeper) -> None:
+    count = keeper.num_unanswered
     if count and (folder / CARD_FILE).exists():
-        raise ConfigError(f"{path} holds {count} unanswered requests of another configuration", param="run_dir")
+        raise ConfigError(f"{keeper.path} holds {count} unanswered requests of another configuration", param="run_dir")
     for name in (CARD_FILE, FACTS_FILE, TOKENIZER_FILE):
         (folder / name).unlink(missing_ok=True)
-
-
-def num_unanswered(journal: Journal) -> int:
-    """Accepted requests whose answer is not complete."""
-    return int(((journal.states() != 0) & (journal.release_states() == 0)).sum())

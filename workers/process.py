@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..protocol.board import STOP, Board, WorkerPage
+from ..protocol.board import KEEP, STOP, Board, WorkerPage
 from ..protocol.config import PipelineConfig
+from ..protocol.intent import Intent
 from ..protocol.journal.layout import Journal
 from ..protocol.run_dir import CONFIG_FILE, board_path, journal_path
 
@@ -45,7 +46,11 @@ class WorkerContext:
 
     @property
     def stopping(self) -> bool:
-        return self.board.mode == STOP
+        return self.board.mode in (STOP, KEEP)
+
+    @property
+    def intent(self) -> Intent:
+        return self.board.intent(self.role)
 
 
 class StatsPublisher:

@@ -37,6 +37,8 @@ def expected_tokens(
 class HashRunner:
     """A ``Runner`` for the hash model. Its cache holds tokens where a real one holds keys and values."""
 
+    is_batch_invariant = True
+
     def __init__(
         self,
         vocab_size: int,
@@ -54,6 +56,9 @@ class HashRunner:
         self._cells: Int64 = np.full((num_pages + 1, page_size), _POISON, np.int64)
         self._host_cells: Int64 = np.full((num_host_pages, page_size), _POISON, np.int64)
         self._results: deque[StepResult] = deque()
+
+    def is_fatal(self, error: Exception) -> bool:
+        return False  # there is no device that could be broken
 
     def move(self, moves: Moves) -> None:
         cells, host_cells = self._cells, self._host_cells

@@ -13,7 +13,8 @@ import numpy as np
 from ...protocol import messages as m
 from ...protocol.channels import Links, Poller
 from ...protocol.config import DEMO_CHECKPOINT, DEMO_MODEL, HASH_MODEL, CacheConfig, ModelCard
-from ...protocol.errors import JournalError
+from ...protocol.errors import JournalError, Poisoned
+from ...protocol.journal.deaths import POISONED, held_against
 from ...protocol.journal.layout import DISPATCHED, split_word
 from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import read_request
@@ -22,6 +23,7 @@ from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
 from .engine import Engine
 from .hash_model import build_hash_runner
+from .quarantine import Quarantine, StepIntent
 from .scheduling.audit import measure_memory
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Key
@@ -82,6 +84,15 @@ def _known_card(context: WorkerContext) -> ModelCard | None:
     return ModelCard.from_wire(json.loads(path.read_text())) if path.exists() else None
 
 
+def must_replay(recovery: str, runner: Runner) -> bool:
+    """Whether what was said must be decoded again to go on exactly as before.
+
+    Where a result does not depend on the batch, the quicker prefill gives the same numbers; so there "exact" costs
+    nothing, and is what "auto" gives.
+    """
+    return recovery == "exact" and not runner.is_batch_invariant
+
+
 class Execute:
     """Steps as long as there is work, and waits for a message when there is none.
 
@@ -99,9 +110,16 @@ class Execute:
             max_model_len=card.max_model_len,
             prefix_cache=context.config.cache.prefix_cache,
             num_host_pages=context.config.cache.host_pages,
+            replays=must_replay(context.config.scheduler.recovery, runner),
         )
-        self._engine = Engine(scheduler, runner, clock=time.monotonic_ns)
-        self._max_live = card.max_live
+        self._engine = Engine(scheduler, runner, clock=context.journal.now_ns)
+        # After a storm of deaths one request at a time is served: slowly, but what one does hits nobody else.
+        self._is_degraded = context.board.is_degraded
+        self._max_live = 1 if self._is_degraded else card.max_live
+        self._quarantine = Quarantine(context.journal)
+        self._intent = StepIntent(context.intent)
+        service = context.config.service
+        self._flushes = service.journal is not None and service.journal_flush == "step"
         self._books = Bookkeeper(context.journal, eos_token_ids=frozenset(card.eos_token_ids))
         trace = context.config.scheduler.trace
         self._trace_file = open(trace, "a", buffering=1) if trace else None  # noqa: SIM115, closed with the links
@@ -133,13 +151,21 @@ class Execute:
         self._receive()
         if not self._engine.has_work:
             return
-        outputs = self._engine.step()
-        if outputs is None:
+        plan = self._engine.plan()
+        if plan is None:
             self._poller.wait(IDLE_STEP_S)
             return
+        self._intent.begin(plan, self._engine.scheduler.rows)
+        self._engine.launch(plan)
+        outputs = self._engine.collect()
         message = self._books.record(outputs)
+        self._intent.end()
+        if self._flushes:
+            self._journal.flush()
         if message is not None:
             self._links.send("summarize", message)
+        if self._quarantine.is_on and (key := self._quarantine.observe(outputs.progress)) is not None:
+            self._put_back(key)
         self._count(outputs)
         if self._trace is not None:
             self._trace.write(outputs)
@@ -162,6 +188,8 @@ class Execute:
             self._links.inbox.missed = False
             self._next_scan = now + TICK_S
             self._scan()
+        while (slot := self._quarantine.next_slot()) is not None:
+            self._adopt(slot)
 
     def _scan(self) -> None:
         """Learn from the journal what no message told."""
@@ -189,20 +217,31 @@ class Execute:
             return
         if view is None or self._holds(slot) or view.state != DISPATCHED:
             return
+        against = held_against(self._journal, "execute", slot, view.generation)
+        if self._quarantine.blocks(slot):
+            return  # when it is over, a scan takes it
         if is_released(self._journal, slot, view.generation):
             return
         if len(self._engine.scheduler.live) >= self._max_live or slot in self._held:
             self._scan_releases()  # the credit came from a request whose Release is still under way
         if len(self._engine.scheduler.live) >= self._max_live:
             return  # a later scan takes it
+        self._intent.begin_one((slot, view.generation))
         sequence = self._books.adopt(view)
+        self._intent.end()
         self._held[slot] = view.generation
         self._stats.changed = True
         reason = sequence.end_reason(len(sequence.tokens)) if sequence.num_output_tokens else None
-        if reason is not None:  # the last life wrote the last token and died before it could write the end
+        if against == POISONED:
+            self._books.finish(
+                sequence.key, "error", f"{Poisoned.code}\nthe request ended the process that ran it, twice"
+            )
+        elif reason is not None:  # the last life wrote the last token and died before it could write the end
             self._books.finish(sequence.key, reason)
         else:
             self._engine.add(sequence)
+            if against:
+                self._quarantine.enter(sequence.key)
 
     def _release(self, key: Key) -> None:
         if self._held.get(key[0]) == key[1]:
@@ -210,6 +249,17 @@ class Execute:
             self._engine.release(key)
             self._books.let_go(key)
             self._stats.changed = True
+            if self._quarantine.forget(key) or self._is_degraded:
+                self._next_scan = 0.0  # somebody waits for its place
+
+    def _put_back(self, key: Key) -> None:
+        """A suspect came through: it waits with the others until the last suspect did."""
+        if key in self._engine.scheduler.live:
+            del self._held[key[0]]
+            self._engine.release(key)
+            self._books.put_back(key)
+        if not self._quarantine.is_on:
+            self._next_scan = 0.0
 
     def _count(self, outputs: Any) -> None:
         elapsed_s = (outputs.collected_at - outputs.launched_at) / 1e9
@@ -240,6 +290,7 @@ class Execute:
             "ready": stats.num_ready,
             "decoding": stats.num_decoding,
             "held": len(self._held),
+            "suspects": len(self._quarantine),
             "swapped": stats.num_swapped,
             "preemptions": stats.num_preemptions,
             "swaps": stats.num_swaps,

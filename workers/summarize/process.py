@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from ...protocol import messages as m
+from ...protocol.board import FAILED, STOP
 from ...protocol.channels import Links, Poller
 from ...protocol.codec import decode_public
 from ...protocol.config import ModelCard
-from ...protocol.errors import BadFrame, JournalError
+from ...protocol.errors import BadFrame, JournalError, PipelineFailed, Poisoned
+from ...protocol.journal.deaths import POISONED, held_against, note_survival
 from ...protocol.journal.layout import FORGOTTEN, split_word, word
 from ...protocol.journal.releases import ReleaseWriter, read_release
 from ...protocol.journal.requests import RequestView, read_request
@@ -87,7 +89,8 @@ class Summarize:
                 patience = self._stats.publish_if_due()
                 self._poller.wait(min(patience, RETRY_S) if self._delivery.pending else patience)
                 self._turn()
-            self._end_all()
+            if self._context.board.mode == STOP:
+                self._end_all()
         finally:
             self._links.close()
 
@@ -128,7 +131,7 @@ class Summarize:
             np.frombuffer(step.token_ids, "<i4").tolist(),
             list(step.finish_reasons),
         )
-        now_ns = time.monotonic_ns()
+        now_ns = self._journal.now_ns()
         for slot, generation, index, token_id, reason in zip(*columns, strict=True):
             answer = self._answers.get(slot)
             if answer is None or answer.view.generation != generation:
@@ -148,7 +151,7 @@ class Summarize:
     def _push(self, answer: Answer, token_ids: list[int], now_ns: int) -> None:
         before = answer.stream.num_tokens
         try:
-            answer.push(token_ids, now_ns)
+            self._push_named(answer, token_ids, now_ns)
         except BaseException as error:  # a panic of the tokenizer's Rust code is not an Exception
             logger.exception("request %s could not be turned into text", answer.request_id)
             answer.error = ("request_failed", f"the tokens could not be turned into text: {type(error).__name__}")
@@ -162,6 +165,16 @@ class Summarize:
         if answer.stream.is_finished:
             self._release(answer)
 
+    def _push_named(self, answer: Answer, token_ids: list[int], now_ns: int) -> None:
+        """With the request's name written down meanwhile: if this process dies of it, the driver knows of which."""
+        self._context.intent.begin_one(answer.number)
+        answer.push(token_ids, now_ns)
+        self._context.intent.end()
+        answer.text_done_ns = self._journal.now_ns()
+        if answer.is_suspect:
+            answer.is_suspect = False
+            note_survival(self._journal, "summarize", *answer.key)
+
     def _catch_up(self, answer: Answer) -> None:
         """Take from the journal what no message brought."""
         # The finish is read first: after it no token follows, so the tokens read then are all.
@@ -169,7 +182,7 @@ class Summarize:
         count, _ = split_word(self._journal.tokens_words[answer.view.slot])
         if answer.stream.is_finished or (finish is None and count <= answer.num_seen):
             return
-        now_ns = time.monotonic_ns()
+        now_ns = self._journal.now_ns()
         tokens = read_tokens(self._journal, answer.view)
         if tokens is not None and len(tokens) > answer.num_seen:
             self._push(answer, tokens[answer.num_seen :].tolist(), now_ns)
@@ -200,7 +213,13 @@ class Summarize:
         answer = Answer(view, self._stream(view), time.monotonic() + view.record.lease_s)
         self._answers[slot] = answer
         self._by_id[answer.request_id] = answer
-        self._rebuild(answer)
+        against = held_against(self._journal, "summarize", slot, view.generation)
+        answer.is_suspect = against > 0
+        if against == POISONED:
+            answer.error = (Poisoned.code, "the request ended the process that turned it into text, twice")
+            self._end(answer, "error")
+        else:
+            self._rebuild(answer)
         return answer
 
     def _stream(self, view: RequestView) -> OutputStream:
@@ -214,7 +233,7 @@ class Summarize:
         if ended is not None:
             tokens = read_tokens(self._journal, answer.view)
             if tokens is not None and ended[0]:
-                answer.push(tokens[: ended[0]].tolist(), time.monotonic_ns())
+                self._push_named(answer, tokens[: ended[0]].tolist(), self._journal.now_ns())
             self._close(answer, ended[1])
         elif answer.view.record.token_capacity == 0:
             self._end(answer, "length")
@@ -307,11 +326,11 @@ class Summarize:
             code, _, text = (finish[1] if finish else "").partition("\n")
             answer.error = (code or "request_failed", text or "the request failed")
         answer.stream.finish(reason)
-        answer.ended_ns = answer.text_done_ns = time.monotonic_ns()
+        answer.ended_ns = answer.text_done_ns = self._journal.now_ns()
         self._delivery.mark(answer)
 
     def _release(self, answer: Answer) -> None:
-        answer.ended_ns = answer.ended_ns or time.monotonic_ns()
+        answer.ended_ns = answer.ended_ns or self._journal.now_ns()
         reason = answer.stream.finish_reason or "error"
         slot, generation = answer.key
         self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason)
@@ -335,6 +354,8 @@ class Summarize:
     def _tick(self, now: float) -> None:
         """What no message triggers: requests nobody mentioned, gaps at the end of a stream, leases."""
         self._discover()
+        if self._context.board.mode == FAILED:
+            self._fail_all()
         for answer in list(self._answers.values()):
             self._catch_up(answer)
             if now > answer.lease_until:
@@ -344,6 +365,13 @@ class Summarize:
                 else:
                     self._end(answer, "abort")
                     answer.lease_until = now + answer.view.record.lease_s
+
+    def _fail_all(self) -> None:
+        """The driver gave up on a worker: what is open will never be finished."""
+        for answer in list(self._answers.values()):
+            if not answer.stream.is_finished:
+                answer.error = (PipelineFailed.code, "a worker died again and again, and the pipeline gave up")
+                self._end(answer, "error")
 
     # -- out
 

@@ -76,6 +76,7 @@ def make_scheduler(
     max_model_len: int = 4096,
     prefix_cache: bool = False,
     host_pages: int = 0,
+    replays: bool = False,
     **config: Any,
 ) -> Scheduler:
     options = {"max_num_seqs": 4, "prefill_chunk": 8, "safety_margin": 0.0, **config}
@@ -86,6 +87,7 @@ def make_scheduler(
         max_model_len=max_model_len,
         prefix_cache=prefix_cache,
         num_host_pages=host_pages,
+        replays=replays,
     )
     for sequence in sequences:
         scheduler.add(sequence)
