@@ -24,8 +24,10 @@ from ..protocol.run_dir import (
 from ..protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
 from .blame import Blame
 from .client import Client, Prompt
+from .control import ControlServer
 from .health import Health, take_health
 from .journal_keeper import JournalKeeper
+from .replacing import reload_model, replace_worker
 from .stream import Completion, Stream
 from .supervisor import Supervisor
 
@@ -61,11 +63,13 @@ class Driver:
         self.config = config or PipelineConfig.from_options(**options)
         self._given_run_dir = None if run_dir is None else Path(run_dir)
         self._lock = threading.RLock()
+        self._replacing = threading.Lock()
         self._run_dir: RunDir | None = None
         self._board: Board | None = None
         self._supervisor: Supervisor | None = None
         self._client: Client | None = None
         self._keeper: JournalKeeper | None = None
+        self._control: ControlServer | None = None
 
     def __enter__(self) -> Driver:
         return self.start()
@@ -117,6 +121,13 @@ class Driver:
             on_death=lambda role, internal: blame.note_death(role, internal=internal),
         )
         self._supervisor.start()
+        self._control = ControlServer(
+            run_dir.path,
+            {
+                "health": lambda: self.health().to_wire(),
+                "restart": lambda role, model=None: {"seconds": self.replace(role, model=model)},
+            },
+        )
 
     def _wait_ready(self, progress: Callable[[Driver], None] | None) -> None:
         supervisor = self._running()
@@ -146,12 +157,14 @@ class Driver:
             if mode == "drain" and supervisor.error is None:
                 self.drain(timeout)
             board.set_mode(KEEP if mode == "keep" else STOP)
+            if self._control is not None:
+                self._control.close()
             codes = supervisor.stop(CLEAN_STOP_S)
             client.close()
             board.close()
             keeper.close()
             self._leave(run_dir, keep=not run_dir.is_temporary)
-            self._supervisor = self._board = self._client = self._run_dir = self._keeper = None
+            self._supervisor = self._board = self._client = self._run_dir = self._keeper = self._control = None
         logger.info("stopped, exit codes %s", codes)
         return codes
 
@@ -250,10 +263,33 @@ class Driver:
         return take_health(supervisor, board)
 
     def restart(self, role: str) -> None:
-        """Replace one worker by a new process. Requests go on where they were."""
-        if role not in ROLES:
-            raise ConfigError(f"role is {role!r}, known are: {', '.join(ROLES)}")
+        """Replace one worker by a new process, without waiting for it. Requests go on where they were."""
+        _check_role(role)
         self._running().restart(role)
+
+    def replace(self, role: str, *, model: str | None = None, timeout: float = 300.0) -> float:
+        """Replace one worker and wait until the new one is ready; how many seconds that took.
+
+        With ``model`` execute goes on with other weights, which must come with the same tokenizer. Requests go on where
+        they were: what they said so far stays.
+
+        Raises:
+            ConfigError: the new worker does not start; a model that cannot be served is replaced by the one before.
+        """
+        _check_role(role)
+        if model is not None and role != "execute":
+            raise ConfigError(f"only execute has a model, {role} has none", param="model")
+        supervisor, board = self._running(), self._board
+        assert board is not None, "a running driver has a board"
+        began = time.monotonic()
+        with self._replacing:  # not the lock of ``stop``, which ends a replacement
+            if model is None:
+                replace_worker(supervisor, board, role, timeout_s=timeout)
+            else:
+                self.config = reload_model(supervisor, board, self.run_dir, self.config, model=model, timeout_s=timeout)
+                assert self._keeper is not None, "a running driver has a journal"
+                self._keeper.name_model(model)
+        return time.monotonic() - began
 
     def _running(self) -> Supervisor:
         if self._supervisor is None:
@@ -261,6 +297,11 @@ class Driver:
         if self._supervisor.error is not None and self._client is not None:
             raise self._supervisor.error
         return self._supervisor
+
+
+def _check_role(role: str) -> None:
+    if role not in ROLES:
+        raise ConfigError(f"role is {role!r}, known are: {', '.join(ROLES)}", param="role")
 
 
 def prepare_run_dir(folder: Path, config: PipelineConfig, keeper: JournalKeeper) -> None:

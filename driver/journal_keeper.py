@@ -69,10 +69,13 @@ class JournalKeeper:
         Raises:
             ConfigError: requests of another model are not answered yet.
         """
-        key, known = zlib.crc32(model.encode()), int(self.journal.header["model_key"])
-        if known not in (0, key) and (count := self.num_unanswered):
+        known = int(self.journal.header["model_key"])
+        if known not in (0, _key(model)) and (count := self.num_unanswered):
             raise ConfigError(f"{self.path} holds {count} unanswered requests of another model", param="model")
-        self.journal.header["model_key"] = key
+        self.name_model(model)
+
+    def name_model(self, model: str) -> None:
+        self.journal.header["model_key"] = _key(model)
 
     def _flush_for_ever(self, interval_s: float) -> None:
         while not self._stopping.wait(interval_s):
@@ -87,6 +90,10 @@ class JournalKeeper:
             self._thread.join()
         self.journal.close()
         os.close(self._lock)
+
+
+def _key(model: str) -> int:
+    return zlib.crc32(model.encode()) or 1  # 0 is nobody's
 
 
 def num_unanswered(journal: Journal) -> int:

@@ -168,6 +168,21 @@ def info(
     raise typer.Exit(info(config, run_dir=run_dir, connect=connect, as_json=as_json, console=_console(log_level)))
 
 
+@app.command(epilog=EPILOG)
+def restart(
+    *,
+    role: Annotated[str, typer.Argument(help="prepare, execute or summarize")],
+    connect: Annotated[Path, option("connect", "the run directory of the pipeline")],
+    model: Annotated[
+        str | None, option("model", "execute only: other weights with the same tokenizer; by default the same")
+    ] = None,
+) -> None:
+    """Replace a worker of a pipeline that runs. Its clients notice no more than a pause."""
+    from .restart import restart
+
+    raise typer.Exit(restart(role, connect=connect, model=model))
+
+
 def _with_model(config: PipelineConfig, name: str | None) -> PipelineConfig:
     return config if name is None else replace(config, model=replace(config.model, model=name))
 

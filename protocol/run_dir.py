@@ -63,6 +63,15 @@ def board_path(run_dir: Path) -> Path:
     return run_dir / "board"
 
 
+def control_path(run_dir: Path) -> Path:
+    """
+    Raises:
+        ConfigError: the path is too long for a Unix socket.
+    """
+    ipc_endpoint(run_dir / "control")
+    return run_dir / "control"
+
+
 def write_private(path: Path, text: str) -> None:
     """Put a file there whole or not at all, readable by its owner only."""
     temporary = path.with_name(path.name + ".tmp")

@@ -13,7 +13,7 @@ import numpy as np
 from ...protocol import messages as m
 from ...protocol.channels import Links, Poller
 from ...protocol.config import DEMO_CHECKPOINT, DEMO_MODEL, HASH_MODEL, CacheConfig, ModelCard
-from ...protocol.errors import JournalError, Poisoned
+from ...protocol.errors import ConfigError, JournalError, Poisoned
 from ...protocol.journal.deaths import POISONED, held_against
 from ...protocol.journal.layout import DISPATCHED, split_word
 from ...protocol.journal.releases import is_released
@@ -58,9 +58,20 @@ def build(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
         step_s = config.model.hash_step_ms / 1e3
     else:
         runner, card, step_s = _build_torch_runner(context, cache)
-    if known is None:
+    if known is None or card.model != known.model:
+        _check_successor(card, known)
         write_private(context.run_dir / CARD_FILE, json.dumps(card.to_wire()))
     return runner, card, step_s
+
+
+def _check_successor(card: ModelCard, known: ModelCard | None) -> None:
+    """
+    Raises:
+        ConfigError: what was admitted for the model before could be wrong for this one.
+    """
+    for name in ("vocab_size", "eos_token_ids", "max_model_len", "num_pages") if known is not None else ():
+        if getattr(card, name) != getattr(known, name):
+            raise ConfigError(f"{name} of the model is {getattr(card, name)}, {getattr(known, name)} is being served")
 
 
 def _build_torch_runner(context: WorkerContext, cache: CacheConfig) -> tuple[Runner, ModelCard, float]:
