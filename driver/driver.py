@@ -163,6 +163,7 @@ class Driver:
             client.close()
             board.close()
             keeper.close()
+            run_dir.remove_sockets()
             self._leave(run_dir, keep=not run_dir.is_temporary)
             self._supervisor = self._board = self._client = self._run_dir = self._keeper = self._control = None
         logger.info("stopped, exit codes %s", codes)

@@ -22,6 +22,7 @@ from ..protocol.board import FAILED, KEEP, ROLES, STOP, Board
 from ..protocol.config import SupervisorConfig
 from ..protocol.errors import TriptychError, WorkerDied
 from .deaths import OomWatch, is_internal, is_stopped
+from .spares import Spares
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class WorkerHealth:
     phase: str
     ok: bool  # ready, and it showed progress within its patience
     since_progress_s: float  # while it starts: since it was started
+    pid: int | None  # None: it is away
     epoch: int  # which life this is, from 1
     restarts: int
     recent_deaths: int  # by its own fault, within the restart window
@@ -94,6 +96,7 @@ class Supervisor:
         self._thread = threading.Thread(target=self._run, name="triptych-supervisor", daemon=True)
         self._changed = threading.Condition()
         self._orders: deque[Callable[[], None]] = deque()
+        self._spares = Spares(run_dir, self._start_process)
         self._stopping = False
         self._exit_codes: dict[str, int | None] = {}
         self._ended = False
@@ -147,6 +150,7 @@ class Supervisor:
             phase=phase,
             ok=phase == "ready" and worker.alive and silent_s <= patience_s,
             since_progress_s=silent_s,
+            pid=worker.process.pid if worker.process else None,
             epoch=epoch,
             restarts=worker.num_restarts,
             recent_deaths=len(worker.deaths),
@@ -210,6 +214,7 @@ class Supervisor:
         while self._orders:
             self._orders.popleft()()
         self._look_for_hangs()
+        self._fill_spares()
 
     def _is_wanted(self, worker: Worker) -> bool:
         """Whether the worker shall run: not at a stop, and not one that was given up."""
@@ -224,21 +229,33 @@ class Supervisor:
             self._board.set_degraded(self._recent_deaths(worker) > self._config.degrade_after)
         epoch = self._board.next_epoch(worker.role)
         worker.started_at = time.monotonic()
-        package = f"{__package__.rpartition('.')[0]}.workers.{worker.role}"
-        command = [sys.executable, "-m", package, "--run-dir", str(self._run_dir)]
-        command += ["--epoch", str(epoch), "--parent", str(os.getpid())]
-        with open(self._stderr_path(worker.role), "wb") as stderr:
-            worker.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
+        spare = self._spares.take(worker.role, epoch)
+        worker.process = spare or self._start_process(worker.role, arguments=["--epoch", str(epoch)])
+        worker.pidfd = os.pidfd_open(worker.process.pid)
+        self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
+        logger.info("started %s, life %d, as process %d", worker.role, epoch, worker.process.pid)
+
+    def _start_process(
+        self, role: str, *, arguments: list[str], stdin: int = subprocess.DEVNULL, log: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        package = f"{__package__.rpartition('.')[0]}.workers.{role}"
+        command = [sys.executable, "-m", package, "--run-dir", str(self._run_dir), "--parent", str(os.getpid())]
+        with open(log or self._stderr_path(role), "wb") as stderr:
+            return subprocess.Popen(
+                [*command, *arguments],
+                stdin=stdin,
                 stdout=stderr,
                 stderr=stderr,
                 env=_environment(),
                 start_new_session=True,
             )
-        worker.pidfd = os.pidfd_open(worker.process.pid)
-        self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
-        logger.info("started %s, life %d, as process %d", worker.role, epoch, worker.process.pid)
+
+    def _fill_spares(self) -> None:
+        """One a turn, and none while anybody starts: a recovery has the processors for itself."""
+        if self._config.spares and not self._stopping and self.error is None and self._all_ready():
+            missing = [role for role in ROLES if not self._spares.has(role)]
+            if missing:
+                self._spares.fill(missing[0])
 
     def _bury(self, worker: Worker) -> None:
         assert worker.process is not None
@@ -334,6 +351,7 @@ class Supervisor:
 
     def _end(self) -> None:
         self._ended = True
+        self._spares.close()
         self._selector.close()
         os.close(self._bell_out)
 

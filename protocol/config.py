@@ -203,6 +203,7 @@ class SupervisorConfig:
     hang_s: float = _option(3.0, "without progress before a worker is killed; at least 20 steps are always waited for")
     degrade_after: int = _option(5, "deaths of execute within restart_window_s: then it runs one sequence at a time")
     max_restarts: int = _option(10, "of one worker within restart_window_s, beyond which the driver gives up")
+    spares: bool = _option(False, "keep an idle process of each worker, imports done: quicker restarts for more memory")
     restart_window_s: float = _option(60.0, "in which restarts are counted")
 
     def __post_init__(self) -> None:

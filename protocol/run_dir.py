@@ -37,6 +37,12 @@ class RunDir:
             os.close(self._lock)
             raise ConfigError(f"another driver runs in {self.path}", param="run_dir") from error
 
+    def remove_sockets(self) -> None:
+        """ZeroMQ leaves their files behind. Nobody listens there any more: the lock is ours, the workers are gone."""
+        for path in self.path.iterdir():
+            if path.is_socket():
+                path.unlink(missing_ok=True)
+
     def remove(self) -> None:
         """Delete the folder with all that is in it, and let go of it."""
         shutil.rmtree(self.path, ignore_errors=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -78,11 +80,14 @@ class StatsPublisher:
         return TICK_S
 
 
-def main(role: str, body: Callable[[WorkerContext], None]) -> None:
-    """Run a worker until it is told to stop. The exit code is 0 only then."""
+def main(
+    role: str, body: Callable[[WorkerContext], None], *, preload: Callable[[PipelineConfig], None] | None = None
+) -> None:
+    """Run a worker until it is told to stop. The exit code is 0 only then. A spare does ``preload`` while it waits."""
     parser = argparse.ArgumentParser(description=f"The {role} worker of a Triptych pipeline; started by its driver.")
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument("--epoch", type=int, help="which life this is; a spare hears it on its standard input")
+    parser.add_argument("--spare", action="store_true", help="wait to be told")
     parser.add_argument("--parent", type=int, required=True, help="process id of the driver")
     arguments = parser.parse_args()
     die_with(arguments.parent)
@@ -92,6 +97,11 @@ def main(role: str, body: Callable[[WorkerContext], None]) -> None:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"
     )
+    raise_file_limit()
+    if arguments.spare:
+        if preload is not None:
+            preload(read_config(arguments.run_dir))
+        arguments.epoch = int(sys.stdin.readline() or sys.exit(0))
     context = open_context(role, arguments.epoch, arguments.run_dir)
     context.set_phase("starting")
     try:
@@ -105,9 +115,20 @@ def main(role: str, body: Callable[[WorkerContext], None]) -> None:
 
 
 def open_context(role: str, epoch: int, run_dir: Path) -> WorkerContext:
-    config = PipelineConfig.from_json((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
+    config = read_config(run_dir)
     journal = Journal.open(journal_path(run_dir, config.service))
     return WorkerContext(role, epoch, run_dir, config, Board(board_path(run_dir)), journal)
+
+
+def read_config(run_dir: Path) -> PipelineConfig:
+    return PipelineConfig.from_json((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
+
+
+def raise_file_limit() -> None:
+    """As many open files as the system allows: each client costs two, and ZeroMQ ends a process that runs out."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def die_with(parent: int) -> None:

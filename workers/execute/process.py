@@ -12,7 +12,7 @@ import numpy as np
 
 from ...protocol import messages as m
 from ...protocol.channels import Links, Poller
-from ...protocol.config import DEMO_CHECKPOINT, DEMO_MODEL, HASH_MODEL, CacheConfig, ModelCard
+from ...protocol.config import DEMO_CHECKPOINT, DEMO_MODEL, HASH_MODEL, CacheConfig, ModelCard, PipelineConfig
 from ...protocol.errors import ConfigError, JournalError, Poisoned
 from ...protocol.journal.deaths import POISONED, held_against
 from ...protocol.journal.layout import DISPATCHED, split_word
@@ -43,6 +43,12 @@ def run(context: WorkerContext) -> None:
         execute = Execute(context, runner, card, step_s=step_s)
         context.set_phase("ready")
         execute.run()
+
+
+def preload(config: PipelineConfig) -> None:
+    """Import what takes seconds, in a process that waits for its time."""
+    if config.model.model != HASH_MODEL:
+        from .model import build  # noqa: F401
 
 
 def build(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
