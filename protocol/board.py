@@ -118,8 +118,10 @@ class Board:
 
     def close(self) -> None:
         del self._driver
-        for page in [*self._workers.values(), *self._intents.values()]:
+        for page in self._workers.values():
             page.close()
+        for intent in self._intents.values():
+            intent.close()
         self._map.close()
 
 

@@ -25,9 +25,11 @@ threading.Event().wait()
 class DriverProcess:
     """Started with a run directory and options; ends with its parent's test at the latest."""
 
-    def __init__(self, run_dir: Path, **options: Any) -> None:
+    def __init__(self, run_dir: Path, *, max_files: int | None = None, **options: Any) -> None:
+        """``max_files`` is a limit of the system on open files, for the driver and each worker."""
         self.run_dir = run_dir
-        command = [sys.executable, "-c", CODE, str(run_dir), json.dumps(options)]
+        limit = [] if max_files is None else ["prlimit", f"--nofile={max_files}:{max_files}"]
+        command = [*limit, sys.executable, "-c", CODE, str(run_dir), json.dumps(options)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
     def wait_ready(self, timeout: float = 60.0) -> None:
@@ -35,7 +37,7 @@ class DriverProcess:
 
     def _is_ready(self) -> bool:
         try:
-            return ask(self.run_dir, "health")["status"] == "ok"
+            return bool(ask(self.run_dir, "health")["status"] == "ok")
         except ConfigError:
             return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -21,7 +22,7 @@ from ...protocol.journal.requests import read_request
 from ...protocol.run_dir import CARD_FILE, write_private
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
-from .engine import Engine
+from .engine import Engine, StepOutputs
 from .hash_model import build_hash_runner
 from .quarantine import Quarantine, StepIntent
 from .scheduling.audit import measure_memory
@@ -159,7 +160,8 @@ class Execute:
         finally:
             self._links.close()
             if self._trace_file:
-                self._trace_file.close()
+                with contextlib.suppress(OSError):
+                    self._trace_file.close()
 
     def _turn(self) -> None:
         patience = self._stats.publish_if_due()
@@ -185,7 +187,14 @@ class Execute:
             self._put_back(key)
         self._count(outputs)
         if self._trace is not None:
-            self._trace.write(outputs)
+            self._write_trace(self._trace, outputs)
+
+    def _write_trace(self, trace: StepTrace, outputs: StepOutputs) -> None:
+        try:
+            trace.write(outputs)
+        except OSError as error:
+            logger.warning("the trace ends here: %s", error.strerror)  # of all there is, it is what can be missed
+            self._trace = None
 
     def _receive(self) -> None:
         """Releases first: they make the room that a new request was given a credit for."""
@@ -278,7 +287,7 @@ class Execute:
         if not self._quarantine.is_on:
             self._next_scan = 0.0
 
-    def _count(self, outputs: Any) -> None:
+    def _count(self, outputs: StepOutputs) -> None:
         elapsed_s = (outputs.collected_at - outputs.launched_at) / 1e9
         self._step_s = max(elapsed_s, 0.9 * self._step_s + 0.1 * elapsed_s)  # up at once, down slowly
         self._num_steps += 1
