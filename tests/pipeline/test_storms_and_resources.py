@@ -66,7 +66,7 @@ def test_a_full_journal_refuses_and_recovers() -> None:
 
 def test_a_disk_without_room_is_named_at_the_start(tmp_path: Path) -> None:
     with (
-        pytest.raises(ConfigError, match="the journal .* needs .* bytes"),
+        pytest.raises(ConfigError, match=r"the journal .* needs .* bytes"),
         hash_driver(run_dir=tmp_path / "run", arena_bytes=1 << 40),
     ):
         pass
