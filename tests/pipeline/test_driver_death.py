@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.waiting import eventually
 from triptych import Client
 from triptych.protocol.errors import ConfigError, JournalError
 
-OPTIONS = {"model": "hash-lm", "hash_step_ms": 2.0, "lease_s": 60.0, "max_num_seqs": 16}
+OPTIONS: dict[str, Any] = {"model": "hash-lm", "hash_step_ms": 2.0, "lease_s": 60.0, "max_num_seqs": 16}
 
 
 @pytest.fixture

@@ -214,8 +214,8 @@ class Execute:
             self._links.inbox.missed = False
             self._next_scan = now + TICK_S
             self._scan()
-        while (slot := self._quarantine.next_slot()) is not None:
-            self._adopt(slot)
+        while (suspect := self._quarantine.next_slot()) is not None:
+            self._adopt(suspect)
 
     def _scan(self) -> None:
         """Learn from the journal what no message told."""

@@ -76,9 +76,9 @@ def make_scheduler(
     max_model_len: int = 4096,
     prefix_cache: bool = False,
     host_pages: int = 0,
-    replays: bool = False,
     **config: Any,
 ) -> Scheduler:
+    replays = bool(config.pop("replays", False))
     options = {"max_num_seqs": 4, "prefill_chunk": 8, "safety_margin": 0.0, **config}
     scheduler = Scheduler(
         SchedulerConfig(**options),

@@ -8,7 +8,7 @@ import pytest
 from tests.workers.execute.factories import VOCAB_SIZE, make_engine, make_sequence, make_sequences, run, tokens_of
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
-from triptych.workers.execute.step import Int32, StepInputs
+from triptych.workers.execute.step import Int32, Int64, StepInputs
 
 TWIST = 7  # what a cell is off by for each token of the chunk that it was computed in
 
@@ -22,8 +22,10 @@ class RoundingRunner(HashRunner):
         super().launch(inputs)
 
     @property
-    def _twists(self) -> np.ndarray:
-        return self.__dict__.setdefault("twists", np.zeros_like(self._cells))
+    def _twists(self) -> Int64:
+        if not hasattr(self, "_made"):
+            self._made: Int64 = np.zeros_like(self._cells)
+        return self._made
 
     def _read(self, block_table: Int32, num_tokens: int) -> int:
         num_pages = -(-num_tokens // self._page_size)
@@ -34,7 +36,7 @@ class RoundingRunner(HashRunner):
 
 def undisturbed(sequence: Sequence) -> list[int]:
     """What the rounding model says, its prompt cut as ``chunk_ends`` has it, from the definition alone."""
-    tokens = sequence.tokens[: sequence.num_prompt_tokens].tolist()
+    tokens: list[int] = sequence.tokens[: sequence.num_prompt_tokens].tolist()
     lengths = np.diff([0, *sequence.chunk_ends])
     twist = int((lengths * lengths).sum()) * TWIST
     for _ in range(sequence.max_tokens):
