@@ -70,8 +70,9 @@ class Client:
         """Send a request and return at once.
 
         ``prompt`` is text or token ids; ``messages`` is a chat. Options are the fields of ``SamplingParams``, and
-        ``truncation`` ("none", "left", "right", "middle") and ``lease_s``. What is wrong with them is raised by the
-        stream, as is every other error of this request.
+        ``truncation`` ("none", "left", "right", "middle"), ``lease_s``, ``priority``, ``deadline_ms``, ``max_queue_ms``
+        and ``cache_salt`` (see docs/protocol.md). What is wrong with them is raised by the stream, as is every other
+        error of this request.
         """
         request_id = request_id or uuid.uuid4().hex
         stream = Stream(request_id, self.session.abort)

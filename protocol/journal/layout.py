@@ -86,8 +86,9 @@ RECORD = np.dtype(
         ("release_word", "<u8"),
         ("end_tokens", "<u4"),  # tokens of the answer, which a stop string or an abort may have cut
         ("end_reason", "<u4"),  # index into FINISH_REASONS
+        ("end_code", "S32"),  # of the error, where it is summarize that ended the request with one
         ("summarize_survived_word", "<u8"),
-        ("_summarize", "V40"),
+        ("_summarize", "V8"),
         # the driver writes these, see deaths
         ("deaths_word", "<u8"),  # of execute, with this request in its hands
         ("summarize_deaths_word", "<u8"),

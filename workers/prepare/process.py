@@ -29,6 +29,7 @@ from ...protocol.run_dir import CARD_FILE, submit_endpoint
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .admission import Admission, admit
 from .intake import KnownIds, check_request_id, digest_of
+from .queue import CreditQueue
 from .request import GenerationRequest
 from .text_encoder import TextEncoder
 
@@ -51,6 +52,10 @@ class Intake:
     received_ns: int
     tokenize_start_ns: int = 0
     tokenize_end_ns: int = 0
+
+    def time_after(self, limit_ms: float | None) -> int:
+        """CLOCK_MONOTONIC in ns, so long after the receipt; 0 without a limit."""
+        return 0 if limit_ms is None else self.received_ns + int(limit_ms * 1e6)
 
 
 def run(context: WorkerContext) -> None:
@@ -88,7 +93,7 @@ class Prepare:
         self._ids = KnownIds(self._writer.past_ids(), max_past=service.max_records)
         self._slots: dict[int, tuple[int, str]] = {}  # every record in use: generation and request id
         self._live: dict[int, int] = {}  # dispatched and not released: slot -> generation
-        self._waiting: dict[int, tuple[int, bytes]] = {}  # accepted, no credit yet: slot -> generation and record
+        self._waiting = CreditQueue(context.config.scheduler.arrivals_per_level)  # accepted, no credit yet
         self._tokenizer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._tokenized: deque[Callable[[], None]] = deque()
         self._pending_bytes = 0
@@ -141,7 +146,7 @@ class Prepare:
             if released[view.slot] or record.token_capacity == 0:
                 continue
             if view.state == ACCEPTED:
-                self._waiting[view.slot] = (view.generation, record.to_bytes())
+                self._wait_for_credit(view.slot, view.generation, record)
             else:  # execute takes it from the journal, so it need not be told again
                 self._live[view.slot] = view.generation
 
@@ -175,8 +180,7 @@ class Prepare:
         if self._live.get(slot) == generation:
             del self._live[slot]
             self._stats.changed = True
-        elif self._waiting.get(slot, (None, b""))[0] == generation:
-            del self._waiting[slot]
+        elif self._waiting.remove(slot, generation):
             self._stats.changed = True
 
     def _forget(self, slot: int, generation: int) -> None:
@@ -187,14 +191,17 @@ class Prepare:
 
     def _dispatch(self) -> None:
         while self._waiting and len(self._live) < self._card.max_live:
-            slot = next(iter(self._waiting))
-            generation, record = self._waiting.pop(slot)
+            slot, generation, record = self._waiting.pop()
             if is_released(self._journal, slot, generation):
-                continue  # aborted while it waited
+                continue  # ended while it waited
             self._writer.dispatch(slot, generation, self._journal.now_ns())
             self._live[slot] = generation
             self._links.send("execute", m.Prepared(slot, generation, record))
             self._stats.changed = True
+
+    def _wait_for_credit(self, slot: int, generation: int, record: RequestRecord) -> None:
+        arrival = int(self._journal.records["arrival"][slot])
+        self._waiting.push(slot, generation, record.to_bytes(), arrival=arrival, priority=record.priority)
 
     # -- from the clients
 
@@ -301,7 +308,7 @@ class Prepare:
             self._refuse(intake.peer, intake.request_id, error)
 
     def _accept(self, intake: Intake, admission: Admission) -> None:
-        params = intake.request.sampling
+        request, params = intake.request, intake.request.sampling
         record = RequestRecord(
             request_id=intake.request_id,
             digest=intake.digest,
@@ -309,7 +316,11 @@ class Prepare:
             num_truncated_tokens=admission.num_truncated,
             token_capacity=admission.capacity,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
-            lease_s=intake.request.lease_s or self._service.lease_s,
+            lease_s=request.lease_s or self._service.lease_s,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            deadline_at=intake.time_after(request.deadline_ms),
+            queue_deadline_at=intake.time_after(request.max_queue_ms),
             sampling=params.to_wire(),
         )
         times = AcceptTimes(
@@ -320,7 +331,7 @@ class Prepare:
         accepted = _accepted(record)
         self._ids.accept(accepted, record.digest)
         if record.token_capacity > 0:  # one that asked for no tokens is answered by summarize alone
-            self._waiting[slot] = (generation, record.to_bytes())
+            self._wait_for_credit(slot, generation, record)
         self._counts["accepted"] += 1
         self._counts["prompt_tokens"] += accepted.num_prompt_tokens
         self._confirm(intake.peer, accepted)

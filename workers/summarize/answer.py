@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ...protocol.journal.layout import Journal
 from ...protocol.journal.requests import RequestView
 from ...protocol.journal.tokens import read_logprobs, read_times
-from ...protocol.messages import DeltaRow, Failed, Finished
+from ...protocol.messages import DeltaRow, Failed, Finished, Status
 from .ledger import Marks, make_ledger
 from .stream import OutputStream
 
@@ -30,6 +30,7 @@ class Answer:
         self.is_suspect = False  # this process died with it once, see protocol/journal/deaths.py
         self.number = view.slot << 32 | view.generation
         self.error: tuple[str, str] | None = None  # code and message, if the finish reason is "error"
+        self.end_code = ""  # of the error, if it is summarize that found it
         self.peer: bytes | None = None  # who follows
         self.num_acknowledged = 0
         self.num_sent = 0
@@ -88,6 +89,18 @@ class Answer:
         else:
             self._end = Finished(*last, self.stream.finish_reason or "", summary)
         return self._end
+
+    def has_begun(self, journal: Journal) -> bool:
+        """Whether execute has computed something of it."""
+        # The time may still be that of an earlier request in the slot.
+        return self.num_seen > 0 or int(journal.records["scheduled_ns"][self.view.slot]) >= self.view.accepted_ns
+
+    def status(self, journal: Journal) -> Status:
+        state = "running" if self.has_begun(journal) else "queued"
+        if self.stream.is_finished:
+            state = {"abort": "aborted", "error": "failed"}.get(self.stream.finish_reason or "", "finished")
+        received_ns = int(journal.records["received_ns"][self.view.slot])
+        return Status(self.request_id, state, self.stream.num_tokens, received_ns, self.ended_ns)
 
     def _row(self, journal: Journal, stop: int) -> DeltaRow:
         token_ids, text = self.stream.delta(self.num_sent, stop)

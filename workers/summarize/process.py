@@ -19,16 +19,18 @@ from ...protocol.board import FAILED, STOP
 from ...protocol.channels import Links, Poller
 from ...protocol.codec import decode_public
 from ...protocol.config import ModelCard
-from ...protocol.errors import BadFrame, JournalError, PipelineFailed, Poisoned
+from ...protocol.errors import BadFrame, JournalError, PipelineFailed, Poisoned, RequestError
 from ...protocol.journal.deaths import POISONED, held_against, note_survival
 from ...protocol.journal.layout import FORGOTTEN, split_word, word
-from ...protocol.journal.releases import ReleaseWriter, read_release
+from ...protocol.journal.releases import ReleaseWriter, read_end_code, read_release
 from ...protocol.journal.requests import RequestView, read_request
 from ...protocol.journal.tokens import read_finish, read_tokens
 from ...protocol.run_dir import CARD_FILE, follow_endpoint
 from ...protocol.tokenizer_files import load_facts
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .answer import Answer
+from .columns import columns_of, is_follow_entry, rows_of
+from .deadlines import Deadlines
 from .delivery import Delivery
 from .rate import Rate
 from .stream import OutputStream
@@ -71,6 +73,7 @@ class Summarize:
         self._generations = np.zeros(context.journal.num_records, np.uint64)  # last known in each slot
         self._released: list[tuple[int, int]] = []
         self._forgotten: list[tuple[int, int]] = []
+        self._deadlines = Deadlines(context.journal, context.board)
         self._counts: Counter[str] = Counter()
         self._rate = Rate()
         self._next_tick = 0.0
@@ -86,7 +89,7 @@ class Summarize:
     def run(self) -> None:
         try:
             while not self._context.stopping:
-                patience = self._stats.publish_if_due()
+                patience = self._deadlines.wait_s(self._journal.now_ns(), self._stats.publish_if_due())
                 self._poller.wait(min(patience, RETRY_S) if self._delivery.pending else patience)
                 self._turn()
             if self._context.board.mode == STOP:
@@ -107,6 +110,7 @@ class Summarize:
             self._links.inbox.missed = False
             self._next_tick = now + TICK_S
             self._tick(now)
+        self._end_overdue()
         self._tell_workers()
         self._delivery.deliver()
 
@@ -124,15 +128,8 @@ class Summarize:
 
     def _step_done(self, step: m.StepDone) -> None:
         self._stats.changed = True
-        columns = (
-            np.frombuffer(step.slots, "<u4").tolist(),
-            np.frombuffer(step.generations, "<u4").tolist(),
-            np.frombuffer(step.indices, "<u4").tolist(),
-            np.frombuffer(step.token_ids, "<i4").tolist(),
-            list(step.finish_reasons),
-        )
         now_ns = self._journal.now_ns()
-        for slot, generation, index, token_id, reason in zip(*columns, strict=True):
+        for slot, generation, index, token_id, reason in rows_of(step):
             answer = self._answers.get(slot)
             if answer is None or answer.view.generation != generation:
                 if not self._is_newer(slot, generation):
@@ -154,9 +151,8 @@ class Summarize:
             self._push_named(answer, token_ids, now_ns)
         except BaseException as error:  # a panic of the tokenizer's Rust code is not an Exception
             logger.exception("request %s could not be turned into text", answer.request_id)
-            answer.error = ("request_failed", f"the tokens could not be turned into text: {type(error).__name__}")
             answer.stream.abandon("error")
-            self._end(answer, "error")
+            self._fail(answer, RequestError(f"the tokens could not be turned into text: {type(error).__name__}"))
             return
         num_new = answer.stream.num_tokens - before
         self._counts["tokens"] += num_new
@@ -213,11 +209,11 @@ class Summarize:
         answer = Answer(view, self._stream(view), time.monotonic() + view.record.lease_s)
         self._answers[slot] = answer
         self._by_id[answer.request_id] = answer
+        self._deadlines.add(answer.key, view.record)
         against = held_against(self._journal, "summarize", slot, view.generation)
         answer.is_suspect = against > 0
         if against == POISONED:
-            answer.error = (Poisoned.code, "the request ended the process that turned it into text, twice")
-            self._end(answer, "error")
+            self._fail(answer, Poisoned("the request ended the process that turned it into text, twice"))
         else:
             self._rebuild(answer)
         return answer
@@ -279,7 +275,7 @@ class Summarize:
     def _follow(self, peer: bytes, message: m.Follow) -> None:
         now = time.monotonic()
         for entry in message.entries:
-            if not _is_follow_entry(entry):
+            if not is_follow_entry(entry):
                 self._refuse(peer, BadFrame(f"a FOLLOW entry is [request id, tokens, again], got {entry!r:.100}"))
                 return
             request_id, offset, again = entry
@@ -301,15 +297,7 @@ class Summarize:
         answer = self._find(request_id)
         if answer is None:
             return m.Status(request_id, "unknown", 0, 0, 0)
-        entry = self._journal.records[answer.view.slot]
-        # The time may still be that of an earlier request in the slot.
-        is_scheduled = int(entry["scheduled_ns"]) >= answer.view.accepted_ns
-        state = "running" if answer.num_seen or is_scheduled else "queued"
-        if answer.stream.is_finished:
-            state = {"abort": "aborted", "error": "failed"}.get(answer.stream.finish_reason or "", "finished")
-        return m.Status(
-            request_id, state, answer.stream.num_tokens, int(entry["received_ns"]), answer.ended_ns
-        )  # fmt: skip
+        return answer.status(self._journal)
 
     # -- ends
 
@@ -320,11 +308,18 @@ class Summarize:
         self._close(answer, reason)
         self._release(answer)
 
+    def _fail(self, answer: Answer, error: RequestError) -> None:
+        """End an answer with an error that this process found."""
+        if not answer.ended_ns:
+            answer.error, answer.end_code = (error.code, error.message), error.code
+            self._end(answer, "error")
+
     def _close(self, answer: Answer, reason: str) -> None:
         if reason == "error" and answer.error is None:
             finish = read_finish(self._journal, *answer.key)
             code, _, text = (finish[1] if finish else "").partition("\n")
-            answer.error = (code or "request_failed", text or "the request failed")
+            code = read_end_code(self._journal, *answer.key) or code or RequestError.code
+            answer.error = (code, text or f"the request failed: {code}")
         answer.stream.finish(reason)
         answer.ended_ns = answer.text_done_ns = self._journal.now_ns()
         self._delivery.mark(answer)
@@ -333,7 +328,7 @@ class Summarize:
         answer.ended_ns = answer.ended_ns or self._journal.now_ns()
         reason = answer.stream.finish_reason or "error"
         slot, generation = answer.key
-        self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason)
+        self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason, code=answer.end_code)
         self._released.append(answer.key)
         self._counts[f"finished_{reason}"] += 1
         self._stats.changed = True
@@ -354,10 +349,11 @@ class Summarize:
     def _tick(self, now: float) -> None:
         """What no message triggers: requests nobody mentioned, gaps at the end of a stream, leases."""
         self._discover()
-        if self._context.board.mode == FAILED:
-            self._fail_all()
+        gave_up = self._context.board.mode == FAILED
         for answer in list(self._answers.values()):
             self._catch_up(answer)
+            if gave_up and not answer.stream.is_finished:
+                self._fail(answer, PipelineFailed("a worker died again and again, and the pipeline gave up"))
             if now > answer.lease_until:
                 if answer.stream.is_finished:
                     self._counts["forgotten_unread"] += 1
@@ -366,23 +362,25 @@ class Summarize:
                     self._end(answer, "abort")
                     answer.lease_until = now + answer.view.record.lease_s
 
-    def _fail_all(self) -> None:
-        """The driver gave up on a worker: what is open will never be finished."""
-        for answer in list(self._answers.values()):
-            if not answer.stream.is_finished:
-                answer.error = (PipelineFailed.code, "a worker died again and again, and the pipeline gave up")
-                self._end(answer, "error")
+    def _end_overdue(self) -> None:
+        """Deadlines, whatever the other workers are at: a request may have no credit, or execute may be away."""
+        now_ns = self._journal.now_ns()
+        for slot, generation in self._deadlines.due(now_ns):
+            if (answer := self._answers.get(slot)) is not None and answer.view.generation == generation:
+                self._catch_up(answer)  # an end that came in time, or the last tokens
+                if (error := self._deadlines.judge(answer, now_ns)) is not None:
+                    self._fail(answer, error)
 
     # -- out
 
     def _tell_workers(self) -> None:
         if self._released:
-            release = m.Release(*_columns(self._released))
+            release = m.Release(*columns_of(self._released))
             self._links.send("execute", release)
             self._links.send("prepare", release)
             self._released.clear()
         if self._forgotten:
-            self._links.send("prepare", m.Forgotten(*_columns(self._forgotten)))
+            self._links.send("prepare", m.Forgotten(*columns_of(self._forgotten)))
             self._forgotten.clear()
 
     def _collect(self) -> dict[str, Any]:
@@ -400,12 +398,3 @@ class Summarize:
             "stale_tokens": self._counts["stale_tokens"],
             "bad_frames": self._counts["bad_frames"] + self._router.num_bad_frames,
         }
-
-
-def _is_follow_entry(entry: Any) -> bool:
-    return type(entry) is list and [type(v) for v in entry] == [str, int, bool]
-
-
-def _columns(keys: list[tuple[int, int]]) -> tuple[bytes, bytes]:
-    slots, generations = np.array(keys, "<u4").reshape(-1, 2).T
-    return slots.tobytes(), generations.tobytes()
