@@ -30,7 +30,7 @@ HEADER_BYTES = 4096
 TIME_UNIT_NS = 10_000
 MAX_ID_BYTES = 64
 MAX_ERROR_BYTES = 112
-MAX_CHUNK_ENDS = 8
+MAX_CHUNK_ENDS = 6
 
 # prepare_word
 FREE, ACCEPTED, DISPATCHED = 0, 1, 2
@@ -92,7 +92,7 @@ RECORD = np.dtype(
         # the driver writes these, see deaths
         ("deaths_word", "<u8"),  # of execute, with this request in its hands
         ("summarize_deaths_word", "<u8"),
-        ("_driver", "V40"),
+        ("_driver", "V48"),
     ]
 )
 Words = npt.NDArray[np.uint64]
