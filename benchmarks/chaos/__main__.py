@@ -65,6 +65,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--backend", default="transformers")
     parser.add_argument("--gap", type=float, default=1.0, help="seconds between two faults, on average")
     parser.add_argument("--poison", type=float, default=0.005, help="share of the requests")
+    parser.add_argument("--only", default="", help="of the faults, those with this in their names")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--spares", action="store_true", help="keep an idle process of each worker")
     parser.add_argument("--keep-log", help="a file for what the service logged")
@@ -92,7 +93,7 @@ def wreak(arguments: argparse.Namespace, run_dir: Path) -> dict[str, Any]:
         files_before = service.num_files()
         streams = {"streams": arguments.streams, "seed": arguments.seed, "poison_share": arguments.poison}
         clients = Clients(run_dir, oracle, **streams)
-        faults = Faults(service, clients.watch, seed=arguments.seed, gap_s=arguments.gap)
+        faults = Faults(service, clients.watch, seed=arguments.seed, gap_s=arguments.gap, only=arguments.only)
         began = time.monotonic()
         faults.run(arguments.seconds, clients.stopping)
         elapsed_s = time.monotonic() - began

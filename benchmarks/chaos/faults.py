@@ -23,7 +23,9 @@ WEIGHTS = {
 class Faults:
     """One fault after the other, at random moments; only a fault alone is timed."""
 
-    def __init__(self, service: Service, watch: Watch, *, seed: int, gap_s: float) -> None:
+    def __init__(self, service: Service, watch: Watch, *, seed: int, gap_s: float, only: str = "") -> None:
+        """``only`` is a part of the names of those faults that shall happen."""
+        self._weights = {kind: weight for kind, weight in WEIGHTS.items() if only in kind}
         self.kinds: Counter[str] = Counter()
         self.kills: Counter[str] = Counter()  # signals sent, by role
         self.recovery_s: dict[str, list[float]] = defaultdict(list)  # until the next token or ACCEPTED
@@ -35,7 +37,7 @@ class Faults:
     def run(self, seconds: float, stopping: threading.Event) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end and not stopping.wait(self._rng.uniform(0.1, 2 * self._gap_s)):
-            (kind,) = self._rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
+            (kind,) = self._rng.choices(list(self._weights), list(self._weights.values()))
             self.kinds[kind] += 1
             try:
                 self._do(kind)

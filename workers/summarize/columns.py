@@ -15,7 +15,7 @@ class TokenRow(NamedTuple):
 
     slot: int
     generation: int
-    index: int  # of the token in the answer
+    token_index: int  # in the answer
     token_id: int
     reason: int  # index into FINISH_REASONS; 0: it goes on
 
