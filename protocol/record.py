@@ -29,6 +29,7 @@ class RequestRecord:
     deadline_at: int = 0  # CLOCK_MONOTONIC in ns by which it must have ended; 0: none
     queue_deadline_at: int = 0  # by which it must have begun
     sampling: dict[str, Any]  # SamplingParams.to_wire()
+    grammar: str = ""  # that the answer must match, as llguidance reads it; it was compiled once, to see that it can be
 
     @property
     def prompt_ids(self) -> npt.NDArray[np.int32]:

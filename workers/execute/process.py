@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import secrets
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -22,12 +23,14 @@ from ...protocol.journal.requests import read_request
 from ...protocol.run_dir import CARD_FILE, write_private
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
-from .engine import Engine, StepOutputs
+from .engine import Engine, NoTrace, StepOutputs
+from .grammar.intake import GrammarIntake
+from .grammar.matcher import GrammarCompiler
 from .hash_model import build_hash_runner
 from .quarantine import Quarantine, StepIntent
 from .scheduling.audit import measure_memory
 from .scheduling.scheduler import Scheduler
-from .scheduling.sequence import Key
+from .scheduling.sequence import Key, Sequence
 from .step import Runner
 from .trace import StepTrace
 
@@ -97,6 +100,19 @@ def _build_torch_runner(context: WorkerContext, cache: CacheConfig) -> tuple[Run
     return runner, card, runner.warm_up()
 
 
+def _open_trace(path: str | None) -> TextIO | None:
+    if path is None:
+        return None
+    file = open(path, "a", buffering=1)  # noqa: SIM115, closed with the links
+    if file.tell():
+        file.write("\n")  # an earlier life may have been killed in the middle of a line
+    return file
+
+
+def _make_trace(file: TextIO, scheduler: Scheduler, model: str) -> StepTrace:
+    return StepTrace(file, scheduler, model=model, secret=secrets.token_bytes(16))
+
+
 def _known_card(context: WorkerContext) -> ModelCard | None:
     path = context.run_dir / CARD_FILE
     return ModelCard.from_wire(json.loads(path.read_text())) if path.exists() else None
@@ -130,7 +146,9 @@ class Execute:
             num_host_pages=context.config.cache.host_pages,
             replays=must_replay(context.config.scheduler.recovery, runner),
         )
-        self._engine = Engine(scheduler, runner, clock=context.journal.now_ns)
+        self._trace_file = _open_trace(context.config.scheduler.trace)
+        trace = NoTrace() if self._trace_file is None else _make_trace(self._trace_file, scheduler, card.model)
+        self._engine = Engine(scheduler, runner, clock=context.journal.now_ns, trace=trace)
         # After a storm of deaths one request at a time is served: slowly, but what one does hits nobody else.
         self._is_degraded = context.board.is_degraded
         self._max_live = 1 if self._is_degraded else card.max_live
@@ -139,9 +157,7 @@ class Execute:
         service = context.config.service
         self._flushes = service.journal is not None and service.journal_flush == "step"
         self._books = Bookkeeper(context.journal, eos_token_ids=frozenset(card.eos_token_ids))
-        trace = context.config.scheduler.trace
-        self._trace_file = open(trace, "a", buffering=1) if trace else None  # noqa: SIM115, closed with the links
-        self._trace = StepTrace(self._trace_file) if self._trace_file else None
+        self._grammars = GrammarIntake(GrammarCompiler(context.run_dir, card))
         self._held: dict[int, int] = {}  # adopted and not released: slot -> generation
         self._next_scan = 0.0
         self._step_s = step_s
@@ -151,13 +167,14 @@ class Execute:
         self._stats = StatsPublisher(context.page, self._collect)
         self._set_patience()
         self._links = Links(context.run_dir, "execute", epoch=context.epoch, peers=("summarize",))
-        self._poller = Poller(self._links.inbox.socket)
+        self._poller = Poller(self._links.inbox.socket, self._grammars.bell.file)
 
     def run(self) -> None:
         try:
             while not self._context.stopping:
                 self._turn()
         finally:
+            self._grammars.close()
             self._links.close()
             if self._trace_file:
                 with contextlib.suppress(OSError):
@@ -167,6 +184,7 @@ class Execute:
         patience = self._stats.publish_if_due()
         if not self._engine.has_work:
             self._poller.wait(patience)
+            self._grammars.bell.silence()
         self._receive()
         if not self._engine.has_work:
             return
@@ -186,15 +204,6 @@ class Execute:
         if self._quarantine.is_on and (key := self._quarantine.observe(outputs.progress)) is not None:
             self._put_back(key)
         self._count(outputs)
-        if self._trace is not None:
-            self._write_trace(self._trace, outputs)
-
-    def _write_trace(self, trace: StepTrace, outputs: StepOutputs) -> None:
-        try:
-            trace.write(outputs)
-        except OSError as error:
-            logger.warning("the trace ends here: %s", error.strerror)  # of all there is, it is what can be missed
-            self._trace = None
 
     def _receive(self) -> None:
         """Releases first: they make the room that a new request was given a credit for."""
@@ -209,6 +218,7 @@ class Execute:
                     prepared.append(message.slot)
         for slot in prepared:
             self._adopt(slot)
+        self._take_compiled()
         now = time.monotonic()
         if self._links.inbox.missed or now >= self._next_scan:
             self._links.inbox.missed = False
@@ -248,9 +258,9 @@ class Execute:
             return  # when it is over, a scan takes it
         if is_released(self._journal, slot, view.generation):
             return
-        if len(self._engine.scheduler.live) >= self._max_live or slot in self._held:
+        if self._num_live >= self._max_live or slot in self._held:
             self._scan_releases()  # the credit came from a request whose Release is still under way
-        if len(self._engine.scheduler.live) >= self._max_live:
+        if self._num_live >= self._max_live:
             return  # a later scan takes it
         self._intent.begin_one((slot, view.generation))
         sequence = self._books.adopt(view)
@@ -265,13 +275,32 @@ class Execute:
         elif reason is not None:  # the last life wrote the last token and died before it could write the end
             self._books.finish(sequence.key, reason)
         else:
-            self._engine.add(sequence)
             if against:
                 self._quarantine.enter(sequence.key)
+            self._begin(sequence, view.record.grammar)
+
+    def _begin(self, sequence: Sequence, grammar: str) -> None:
+        if grammar:
+            self._grammars.add(sequence, grammar)
+        else:
+            self._engine.add(sequence)
+
+    @property
+    def _num_live(self) -> int:
+        return len(self._engine.scheduler.live) + len(self._grammars)
+
+    def _take_compiled(self) -> None:
+        for sequence, error in self._grammars.take_done():
+            if error:
+                self._books.fail(sequence.key, error)
+                self._quarantine.forget(sequence.key)
+            else:
+                self._engine.add(sequence)
 
     def _release(self, key: Key) -> None:
         if self._held.get(key[0]) == key[1]:
             del self._held[key[0]]
+            self._grammars.drop(key)
             self._engine.release(key)
             self._books.let_go(key)
             self._stats.changed = True

@@ -32,6 +32,7 @@ from .answer import Answer
 from .columns import columns_of, is_follow_entry, rows_of
 from .deadlines import Deadlines
 from .delivery import Delivery
+from .listing import list_requests
 from .rate import Rate
 from .stream import OutputStream
 from .vocabulary import Vocabulary
@@ -221,7 +222,11 @@ class Summarize:
     def _stream(self, view: RequestView) -> OutputStream:
         params = view.record.params
         eos = frozenset() if params.ignore_eos else frozenset(self._card.eos_token_ids)
-        return OutputStream(self._vocabulary, params, stop_token_ids=eos | frozenset(params.stop_token_ids))
+        # Under a grammar the text is what it matched, also a space that a decoder drops from the beginning of a text.
+        context = self._vocabulary.amid_text if view.record.grammar else ()
+        return OutputStream(
+            self._vocabulary, params, stop_token_ids=eos | frozenset(params.stop_token_ids), context=context
+        )
 
     def _rebuild(self, answer: Answer) -> None:
         """Bring an answer to where the journal has it."""
@@ -265,6 +270,9 @@ class Summarize:
                 self._router.send(peer, m.Stats(self._context.board.stats()))
             case m.GetStatus():
                 self._router.send(peer, self._status(message.request_id))
+            case m.GetRequests():
+                self._discover()
+                self._router.send(peer, list_requests(self._journal, self._answers.values(), message.limit))
             case _:
                 self._refuse(peer, BadFrame(f"{type(message).__name__} is not spoken at the follow socket"))
 
@@ -365,11 +373,17 @@ class Summarize:
     def _end_overdue(self) -> None:
         """Deadlines, whatever the other workers are at: a request may have no credit, or execute may be away."""
         now_ns = self._journal.now_ns()
-        for slot, generation in self._deadlines.due(now_ns):
-            if (answer := self._answers.get(slot)) is not None and answer.view.generation == generation:
+        for key in self._deadlines.due(now_ns):
+            if self._is_open(key):
+                answer = self._answers[key[0]]
                 self._catch_up(answer)  # an end that came in time, or the last tokens
                 if (error := self._deadlines.judge(answer, now_ns)) is not None:
                     self._fail(answer, error)
+        self._deadlines.tidy(self._is_open, num_live=len(self._answers))
+
+    def _is_open(self, key: tuple[int, int]) -> bool:
+        answer = self._answers.get(key[0])
+        return answer is not None and answer.key == key and not answer.stream.is_finished
 
     # -- out
 
