@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..driver.driver import Driver
 from ..protocol.config import PipelineConfig
-from ..protocol.errors import TriptychError
+from ..protocol.errors import PipelineClosed, TriptychError
+from .gateway.config import GatewayConfig
+from .gateway.processes import gateways
 from .report import model_line, statistics_line
 from .signals import signals_ignored
 from .startup import start
@@ -24,35 +27,56 @@ logger = logging.getLogger(__name__)
 STATISTICS_S = 1.0
 
 
-def serve(config: PipelineConfig, *, run_dir: Path | None, drain_timeout: float, console: Console) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What ``serve`` is asked for."""
+
+    config: PipelineConfig
+    gateway: GatewayConfig
+    run_dir: Path | None
+    drain_timeout: float  # seconds that accepted requests get at a stop
+    log_level: str
+
+
+def serve(task: Task, *, console: Console) -> int:
     """Serve until SIGINT or SIGTERM, then drain; a second signal stops at once.
 
     Returns 0 if every accepted request was answered, 1 if some were cut short or left to the next driver, 3 if the
     driver had given up restarting a worker; then it stayed to answer how things stand until the signal.
 
+    The gateways outlive the workers by a moment: whoever waits for an answer is told of its end by HTTP too.
+
     Raises:
-        ConfigError: the run directory is in use or unsafe.
+        ConfigError: the run directory is in use or unsafe, or the HTTP address cannot be had.
         WorkerDied: a worker failed to start.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
-    driver = Driver(run_dir=run_dir, config=config)
-    try:
-        startup = start(driver, console, say=logger.info)
-    except KeyboardInterrupt:
-        return 0  # the driver has stopped what it had started
-    try:
-        for line in startup.account(driver.pids):
-            logger.info("%s", line)
-        logger.info("model %s", model_line(driver.info()["model"]))
-        logger.info("ready: triptych generate --connect %s", driver.run_dir)
-        _report_for_ever(driver)
-    except KeyboardInterrupt:
-        with suppress(KeyboardInterrupt):  # the second signal
-            _drain(driver, drain_timeout)
-    finally:
-        with signals_ignored():
+    code = 0
+    driver = Driver(run_dir=task.run_dir, config=task.config)
+    with ExitStack() as stack:
+        try:
+            driver.start(wait=False)
+            url = stack.enter_context(gateways(task.gateway, driver.run_dir, log_level=task.log_level))
+            _start(driver, console, url)
+            _report_for_ever(driver)
+        except KeyboardInterrupt:
+            with suppress(KeyboardInterrupt, TriptychError):  # the second signal, or one that came before the start
+                _drain(driver, task.drain_timeout)
+        finally:
+            stack.enter_context(signals_ignored())
             code = _stop(driver)
     return code
+
+
+def _start(driver: Driver, console: Console, url: str | None) -> None:
+    """Wait until the pipeline is ready, and say so."""
+    startup = start(driver, console, say=logger.info)
+    for line in startup.account(driver.pids):
+        logger.info("%s", line)
+    logger.info("model %s", model_line(driver.info()["model"]))
+    if url is not None:
+        logger.info("http: %s", url)
+    logger.info("ready: triptych generate --connect %s", driver.run_dir)
 
 
 def _report_for_ever(driver: Driver) -> None:
@@ -84,7 +108,10 @@ def _drain(driver: Driver, timeout: float) -> None:
 
 def _stop(driver: Driver) -> int:
     """Stop at once; what is not answered is kept for the next driver, where there can be one. The exit code."""
-    has_failed, num_left = driver.health().status == "failed", driver.num_unanswered
+    try:
+        has_failed, num_left = driver.health().status == "failed", driver.num_unanswered
+    except PipelineClosed:
+        return 0  # it never ran
     if num_left:
         outcome = "kept for the next driver" if driver.keeps_journal else "cut short"
         logger.warning("requests %s: %d", outcome, num_left)

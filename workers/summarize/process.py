@@ -32,6 +32,7 @@ from .answer import Answer
 from .columns import columns_of, is_follow_entry, rows_of
 from .deadlines import Deadlines
 from .delivery import Delivery
+from .histograms import RequestHistograms
 from .listing import list_requests
 from .rate import Rate
 from .stream import OutputStream
@@ -77,6 +78,7 @@ class Summarize:
         self._deadlines = Deadlines(context.journal, context.board)
         self._counts: Counter[str] = Counter()
         self._rate = Rate()
+        self._histograms = RequestHistograms()
         self._next_tick = 0.0
         self._stats = StatsPublisher(context.page, self._collect)
         self._links = Links(context.run_dir, "summarize", epoch=context.epoch, peers=("prepare", "execute"))
@@ -339,6 +341,7 @@ class Summarize:
         self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason, code=answer.end_code)
         self._released.append(answer.key)
         self._counts[f"finished_{reason}"] += 1
+        self._histograms.observe(*answer.account(self._journal))
         self._stats.changed = True
 
     def _forget(self, answer: Answer) -> None:
@@ -408,6 +411,7 @@ class Summarize:
             "tokens": self._counts["tokens"],
             "tokens_per_second": rate,
             "finished": reasons,
+            "histograms": self._histograms.to_wire(),
             "forgotten_unread": self._counts["forgotten_unread"],
             "stale_tokens": self._counts["stale_tokens"],
             "bad_frames": self._counts["bad_frames"] + self._router.num_bad_frames,
