@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | simulate | fuzz | clean
+# make demo | test | lint | bench | simulate | fuzz | chaos | soak | clean
 # The first of them makes .venv and installs the versions of constraints.txt; after that it costs nothing.
 #   PYTHON=python3.12              another interpreter for a new .venv
 #   PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu'    torch without the CUDA libraries
@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint bench simulate fuzz clean
+.PHONY: demo test lint bench simulate fuzz chaos soak clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m triptych.launch.demo $(ARGS)
@@ -37,6 +37,13 @@ simulate: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.fuzz $(ARGS)
+# Kills of every process under load, with an oracle: ARGS='--seconds 1800', '--model demo --backend native --dtype bfloat16'
+chaos: $(INSTALLED)
+	$(BIN)/python benchmarks/chaos $(ARGS)
+
+# 50,000 requests; the memory of each process must stay flat
+soak: $(INSTALLED)
+	$(BIN)/python benchmarks/chaos/soak.py $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(INSTALLED)

@@ -246,6 +246,21 @@ def info(
 
 
 @app.command(epilog=EPILOG)
+def restart(
+    *,
+    role: Annotated[str, typer.Argument(help="prepare, execute or summarize")],
+    connect: Annotated[Path, option("connect", "the run directory of the pipeline")],
+    model: Annotated[
+        str | None, option("model", "execute only: other weights with the same tokenizer; by default the same")
+    ] = None,
+) -> None:
+    """Replace a worker of a pipeline that runs. Its clients notice no more than a pause."""
+    from .restart import restart
+
+    raise typer.Exit(restart(role, connect=connect, model=model))
+
+
+@app.command(epilog=EPILOG)
 @with_flags
 def replay(
     context: typer.Context,

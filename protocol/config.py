@@ -18,9 +18,11 @@ from .plain import load_map, make
 
 POLICIES = ("fifo", "prefill_first", "round_robin", "priority")
 PREEMPTIONS = ("auto", "recompute", "swap")
+RECOVERIES = ("auto", "exact", "fast")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 BACKENDS = ("auto", "native", "transformers")
 QUANTIZATIONS = ("none", "int8")
+FLUSHES = ("none", "interval", "accept", "step")
 DEVICES = ("auto", "cpu", "cuda")
 DEMO_MODEL = "demo"  # the checkpoint that ships with the package
 DEMO_CHECKPOINT = Path(__file__).parent.parent / "launch" / "demo_model" / "checkpoint"
@@ -120,6 +122,10 @@ class SchedulerConfig:
     preemption: str = _option(
         "auto", f"{', '.join(PREEMPTIONS)}: what becomes of keys and values when memory runs out; auto swaps long ones"
     )
+    recovery: str = _option(
+        "auto",
+        "after a crash or a preemption: exact replays what was said, fast prefills it; auto is exact where it is free",
+    )
     decode_join_fill: float = _option(0.0, "decodes share a step with prompts only above this share of taken rows")
     itl_target_ms: float | None = _option(None, "prompts are cut so that decodes get a token so often, if they can")
     trace: str | None = _option(None, "a file that gets one JSON line a step: who ran, and how long it took")
@@ -139,6 +145,7 @@ class SchedulerConfig:
         _between("max_prefill_skip", self.max_prefill_skip, 1, 1 << 20)
         _between("max_decode_skip", self.max_decode_skip, 1, 1 << 20)
         _one_of("preemption", self.preemption, PREEMPTIONS)
+        _one_of("recovery", self.recovery, RECOVERIES)
         _between("decode_join_fill", self.decode_join_fill, 0, 1)
         if self.itl_target_ms is not None:
             _between("itl_target_ms", self.itl_target_ms, 0.1, 60_000)
@@ -181,6 +188,11 @@ class ServiceConfig:
     max_records: int = _option(4096, "journal: requests accepted, running, or answered and not yet acknowledged")
     arena_bytes: int = _option(64 << 20, "journal: their prompts and tokens")
     journal: str | None = _option(None, "a path on disk survives a reboot; by default in the run directory")
+    journal_flush: str = _option(
+        "accept",
+        f"of a journal with a path: {', '.join(FLUSHES)}; before ACCEPTED, after each step too, or now and then",
+    )
+    journal_flush_ms: float = _option(100.0, "between two flushes, for --journal-flush interval")
 
     def __post_init__(self) -> None:
         for name in ("submit", "follow"):
@@ -195,6 +207,8 @@ class ServiceConfig:
         _between("grammar_timeout_s", self.grammar_timeout_s, 0.05, 60)
         _between("grammar_bytes", self.grammar_bytes, 1 << 20, 1 << 40)
         _between("lease_s", self.lease_s, 0.05, 1e9)
+        _one_of("journal_flush", self.journal_flush, FLUSHES)
+        _between("journal_flush_ms", self.journal_flush_ms, 1, 60_000)
         _between("max_records", self.max_records, 1, 1 << 20)
         _between("arena_bytes", self.arena_bytes, 1 << 16, 1 << 40)
 
@@ -222,12 +236,15 @@ class SupervisorConfig:
 
     start_timeout_s: float = _option(600.0, "until every worker is ready")
     hang_s: float = _option(3.0, "without progress before a worker is killed; at least 20 steps are always waited for")
-    max_restarts: int = _option(20, "of one worker within restart_window_s, beyond which the driver gives up")
+    degrade_after: int = _option(5, "deaths of execute within restart_window_s: then it runs one sequence at a time")
+    max_restarts: int = _option(10, "of one worker within restart_window_s, beyond which the driver gives up")
+    spares: bool = _option(False, "keep an idle process of each worker, imports done: quicker restarts for more memory")
     restart_window_s: float = _option(60.0, "in which restarts are counted")
 
     def __post_init__(self) -> None:
         _between("start_timeout_s", self.start_timeout_s, 0.1)
         _between("hang_s", self.hang_s, 0.1)
+        _between("degrade_after", self.degrade_after, 0)
         _between("max_restarts", self.max_restarts, 0)
         _between("restart_window_s", self.restart_window_s, 0.1)
 

@@ -140,6 +140,13 @@ class Poisoned(RequestError):
     code = "poisoned"
 
 
+class PipelineFailed(RequestError):
+    """The pipeline gave up restarting a worker that dies again and again: nothing is served until an operator acts."""
+
+    code = "pipeline_failed"
+    http_status = 503
+
+
 class DeadlineExceeded(RequestError):
     """The request's own deadline passed."""
 

@@ -31,6 +31,10 @@ CONFIG_VALUES: dict[str, Any] = {
     "curve_keys": "/tmp/keys",
     "page_size": 32,
     "prefix_cache": False,
+    "recovery": "exact",
+    "journal_flush": "step",
+    "journal_flush_ms": 50.0,
+    "spares": True,
     "preemption": "swap",
     "decode_join_fill": 0.75,
     "trace": "/tmp/trace.jsonl",
@@ -86,7 +90,8 @@ FIELDS = [(owner, name, 64 if name in ("threads", "max_num_seqs") else value) fo
 @pytest.mark.parametrize(("owner", "name", "value"), FIELDS, ids=[name for _, name, _ in FIELDS])
 def test_every_config_field_is_a_flag_and_an_environment_variable(owner: str, name: str, value: Any) -> None:
     flag = f"--{name.replace('_', '-')}"
-    by_flag, _ = parse([f"--no-{flag[2:]}"] if value is False else [flag, str(value)])
+    switch = {True: [flag], False: [f"--no-{flag[2:]}"]}
+    by_flag, _ = parse(switch[value] if isinstance(value, bool) else [flag, str(value)])
     by_env, _ = parse([], env={f"TRIPTYCH_{name.upper()}": str(value)})
     assert value_of(by_flag, owner, name) == value_of(by_env, owner, name) == value
 

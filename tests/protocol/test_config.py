@@ -61,6 +61,8 @@ LIMITS: list[tuple[str, Any, Any, Any, Any]] = [
     ("start_timeout_s", 0.09, 0.1, None, None),
     ("hang_s", 0.09, 0.1, None, None),
     ("max_restarts", -1, 0, None, None),
+    ("degrade_after", -1, 0, None, None),
+    ("journal_flush_ms", 0.5, 1, 60_000, 60_001),
     ("restart_window_s", 0.09, 0.1, None, None),
 ]
 INSIDE = [(name, value) for name, _, low, high, _ in LIMITS for value in (low, high) if value is not None]

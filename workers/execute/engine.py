@@ -74,7 +74,7 @@ class Engine:
     ) -> None:
         self.scheduler = scheduler
         self._trace = trace
-        self._runner = IsolatingRunner(runner, self._build_inputs)
+        self._runner = IsolatingRunner(runner, self._build_inputs, runner.is_fatal)
         self._clock = clock
         self._in_flight: tuple[Plan, int] | None = None  # with when it was launched
         self._planned_at = 0

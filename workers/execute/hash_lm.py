@@ -40,6 +40,8 @@ def expected_tokens(
 class HashRunner:
     """A ``Runner`` for the hash model. Its cache holds tokens where a real one holds keys and values."""
 
+    is_batch_invariant = True
+
     def __init__(
         self,
         vocab_size: int,
@@ -58,6 +60,9 @@ class HashRunner:
         self._host_cells: Int64 = np.full((num_host_pages, page_size), _POISON, np.int64)
         self._masks = MaskMaker()
         self._results: deque[StepResult] = deque()
+
+    def is_fatal(self, error: Exception) -> bool:
+        return False  # there is no device that could be broken
 
     def move(self, moves: Moves) -> None:
         cells, host_cells = self._cells, self._host_cells

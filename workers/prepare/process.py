@@ -12,10 +12,19 @@ from typing import Any
 import numpy as np
 
 from ...protocol import messages as m
-from ...protocol.board import RUN
+from ...protocol.board import FAILED, RUN
 from ...protocol.codec import decode_public, peek_request_id
 from ...protocol.config import ModelCard
-from ...protocol.errors import BadFrame, Draining, Overloaded, RequestError, TokenizationFailed
+from ...protocol.errors import (
+    BadFrame,
+    Draining,
+    Overloaded,
+    PipelineFailed,
+    Poisoned,
+    RequestError,
+    TokenizationFailed,
+)
+from ...protocol.journal.deaths import POISONED
 from ...protocol.journal.layout import ACCEPTED, FORGOTTEN, RELEASED
 from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import AcceptTimes, RequestWriter, read_request
@@ -81,6 +90,10 @@ class Prepare:
         self._from_beside: deque[Callable[[], None]] = deque()
         self._pending_bytes = 0
         self._next_scan = 0.0
+        self._suspects = context.board.suspects()  # only a death of this process brings new ones
+        self._syncs = service.journal is not None and service.journal_flush in ("accept", "step")
+        self._unsynced: list[tuple[bytes, m.Accepted]] = []
+        context.intent.begin()
         self._counts: Counter[str] = Counter()
         self._quotas = Quotas(max_requests=service.max_client_requests, max_bytes=service.max_client_bytes)
         self._stats = StatsPublisher(context.page, self._collect)
@@ -120,6 +133,7 @@ class Prepare:
                 break
             self._stats.changed = True
             self._hear_safely(*received)
+        self._sync()
         self._dispatch()
 
     # -- from the other workers
@@ -183,7 +197,7 @@ class Prepare:
             slot, generation, record = self._waiting.pop()
             if is_released(self._journal, slot, generation):
                 continue  # ended while it waited
-            self._writer.dispatch(slot, generation, time.monotonic_ns())
+            self._writer.dispatch(slot, generation, self._journal.now_ns())
             self._live[slot] = generation
             self._links.send("execute", m.Prepared(slot, generation, record))
             self._stats.changed = True
@@ -204,7 +218,7 @@ class Prepare:
             self._refuse(peer, request_id, RequestError(f"the message could not be handled: {type(error).__name__}"))
 
     def _hear(self, peer: bytes, frame: bytes) -> None:
-        received_ns = time.monotonic_ns()
+        received_ns = self._journal.now_ns()
         try:
             message = decode_public(frame, max_bytes=self._service.max_frame_bytes).message
         except BadFrame as error:
@@ -225,8 +239,13 @@ class Prepare:
             digest = digest_of(message.request)
             if self._ids.seen(request_id, digest):
                 if (accepted := self._ids.answer(request_id)) is not None:
-                    self._router.send(peer, accepted)
+                    self._confirm(peer, accepted)
                 return
+            deaths = self._suspects.get(digest, 0)
+            if deaths == POISONED:
+                raise Poisoned("the request, or one with the same content, ended the process that prepared it, twice")
+            if deaths and self._pending_bytes:
+                return  # a suspect is tokenised alone; its client sends it again
             request = GenerationRequest.from_wire(message.request)
             intake = Intake(peer, self._router.owner(peer), request_id, digest, num_bytes, request, received_ns)
             num_waiting_bytes = num_bytes if intake.is_long or request.structured is not None else 0
@@ -260,10 +279,12 @@ class Prepare:
         self._stats.changed = True
 
     def _tokenize_soon(self, intake: Intake) -> None:
-        if intake.is_long:
+        if intake.is_long and intake.digest not in self._suspects:
             self._tokenize_beside(intake)
         else:
+            self._context.intent.set_standing([intake.digest])
             self._finish(intake, self._tokenize(intake))
+            self._context.intent.set_standing([])
 
     def _later(self, work: Callable[[], None]) -> None:
         """Any thread: do this in the next turn."""
@@ -272,6 +293,8 @@ class Prepare:
 
     def _check_room(self, num_bytes: int) -> None:
         """``num_bytes``: that would wait for the compiler or the tokenizer."""
+        if self._context.board.mode == FAILED:
+            raise PipelineFailed("a worker died again and again, and the pipeline gave up")
         if self._context.board.mode != RUN:
             raise Draining("the pipeline is stopping and takes no new requests")
         if len(self._waiting) >= self._service.max_queue:
@@ -289,7 +312,13 @@ class Prepare:
             self._end_wait(intake)
             self._finish(intake, result or self._too_slow(intake))
 
-        self._beside.submit(lambda: self._tokenize(intake), done)
+        self._beside.submit(lambda: self._tokenize_with_intent(intake), done)
+
+    def _tokenize_with_intent(self, intake: Intake) -> Admission | RequestError:
+        self._context.intent.set_others([intake.digest])
+        result = self._tokenize(intake)
+        self._context.intent.set_others([])
+        return result
 
     def _too_slow(self, intake: Intake) -> RequestError:
         param = "prompt" if intake.request.messages is None else "messages"
@@ -298,7 +327,7 @@ class Prepare:
 
     def _tokenize(self, intake: Intake) -> Admission | RequestError:
         """Any thread. A request that cannot be served is an error for its client and for nobody else."""
-        intake.tokenize_start_ns = time.monotonic_ns()
+        intake.tokenize_start_ns = self._journal.now_ns()
         try:
             request = intake.request
             token_ids = self._encoder.encode_request(request)
@@ -315,7 +344,7 @@ class Prepare:
             logger.exception("request %s could not be prepared", intake.request_id)
             return RequestError(f"the request could not be prepared: {type(error).__name__}")
         finally:
-            intake.tokenize_end_ns = time.monotonic_ns()
+            intake.tokenize_end_ns = self._journal.now_ns()
 
     def _finish(self, intake: Intake, result: Admission | RequestError) -> None:
         try:
@@ -345,7 +374,7 @@ class Prepare:
             grammar=intake.grammar,
         )
         times = AcceptTimes(
-            intake.received_ns, intake.tokenize_start_ns, intake.tokenize_end_ns, time.monotonic_ns()
+            intake.received_ns, intake.tokenize_start_ns, intake.tokenize_end_ns, self._journal.now_ns()
         )  # fmt: skip
         slot, generation = self._writer.accept(record, times)
         self._slots[slot] = (generation, record.request_id)
@@ -356,7 +385,22 @@ class Prepare:
             self._wait_for_credit(slot, generation, record)
         self._counts["accepted"] += 1
         self._counts["prompt_tokens"] += accepted.num_prompt_tokens
-        self._router.send(intake.peer, accepted)
+        self._confirm(intake.peer, accepted)
+
+    def _confirm(self, peer: bytes, accepted: m.Accepted) -> None:
+        """Say ACCEPTED, now or once the journal is on the disk."""
+        if self._syncs:
+            self._unsynced.append((peer, accepted))
+        else:
+            self._router.send(peer, accepted)
+
+    def _sync(self) -> None:
+        """One flush for all that were accepted in this turn."""
+        if self._unsynced:
+            self._journal.flush()
+            for peer, accepted in self._unsynced:
+                self._router.send(peer, accepted)
+            self._unsynced.clear()
 
     def _refuse(self, peer: bytes, request_id: str, error: RequestError) -> None:
         self._counts[f"rejected_{error.code}"] += 1
@@ -371,7 +415,9 @@ class Prepare:
             "window_tokens": service.window_tokens,
             "lease_s": service.lease_s,
         }
-        return {"model": self._card.to_wire(), "limits": limits}
+        # Read again: execute may have been restarted with other weights.
+        card = json.loads((self._context.run_dir / CARD_FILE).read_text())
+        return {"model": card, "limits": limits}
 
     def _collect(self) -> dict[str, Any]:
         return {

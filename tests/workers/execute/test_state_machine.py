@@ -32,6 +32,7 @@ SETTINGS = st.fixed_dictionaries(
         "prefix_cache": st.booleans(),
         "host_pages": st.sampled_from([0, 3, 20]),
         "preemption": st.sampled_from(PREEMPTIONS),
+        "replays": st.booleans(),
     }
 )
 
