@@ -416,7 +416,7 @@ class Prepare:
             "lease_s": service.lease_s,
         }
         # Read again: execute may have been restarted with other weights.
-        card = json.loads((self._context.run_dir / CARD_FILE).read_text())
+        card = ModelCard.from_json((self._context.run_dir / CARD_FILE).read_text()).to_wire()
         return {"model": card, "limits": limits}
 
     def _collect(self) -> dict[str, Any]:
