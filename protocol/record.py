@@ -25,6 +25,7 @@ class RequestRecord:
     seed: int
     lease_s: float
     sampling: dict[str, Any]  # SamplingParams.to_wire()
+    index: int = 0  # among the sequences of one request, of which each has a record
 
     @property
     def prompt_ids(self) -> npt.NDArray[np.int32]:
@@ -34,6 +35,15 @@ class RequestRecord:
     @property
     def params(self) -> SamplingParams:
         return SamplingParams.from_wire(self.sampling)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives that are recorded beside each token's logprob, or None if not even that is.
+
+        Candidates are compared by it, whether the client asked for it or not.
+        """
+        asked: int | None = self.sampling.get("logprobs")
+        return 0 if asked is None and self.params.is_ranked else asked
 
     def to_bytes(self) -> bytes:
         return pack([getattr(self, f.name) for f in fields(self)])

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from ..errors import ConfigError, JournalError
 
 MAGIC = b"TRIPTYCH"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 HEADER_BYTES = 4096
 TIME_UNIT_NS = 10_000
 MAX_ID_BYTES = 64
@@ -63,7 +63,9 @@ RECORD = np.dtype(
         ("request_id", f"S{MAX_ID_BYTES}"),  # kept after the record is free, so that a late repeat is recognised
         ("digest", "<u4"),
         ("id_generation", "<u4"),  # whose id and digest these are: not the record's until prepare_word says so too
-        ("_prepare", "V40"),
+        ("last_slot", "<u4"),  # of the record that was published last of those of the same request, perhaps this one
+        ("last_generation", "<u4"),
+        ("_prepare", "V32"),
         # execute writes these, tokens_word after each token, finish_word last
         ("tokens_word", "<u8"),
         ("finish_word", "<u8"),
@@ -73,7 +75,8 @@ RECORD = np.dtype(
         ("num_cached_tokens", "<u4"),
         ("num_preemptions", "<u4"),
         ("error", f"S{MAX_ERROR_BYTES}"),
-        ("_execute", "V32"),
+        ("score", "<f8"),  # of a hypothesis of a beam search
+        ("_execute", "V24"),
         # summarize writes these, release_word last
         ("release_word", "<u8"),
         ("end_tokens", "<u4"),  # tokens of the answer, which a stop string or an abort may have cut

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ..messages import FINISH_REASONS
 from .layout import MAX_ERROR_BYTES, TIME_UNIT_NS, Journal, Slots, split_word, word
-from .requests import RequestView
+from .requests import RequestView, logprob_words
 
 MULTIPLIER = 0x01000193  # odd, so that no token is ever multiplied away
 MASK = 0xFFFFFFFF
@@ -138,7 +138,7 @@ def pack_logprobs(
 
 def read_logprobs(journal: Journal, view: RequestView, start: int, stop: int) -> list[list[float | list[list[float]]]]:
     """``[[chosen logprob, [[token id, logprob], ...]], ...]`` for output tokens ``start`` to ``stop``."""
-    width = view.record.sampling["logprobs"] * 2 + 1
+    width = logprob_words(view.record.num_logprobs)
     at = view.extent.logprobs_at
     rows = journal.words[at + start * width : at + stop * width].reshape(-1, width)
     ids, values = rows.view(np.int32), rows.view(np.float32)

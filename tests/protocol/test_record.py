@@ -33,9 +33,9 @@ def test_parameters_are_those_that_were_asked_for() -> None:
     assert record.params == params
 
 
-@pytest.mark.parametrize("value", [[], [1, 2, 3], {}, None, "x", list(range(9))], ids=repr)
+@pytest.mark.parametrize("value", [[], [1, 2, 3], {}, None, "x", list(range(99))], ids=repr)
 def test_bytes_of_something_else_are_refused(value: object) -> None:
-    with pytest.raises(JournalError, match="a request record has 8 fields"):
+    with pytest.raises(JournalError, match=r"a request record has \d+ fields"):
         RequestRecord.from_bytes(pack(value))
 
 

@@ -126,7 +126,7 @@ class Bookkeeper:
         for key, logprobs in outputs.logprobs.items():
             if key in indices:
                 view = self._views[key]
-                row = pack_logprobs(*logprobs, num_alternatives=view.record.sampling["logprobs"])
+                row = pack_logprobs(*logprobs, num_alternatives=view.record.num_logprobs or 0)
                 self._writer.publish_logprobs(view, indices[key], row)
 
     def _write_ends(self, outputs: StepOutputs) -> dict[Key, str]:
