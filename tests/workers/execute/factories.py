@@ -11,6 +11,7 @@ from triptych.protocol.config import SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import HashRunner, expected_tokens
+from triptych.workers.execute.scheduling.audit import check_plan
 from triptych.workers.execute.scheduling.plan import Plan
 from triptych.workers.execute.scheduling.progress import Progress
 from triptych.workers.execute.scheduling.scheduler import Scheduler
@@ -49,6 +50,14 @@ def make_sequence(
 
 def make_sequences(count: int, **options: Any) -> list[Sequence]:
     return [make_sequence(index, **options) for index in range(count)]
+
+
+def make_group(index: int, size: int, **options: Any) -> list[Sequence]:
+    """Sequences ``index`` to ``index + size - 1``: samples of one request, with the prompt of the first."""
+    group = [make_sequence(index + i, **{"speaker": index, "temperature": 1.0, **options}) for i in range(size)]
+    for sequence in group:
+        sequence.group_key = (index, 0)
+    return group
 
 
 def expected_output(sequence: Sequence) -> list[int]:
@@ -92,6 +101,16 @@ def make_scheduler(
     return scheduler
 
 
+class CheckedEngine(Engine):
+    """Proves of every step that it writes to nobody else's pages."""
+
+    def plan(self) -> Plan | None:
+        plan = super().plan()
+        if plan is not None:
+            check_plan(self.scheduler, plan)
+        return plan
+
+
 def make_engine(
     *sequences: Sequence,
     runner: type[HashRunner] = HashRunner,
@@ -101,7 +120,7 @@ def make_engine(
     """An engine with the hash model and ``sequences`` added; options as for ``make_scheduler``."""
     scheduler = make_scheduler(*sequences, **options)
     pool, host = scheduler.cache.pool, scheduler.cache.host
-    return Engine(
+    return CheckedEngine(
         scheduler,
         runner(VOCAB_SIZE, num_pages=pool.num_pages, page_size=pool.page_size, num_host_pages=host.num_pages),
         clock=clock,

@@ -12,10 +12,10 @@ import time
 from collections import Counter
 from typing import Any
 
-from tests.workers.execute.factories import expected_output, make_engine, make_sequence, recover, tokens_of
+from tests.workers.execute.factories import expected_output, make_engine, make_group, make_sequence, recover, tokens_of
 from triptych.protocol.config import POLICIES, PREEMPTIONS
 from triptych.workers.execute.engine import Engine, StepOutputs
-from triptych.workers.execute.scheduling.sequence import Key
+from triptych.workers.execute.scheduling.sequence import Key, Sequence
 
 OPERATIONS = 100_000
 OPERATIONS_A_LIFE = 400  # of one engine, until its settings are drawn anew
@@ -83,7 +83,8 @@ class Clients:
 
     def live(self) -> None:
         for _ in range(OPERATIONS_A_LIFE):
-            operation = self.rng.choices([self.add, self.step, self.abort, self.release], [30, 60, 4, 6])[0]
+            operations = [self.add, self.add_group, self.step, self.abort, self.release]
+            operation = self.rng.choices(operations, [25, 4, 60, 4, 6])[0]
             operation()
             self.engine.check()
             self.counts["operations"] += 1
@@ -116,6 +117,26 @@ class Clients:
         sequence.priority, sequence.cache_salt = rng.randint(-2, 2), rng.choice(["", "", "x"])
         sequence.deadline_at = rng.choice([0, 0, self.now_ns + rng.randint(1, 60)])
         sequence.queue_deadline_at = rng.choice([0, 0, self.now_ns + rng.randint(1, 20)])
+        self.take_in(sequence)
+
+    def add_group(self) -> None:
+        """Samples of one request, as many as there is room for."""
+        scheduler, rng = self.engine.scheduler, self.rng
+        size = min(rng.randint(2, 4), scheduler.config.max_live - len(scheduler.live))
+        num_tokens, max_tokens = rng.randint(1, 50), rng.randint(1, 30)
+        group = make_group(
+            len(self.expected),
+            size,
+            num_tokens=num_tokens,
+            max_tokens=max_tokens,
+            speaker=rng.randint(0, 3),
+            stop_ids=frozenset(rng.sample(range(97), rng.randint(0, 2))),
+        )
+        for sequence in group:
+            self.take_in(recover(sequence, rng.choice([0, 0, 0, rng.randint(0, 5)])))
+
+    def take_in(self, sequence: Sequence) -> None:
+        scheduler = self.engine.scheduler
         self.outputs[sequence.key] = sequence.output_tokens.tolist()
         in_pool = scheduler.cache.num_pages * scheduler.cache.pool.page_size + 1
         room = min(scheduler.max_model_len, in_pool) - sequence.num_prompt_tokens

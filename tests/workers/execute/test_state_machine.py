@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.workers.execute.factories import expected_output, make_engine, make_sequence, recover, tokens_of
+from tests.workers.execute.factories import expected_output, make_engine, make_group, make_sequence, recover, tokens_of
 from triptych.protocol.config import POLICIES, PREEMPTIONS
 from triptych.workers.execute.engine import Engine, StepOutputs
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
@@ -78,6 +78,30 @@ class Clients(RuleBasedStateMachine):
         sequence.priority, sequence.cache_salt = priority, salt
         deadlines = [self.now_ns + steps if steps else 0 for steps in patience]
         sequence.deadline_at, sequence.queue_deadline_at = deadlines
+        self.take_in(sequence)
+
+    @precondition(lambda self: len(self.live) + 1 < self.engine.scheduler.config.max_live)
+    @rule(
+        size=st.integers(2, 4),
+        num_tokens=st.integers(1, 30),
+        max_tokens=st.integers(1, 25),
+        emitted=st.lists(st.integers(0, 6), min_size=4, max_size=4),
+        temperature=st.sampled_from([0.0, 1.0]),
+        stop_ids=st.frozensets(st.integers(0, 96), max_size=4),
+        speaker=st.integers(0, 2),
+        waits=st.booleans(),
+    )
+    def add_group(self, size: int, emitted: list[int], waits: bool, **options: Any) -> None:
+        """Samples of one request, perhaps after a crash; the last one may come a step later."""
+        scheduler = self.engine.scheduler
+        size = min(size, scheduler.config.max_live - len(self.live))
+        for index, sequence in enumerate(make_group(len(self.expected), size, **options)):
+            if waits and index == size - 1:
+                self.step()
+            if len(scheduler.live) < scheduler.config.max_live:
+                self.take_in(recover(sequence, emitted[index]))
+
+    def take_in(self, sequence: Sequence) -> None:
         self.outputs[sequence.key] = sequence.output_tokens.tolist()
         self.expected[sequence.key] = self.cut(sequence, expected_output(sequence))
         self.engine.add(sequence)

@@ -33,7 +33,7 @@ class PageCache:
         self.host = HostPool(num_host_pages)
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
-        self._shares_prefixes = shares_prefixes
+        self.shares_prefixes = shares_prefixes
         self._moves = MovesDraft()
         # A step swaps in one direction. Who wants to swap in, and cannot because pages went out, has the next step.
         self._is_kept_for_swap_in = False
@@ -55,7 +55,7 @@ class PageCache:
 
     def find(self, sequence: Sequence) -> Match:
         """What is known of a waiting sequence. At least one token is always left to compute, for its logits."""
-        if not self._shares_prefixes:
+        if not self.shares_prefixes:
             return NO_MATCH
         if not sequence.host_table:
             return self.index.match(sequence.tokens[: sequence.num_tokens - 1], sequence.cache_salt)
@@ -69,7 +69,7 @@ class PageCache:
 
     def may_enter(self, sequence: Sequence, match: Match) -> bool:
         """Whether ``enter`` is possible in this step."""
-        num_tokens = sequence.num_computed_tokens or match.num_tail_tokens + len(match.nodes) * self.pool.page_size
+        num_tokens = sequence.num_computed_tokens or match.num_tokens(self.pool.page_size)
         if self.pool.pages_for(num_tokens) - self._num_held(match) > self.num_available:
             return False
         if self._moves.swap_out and _swaps_in(sequence, match):
@@ -121,7 +121,7 @@ class PageCache:
         size, table, node = self.pool.page_size, sequence.block_table, sequence.tip
         first = node.depth if node else 0
         last = sequence.num_computed_tokens // size
-        if first == last or not self._shares_prefixes:
+        if first == last or not self.shares_prefixes:
             return False
         has_changed = False
         for index in range(first, last):
@@ -262,7 +262,7 @@ class PageCache:
         sequence.num_computed_tokens += match.num_tail_tokens
 
     def _count(self, sequence: Sequence) -> None:
-        if self._shares_prefixes and not sequence.num_preemptions:
+        if self.shares_prefixes and not sequence.num_preemptions:
             sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
             self.num_queried_tokens += sequence.num_prompt_tokens
             self.num_hit_tokens += sequence.num_cached_tokens

@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from .cache import PageCache
-from .prefix import NO_MATCH, Match, PageNode
-from .sequence import Key, Sequence
+from .prefix import Match, PageNode
+from .sequence import Key, Sequence, SequenceState
 
 
 @dataclass(slots=True)
@@ -73,7 +71,7 @@ class Groups:
             return []
         group.computing = sequence.key
         self._computing[sequence.key] = group
-        return [s for s in group.members.values() if s.is_waiting and self.holds(s)]
+        return [s for s in group.members.values() if s.state is SequenceState.WAITING and self.holds(s)]
 
     def compute(self, sequence: Sequence) -> list[Sequence]:
         """``sequence`` has computed a chunk; those that may fork from it now."""
@@ -136,6 +134,3 @@ def _num_common(first: Sequence, second: Sequence, limit: int) -> int:
     """How many of the first ``limit`` tokens are the same."""
     differs = first.tokens[:limit] != second.tokens[:limit]
     return int(differs.argmax()) if differs.any() else limit
-
-
-__all__ = ["NO_MATCH", "Group", "Groups", "np"]

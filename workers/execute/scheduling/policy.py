@@ -156,13 +156,16 @@ _POLICIES: dict[str, type[Fifo]] = {
 }
 
 
-def _long_ones(config: SchedulerConfig) -> Callable[[Sequence], bool]:
-    """Swapped is what would take more than one chunk to compute again; the copy costs little next to that."""
-    return lambda sequence: sequence.num_computed_tokens > config.prefill_chunk
+def _long_ones_and_groups(config: SchedulerConfig) -> Callable[[Sequence], bool]:
+    """Swapped is what would take more than one chunk to compute again; the copy costs little next to that.
+
+    So are samples of one request: to compute them again would take as many times as there are, as in cacheflow.
+    """
+    return lambda s: s.num_computed_tokens > config.prefill_chunk or (s.group is not None and len(s.group.members) > 1)
 
 
 _PREEMPTIONS: dict[str, Callable[[SchedulerConfig], Callable[[Sequence], bool]]] = {
-    "auto": _long_ones,
+    "auto": _long_ones_and_groups,
     "recompute": lambda config: lambda sequence: False,
     "swap": lambda config: lambda sequence: True,
 }

@@ -14,6 +14,7 @@ from ....protocol.config import SchedulerConfig
 from .cache import PageCache
 from .cost import Work, make_pace
 from .deadlines import Deadlines, exceeded
+from .groups import Groups
 from .plan import Draft, Plan, Start
 from .policy import Phase, Skips, make_policy, make_preemption
 from .prefix import Match
@@ -47,6 +48,7 @@ class Scheduler:
         self.policy = make_policy(config)
         self._swaps = make_preemption(config)
         self.cache = PageCache(num_pages, page_size, shares_prefixes=prefix_cache, num_host_pages=num_host_pages)
+        self.groups = Groups(self.cache)
         self.rows = Rows(config.max_num_seqs, min(num_pages, self.cache.pages_for(max_model_len)))
         self.live: dict[Key, Sequence] = {}
         self.waiting = WaitingQueue(self.policy.rank)
@@ -72,7 +74,8 @@ class Scheduler:
         assert len(self.live) < self.config.max_live, f"{len(self.live)} live, the limit is {self.config.max_live}"
         assert sequence.num_tokens > 0, f"{sequence.key} has no tokens"
         self.live[sequence.key] = sequence
-        self.waiting.push(sequence)
+        self.groups.join(sequence)
+        self._enter_queue(sequence)
         self._deadlines.add(sequence)
 
     def release(self, key: Key) -> None:
@@ -132,6 +135,7 @@ class Scheduler:
             sequence.num_computed_tokens = start + num_tokens
             if self.cache.publish(sequence) and sequence.row is not None:
                 self.rows.write_pages(sequence, 0)
+            self._let_go(self.groups.compute(sequence))
             if token_id is not None:
                 self._take(sequence, token_id, progress)
         self.cache.complete(plan.step)
@@ -209,7 +213,8 @@ class Scheduler:
                 held_back.append(head)
                 self.waiting.remove(head.key)
         for sequence in held_back:
-            self.waiting.push(sequence)
+            if sequence.key not in self.waiting:
+                self._enter_queue(sequence)
 
     def _schedule_chunk(self, sequence: Sequence, draft: Draft) -> bool:
         wanted = draft.room(sequence, min(sequence.num_uncomputed_tokens, self.config.prefill_chunk))
@@ -263,11 +268,11 @@ class Scheduler:
             num_left = self.cache.num_available - num_promised - max(1, self.policy.margin * self.cache.num_pages)
             if num_left < 1:
                 return None  # whatever the cache knows, one page is needed
-            match = self.cache.find(sequence)
+            match = self.groups.find(sequence)
             if self.cache.num_missing(sequence, match) > num_left:
                 return None
         else:
-            match = self.cache.find(sequence)
+            match = self.groups.find(sequence)
         return match if self.cache.num_available > 0 and self.cache.may_enter(sequence, match) else None
 
     def _may_overtake(self, held_back: list[Sequence]) -> bool:
@@ -283,6 +288,8 @@ class Scheduler:
         self.running[sequence.key] = sequence
         self.cache.enter(sequence, match)
         sequence.state = SequenceState.PREFILLING
+        for sibling in self.groups.start(sequence):
+            self.waiting.hold(sibling)
         draft.starts[sequence.key] = Start(sequence.key, sequence.num_computed_tokens)
         if sequence.num_preemptions:
             self._fresh_are_held_back = False
@@ -321,7 +328,7 @@ class Scheduler:
             self.cache.give_up(sequence)
             sequence.state = SequenceState.WAITING
         sequence.num_preemptions += 1
-        self.waiting.push(sequence)
+        self._enter_queue(sequence)
         self.num_preemptions += 1
         self._fresh_are_held_back = True
 
@@ -345,8 +352,19 @@ class Scheduler:
         else:
             self._leave_queue(sequence)
         self.cache.retire(sequence, is_sound=is_sound)
+        self.groups.leave(sequence, is_sound=is_sound)
         sequence.state = SequenceState.FINISHED
         sequence.finish_reason = reason
+
+    def _enter_queue(self, sequence: Sequence) -> None:
+        if self.groups.holds(sequence):
+            self.waiting.hold(sequence)
+        else:
+            self.waiting.push(sequence)
+
+    def _let_go(self, held: list[Sequence]) -> None:
+        for sequence in held:
+            self.waiting.let_go(sequence)
 
     def _leave_queue(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence.key)
@@ -356,6 +374,7 @@ class Scheduler:
         del self.running[sequence.key]
         if sequence.row is not None:
             self.rows.leave(sequence)
+        self._let_go(self.groups.stop(sequence))
 
     def _in_state(self, state: SequenceState) -> list[Sequence]:
         """Running sequences in ``state``, the most urgent first."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ....protocol.sampling import SamplingParams
 from .prefix import PageNode
+
+if TYPE_CHECKING:
+    from .groups import Group
 
 Int32 = npt.NDArray[np.int32]
 Key = tuple[int, int]  # (slot, generation) in the journal
@@ -41,6 +45,8 @@ class Sequence:
     seed: int
     arrival: int  # order of acceptance, kept over preemption and recovery
     stop_ids: frozenset[int] = frozenset()  # end of sequence and stop_token_ids; empty parts as ignore_eos says
+    group_key: Key | None = None  # of the request it is one sequence of, if there are others; they begin alike
+    group: Group | None = None  # while it is live
     cache_salt: str = ""  # prefixes are shared among sequences of the same salt only
     deadline_at: int = 0  # ns of the engine's clock by which it must have ended; 0: none
     queue_deadline_at: int = 0  # by which it must have begun
