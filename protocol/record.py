@@ -40,10 +40,11 @@ class RequestRecord:
     def num_logprobs(self) -> int | None:
         """Alternatives that are recorded beside each token's logprob, or None if not even that is.
 
-        Candidates are compared by it, whether the client asked for it or not.
+        Samples are compared by it, whether the client asked for it or not.
         """
         asked: int | None = self.sampling.get("logprobs")
-        return 0 if asked is None and self.params.is_ranked else asked
+        compares = "best_of" in self.sampling and self.params.is_ranked
+        return 0 if asked is None and compares else asked
 
     def to_bytes(self) -> bytes:
         return pack([getattr(self, f.name) for f in fields(self)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +47,7 @@ class Bookkeeper:
         """The sequence of a request, with the tokens it has from an earlier life of this process, if any."""
         key = (view.slot, view.generation)
         record, emitted = view.record, self._writer.adopt(view)
-        params, prompt = record.params, record.prompt_ids
+        params, prompt = replace(record.params, logprobs=record.num_logprobs), record.prompt_ids
         tokens = np.zeros(len(prompt) + record.token_capacity, np.int32)
         tokens[: len(prompt)] = prompt
         tokens[len(prompt) : len(prompt) + len(emitted)] = emitted
@@ -60,6 +61,7 @@ class Bookkeeper:
             params=params,
             seed=record.seed,
             arrival=view.arrival,
+            group_key=view.group if params.group_size > 1 else None,
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
         )
 

@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from ...protocol.channels import Bell, Links, Poller
 from ...protocol.codec import decode_public, peek_request_id
 from ...protocol.config import ModelCard
 from ...protocol.errors import BadFrame, Draining, Overloaded, RequestError
+from ...protocol.groups import member_id, member_seed, request_of
 from ...protocol.journal.layout import ACCEPTED, FORGOTTEN, RELEASED
 from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import AcceptTimes, RequestWriter, read_request
@@ -27,7 +28,8 @@ from ...protocol.record import RequestRecord
 from ...protocol.run_dir import CARD_FILE, submit_endpoint
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .admission import Admission, admit
-from .intake import KnownIds, check_request_id, digest_of
+from .credits import CreditQueue, WaitingRecord
+from .intake import KnownIds, check_member_ids, check_request_id, digest_of
 from .request import GenerationRequest
 from .text_encoder import TextEncoder
 
@@ -76,7 +78,7 @@ def _wait_for_model(context: WorkerContext) -> tuple[ModelCard | None, TextEncod
 class Prepare:
     """State of the worker. All of it is in the journal too, from which ``__init__`` takes it.
 
-    Invariant: at most ``max_live`` requests are dispatched and not released.
+    Invariant: at most ``max_live`` sequences are dispatched and not released.
     """
 
     def __init__(self, context: WorkerContext, card: ModelCard, encoder: TextEncoder) -> None:
@@ -84,10 +86,12 @@ class Prepare:
         self._context, self._service, self._card, self._encoder = context, service, card, encoder
         self._journal = context.journal
         self._writer = RequestWriter(context.journal)
-        self._ids = KnownIds(self._writer.past_ids(), max_past=service.max_records)
+        past = [(request_of(member), digest) for member, digest in self._writer.past_ids()]
+        self._ids = KnownIds(past, max_past=service.max_records)
         self._slots: dict[int, tuple[int, str]] = {}  # every record in use: generation and request id
+        self._num_records: Counter[str] = Counter()  # of each request id, among these
         self._live: dict[int, int] = {}  # dispatched and not released: slot -> generation
-        self._waiting: dict[int, tuple[int, bytes]] = {}  # accepted, no credit yet: slot -> generation and record
+        self._waiting = CreditQueue()  # accepted, no credit yet
         self._tokenizer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._tokenized: deque[Callable[[], None]] = deque()
         self._pending_bytes = 0
@@ -130,12 +134,12 @@ class Prepare:
         released = self._journal.release_states()
         for view in sorted((v for v in views if v is not None), key=lambda view: view.arrival):
             record = view.record
-            self._slots[view.slot] = (view.generation, record.request_id)
-            self._ids.accept(_accepted(record), record.digest)
+            self._ids.accept(self._enter(view.slot, view.generation, record), record.digest)
             if released[view.slot] or record.token_capacity == 0:
                 continue
             if view.state == ACCEPTED:
-                self._waiting[view.slot] = (view.generation, record.to_bytes())
+                waiting = WaitingRecord(view.slot, view.generation, record.to_bytes())
+                self._waiting.push(request_of(record.request_id), waiting)
             else:  # execute takes it from the journal, so it need not be told again
                 self._live[view.slot] = view.generation
 
@@ -169,25 +173,27 @@ class Prepare:
         if self._live.get(slot) == generation:
             del self._live[slot]
             self._stats.changed = True
-        elif self._waiting.get(slot, (None, b""))[0] == generation:
-            del self._waiting[slot]
+        elif self._waiting.remove(slot, generation):
             self._stats.changed = True
 
     def _forget(self, slot: int, generation: int) -> None:
         self._released(slot, generation)
         if self._slots.get(slot, (None, ""))[0] == generation and self._writer.recycle(slot, generation):
-            self._ids.forget(self._slots.pop(slot)[1])
+            request_id = self._slots.pop(slot)[1]
+            self._num_records[request_id] -= 1
+            if not self._num_records[request_id]:
+                del self._num_records[request_id]
+                self._ids.forget(request_id)
             self._stats.changed = True
 
     def _dispatch(self) -> None:
-        while self._waiting and len(self._live) < self._card.max_live:
-            slot = next(iter(self._waiting))
-            generation, record = self._waiting.pop(slot)
-            if is_released(self._journal, slot, generation):
-                continue  # aborted while it waited
-            self._writer.dispatch(slot, generation, time.monotonic_ns())
-            self._live[slot] = generation
-            self._links.send("execute", m.Prepared(slot, generation, record))
+        while records := self._waiting.pop(self._card.max_live - len(self._live)):
+            for slot, generation, record in records:
+                if is_released(self._journal, slot, generation):
+                    continue  # aborted while it waited
+                self._writer.dispatch(slot, generation, time.monotonic_ns())
+                self._live[slot] = generation
+                self._links.send("execute", m.Prepared(slot, generation, record))
             self._stats.changed = True
 
     # -- from the clients
@@ -227,6 +233,7 @@ class Prepare:
                 return
             self._check_room(num_bytes)
             request = GenerationRequest.from_wire(message.request)
+            check_member_ids(request_id, request.sampling.group_size)
         except RequestError as error:
             self._refuse(peer, request_id, error)
             return
@@ -285,8 +292,8 @@ class Prepare:
 
     def _accept(self, intake: Intake, admission: Admission) -> None:
         params = intake.request.sampling
-        record = RequestRecord(
-            request_id=intake.request_id,
+        first = RequestRecord(
+            request_id=member_id(intake.request_id, 0, params.group_size),
             digest=intake.digest,
             prompt=admission.token_ids.astype("<i4").tobytes(),
             num_truncated_tokens=admission.num_truncated,
@@ -298,15 +305,23 @@ class Prepare:
         times = AcceptTimes(
             intake.received_ns, intake.tokenize_start_ns, intake.tokenize_end_ns, time.monotonic_ns()
         )  # fmt: skip
-        slot, generation = self._writer.accept(record, times)
-        self._slots[slot] = (generation, record.request_id)
-        accepted = _accepted(record)
-        self._ids.accept(accepted, record.digest)
-        if record.token_capacity > 0:  # one that asked for no tokens is answered by summarize alone
-            self._waiting[slot] = (generation, record.to_bytes())
+        records = [_member(first, intake.request_id, index) for index in range(params.group_size)]
+        for (slot, generation), record in zip(self._writer.accept_all(records, times), records, strict=True):
+            accepted = self._enter(slot, generation, record)
+            if record.token_capacity > 0:  # one that asked for no tokens is answered by summarize alone
+                self._waiting.push(intake.request_id, WaitingRecord(slot, generation, record.to_bytes()))
+        self._ids.accept(accepted, intake.digest)
         self._counts["accepted"] += 1
         self._counts["prompt_tokens"] += accepted.num_prompt_tokens
         self._router.send(intake.peer, accepted)
+
+    def _enter(self, slot: int, generation: int, record: RequestRecord) -> m.Accepted:
+        """Take note of a record that is in use; what its client is told."""
+        request_id = request_of(record.request_id)
+        self._slots[slot] = (generation, request_id)
+        self._num_records[request_id] += 1
+        num_prompt_tokens = len(record.prompt) // 4
+        return m.Accepted(request_id, num_prompt_tokens, record.num_truncated_tokens, record.token_capacity)
 
     def _refuse(self, peer: bytes, request_id: str, error: RequestError) -> None:
         self._counts[f"rejected_{error.code}"] += 1
@@ -341,10 +356,11 @@ class Prepare:
         }
 
 
-def _accepted(record: RequestRecord) -> m.Accepted:
-    return m.Accepted(
-        record.request_id, len(record.prompt) // 4, record.num_truncated_tokens, record.token_capacity
-    )  # fmt: skip
+def _member(first: RequestRecord, request_id: str, index: int) -> RequestRecord:
+    """The record of sequence ``index`` of the request whose first is given."""
+    size = first.params.group_size
+    seed = member_seed(first.seed, index)
+    return replace(first, request_id=member_id(request_id, index, size), seed=seed, index=index)
 
 
 def _pairs(message: m.Release | m.Forgotten) -> list[tuple[int, int]]:

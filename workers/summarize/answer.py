@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,18 +15,25 @@ from ...protocol.messages import DeltaRow, Failed, Finished
 from .ledger import Marks, make_ledger
 from .stream import OutputStream
 
+if TYPE_CHECKING:
+    from .choices import Choices
+
 
 class Answer:
-    """A live or ended request.
+    """What one sequence says, live or ended.
 
     Invariants: ``num_acknowledged <= num_sent <= stream.num_tokens``, as far as the present reader is concerned;
     tokens beyond ``num_acknowledged + window`` are not sent, so a reader that stalls costs no more than its window.
     """
 
-    def __init__(self, view: RequestView, stream: OutputStream, lease_until: float) -> None:
+    choices: Choices  # those of its request; it joins them when it is made
+
+    def __init__(self, view: RequestView, stream: OutputStream) -> None:
         self.view = view
         self.stream = stream
-        self.lease_until = lease_until  # time.monotonic()
+        self.wire_id = view.record.request_id  # how its readers name it
+        self.index = view.record.index  # among the choices of its request, once they are known
+        self.score: float | None = None  # by which it was chosen, if others competed with it
         self.num_seen = 0  # tokens taken from execute, also those after the end
         self.error: tuple[str, str] | None = None  # code and message, if the finish reason is "error"
         self.peer: bytes | None = None  # who follows
@@ -39,10 +46,6 @@ class Answer:
         self.text_done_ns = 0
         self.ended_ns = 0
         self._end: Finished | Failed | None = None
-
-    @property
-    def request_id(self) -> str:
-        return self.view.record.request_id
 
     @property
     def key(self) -> tuple[int, int]:
@@ -95,7 +98,7 @@ class Answer:
         if "logprobs" in self.view.record.sampling:
             logprobs = read_logprobs(journal, self.view, self.num_sent, stop)
         packed = np.array(token_ids, "<i4").tobytes()
-        return [self.request_id, self.num_sent, self.num_chars_sent, packed, text, logprobs, self._rate(stop)]
+        return [self.wire_id, self.num_sent, self.num_chars_sent, packed, text, logprobs, self._rate(stop)]
 
     def _rate(self, num_tokens: int) -> float | None:
         elapsed_ns = self.arrived_ns - self.first_token_ns
@@ -129,7 +132,8 @@ class Answer:
             "cached_tokens": times.num_cached_tokens,
             "truncated_tokens": self.view.record.num_truncated_tokens,
         }
-        return {"usage": usage, "ledger": ledger.to_wire(), "matched": self.stream.matched}
+        facts = {"usage": usage, "ledger": ledger.to_wire(), "matched": self.stream.matched}
+        return {**facts, "index": self.index, "score": self.score}
 
 
 def _at(times_ns: npt.NDArray[np.int64], index: int) -> int:

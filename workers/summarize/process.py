@@ -19,6 +19,7 @@ from ...protocol.channels import Links, Poller
 from ...protocol.codec import decode_public
 from ...protocol.config import ModelCard
 from ...protocol.errors import BadFrame, JournalError
+from ...protocol.groups import request_of
 from ...protocol.journal.layout import FORGOTTEN, split_word, word
 from ...protocol.journal.releases import ReleaseWriter, read_release
 from ...protocol.journal.requests import RequestView, read_request
@@ -27,8 +28,10 @@ from ...protocol.run_dir import CARD_FILE, follow_endpoint
 from ...protocol.tokenizer_files import load_facts
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .answer import Answer
+from .choices import Choices
 from .delivery import Delivery
 from .rate import Rate
+from .status import status_of
 from .stream import OutputStream
 from .vocabulary import Vocabulary
 
@@ -65,7 +68,7 @@ class Summarize:
         self._journal = context.journal
         self._writer = ReleaseWriter(context.journal)
         self._answers: dict[int, Answer] = {}  # by slot
-        self._by_id: dict[str, Answer] = {}
+        self._requests: dict[str, Choices] = {}  # by request id
         self._generations = np.zeros(context.journal.num_records, np.uint64)  # last known in each slot
         self._released: list[tuple[int, int]] = []
         self._forgotten: list[tuple[int, int]] = []
@@ -150,7 +153,7 @@ class Summarize:
         try:
             answer.push(token_ids, now_ns)
         except BaseException as error:  # a panic of the tokenizer's Rust code is not an Exception
-            logger.exception("request %s could not be turned into text", answer.request_id)
+            logger.exception("request %s could not be turned into text", answer.wire_id)
             answer.error = ("request_failed", f"the tokens could not be turned into text: {type(error).__name__}")
             answer.stream.abandon("error")
             self._end(answer, "error")
@@ -197,11 +200,18 @@ class Summarize:
         self._generations[slot] = view.generation
         if int(self._journal.release_words[slot]) == word(view.generation, FORGOTTEN):
             return None
-        answer = Answer(view, self._stream(view), time.monotonic() + view.record.lease_s)
+        answer = Answer(view, self._stream(view))
         self._answers[slot] = answer
-        self._by_id[answer.request_id] = answer
+        self._choices_of(view).join(answer)
         self._rebuild(answer)
         return answer
+
+    def _choices_of(self, view: RequestView) -> Choices:
+        request_id = request_of(view.record.request_id)
+        choices = self._requests.get(request_id)
+        if choices is None or choices.group != view.group:
+            choices = self._requests[request_id] = Choices(view, time.monotonic() + view.record.lease_s)
+        return choices
 
     def _stream(self, view: RequestView) -> OutputStream:
         params = view.record.params
@@ -216,6 +226,7 @@ class Summarize:
             if tokens is not None and ended[0]:
                 answer.push(tokens[: ended[0]].tolist(), time.monotonic_ns())
             self._close(answer, ended[1])
+            self._decide(answer.choices)
         elif answer.view.record.token_capacity == 0:
             self._end(answer, "length")
         else:
@@ -240,16 +251,17 @@ class Summarize:
             case m.Follow():
                 self._follow(peer, message)
             case m.Abort():
-                if (answer := self._find(message.request_id)) is not None:
+                for answer in self._find(message.request_id):
                     self._end(answer, "abort")
             case m.Acknowledge():
                 for request_id in message.request_ids:
-                    if type(request_id) is str and (answer := self._by_id.get(request_id)) is not None:
-                        self._forget(answer)
+                    if type(request_id) is str:
+                        self._acknowledge(request_id)
             case m.GetStats():
                 self._router.send(peer, m.Stats(self._context.board.stats()))
             case m.GetStatus():
-                self._router.send(peer, self._status(message.request_id))
+                answers = self._find(message.request_id)
+                self._router.send(peer, status_of(message.request_id, answers, self._journal))
             case _:
                 self._refuse(peer, BadFrame(f"{type(message).__name__} is not spoken at the follow socket"))
 
@@ -264,33 +276,30 @@ class Summarize:
                 self._refuse(peer, BadFrame(f"a FOLLOW entry is [request id, tokens, again], got {entry!r:.100}"))
                 return
             request_id, offset, again = entry
-            answer = self._find(request_id)
-            if answer is None:
+            choices = self._request(request_id)
+            index = None if choices is None else choices.index_of(request_id)
+            if choices is None or index is None:
                 text = f"no request {request_id!r:.100} is live or kept"
+                if choices is not None:
+                    text = f"request {choices.request_id!r} has several choices, {request_id!r:.100} is none of them"
                 self._router.send(peer, m.Failed(request_id, 0, 0, b"", "", None, "unknown_id", text, {}))
                 continue
-            answer.lease_until = now + answer.view.record.lease_s
-            answer.follow(peer, offset, again)
-            self._delivery.mark(answer)
+            choices.lease_until = now + choices.lease_s
+            if (answer := choices.follow(index, peer, offset, again)) is not None:
+                self._delivery.mark(answer)
 
-    def _find(self, request_id: str) -> Answer | None:
-        if request_id not in self._by_id:
+    def _request(self, wire_id: str) -> Choices | None:
+        """The request to which what a client names so belongs."""
+        request_id = request_of(wire_id)
+        choices = self._requests.get(request_id)
+        if choices is None or not choices.are_complete:
             self._discover()
-        return self._by_id.get(request_id)
+        return self._requests.get(request_id)
 
-    def _status(self, request_id: str) -> m.Status:
-        answer = self._find(request_id)
-        if answer is None:
-            return m.Status(request_id, "unknown", 0, 0, 0)
-        entry = self._journal.records[answer.view.slot]
-        # The time may still be that of an earlier request in the slot.
-        is_scheduled = int(entry["scheduled_ns"]) >= answer.view.accepted_ns
-        state = "running" if answer.num_seen or is_scheduled else "queued"
-        if answer.stream.is_finished:
-            state = {"abort": "aborted", "error": "failed"}.get(answer.stream.finish_reason or "", "finished")
-        return m.Status(
-            request_id, state, answer.stream.num_tokens, int(entry["received_ns"]), answer.ended_ns
-        )  # fmt: skip
+    def _find(self, wire_id: str) -> list[Answer]:
+        """The answers of a choice, or of a whole request."""
+        choices = self._request(wire_id)
+        return [] if choices is None else choices.of(wire_id)
 
     # -- ends
 
@@ -318,18 +327,28 @@ class Summarize:
         self._released.append(answer.key)
         self._counts[f"finished_{reason}"] += 1
         self._stats.changed = True
+        self._decide(answer.choices)
 
-    def _forget(self, answer: Answer) -> None:
-        """The client has the end, or nobody will come for it."""
-        if not answer.stream.is_finished:
-            return  # an acknowledgement of something that was never sent
-        slot, generation = answer.key
-        self._writer.forget(slot, generation)
-        self._forgotten.append(answer.key)
-        del self._answers[slot]
-        if self._by_id.get(answer.request_id) is answer:
-            del self._by_id[answer.request_id]
-        self._delivery.drop(answer)
+    def _decide(self, choices: Choices) -> None:
+        for answer in choices.decide(self._journal):
+            self._delivery.mark(answer)
+
+    def _acknowledge(self, wire_id: str) -> None:
+        choices = self._requests.get(request_of(wire_id))
+        if choices is not None and choices.acknowledge(wire_id):
+            self._forget(choices)
+
+    def _forget(self, choices: Choices) -> None:
+        """The client has all that ended, or nobody will come for it."""
+        for answer in choices.answers.values():
+            slot, generation = answer.key
+            self._writer.forget(slot, generation)
+            self._forgotten.append(answer.key)
+            if self._answers.get(slot) is answer:
+                del self._answers[slot]
+            self._delivery.drop(answer)
+        if self._requests.get(choices.request_id) is choices:
+            del self._requests[choices.request_id]
         self._stats.changed = True
 
     def _tick(self, now: float) -> None:
@@ -337,13 +356,14 @@ class Summarize:
         self._discover()
         for answer in list(self._answers.values()):
             self._catch_up(answer)
-            if now > answer.lease_until:
-                if answer.stream.is_finished:
-                    self._counts["forgotten_unread"] += 1
-                    self._forget(answer)
-                else:
+        for choices in [c for c in self._requests.values() if now > c.lease_until]:
+            if choices.have_ended:
+                self._counts["forgotten_unread"] += 1
+                self._forget(choices)
+            else:
+                for answer in choices.answers.values():
                     self._end(answer, "abort")
-                    answer.lease_until = now + answer.view.record.lease_s
+                choices.lease_until = now + choices.lease_s
 
     # -- out
 
