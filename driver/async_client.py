@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..protocol.errors import TriptychError
 from ..protocol.messages import Accepted
 from ..protocol.sampling import SamplingParams
+from .choices import choice_ids, num_choices
 from .client import Client, Messages, Prompt, request_map
 from .session import Session
 from .stream import Completion, Delta
@@ -50,6 +51,11 @@ class AsyncStream:
     def done(self) -> bool:
         return self._result.done()
 
+    @property
+    def choices(self) -> Sequence[AsyncStream]:
+        """A stream for each choice of the request; of a plain request the one that this is."""
+        return [self]
+
     def abort(self) -> None:
         self._session.abort(self.request_id)
 
@@ -74,6 +80,18 @@ class AsyncStream:
     def _call(self, function: Any, *arguments: Any) -> None:
         if not self._loop.is_closed():  # a loop that ended has nobody left who could listen
             self._loop.call_soon_threadsafe(function, *arguments)
+
+
+class AsyncGroupStream(AsyncStream):
+    """A running request with several choices: iterate for the deltas of all, or read each of ``choices``."""
+
+    def __init__(self, request_id: str, num_choices: int, session: Session) -> None:
+        super().__init__(request_id, session)
+        self._choices = [AsyncStream(wire_id, session) for wire_id in choice_ids(request_id, num_choices)]
+
+    @property
+    def choices(self) -> list[AsyncStream]:
+        return self._choices
 
 
 class AsyncClient:
@@ -110,12 +128,22 @@ class AsyncClient:
         **options: Any,
     ) -> AsyncStream:
         """Send a request and return at once; to be called in the event loop. Arguments as for ``Client.submit``."""
-        stream = AsyncStream(request_id or uuid.uuid4().hex, self._session)
-        self._session.submit(stream.request_id, request_map(prompt, messages, params, options), stream)
+        request_id = request_id or uuid.uuid4().hex
+        request = request_map(prompt, messages, params, options)
+        if (count := num_choices(request)) > 1:
+            group = AsyncGroupStream(request_id, count, self._session)
+            self._session.submit(request_id, request, group, group.choices)
+            return group
+        stream = AsyncStream(request_id, self._session)
+        self._session.submit(request_id, request, stream)
         return stream
 
-    def resume(self, request_id: str, *, num_tokens: int = 0, num_chars: int = 0) -> AsyncStream:
-        """Follow a request again from what is here of it."""
+    def resume(self, request_id: str, *, num_tokens: int = 0, num_chars: int = 0, n: int = 1) -> AsyncStream:
+        """Follow a request again from what is here of it; see ``Client.resume``."""
+        if n > 1:
+            group = AsyncGroupStream(request_id, n, self._session)
+            self._session.resume_all(request_id, group, group.choices)
+            return group
         stream = AsyncStream(request_id, self._session)
         self._session.resume(request_id, stream, num_tokens=num_tokens, num_chars=num_chars)
         return stream
