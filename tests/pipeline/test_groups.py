@@ -171,7 +171,10 @@ def test_choices_in_asyncio(driver: Driver) -> None:
     async def ask() -> tuple[list[list[int]], list[list[int]]]:
         async with AsyncClient(driver.run_dir) as client:
             stream = client.submit(PROMPT, max_tokens=20, n=2, temperature=1.0, seed=4)
-            apart = [[t async for delta in choice for t in delta.token_ids] for choice in stream.choices]
+            apart: list[list[int]] = [[] for _ in stream.choices]
+            for tokens, choice in zip(apart, stream.choices, strict=True):
+                async for delta in choice:
+                    tokens += delta.token_ids
             return texts(await stream.result()), apart
 
     whole, apart = asyncio.run(ask())

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from .scheduling.beam_search import Candidates, num_candidates
 from .scheduling.moves import Moves
 from .step import Int32, Int64, StepInputs, StepResult, TokenLogprobs
 
@@ -76,7 +77,7 @@ class HashRunner:
     def _sample(self, inputs: StepInputs) -> StepResult:
         owners = np.searchsorted(inputs.query_starts, inputs.sample_rows, side="right") - 1
         token_ids = np.zeros(len(owners), np.int32)
-        logprobs = {}
+        logprobs, candidates = {}, {}
         for row, (owner, sequence) in enumerate(zip(owners, inputs.sampled, strict=True)):
             num_tokens = int(inputs.context_lens[owner])
             state = self._read(inputs.block_tables[owner], num_tokens) + num_tokens
@@ -84,7 +85,11 @@ class HashRunner:
             token_ids[row] = _ranked(state + noise, 0, self._vocab_size)
             if sequence.params.logprobs is not None:
                 logprobs[row] = self._logprobs(state, int(token_ids[row]), sequence.params.logprobs)
-        return StepResult(token_ids, logprobs)
+            if sequence.params.is_beam_search:
+                count = num_candidates(sequence.params, len(sequence.stop_ids))
+                likeliest = self._logprobs(state, int(token_ids[row]), min(count, self._vocab_size - 1))
+                candidates[row] = Candidates(likeliest.token_ids, likeliest.logprobs)
+        return StepResult(token_ids, logprobs, candidates=candidates)
 
     def _read(self, block_table: Int32, num_tokens: int) -> int:
         """``sum_i (i + 1) * token_i`` over the cells that ``block_table`` names."""

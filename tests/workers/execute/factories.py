@@ -10,8 +10,9 @@ import numpy as np
 from triptych.protocol.config import SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
-from triptych.workers.execute.hash_lm import HashRunner, expected_tokens
+from triptych.workers.execute.hash_lm import HashRunner, expected_tokens, logprob_of, state_of
 from triptych.workers.execute.scheduling.audit import check_plan
+from triptych.workers.execute.scheduling.beam_search import BeamSearch, Candidates, Hypothesis, num_candidates
 from triptych.workers.execute.scheduling.plan import Plan
 from triptych.workers.execute.scheduling.progress import Progress
 from triptych.workers.execute.scheduling.scheduler import Scheduler
@@ -58,6 +59,28 @@ def make_group(index: int, size: int, **options: Any) -> list[Sequence]:
     for sequence in group:
         sequence.group_key = (index, 0)
     return group
+
+
+def make_beams(index: int, num_beams: int, **options: Any) -> list[Sequence]:
+    """The sequences of one beam search."""
+    return make_group(index, num_beams, temperature=0.0, num_beams=num_beams, **options)
+
+
+def expected_hypotheses(beam: Sequence) -> list[Hypothesis]:
+    """What the search of this beam finds, from the definition of the hash model alone, without pages."""
+    search = BeamSearch(beam.params, stop_ids=beam.stop_ids, max_tokens=beam.max_tokens)
+    prompt = beam.tokens[: beam.num_prompt_tokens].tolist()
+    count = min(num_candidates(beam.params, len(beam.stop_ids)), VOCAB_SIZE - 1)
+    outputs: list[list[int]] = [[]]
+    while outputs:
+        found = []
+        for output in outputs:
+            state = state_of(prompt + output)
+            ids = [(state + rank) % (VOCAB_SIZE - 1) + 1 for rank in range(count)]
+            logprobs = [logprob_of(state, token_id, VOCAB_SIZE) for token_id in ids]
+            found.append(Candidates(np.array(ids, np.int32), np.array(logprobs, np.float32)))
+        outputs = [[*outputs[branch.parent], branch.token_id] for branch in search.advance(outputs, found)]
+    return search.hypotheses
 
 
 def expected_output(sequence: Sequence) -> list[int]:

@@ -53,7 +53,7 @@ def take_stats(scheduler: Scheduler) -> Stats:
     num_entries = num_limbo_pages + sum([len(sequence.block_table) for sequence in running])
     return Stats(
         num_waiting=len(scheduler.waiting),
-        num_prefilling=states[SequenceState.PREFILLING],
+        num_prefilling=states[SequenceState.PREFILLING] + states[SequenceState.PAUSED],
         num_ready=states[SequenceState.READY],
         num_decoding=states[SequenceState.DECODING],
         num_pages=cache.num_pages,

@@ -105,12 +105,22 @@ class PageCache:
 
         Goes on in the half-full page. Returns how many of these tokens have a place now.
         """
+        if sequence.shares_tail and not self._own_tail(sequence):
+            return 0
         table = sequence.block_table
         end = sequence.num_computed_tokens + num_tokens
         num_missing = self.pool.pages_for(end) - len(table)
         if num_missing > 0:
             table += self._allocate(num_missing)
         return min(end, len(table) * self.pool.page_size) - sequence.num_computed_tokens
+
+    def fork(self, child: Sequence, parent: Sequence) -> None:
+        """Gives ``child`` the pages of ``parent`` in place of its own. Both go on in a half-full page of their own."""
+        self.pool.share(parent.block_table)
+        self.pool.free(child.block_table)
+        child.block_table, child.tip = list(parent.block_table), parent.tip
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.shares_tail = parent.shares_tail = parent.num_computed_tokens % self.pool.page_size > 0
 
     def publish(self, sequence: Sequence) -> bool:
         """Lets others share the pages that ``sequence`` has computed to their end.
@@ -142,6 +152,7 @@ class PageCache:
         """Takes the pages of a preempted sequence; what others may share stays known until it is evicted."""
         self.pool.free(sequence.block_table)
         sequence.block_table, sequence.tip, sequence.num_computed_tokens = [], None, 0
+        sequence.shares_tail = False
 
     def swap_out(self, sequence: Sequence) -> bool:
         """Moves what a preempted sequence has computed to the host; False where that is not possible now."""
@@ -260,6 +271,19 @@ class PageCache:
             self._moves.swap_in[page] = host_page
         sequence.block_table.append(page)
         sequence.num_computed_tokens += match.num_tail_tokens
+
+    def _own_tail(self, sequence: Sequence) -> bool:
+        """Copies the half-full page of ``sequence`` unless nobody else is left who holds it. False without a page."""
+        page = sequence.block_table[-1]
+        if self.pool.refs(page) > 1:
+            own = self._allocate(1)
+            if not own:
+                return False
+            self._moves.copy(page, own[0])
+            sequence.block_table[-1] = own[0]
+            self.pool.free([page])
+        sequence.shares_tail = False
+        return True
 
     def _count(self, sequence: Sequence) -> None:
         if self.shares_prefixes and not sequence.num_preemptions:

@@ -38,7 +38,7 @@ class Groups:
         self._computing: dict[Key, Group] = {}  # by the sequence that computes
 
     def join(self, sequence: Sequence) -> None:
-        if sequence.group_key is not None:
+        if sequence.group_key is not None and not sequence.params.is_beam_search:  # beams are forked by their search
             sequence.group = self._groups.setdefault(sequence.group_key, Group())
             sequence.group.members[sequence.key] = sequence
 

@@ -173,7 +173,8 @@ _PREEMPTIONS: dict[str, Callable[[SchedulerConfig], Callable[[Sequence], bool]]]
 
 def make_preemption(config: SchedulerConfig) -> Callable[[Sequence], bool]:
     """Whether a preempted sequence is better moved to host pages, where there are any, than computed again."""
-    return _PREEMPTIONS[config.preemption](config)
+    swaps = _PREEMPTIONS[config.preemption](config)
+    return lambda sequence: not sequence.params.is_beam_search and swaps(sequence)  # a search starts again, see Beams
 
 
 def make_policy(config: SchedulerConfig) -> Policy:

@@ -55,8 +55,9 @@ class WaitingQueue:
 
     def let_go(self, sequence: Sequence) -> None:
         """Its place in the queue is that of its rank again."""
-        self._held.discard(sequence.key)
-        heapq.heappush(self._heap, (self._rank(sequence), sequence.key))
+        if sequence.key in self._held:
+            self._held.remove(sequence.key)
+            heapq.heappush(self._heap, (self._rank(sequence), sequence.key))
 
     def remove(self, key: Key) -> None:
         del self._waiting[key]

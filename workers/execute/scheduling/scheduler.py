@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ....protocol.config import SchedulerConfig
+from .beam_search import Candidates
+from .beams import Beams
 from .cache import PageCache
 from .cost import Work, make_pace
 from .deadlines import Deadlines, exceeded
@@ -24,6 +26,7 @@ from .rows import Rows
 from .sequence import Key, Sequence, SequenceState
 
 _NONE_FAILED: Mapping[Key, str] = MappingProxyType({})
+_NO_BEAMS: Mapping[Key, Candidates] = MappingProxyType({})
 
 
 class Scheduler:
@@ -49,6 +52,7 @@ class Scheduler:
         self._swaps = make_preemption(config)
         self.cache = PageCache(num_pages, page_size, shares_prefixes=prefix_cache, num_host_pages=num_host_pages)
         self.groups = Groups(self.cache)
+        self.beams = Beams(self.cache, max_model_len)
         self.rows = Rows(config.max_num_seqs, min(num_pages, self.cache.pages_for(max_model_len)))
         self.live: dict[Key, Sequence] = {}
         self.waiting = WaitingQueue(self.policy.rank)
@@ -75,7 +79,9 @@ class Scheduler:
         assert sequence.num_tokens > 0, f"{sequence.key} has no tokens"
         self.live[sequence.key] = sequence
         self.groups.join(sequence)
+        first = self.beams.join(sequence)
         self._enter_queue(sequence)
+        self._let_go(first)
         self._deadlines.add(sequence)
 
     def release(self, key: Key) -> None:
@@ -115,8 +121,16 @@ class Scheduler:
             self._step = plan.step
         return plan
 
-    def apply(self, plan: Plan, token_ids: list[int], failed: Mapping[Key, str] = _NONE_FAILED) -> Progress:
+    def apply(
+        self,
+        plan: Plan,
+        token_ids: list[int],
+        failed: Mapping[Key, str] = _NONE_FAILED,
+        candidates: Mapping[Key, Candidates] = _NO_BEAMS,
+    ) -> Progress:
         """Takes in a step that was computed: ``token_ids`` has one for each of ``plan.sampled``.
+
+        That of a beam is void: it has ``candidates``.
 
         Sequences in ``failed`` end here, each for its reason, and their tokens are void. What was sampled for one that
         was released meanwhile is dropped.
@@ -136,7 +150,9 @@ class Scheduler:
             if self.cache.publish(sequence) and sequence.row is not None:
                 self.rows.write_pages(sequence, 0)
             self._let_go(self.groups.compute(sequence))
-            if token_id is not None:
+            if (found := candidates.get(key)) is not None:
+                self._branch(sequence, found, progress)
+            elif token_id is not None:
                 self._take(sequence, token_id, progress)
         self.cache.complete(plan.step)
         return progress
@@ -245,13 +261,17 @@ class Scheduler:
         """Ends a waiting sequence that was complete when it came, or that even an empty pool could not hold."""
         longest = min(self.max_model_len - 1, self.cache.num_pages * self.cache.pool.page_size)
         reason = sequence.end_reason(self.max_model_len) if sequence.num_output_tokens else None
-        if reason is None and sequence.num_tokens <= longest:
+        num_pages = self.beams.num_pages(sequence)
+        if reason is None and sequence.num_tokens <= longest and num_pages <= self.cache.num_pages:
             return False
         if sequence.num_output_tokens:
             draft.finished.append((sequence.key, reason or "length"))
             self._retire(sequence, reason or "length")
         else:
-            draft.failed.append((sequence.key, f"prompt has {sequence.num_tokens} tokens, the limit is {longest}"))
+            why = f"prompt has {sequence.num_tokens} tokens, the limit is {longest}"
+            if sequence.num_tokens <= longest:
+                why = f"the beams may need {num_pages} pages, the limit is {self.cache.num_pages}"
+            draft.failed.append((sequence.key, why))
             self._retire(sequence, "error")
         return True
 
@@ -290,6 +310,7 @@ class Scheduler:
         sequence.state = SequenceState.PREFILLING
         for sibling in self.groups.start(sequence):
             self.waiting.hold(sibling)
+        self.beams.start(sequence, draft.step)
         draft.starts[sequence.key] = Start(sequence.key, sequence.num_computed_tokens)
         if sequence.num_preemptions:
             self._fresh_are_held_back = False
@@ -302,15 +323,18 @@ class Scheduler:
                 self._retire(sequence, "length")  # it fills the pool alone
                 draft.finished.append((sequence.key, "length"))
                 return False
-            victim = self.policy.victim(self.running.values())
-            self._preempt(victim, draft)
-            if victim is sequence:
+            self._preempt(self.policy.victim(self.running.values()), draft)
+            if sequence.key not in self.running:
                 return False
         if sequence.row is not None and len(sequence.block_table) > num_pages:
             self.rows.write_pages(sequence, num_pages)
         return True
 
     def _preempt(self, sequence: Sequence, draft: Draft) -> None:
+        for member in self.beams.restart(sequence) or [sequence]:
+            self._give_way(member, draft)
+
+    def _give_way(self, sequence: Sequence, draft: Draft) -> None:
         """Takes the pages of ``sequence`` back; it waits, and keeps its tokens.
 
         What it had computed is swapped out or computed once more. One that started in this step has nothing to swap:
@@ -343,6 +367,24 @@ class Scheduler:
         elif sequence.state is SequenceState.PREFILLING:
             sequence.state = SequenceState.READY
 
+    def _branch(self, sequence: Sequence, found: Candidates, progress: Progress) -> None:
+        """A beam has taken its step. With the last one of its search all go on, or the search is over."""
+        beams = self.beams.take(sequence, found)
+        if beams is None:
+            return
+        if not beams:
+            hypotheses = self.beams.hypotheses(sequence)
+            progress.hypotheses.update(hypotheses)
+            for member in [sequence, *self.beams.disband(sequence)]:
+                reason = hypotheses[member.key].reason if member.key in hypotheses else "length"
+                progress.finished[member.key] = reason
+                self._retire(member, reason)
+        for beam in beams:
+            if beam.key not in self.running:
+                self._leave_queue(beam)
+                self.running[beam.key] = beam
+            beam.state = SequenceState.PREFILLING
+
     def _retire(self, sequence: Sequence, reason: str, *, is_sound: bool = True) -> None:
         """Ends a sequence: its row is free at once, its pages go to limbo."""
         del self.live[sequence.key]
@@ -355,9 +397,11 @@ class Scheduler:
         self.groups.leave(sequence, is_sound=is_sound)
         sequence.state = SequenceState.FINISHED
         sequence.finish_reason = reason
+        for member in self.beams.disband(sequence):
+            self._retire(member, "abort")
 
     def _enter_queue(self, sequence: Sequence) -> None:
-        if self.groups.holds(sequence):
+        if self.groups.holds(sequence) or self.beams.holds(sequence):
             self.waiting.hold(sequence)
         else:
             self.waiting.push(sequence)

@@ -23,6 +23,7 @@ class SequenceState(Enum):
     WAITING = "waiting"  # no pages, nothing computed (new, or preempted)
     SWAPPED = "swapped"  # waits too, with what was computed on host pages
     PREFILLING = "prefilling"  # some chunks computed
+    PAUSED = "paused"  # a beam that has taken its step, until the others of its search have
     READY = "ready"  # prompt computed, first token sampled, no row yet
     DECODING = "decoding"  # holds a row
     FINISHED = "finished"  # row given back, pages in limbo until released
@@ -55,6 +56,9 @@ class Sequence:
     num_cached_tokens: int = 0  # of these, found in the cache when it first started
     block_table: list[int] = field(default_factory=list)
     host_table: list[int] = field(default_factory=list)  # host pages, while it is swapped out
+    shares_tail: bool = (
+        False  # its last page, half full, may be in other tables too, and must be copied before it grows
+    )
     tip: PageNode | None = None  # the last of its pages that others may share
     state: SequenceState = SequenceState.WAITING
     row: int | None = None  # index into the decode buffers, 0..max_num_seqs-1
