@@ -62,6 +62,22 @@ class TokenWriter:
         self._checks[slots] = checks
         self._journal.tokens_words[slots] = (indices + 1) << 32 | checks
 
+    def publish_all(self, view: RequestView, token_ids: list[int], now_ns: int, *, score: float) -> None:
+        """Write a whole answer, of which nothing was written before: it is there at once or not at all."""
+        slot, words = view.slot, self._journal.words
+        tokens = np.array(token_ids, np.int32)
+        self._journal.records["score"][slot] = score
+        words[view.extent.tokens_at : view.extent.tokens_at + len(tokens)] = tokens.view(np.uint32)
+        time = now_ns // TIME_UNIT_NS - self._accepted_at[slot]
+        words[view.extent.times_at : view.extent.times_at + len(tokens)] = time
+        self._checks[slot] = check_of(view.generation, tokens)
+        self._journal.tokens_words[slot] = word(len(tokens), int(self._checks[slot]))
+
+    def clear(self, view: RequestView) -> None:
+        """What an earlier life wrote of this request does not count."""
+        self._checks[view.slot] = check_of(view.generation, np.empty(0, np.int32))
+        self._journal.tokens_words[view.slot] = word(0, view.generation)
+
     def publish_logprobs(self, view: RequestView, index: int, row: npt.NDArray[np.uint32]) -> None:
         """Write one token's logprobs (see ``pack_logprobs``); to be called before the token is published."""
         at = view.extent.logprobs_at + index * len(row)

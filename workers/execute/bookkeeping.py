@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from ...protocol.errors import DeadlineExceeded, ModelFailed
 from ...protocol.journal.layout import DISPATCHED, Journal
-from ...protocol.journal.requests import RequestView
-from ...protocol.journal.tokens import TokenWriter, pack_logprobs, read_finish, read_times
+from ...protocol.journal.requests import RequestView, read_request
+from ...protocol.journal.tokens import TokenWriter, pack_logprobs, read_finish, read_times, read_tokens
 from ...protocol.messages import FINISH_REASONS, StepDone
 from .engine import StepOutputs
 from .scheduling.sequence import Key, Sequence
@@ -47,6 +47,9 @@ class Bookkeeper:
         """The sequence of a request, with the tokens it has from an earlier life of this process, if any."""
         key = (view.slot, view.generation)
         record, emitted = view.record, self._writer.adopt(view)
+        if record.params.is_beam_search and not self._has_ended(view):
+            self._writer.clear(view)
+            emitted = emitted[:0]
         params, prompt = replace(record.params, logprobs=record.num_logprobs), record.prompt_ids
         tokens = np.zeros(len(prompt) + record.token_capacity, np.int32)
         tokens[: len(prompt)] = prompt
@@ -64,6 +67,13 @@ class Bookkeeper:
             group_key=view.group if params.group_size > 1 else None,
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
         )
+
+    def _has_ended(self, view: RequestView) -> bool:
+        """Whether all hypotheses of a search are written: that of its last record is, and none is before it."""
+        slot, generation = view.group
+        last = read_request(self._journal, slot)
+        tokens = None if last is None or last.generation != generation else read_tokens(self._journal, last)
+        return tokens is not None and len(tokens) > 0
 
     def finish(self, key: Key, reason: str, error: str = "") -> None:
         """Write down an end that no step brought."""
@@ -98,6 +108,8 @@ class Bookkeeper:
         token_ids = np.array(progress.token_ids, np.int32)
         if len(token_ids):
             self._writer.publish(self._columns.slots, indices, token_ids, outputs.collected_at)
+        for key, found in progress.hypotheses.items():  # in the order of their records, so that the last comes last
+            self._writer.publish_all(self._views[key], found.tokens, outputs.collected_at, score=found.score)
         ends = self._write_ends(outputs)
         if not (len(token_ids) or ends):
             return None

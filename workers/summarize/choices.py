@@ -35,7 +35,7 @@ class Choices:
         self.answers: dict[int, Answer] = {}  # by index among the sequences of the request
         self._n = params.n
         self._size = params.group_size
-        self._is_ranked, self._is_beam_search = params.is_ranked, params.is_beam_search
+        self._is_ranked, self.is_beam_search = params.is_ranked, params.is_beam_search
         self._choices: dict[int, Answer] = {}
         self._readers: dict[int, _Reader] = {}
         self._acknowledged: set[int] = set()
@@ -111,7 +111,7 @@ class Choices:
         num_tokens = answer.stream.num_tokens
         if not num_tokens:
             return None
-        if self._is_beam_search:
+        if self.is_beam_search:
             return float(journal.records["score"][answer.view.slot])
         rows = read_logprobs(journal, answer.view, 0, num_tokens)
         return sum(chosen for chosen, _ in rows) / num_tokens

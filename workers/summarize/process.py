@@ -172,6 +172,8 @@ class Summarize:
         count, _ = split_word(self._journal.tokens_words[answer.view.slot])
         if answer.stream.is_finished or (finish is None and count <= answer.num_seen):
             return
+        if finish is None and answer.choices.is_beam_search:
+            return  # a hypothesis counts once all of them are written
         now_ns = time.monotonic_ns()
         tokens = read_tokens(self._journal, answer.view)
         if tokens is not None and len(tokens) > answer.num_seen:
@@ -327,6 +329,10 @@ class Summarize:
         self._released.append(answer.key)
         self._counts[f"finished_{reason}"] += 1
         self._stats.changed = True
+        if answer.choices.is_beam_search and reason in ("abort", "error"):
+            for other in answer.choices.answers.values():  # without one of its beams there is no search
+                other.error = other.error or answer.error
+                self._end(other, reason)
         self._decide(answer.choices)
 
     def _decide(self, choices: Choices) -> None:

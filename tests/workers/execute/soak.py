@@ -12,9 +12,19 @@ import time
 from collections import Counter
 from typing import Any
 
-from tests.workers.execute.factories import expected_output, make_engine, make_group, make_sequence, recover, tokens_of
+from tests.workers.execute.factories import (
+    expected_hypotheses,
+    expected_output,
+    make_beams,
+    make_engine,
+    make_group,
+    make_sequence,
+    recover,
+    tokens_of,
+)
 from triptych.protocol.config import POLICIES, PREEMPTIONS
 from triptych.workers.execute.engine import Engine, StepOutputs
+from triptych.workers.execute.scheduling.beam_search import Hypothesis
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 
 OPERATIONS = 100_000
@@ -80,11 +90,12 @@ class Clients:
         self.outputs: dict[Key, list[int]] = {}
         self.expected: dict[Key, list[int]] = {}
         self.unreleased: list[Key] = []
+        self.hypotheses: dict[Key, Hypothesis] = {}
 
     def live(self) -> None:
         for _ in range(OPERATIONS_A_LIFE):
-            operations = [self.add, self.add_group, self.step, self.abort, self.release]
-            operation = self.rng.choices(operations, [25, 4, 60, 4, 6])[0]
+            operations = [self.add, self.add_group, self.add_search, self.step, self.abort, self.release]
+            operation = self.rng.choices(operations, [24, 4, 2, 60, 4, 6])[0]
             operation()
             self.engine.check()
             self.counts["operations"] += 1
@@ -135,6 +146,27 @@ class Clients:
         for sequence in group:
             self.take_in(recover(sequence, rng.choice([0, 0, 0, rng.randint(0, 5)])))
 
+    def add_search(self) -> None:
+        """A beam search, if there is room for it now and in the pool."""
+        scheduler, rng = self.engine.scheduler, self.rng
+        num_beams = rng.randint(2, 4)
+        beams = make_beams(
+            len(self.expected),
+            num_beams,
+            num_tokens=rng.randint(1, 20),
+            max_tokens=rng.randint(1, 8),
+            stop_ids=frozenset(rng.sample(range(97), rng.randint(0, 3))),
+            early_stopping=rng.choice([False, True, "never"]),
+            length_penalty=rng.choice([0.0, 1.0, 2.0]),
+        )
+        fits = scheduler.beams.num_pages(beams[0]) <= scheduler.cache.num_pages
+        fits &= len(scheduler.live) + num_beams <= scheduler.config.max_live
+        if fits and len(beams[0].tokens) <= scheduler.max_model_len:
+            for beam, found in zip(beams, expected_hypotheses(beams[0]), strict=True):
+                self.hypotheses[beam.key] = found
+                self.outputs[beam.key] = self.expected[beam.key] = []
+                self.engine.add(beam)
+
     def take_in(self, sequence: Sequence) -> None:
         scheduler = self.engine.scheduler
         self.outputs[sequence.key] = sequence.output_tokens.tolist()
@@ -156,7 +188,9 @@ class Clients:
 
     def abort(self) -> None:
         if live := list(self.engine.scheduler.live):
-            self.engine.release(self.rng.choice(live))
+            key = self.rng.choice(live)
+            self.engine.release(key)
+            self.unreleased += [other for other in live if other != key and other not in self.engine.scheduler.live]
 
     def release(self) -> None:
         if self.unreleased:
@@ -173,8 +207,10 @@ class Clients:
             self.outputs[key].append(token_id)
         for key in progress.finished:
             assert self.outputs[key] == self.expected[key], f"{key} ended too soon"
+            assert progress.hypotheses.get(key) == self.hypotheses.get(key), f"the search of {key} found something else"
         self.unreleased += [*progress.finished, *progress.expired, *progress.failed]
         self.counts["expired"] += len(progress.expired)
+        self.counts["hypotheses"] += len(progress.hypotheses)
         self.counts["steps"] += 1
         self.counts["tokens"] += len(progress.token_ids)
         for name in ("swap_out", "copies", "swap_in"):

@@ -12,6 +12,8 @@ from .beam_search import BeamSearch, Branch, Candidates, Hypothesis
 from .cache import PageCache
 from .sequence import Key, Sequence, SequenceState
 
+_NOTHING = Hypothesis([], float("-inf"), "length")  # where a tiny vocabulary has fewer than beams
+
 
 @dataclass(slots=True)
 class _Gang:
@@ -21,6 +23,7 @@ class _Gang:
     members: list[Sequence] = field(default_factory=list)
     beams: list[Sequence] = field(default_factory=list)  # those that go on, in the order of the search
     found: dict[Key, Candidates] = field(default_factory=dict)  # by those that have taken this step
+    is_over: bool = False
 
 
 class Beams:
@@ -57,26 +60,28 @@ class Beams:
             for member in self._gangs[self._key(sequence)].members:
                 member.last_step = max(member.last_step, step)
 
-    def take(self, sequence: Sequence, found: Candidates) -> list[Sequence] | None:
-        """A beam has taken its step; the beams of the next one once all have, none of them if the search is over.
-
-        None while others have not taken this step.
-        """
+    def take(self, sequence: Sequence, found: Candidates) -> list[Sequence]:
+        """A beam has taken its step; the beams of the next one, once all have. None if the search is over then."""
         gang = self._gangs[self._key(sequence)]
         gang.found[sequence.key] = found
         sequence.state = SequenceState.PAUSED
         if len(gang.found) < len(gang.beams):
-            return None
+            return []
         outputs = [beam.output_tokens.tolist() for beam in gang.beams]
         branches = gang.search.advance(outputs, [gang.found[beam.key] for beam in gang.beams])
         gang.found.clear()
         gang.beams = self._branch(gang, branches)
+        gang.is_over = not branches
         return gang.beams
 
-    def hypotheses(self, sequence: Sequence) -> dict[Key, Hypothesis]:
-        """What a search has found, the best one for the sequence that arrived first, and so on."""
+    def conclude(self, sequence: Sequence) -> list[tuple[Sequence, Hypothesis]]:
+        """If its search is over: what each of its sequences says, the first to arrive the best; nothing otherwise."""
         gang = self._gangs[self._key(sequence)]
-        return {member.key: found for member, found in zip(gang.members, gang.search.hypotheses, strict=False)}
+        if not gang.is_over:
+            return []
+        del self._gangs[self._key(sequence)]
+        found = [*gang.search.hypotheses, *[_NOTHING] * len(gang.members)]
+        return list(zip(gang.members, found, strict=False))
 
     def num_pages(self, sequence: Sequence) -> int:
         """Pages that a sequence, or all beams of its search together, may come to hold at once."""

@@ -25,6 +25,10 @@ class Skips(NamedTuple):
     prefills: int = 0
     decodes: int = 0
 
+    def after(self, *, prefills: bool, decodes: bool) -> Skips:
+        """With a step more, which passed by prompts, or decodes, or neither."""
+        return Skips(self.prefills + 1 if prefills else 0, self.decodes + 1 if decodes else 0)
+
 
 class Policy(Protocol):
     """The choices on which policies differ. How a choice is carried out is the scheduler's."""

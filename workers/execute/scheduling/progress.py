@@ -25,5 +25,9 @@ class Progress:
         self.token_indices.append(token_index)
         self.token_ids.append(token_id)
 
+    def conclude(self, key: Key, hypothesis: Hypothesis) -> None:
+        self.hypotheses[key] = hypothesis
+        self.finished[key] = hypothesis.reason
+
     def by_key(self) -> dict[Key, int]:
         return dict(zip(self.keys, self.token_ids, strict=True))

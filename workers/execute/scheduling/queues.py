@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+from ....protocol.config import SchedulerConfig
 from .sequence import Key, Sequence
 
 Rank = tuple[int, ...]
+
+
+def may_overtake(held_back: list[Sequence], config: SchedulerConfig) -> bool:
+    """Whether those behind ``held_back`` may be tried. Preempted ones are never overtaken, others not too often."""
+    return not held_back or (
+        len(held_back) <= config.skip_ahead
+        and not held_back[0].num_preemptions
+        and all(sequence.num_overtaken < config.max_prefill_skip for sequence in held_back)
+    )
 
 
 class WaitingQueue:
@@ -48,16 +58,18 @@ class WaitingQueue:
         self._waiting[sequence.key] = sequence
         heapq.heappush(self._heap, (self._rank(sequence), sequence.key))
 
-    def hold(self, sequence: Sequence) -> None:
-        """Lets ``sequence`` wait, if it does not yet, and passes it by until ``let_go``."""
-        self._waiting[sequence.key] = sequence
-        self._held.add(sequence.key)
+    def hold(self, *sequences: Sequence) -> None:
+        """Lets these wait, if they do not yet, and passes them by until ``let_go``."""
+        for sequence in sequences:
+            self._waiting[sequence.key] = sequence
+            self._held.add(sequence.key)
 
-    def let_go(self, sequence: Sequence) -> None:
-        """Its place in the queue is that of its rank again."""
-        if sequence.key in self._held:
-            self._held.remove(sequence.key)
-            heapq.heappush(self._heap, (self._rank(sequence), sequence.key))
+    def let_go(self, sequences: Iterable[Sequence]) -> None:
+        """Their place in the queue is that of their rank again."""
+        for sequence in sequences:
+            if sequence.key in self._held:
+                self._held.remove(sequence.key)
+                heapq.heappush(self._heap, (self._rank(sequence), sequence.key))
 
     def remove(self, key: Key) -> None:
         del self._waiting[key]

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from ....protocol.config import SchedulerConfig
 from .beam_search import Candidates
 from .beams import Beams
+from .bounds import Bounds
 from .cache import PageCache
 from .cost import Work, make_pace
 from .deadlines import Deadlines, exceeded
@@ -21,7 +22,7 @@ from .plan import Draft, Plan, Start
 from .policy import Phase, Skips, make_policy, make_preemption
 from .prefix import Match
 from .progress import Progress
-from .queues import WaitingQueue
+from .queues import WaitingQueue, may_overtake
 from .rows import Rows
 from .sequence import Key, Sequence, SequenceState
 
@@ -53,6 +54,7 @@ class Scheduler:
         self.cache = PageCache(num_pages, page_size, shares_prefixes=prefix_cache, num_host_pages=num_host_pages)
         self.groups = Groups(self.cache)
         self.beams = Beams(self.cache, max_model_len)
+        self._bounds = Bounds(max_model_len, self.cache, self.beams)
         self.rows = Rows(config.max_num_seqs, min(num_pages, self.cache.pages_for(max_model_len)))
         self.live: dict[Key, Sequence] = {}
         self.waiting = WaitingQueue(self.policy.rank)
@@ -81,7 +83,7 @@ class Scheduler:
         self.groups.join(sequence)
         first = self.beams.join(sequence)
         self._enter_queue(sequence)
-        self._let_go(first)
+        self.waiting.let_go(first)
         self._deadlines.add(sequence)
 
     def release(self, key: Key) -> None:
@@ -149,7 +151,7 @@ class Scheduler:
             sequence.num_computed_tokens = start + num_tokens
             if self.cache.publish(sequence) and sequence.row is not None:
                 self.rows.write_pages(sequence, 0)
-            self._let_go(self.groups.compute(sequence))
+            self.waiting.let_go(self.groups.compute(sequence))
             if (found := candidates.get(key)) is not None:
                 self._branch(sequence, found, progress)
             elif token_id is not None:
@@ -211,7 +213,7 @@ class Scheduler:
         if len(draft.prefills) < len(self._in_state(SequenceState.PREFILLING)):
             return  # a prompt under way did not fit
         held_back: list[Sequence] = []
-        while (head := self.waiting.head) and draft.room(head, 1) and self._may_overtake(held_back):
+        while (head := self.waiting.head) and draft.room(head, 1) and may_overtake(held_back, self.config):
             if self._settle(head, draft):
                 continue
             # Whoever gave way in this step must not be back in it: two sequences could throw each other out forever.
@@ -249,31 +251,19 @@ class Scheduler:
     def _count_skips(self, draft: Draft) -> None:
         """Who was passed by for want of budget too often goes first once, see ``Policy.phases``."""
         has_prompts = bool(self.waiting) or bool(self._in_state(SequenceState.PREFILLING))
-        skips_prefills = has_prompts and not draft.prefills and not draft.lacks_memory
-        skips_decodes = len(draft.decodes) < len(self.rows)
-        self._skips = Skips(
-            self._skips.prefills + 1 if skips_prefills else 0, self._skips.decodes + 1 if skips_decodes else 0
+        self._skips = self._skips.after(
+            prefills=has_prompts and not draft.prefills and not draft.lacks_memory,
+            decodes=len(draft.decodes) < len(self.rows),
         )
 
     # Who may start, and who must give way.
 
     def _settle(self, sequence: Sequence, draft: Draft) -> bool:
-        """Ends a waiting sequence that was complete when it came, or that even an empty pool could not hold."""
-        longest = min(self.max_model_len - 1, self.cache.num_pages * self.cache.pool.page_size)
-        reason = sequence.end_reason(self.max_model_len) if sequence.num_output_tokens else None
-        num_pages = self.beams.num_pages(sequence)
-        if reason is None and sequence.num_tokens <= longest and num_pages <= self.cache.num_pages:
-            return False
-        if sequence.num_output_tokens:
-            draft.finished.append((sequence.key, reason or "length"))
-            self._retire(sequence, reason or "length")
-        else:
-            why = f"prompt has {sequence.num_tokens} tokens, the limit is {longest}"
-            if sequence.num_tokens <= longest:
-                why = f"the beams may need {num_pages} pages, the limit is {self.cache.num_pages}"
-            draft.failed.append((sequence.key, why))
-            self._retire(sequence, "error")
-        return True
+        """Ends a waiting sequence if it needs no step, or can never have one."""
+        if verdict := self._bounds.judge(sequence):
+            draft.end(sequence.key, *verdict)
+            self._retire(sequence, verdict.reason)
+        return verdict is not None
 
     def _may_start(self, sequence: Sequence) -> Match | None:
         """What the cache knows of ``sequence``, or None as long as memory does not allow its start.
@@ -295,21 +285,12 @@ class Scheduler:
             match = self.groups.find(sequence)
         return match if self.cache.num_available > 0 and self.cache.may_enter(sequence, match) else None
 
-    def _may_overtake(self, held_back: list[Sequence]) -> bool:
-        """Whether those behind ``held_back`` may be tried. Preempted ones are never overtaken, others not too often."""
-        return not held_back or (
-            len(held_back) <= self.config.skip_ahead
-            and not held_back[0].num_preemptions
-            and all(s.num_overtaken < self.config.max_prefill_skip for s in held_back)
-        )
-
     def _start(self, sequence: Sequence, match: Match, draft: Draft) -> None:
         self._leave_queue(sequence)
         self.running[sequence.key] = sequence
         self.cache.enter(sequence, match)
         sequence.state = SequenceState.PREFILLING
-        for sibling in self.groups.start(sequence):
-            self.waiting.hold(sibling)
+        self.waiting.hold(*self.groups.start(sequence))
         self.beams.start(sequence, draft.step)
         draft.starts[sequence.key] = Start(sequence.key, sequence.num_computed_tokens)
         if sequence.num_preemptions:
@@ -321,7 +302,7 @@ class Scheduler:
         while not self.cache.extend(sequence, 1):
             if num_pages == self.cache.num_pages:
                 self._retire(sequence, "length")  # it fills the pool alone
-                draft.finished.append((sequence.key, "length"))
+                draft.end(sequence.key, "length")
                 return False
             self._preempt(self.policy.victim(self.running.values()), draft)
             if sequence.key not in self.running:
@@ -369,21 +350,14 @@ class Scheduler:
 
     def _branch(self, sequence: Sequence, found: Candidates, progress: Progress) -> None:
         """A beam has taken its step. With the last one of its search all go on, or the search is over."""
-        beams = self.beams.take(sequence, found)
-        if beams is None:
-            return
-        if not beams:
-            hypotheses = self.beams.hypotheses(sequence)
-            progress.hypotheses.update(hypotheses)
-            for member in [sequence, *self.beams.disband(sequence)]:
-                reason = hypotheses[member.key].reason if member.key in hypotheses else "length"
-                progress.finished[member.key] = reason
-                self._retire(member, reason)
-        for beam in beams:
+        for beam in self.beams.take(sequence, found):
             if beam.key not in self.running:
                 self._leave_queue(beam)
                 self.running[beam.key] = beam
             beam.state = SequenceState.PREFILLING
+        for beam, hypothesis in self.beams.conclude(sequence):
+            progress.conclude(beam.key, hypothesis)
+            self._retire(beam, hypothesis.reason)
 
     def _retire(self, sequence: Sequence, reason: str, *, is_sound: bool = True) -> None:
         """Ends a sequence: its row is free at once, its pages go to limbo."""
@@ -406,10 +380,6 @@ class Scheduler:
         else:
             self.waiting.push(sequence)
 
-    def _let_go(self, held: list[Sequence]) -> None:
-        for sequence in held:
-            self.waiting.let_go(sequence)
-
     def _leave_queue(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence.key)
         self.num_swapped -= sequence.state is SequenceState.SWAPPED
@@ -418,7 +388,7 @@ class Scheduler:
         del self.running[sequence.key]
         if sequence.row is not None:
             self.rows.leave(sequence)
-        self._let_go(self.groups.stop(sequence))
+        self.waiting.let_go(self.groups.stop(sequence))
 
     def _in_state(self, state: SequenceState) -> list[Sequence]:
         """Running sequences in ``state``, the most urgent first."""

@@ -19,8 +19,7 @@ from triptych.workers.execute.scheduling.beam_search import Hypothesis
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import Runner
 
-EOS = [2, 7, 130, 201]  # enough of them that hypotheses end at many lengths
-PAGE_SIZE = 4
+EOS = [2, *range(16, 272, 16)]  # enough of them that hypotheses end at many lengths
 PROMPTS = {"short": [40], "page": [40, 41, 42, 43], "long": [5 + 3 * i for i in range(23)]}
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -37,6 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 class Tiny(NamedTuple):
     runner: Runner
     model: PreTrainedModel
+    page_size: int
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
@@ -45,17 +45,17 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return make_tiny(request.param, tmp_path_factory.mktemp(request.param), backend="transformers")
 
 
-def make_tiny(family: str, folder: Path, *, backend: str) -> Tiny:
+def make_tiny(family: str, folder: Path, *, backend: str, page_size: int = 4) -> Tiny:
     checkpoint = make_tiny_model(family, folder / "checkpoint", eos_token_id=EOS)
     runner, _ = build_runner(
         ModelConfig(model=str(checkpoint), device="cpu", threads=1, backend=backend, dtype="float32"),
-        CacheConfig(num_pages=128, page_size=PAGE_SIZE),
+        CacheConfig(num_pages=128, page_size=page_size),
         SchedulerConfig(max_num_seqs=8),
         model_dir=checkpoint,
         run_dir=folder,
         progress=lambda done, total: None,
     )
-    return Tiny(runner, build_tiny_model(family, eos_token_id=EOS))
+    return Tiny(runner, build_tiny_model(family, eos_token_id=EOS), page_size)
 
 
 def beams_of(prompt: list[int], num_beams: int, max_tokens: int, first: int = 0, **options: Any) -> list[Sequence]:
@@ -70,7 +70,7 @@ def beams_of(prompt: list[int], num_beams: int, max_tokens: int, first: int = 0,
 
 
 def search(tiny: Tiny, *beams: Sequence, num_pages: int = 128, **config: Any) -> list[Hypothesis]:
-    scheduler = make_scheduler(*beams, num_pages=num_pages, page_size=PAGE_SIZE, max_num_seqs=12, **config)
+    scheduler = make_scheduler(*beams, num_pages=num_pages, page_size=tiny.page_size, max_num_seqs=12, **config)
     engine, found = CheckedEngine(scheduler, tiny.runner), {}
     while engine.has_work:
         step = engine.step()
@@ -108,17 +108,18 @@ def expected(model: PreTrainedModel, prompt: list[int], num_beams: int, max_toke
 def test_hypotheses_and_scores_are_those_of_generate(
     tiny: Tiny, prompt: list[int], num_beams: int, options: dict[str, Any]
 ) -> None:
-    if "min_tokens" in options:  # transformers takes min_new_tokens from the shortest possible answer, end included
-        options = {"min_tokens": 6}
-    tokens, scores = expected(tiny.model, prompt, num_beams, 24, **_theirs(options))
+    tokens, scores = expected(tiny.model, prompt, num_beams, 24, **options)
     found = search(tiny, *beams_of(prompt, num_beams, 24, **options))
     assert [h.tokens for h in found] == tokens
     assert [h.score for h in found] == pytest.approx(scores, rel=1e-4, abs=1e-5)
 
 
-def _theirs(options: dict[str, Any]) -> dict[str, Any]:
-    """``min_new_tokens`` forbids an end before so many tokens without it, ``min_tokens`` counts the end."""
-    return {**options, "min_tokens": options["min_tokens"] - 1} if "min_tokens" in options else options
+def test_hypotheses_of_these_models_end_at_many_lengths(tiny: Tiny) -> None:
+    """Otherwise the tests above would show little of how a search ends."""
+    searches = [beams_of(prompt, 5, 24, **options) for prompt in PROMPTS.values() for options in OPTIONS.values()]
+    lengths = {len(hypothesis.tokens) for beams in searches for hypothesis in search(tiny, *beams)}
+    assert len(lengths) > 8
+    assert 24 in lengths
 
 
 @pytest.mark.parametrize(
@@ -139,8 +140,7 @@ def test_a_search_that_was_preempted_finds_the_same(tiny: Tiny) -> None:
 
 
 def test_the_compiled_decoder_finds_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("triptych.workers.execute.kernels.library")
-    tiny = make_tiny("llama", tmp_path, backend="native")
+    tiny = make_tiny("llama", tmp_path, backend="native", page_size=16)
     tokens, scores = expected(tiny.model, PROMPTS["long"], 3, 16)
     found = search(tiny, *beams_of(PROMPTS["long"], 3, 16))
     assert [h.tokens for h in found] == tokens
@@ -154,7 +154,7 @@ def test_samples_on_a_real_model_are_those_of_single_requests(tiny: Tiny) -> Non
         sequences = [make_sequence(i, num_tokens=11, speaker=0, max_tokens=20, temperature=1.0) for i in range(3)]
         for sequence in sequences:
             sequence.group_key = (0, 0) if is_group else None
-        engine = CheckedEngine(make_scheduler(*sequences, page_size=PAGE_SIZE, num_pages=128), tiny.runner)
+        engine = CheckedEngine(make_scheduler(*sequences, page_size=tiny.page_size, num_pages=128), tiny.runner)
         while engine.has_work:
             engine.step()
         return [np.asarray(s.output_tokens).tolist() for s in sequences]
