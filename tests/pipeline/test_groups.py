@@ -12,6 +12,7 @@ import pytest
 from tests.pipeline.checks import assert_quiet
 from tests.pipeline.conftest import hash_driver
 from tests.waiting import eventually
+from tests.workers.execute.factories import expected_hypotheses, make_beams
 from triptych import AsyncClient, Client, Driver
 from triptych.driver.stream import Completion
 from triptych.protocol.errors import InvalidRequest, RequestTooLong
@@ -80,18 +81,38 @@ def test_the_candidates_are_compared_by_what_is_left_before_a_stop(driver: Drive
     assert answer.finish_reason == "stop"
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"length_penalty": 2.0, "early_stopping": "never"}, {"early_stopping": True}], ids=str
+)
+def test_hypotheses_come_best_first_and_all_at_once(driver: Driver, options: dict[str, Any]) -> None:
+    beam = make_beams(0, 4, num_tokens=40, max_tokens=20, stop_ids=frozenset({0, 9, 70, 200}), **options)[0]
+    beam.tokens[:40] = PROMPT
+    wanted = expected_hypotheses(beam, VOCAB_SIZE)
+    stream = driver.submit(PROMPT, max_tokens=20, n=3, num_beams=4, stop_token_ids=[9, 70, 200], **options)
+    assert [len(delta.token_ids) for delta in stream] == [len(hypothesis.tokens) for hypothesis in wanted[:3]]
+    answer = stream.result()
+    assert texts(answer) == [hypothesis.tokens for hypothesis in wanted[:3]]
+    assert [choice.score for choice in answer.choices] == pytest.approx([hypothesis.score for hypothesis in wanted[:3]])
+    assert [choice.finish_reason for choice in answer.choices] == [hypothesis.reason for hypothesis in wanted[:3]]
+    best = driver.generate(PROMPT, max_tokens=20, num_beams=4, stop_token_ids=[9, 70, 200], **options)
+    assert (best.token_ids, best.choices) == (wanted[0].tokens, [best])
+    assert_quiet(driver)
+
+
 def test_an_abort_ends_every_choice(driver: Driver) -> None:
-    for options in ({"n": 4}, {"n": 2, "best_of": 4}):
-        stream = driver.submit(PROMPT, max_tokens=4000, temperature=1.0, seed=1, **options)
+    for options in (
+        {"n": 4, "temperature": 1.0},
+        {"n": 2, "best_of": 4, "temperature": 1.0},
+        {"n": 2, "num_beams": 3},
+    ):
+        stream = driver.submit(PROMPT, max_tokens=4000, seed=1, **options)
         stream.accepted(20)
         stream.abort()
         answer = stream.result(20)
-        assert [choice.finish_reason for choice in answer.choices] == ["abort"] * options["n"]
-        assert all(
-            tokens == sample(1 + i, 4000)[: len(tokens)]
-            for i, tokens in enumerate(texts(answer))
-            if "best_of" not in options
-        )
+        assert len(answer.choices) == options["n"]
+        assert {choice.finish_reason for choice in answer.choices} == {"abort"}
+        if len(options) == 2 and "temperature" in options:
+            assert all(tokens == sample(1 + i, 4000)[: len(tokens)] for i, tokens in enumerate(texts(answer)))
     assert_quiet(driver)
 
 
@@ -148,6 +169,21 @@ def test_a_worker_that_dies_changes_no_choice(role: str, options: dict[str, Any]
             if "best_of" in options:
                 samples.sort(key=mean_logprob, reverse=True)
             assert texts(stream.result(60)) == samples[: options["n"]]
+        assert_quiet(driver)
+
+
+@pytest.mark.parametrize("role", ["prepare", "execute", "summarize"])
+def test_a_worker_that_dies_changes_no_hypothesis(role: str) -> None:
+    beam = make_beams(0, 3, num_tokens=40, max_tokens=250, stop_ids=frozenset({0}))[0]
+    beam.tokens[:40] = PROMPT
+    wanted = [hypothesis.tokens for hypothesis in expected_hypotheses(beam, VOCAB_SIZE)]
+    with hash_driver(hash_step_ms=2.0, lease_s=30.0) as driver:
+        streams = [driver.submit(PROMPT, max_tokens=250, n=3, num_beams=3) for _ in range(3)]
+        before = eventually(lambda: driver.stats()["execute"].get("steps", 0))
+        pid = eventually(lambda: driver.pids[role])
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: driver.stats()["execute"].get("steps", 0) != before)
+        assert [texts(stream.result(60)) for stream in streams] == [wanted] * 3
         assert_quiet(driver)
 
 

@@ -82,7 +82,7 @@ class HashRunner:
             num_tokens = int(inputs.context_lens[owner])
             state = self._read(inputs.block_tables[owner], num_tokens) + num_tokens
             noise = 0 if sequence.params.is_greedy else _noise(sequence.seed, num_tokens)
-            token_ids[row] = _ranked(state + noise, 0, self._vocab_size)
+            token_ids[row] = (state + noise) % (self._vocab_size - 1) + 1
             if sequence.params.logprobs is not None:
                 logprobs[row] = self._logprobs(state, int(token_ids[row]), sequence.params.logprobs)
             if sequence.params.is_beam_search:
@@ -99,15 +99,11 @@ class HashRunner:
         return int(np.dot(index + 1, cells - index * _STRIDE))
 
     def _logprobs(self, state: int, token_id: int, num_alternatives: int) -> TokenLogprobs:
-        best = [_ranked(state, rank, self._vocab_size) for rank in range(num_alternatives)]
-        logprobs = [logprob_of(state, token, self._vocab_size) for token in best]
+        ranks = np.arange(num_alternatives)
+        best = (state % (self._vocab_size - 1) + ranks) % (self._vocab_size - 1) + 1
+        logprobs = (ranks + 1) * logprob_of(state, int(best[0]) if len(best) else token_id, self._vocab_size)
         chosen = logprob_of(state, token_id, self._vocab_size)
-        return TokenLogprobs(chosen, np.array(best, np.int32), np.array(logprobs, np.float32))
-
-
-def _ranked(state: int, rank: int, vocab_size: int) -> int:
-    """The token that is so many places behind the likeliest, which the hash names."""
-    return (state + rank) % (vocab_size - 1) + 1
+        return TokenLogprobs(chosen, best.astype(np.int32), logprobs.astype(np.float32))
 
 
 def logprob_of(state: int, token_id: int, vocab_size: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...protocol.groups import SEPARATOR, member_id, request_of
 from ...protocol.journal.layout import Journal
@@ -113,8 +113,8 @@ class Choices:
             return None
         if self.is_beam_search:
             return float(journal.records["score"][answer.view.slot])
-        rows = read_logprobs(journal, answer.view, 0, num_tokens)
-        return sum(chosen for chosen, _ in rows) / num_tokens
+        rows: list[Any] = read_logprobs(journal, answer.view, 0, num_tokens)
+        return float(sum(chosen for chosen, _ in rows)) / num_tokens
 
 
 def _rank(answer: Answer) -> tuple[bool, bool, float, int]:

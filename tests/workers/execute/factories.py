@@ -66,18 +66,18 @@ def make_beams(index: int, num_beams: int, **options: Any) -> list[Sequence]:
     return make_group(index, num_beams, temperature=0.0, num_beams=num_beams, **options)
 
 
-def expected_hypotheses(beam: Sequence) -> list[Hypothesis]:
+def expected_hypotheses(beam: Sequence, vocab_size: int = VOCAB_SIZE) -> list[Hypothesis]:
     """What the search of this beam finds, from the definition of the hash model alone, without pages."""
     search = BeamSearch(beam.params, stop_ids=beam.stop_ids, max_tokens=beam.max_tokens)
     prompt = beam.tokens[: beam.num_prompt_tokens].tolist()
-    count = min(num_candidates(beam.params, len(beam.stop_ids)), VOCAB_SIZE - 1)
+    count = min(num_candidates(beam.params, len(beam.stop_ids)), vocab_size - 1)
     outputs: list[list[int]] = [[]]
     while outputs:
         found = []
         for output in outputs:
             state = state_of(prompt + output)
-            ids = [(state + rank) % (VOCAB_SIZE - 1) + 1 for rank in range(count)]
-            logprobs = [logprob_of(state, token_id, VOCAB_SIZE) for token_id in ids]
+            ids = [(state + rank) % (vocab_size - 1) + 1 for rank in range(count)]
+            logprobs = [logprob_of(state, token_id, vocab_size) for token_id in ids]
             found.append(Candidates(np.array(ids, np.int32), np.array(logprobs, np.float32)))
         outputs = [[*outputs[branch.parent], branch.token_id] for branch in search.advance(outputs, found)]
     return search.hypotheses

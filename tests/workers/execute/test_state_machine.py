@@ -117,7 +117,7 @@ class Clients(RuleBasedStateMachine):
     @rule(
         num_beams=st.integers(2, 3),
         num_tokens=st.integers(1, 10),
-        max_tokens=st.integers(1, 6),
+        max_tokens=st.integers(1, 5),
         stop_ids=st.frozensets(st.integers(0, 96), max_size=4),
         speaker=st.integers(0, 2),
         early_stopping=st.sampled_from([False, True, "never"]),

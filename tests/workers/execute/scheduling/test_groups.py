@@ -23,7 +23,7 @@ CACHES = pytest.mark.parametrize("prefix_cache", [False, True], ids=["no cache",
 
 def steps_of(engine: Engine, count: int = 10_000) -> list[StepOutputs]:
     """Up to so many steps, as long as there is work."""
-    steps = []
+    steps: list[StepOutputs] = []
     while engine.has_work and len(steps) < count:
         step = engine.step()
         assert step is not None
