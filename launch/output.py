@@ -107,8 +107,10 @@ class JsonlWriter:
 
     def failure(self, job: Job, error: RequestError) -> None:
         facts = {"code": error.code, "message": error.message, "param": error.param}
-        known = {} if error.partial is None else {"request_id": error.partial.request_id}
-        self._write(job, {**known, **job.shown, "error": facts})
+        partial: Completion | None = error.partial
+        known = {} if partial is None else {"request_id": partial.request_id}
+        produced = {"text": partial.text, "token_ids": partial.token_ids} if partial and partial.token_ids else {}
+        self._write(job, {**known, **job.shown, **produced, "error": facts})
 
     def _write(self, job: Job, row: dict[str, Any]) -> None:
         self._sink.write(json.dumps({"index": job.index, **row}, ensure_ascii=False) + "\n")

@@ -11,7 +11,8 @@ from ..protocol.errors import InvalidRequest
 from ..protocol.sampling import FIELD_NAMES
 
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
-_FIELDS = FIELD_NAMES | {*PROMPT_FIELDS, "request_id", "truncation", "lease_s"}
+_OTHER_FIELDS = ("request_id", "truncation", "lease_s", "priority", "deadline_ms", "max_queue_ms", "cache_salt")
+_FIELDS = FIELD_NAMES | {*PROMPT_FIELDS, *_OTHER_FIELDS}
 
 
 @dataclass(frozen=True, slots=True)

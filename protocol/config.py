@@ -145,6 +145,11 @@ class SchedulerConfig:
         return self.max_num_batched_tokens or self.prefill_chunk + self.max_num_seqs
 
     @property
+    def arrivals_per_level(self) -> int:
+        """Later arrivals that outweigh one level of priority: 0 where the policy does not look at priorities."""
+        return self.priority_ageing if self.policy == "priority" else 0
+
+    @property
     def max_live(self) -> int:
         """Sequences that may be in execute at once: a row each, and half as many prefilled ahead."""
         return max(self.max_num_seqs + 1, 3 * self.max_num_seqs // 2)

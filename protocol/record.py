@@ -24,6 +24,10 @@ class RequestRecord:
     token_capacity: int  # output tokens at most; max_tokens cut to what context and pool leave
     seed: int
     lease_s: float
+    priority: int = 0  # the lowest goes first, where the policy looks at it
+    cache_salt: str = ""  # prefixes are shared among requests of the same salt only
+    deadline_at: int = 0  # CLOCK_MONOTONIC in ns by which it must have ended; 0: none
+    queue_deadline_at: int = 0  # by which it must have begun
     sampling: dict[str, Any]  # SamplingParams.to_wire()
     index: int = 0  # among the sequences of one request, of which each has a record
 

@@ -81,7 +81,8 @@ RECORD = np.dtype(
         ("release_word", "<u8"),
         ("end_tokens", "<u4"),  # tokens of the answer, which a stop string or an abort may have cut
         ("end_reason", "<u4"),  # index into FINISH_REASONS
-        ("_summarize", "V48"),
+        ("end_code", "S32"),  # of the error, where it is summarize that ended the request with one
+        ("_summarize", "V16"),
         # the driver writes these
         ("deaths_word", "<u8"),
         ("_driver", "V56"),

@@ -53,6 +53,16 @@ def test_lines_of_a_file_or_a_pipe_are_prompts(generate: Triptych, tmp_path: Pat
     assert outcome.code == 0
 
 
+def test_a_line_may_say_when_it_must_be_answered(generate: Triptych) -> None:
+    limits = {"priority": -1, "max_queue_ms": 60_000, "cache_salt": "tenant"}
+    lines = [{"prompt": "a", "deadline_ms": ms, **limits} for ms in (60_000, 1e-3)]
+    outcome = generate("--format", "jsonl", stdin="\n".join(map(json.dumps, lines)).encode())
+    answered, late = rows_of(outcome.out)
+    assert answered["finish_reason"] == "length"
+    assert late["error"]["code"] == "deadline_exceeded"
+    assert outcome.code == 1
+
+
 def test_a_line_may_be_an_object_with_parameters_of_its_own(generate: Triptych) -> None:
     lines = [
         {"prompt": "a", "max_tokens": 2},

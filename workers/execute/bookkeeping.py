@@ -11,7 +11,14 @@ import numpy.typing as npt
 from ...protocol.errors import DeadlineExceeded, ModelFailed
 from ...protocol.journal.layout import DISPATCHED, Journal
 from ...protocol.journal.requests import RequestView, read_request
-from ...protocol.journal.tokens import TokenWriter, pack_logprobs, read_finish, read_times, read_tokens
+from ...protocol.journal.tokens import (
+    TokenTimes,
+    TokenWriter,
+    pack_logprobs,
+    read_finish,
+    read_times,
+    read_tokens,
+)
 from ...protocol.messages import FINISH_REASONS, StepDone
 from .engine import StepOutputs
 from .scheduling.sequence import Key, Sequence
@@ -55,7 +62,8 @@ class Bookkeeper:
         tokens[: len(prompt)] = prompt
         tokens[len(prompt) : len(prompt) + len(emitted)] = emitted
         self._views[key] = view
-        self._note_recovery(view, len(emitted))
+        times = read_times(self._journal, view, len(emitted))
+        self._note_recovery(key, times)
         return Sequence(
             key=key,
             tokens=tokens,
@@ -65,6 +73,10 @@ class Bookkeeper:
             seed=record.seed,
             arrival=view.arrival,
             group_key=view.group if params.group_size > 1 else None,
+            cache_salt=record.cache_salt,
+            deadline_at=record.deadline_at,
+            queue_deadline_at=0 if times.scheduled_ns else record.queue_deadline_at,  # met in an earlier life
+            priority=record.priority,
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
         )
 
@@ -115,12 +127,11 @@ class Bookkeeper:
             return None
         return self._message(plan.step, outputs.collected_at, indices, token_ids, ends)
 
-    def _note_recovery(self, view: RequestView, num_emitted: int) -> None:
+    def _note_recovery(self, key: Key, times: TokenTimes) -> None:
         """A request that ran before was interrupted by a crash, since its last token or since it was scheduled."""
-        times = read_times(self._journal, view, num_emitted)
-        since_ns = int(times.tokens_ns[-1]) if num_emitted else times.scheduled_ns
+        since_ns = int(times.tokens_ns[-1]) if len(times.tokens_ns) else times.scheduled_ns
         if since_ns:
-            self._interruptions[(view.slot, view.generation)] = _Interruption("recovered_ns", since_ns)
+            self._interruptions[key] = _Interruption("recovered_ns", since_ns)
 
     def _note_schedule(self, outputs: StepOutputs) -> None:
         for key, num_cached_tokens in outputs.plan.starts:

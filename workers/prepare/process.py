@@ -28,8 +28,8 @@ from ...protocol.record import RequestRecord
 from ...protocol.run_dir import CARD_FILE, submit_endpoint
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .admission import Admission, admit
-from .credits import CreditQueue, WaitingRecord
 from .intake import KnownIds, check_member_ids, check_request_id, digest_of
+from .queue import CreditQueue, Waiting
 from .request import GenerationRequest
 from .text_encoder import TextEncoder
 
@@ -52,6 +52,10 @@ class Intake:
     received_ns: int
     tokenize_start_ns: int = 0
     tokenize_end_ns: int = 0
+
+    def time_after(self, limit_ms: float | None) -> int:
+        """CLOCK_MONOTONIC in ns, so long after the receipt; 0 without a limit."""
+        return 0 if limit_ms is None else self.received_ns + int(limit_ms * 1e6)
 
 
 def run(context: WorkerContext) -> None:
@@ -91,7 +95,7 @@ class Prepare:
         self._slots: dict[int, tuple[int, str]] = {}  # every record in use: generation and request id
         self._num_records: Counter[str] = Counter()  # of each request id, among these
         self._live: dict[int, int] = {}  # dispatched and not released: slot -> generation
-        self._waiting = CreditQueue()  # accepted, no credit yet
+        self._waiting = CreditQueue(context.config.scheduler.arrivals_per_level)  # accepted, no credit yet
         self._tokenizer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._tokenized: deque[Callable[[], None]] = deque()
         self._pending_bytes = 0
@@ -138,8 +142,7 @@ class Prepare:
             if released[view.slot] or record.token_capacity == 0:
                 continue
             if view.state == ACCEPTED:
-                waiting = WaitingRecord(view.slot, view.generation, record.to_bytes())
-                self._waiting.push(request_of(record.request_id), waiting)
+                self._wait_for_credit(view.slot, view.generation, record)
             else:  # execute takes it from the journal, so it need not be told again
                 self._live[view.slot] = view.generation
 
@@ -187,14 +190,19 @@ class Prepare:
             self._stats.changed = True
 
     def _dispatch(self) -> None:
-        while records := self._waiting.pop(self._card.max_live - len(self._live)):
-            for slot, generation, record in records:
+        while waiting := self._waiting.pop(self._card.max_live - len(self._live)):
+            for slot, generation, record in waiting:
                 if is_released(self._journal, slot, generation):
-                    continue  # aborted while it waited
+                    continue  # ended while it waited
                 self._writer.dispatch(slot, generation, time.monotonic_ns())
                 self._live[slot] = generation
                 self._links.send("execute", m.Prepared(slot, generation, record))
             self._stats.changed = True
+
+    def _wait_for_credit(self, slot: int, generation: int, record: RequestRecord) -> None:
+        waiting = Waiting(slot, generation, record.to_bytes())
+        arrival = int(self._journal.records["arrival"][slot])
+        self._waiting.push(request_of(record.request_id), waiting, arrival=arrival, priority=record.priority)
 
     # -- from the clients
 
@@ -291,7 +299,7 @@ class Prepare:
             self._refuse(intake.peer, intake.request_id, error)
 
     def _accept(self, intake: Intake, admission: Admission) -> None:
-        params = intake.request.sampling
+        request, params = intake.request, intake.request.sampling
         first = RequestRecord(
             request_id=member_id(intake.request_id, 0, params.group_size),
             digest=intake.digest,
@@ -299,7 +307,11 @@ class Prepare:
             num_truncated_tokens=admission.num_truncated,
             token_capacity=admission.capacity,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
-            lease_s=intake.request.lease_s or self._service.lease_s,
+            lease_s=request.lease_s or self._service.lease_s,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            deadline_at=intake.time_after(request.deadline_ms),
+            queue_deadline_at=intake.time_after(request.max_queue_ms),
             sampling=params.to_wire(),
         )
         times = AcceptTimes(
@@ -309,7 +321,7 @@ class Prepare:
         for (slot, generation), record in zip(self._writer.accept_all(records, times), records, strict=True):
             accepted = self._enter(slot, generation, record)
             if record.token_capacity > 0:  # one that asked for no tokens is answered by summarize alone
-                self._waiting.push(intake.request_id, WaitingRecord(slot, generation, record.to_bytes()))
+                self._wait_for_credit(slot, generation, record)
         self._ids.accept(accepted, intake.digest)
         self._counts["accepted"] += 1
         self._counts["prompt_tokens"] += accepted.num_prompt_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -20,6 +20,9 @@ MAX_MESSAGES = 1024
 MAX_CONTENT_PARTS = 1024
 MAX_ROLE_CHARS = 64
 MIN_LEASE_S, MAX_LEASE_S = 0.05, 1e9
+MIN_PRIORITY, MAX_PRIORITY = -1000, 1000
+MAX_LIMIT_MS = 1e9
+MAX_SALT_CHARS = 256
 _TRUNCATIONS: tuple[Truncation, ...] = ("none", "left", "right", "middle")
 _INT32 = np.iinfo(np.int32)
 
@@ -40,6 +43,10 @@ class GenerationRequest:
     messages: tuple[Message, ...] | None = None  # a chat; the template then asks the model to answer
     truncation: Truncation = "none"  # where a prompt that is too long is cut; "none" refuses it
     lease_s: float | None = None  # None: the service's own
+    priority: int = 0  # the lowest goes first, with the policy "priority"
+    deadline_ms: float | None = None  # from receipt to the end; then it fails with what was produced
+    max_queue_ms: float | None = None  # from receipt to its first step
+    cache_salt: str = ""  # prefixes are shared among requests of the same salt only
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     @classmethod
@@ -59,6 +66,10 @@ class GenerationRequest:
             **own,
             truncation=_checked_truncation(wire.get("truncation", "none")),
             lease_s=_checked_lease(wire.get("lease_s")),
+            priority=_checked_priority(wire.get("priority", 0)),
+            deadline_ms=_checked_limit_ms("deadline_ms", wire.get("deadline_ms")),
+            max_queue_ms=_checked_limit_ms("max_queue_ms", wire.get("max_queue_ms")),
+            cache_salt=_checked_salt(wire.get("cache_salt", "")),
             sampling=SamplingParams.from_wire({k: v for k, v in wire.items() if k not in _OWN_FIELDS}),
         )
 
@@ -156,5 +167,33 @@ def _checked_lease(value: Any) -> float | None:
     return float(value)
 
 
+def _checked_priority(value: Any) -> int:
+    if type(value) is not int:
+        raise InvalidRequest(f"priority must be an integer, got {value!r:.80}", param="priority")
+    if not MIN_PRIORITY <= value <= MAX_PRIORITY:
+        raise InvalidRequest(f"priority is {value}, the limits are {MIN_PRIORITY} and {MAX_PRIORITY}", param="priority")
+    return value
+
+
+def _checked_limit_ms(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float):
+        raise InvalidRequest(f"{name} must be a number, got {value!r:.80}", param=name)
+    if not 0 < value <= MAX_LIMIT_MS:  # not a number is outside too
+        raise InvalidRequest(f"{name} is {value}, the limits are above 0 and {MAX_LIMIT_MS}", param=name)
+    return float(value)
+
+
+def _checked_salt(value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"cache_salt must be a string, got {value!r:.80}", param="cache_salt")
+    if len(value) > MAX_SALT_CHARS:
+        raise InvalidRequest(
+            f"cache_salt has {len(value)} characters, the limit is {MAX_SALT_CHARS}", param="cache_salt"
+        )
+    return value
+
+
 _PROMPTS = {"prompt": _checked_prompt, "prompt_token_ids": _checked_prompt_ids, "messages": _checked_messages}
-_OWN_FIELDS = frozenset(_PROMPTS) | {"truncation", "lease_s"}
+_OWN_FIELDS = frozenset(item.name for item in fields(GenerationRequest)) - {"sampling"}

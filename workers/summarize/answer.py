@@ -36,6 +36,7 @@ class Answer:
         self.score: float | None = None  # by which it was chosen, if others competed with it
         self.num_seen = 0  # tokens taken from execute, also those after the end
         self.error: tuple[str, str] | None = None  # code and message, if the finish reason is "error"
+        self.end_code = ""  # of the error, if it is summarize that found it
         self.peer: bytes | None = None  # who follows
         self.num_acknowledged = 0
         self.num_sent = 0
@@ -91,6 +92,11 @@ class Answer:
         else:
             self._end = Finished(*last, self.stream.finish_reason or "", summary)
         return self._end
+
+    def has_begun(self, journal: Journal) -> bool:
+        """Whether execute has computed something of it."""
+        # The time may still be that of an earlier request in the slot.
+        return self.num_seen > 0 or int(journal.records["scheduled_ns"][self.view.slot]) >= self.view.accepted_ns
 
     def _row(self, journal: Journal, stop: int) -> DeltaRow:
         token_ids, text = self.stream.delta(self.num_sent, stop)

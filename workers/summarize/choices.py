@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, NamedTuple
 
+from ...protocol.errors import UnknownRequest
 from ...protocol.groups import SEPARATOR, member_id, request_of
 from ...protocol.journal.layout import Journal
 from ...protocol.journal.requests import RequestView
 from ...protocol.journal.tokens import read_logprobs
+from ...protocol.messages import Failed
 from .answer import Answer
 
 
@@ -115,6 +118,41 @@ class Choices:
             return float(journal.records["score"][answer.view.slot])
         rows: list[Any] = read_logprobs(journal, answer.view, 0, num_tokens)
         return float(sum(chosen for chosen, _ in rows)) / num_tokens
+
+
+class Requests:
+    """The requests that are live or kept, by id."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Choices] = {}
+
+    def get(self, wire_id: str) -> Choices | None:
+        """The request of this id, or of which a choice has it."""
+        return self._by_id.get(request_of(wire_id))
+
+    def join(self, answer: Answer) -> None:
+        view = answer.view
+        choices = self.get(view.record.request_id)
+        if choices is None or choices.group != view.group:
+            choices = Choices(view, time.monotonic() + view.record.lease_s)
+            self._by_id[choices.request_id] = choices
+        choices.join(answer)
+
+    def drop(self, choices: Choices) -> None:
+        if self._by_id.get(choices.request_id) is choices:
+            del self._by_id[choices.request_id]
+
+    def overdue(self, now: float) -> list[Choices]:
+        """Those whose lease has run out."""
+        return [choices for choices in self._by_id.values() if now > choices.lease_until]
+
+
+def unknown(wire_id: str, choices: Choices | None) -> Failed:
+    """The answer to a FOLLOW of what nobody can follow."""
+    text = f"no request {wire_id!r:.100} is live or kept"
+    if choices is not None:
+        text = f"request {choices.request_id!r} has several choices, {wire_id!r:.100} is none of them"
+    return Failed(wire_id, 0, 0, b"", "", None, UnknownRequest.code, text, {})
 
 
 def _rank(answer: Answer) -> tuple[bool, bool, float, int]:

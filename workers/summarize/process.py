@@ -18,18 +18,19 @@ from ...protocol import messages as m
 from ...protocol.channels import Links, Poller
 from ...protocol.codec import decode_public
 from ...protocol.config import ModelCard
-from ...protocol.errors import BadFrame, JournalError
-from ...protocol.groups import request_of
+from ...protocol.errors import BadFrame, JournalError, RequestError
 from ...protocol.journal.layout import FORGOTTEN, split_word, word
-from ...protocol.journal.releases import ReleaseWriter, read_release
+from ...protocol.journal.releases import ReleaseWriter, read_end_code, read_release
 from ...protocol.journal.requests import RequestView, read_request
 from ...protocol.journal.tokens import read_finish, read_tokens
 from ...protocol.run_dir import CARD_FILE, follow_endpoint
 from ...protocol.tokenizer_files import load_facts
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .answer import Answer
-from .choices import Choices
+from .choices import Choices, Requests, unknown
+from .deadlines import Deadlines
 from .delivery import Delivery
+from .notices import Notices
 from .rate import Rate
 from .status import status_of
 from .stream import OutputStream
@@ -68,15 +69,15 @@ class Summarize:
         self._journal = context.journal
         self._writer = ReleaseWriter(context.journal)
         self._answers: dict[int, Answer] = {}  # by slot
-        self._requests: dict[str, Choices] = {}  # by request id
+        self._requests = Requests()
         self._generations = np.zeros(context.journal.num_records, np.uint64)  # last known in each slot
-        self._released: list[tuple[int, int]] = []
-        self._forgotten: list[tuple[int, int]] = []
+        self._deadlines = Deadlines(context.journal, context.board)
         self._counts: Counter[str] = Counter()
         self._rate = Rate()
         self._next_tick = 0.0
         self._stats = StatsPublisher(context.page, self._collect)
         self._links = Links(context.run_dir, "summarize", epoch=context.epoch, peers=("prepare", "execute"))
+        self._notices = Notices(self._links)
         self._router = self._links.router(
             follow_endpoint(context.run_dir, service), epoch=context.epoch, max_frame_bytes=service.max_frame_bytes
         )
@@ -87,7 +88,7 @@ class Summarize:
     def run(self) -> None:
         try:
             while not self._context.stopping:
-                patience = self._stats.publish_if_due()
+                patience = self._deadlines.wait_s(time.monotonic_ns(), self._stats.publish_if_due())
                 self._poller.wait(min(patience, RETRY_S) if self._delivery.pending else patience)
                 self._turn()
             self._end_all()
@@ -107,7 +108,8 @@ class Summarize:
             self._links.inbox.missed = False
             self._next_tick = now + TICK_S
             self._tick(now)
-        self._tell_workers()
+        self._end_overdue()
+        self._notices.send()
         self._delivery.deliver()
 
     def _end_all(self) -> None:
@@ -154,9 +156,8 @@ class Summarize:
             answer.push(token_ids, now_ns)
         except BaseException as error:  # a panic of the tokenizer's Rust code is not an Exception
             logger.exception("request %s could not be turned into text", answer.wire_id)
-            answer.error = ("request_failed", f"the tokens could not be turned into text: {type(error).__name__}")
             answer.stream.abandon("error")
-            self._end(answer, "error")
+            self._fail(answer, RequestError(f"the tokens could not be turned into text: {type(error).__name__}"))
             return
         num_new = answer.stream.num_tokens - before
         self._counts["tokens"] += num_new
@@ -204,16 +205,10 @@ class Summarize:
             return None
         answer = Answer(view, self._stream(view))
         self._answers[slot] = answer
-        self._choices_of(view).join(answer)
+        self._requests.join(answer)
+        self._deadlines.add(answer.key, view.record)
         self._rebuild(answer)
         return answer
-
-    def _choices_of(self, view: RequestView) -> Choices:
-        request_id = request_of(view.record.request_id)
-        choices = self._requests.get(request_id)
-        if choices is None or choices.group != view.group:
-            choices = self._requests[request_id] = Choices(view, time.monotonic() + view.record.lease_s)
-        return choices
 
     def _stream(self, view: RequestView) -> OutputStream:
         params = view.record.params
@@ -281,22 +276,18 @@ class Summarize:
             choices = self._request(request_id)
             index = None if choices is None else choices.index_of(request_id)
             if choices is None or index is None:
-                text = f"no request {request_id!r:.100} is live or kept"
-                if choices is not None:
-                    text = f"request {choices.request_id!r} has several choices, {request_id!r:.100} is none of them"
-                self._router.send(peer, m.Failed(request_id, 0, 0, b"", "", None, "unknown_id", text, {}))
+                self._router.send(peer, unknown(request_id, choices))
                 continue
             choices.lease_until = now + choices.lease_s
-            if (answer := choices.follow(index, peer, offset, again)) is not None:
+            if answer := choices.follow(index, peer, offset, again):
                 self._delivery.mark(answer)
 
     def _request(self, wire_id: str) -> Choices | None:
         """The request to which what a client names so belongs."""
-        request_id = request_of(wire_id)
-        choices = self._requests.get(request_id)
+        choices = self._requests.get(wire_id)
         if choices is None or not choices.are_complete:
             self._discover()
-        return self._requests.get(request_id)
+        return self._requests.get(wire_id)
 
     def _find(self, wire_id: str) -> list[Answer]:
         """The answers of a choice, or of a whole request."""
@@ -312,11 +303,18 @@ class Summarize:
         self._close(answer, reason)
         self._release(answer)
 
+    def _fail(self, answer: Answer, error: RequestError) -> None:
+        """End an answer with an error that this process found."""
+        if not answer.ended_ns:
+            answer.error, answer.end_code = (error.code, error.message), error.code
+            self._end(answer, "error")
+
     def _close(self, answer: Answer, reason: str) -> None:
         if reason == "error" and answer.error is None:
             finish = read_finish(self._journal, *answer.key)
             code, _, text = (finish[1] if finish else "").partition("\n")
-            answer.error = (code or "request_failed", text or "the request failed")
+            code = read_end_code(self._journal, *answer.key) or code or RequestError.code
+            answer.error = (code, text or f"the request failed: {code}")
         answer.stream.finish(reason)
         answer.ended_ns = answer.text_done_ns = time.monotonic_ns()
         self._delivery.mark(answer)
@@ -325,13 +323,14 @@ class Summarize:
         answer.ended_ns = answer.ended_ns or time.monotonic_ns()
         reason = answer.stream.finish_reason or "error"
         slot, generation = answer.key
-        self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason)
-        self._released.append(answer.key)
+        self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason, code=answer.end_code)
+        self._notices.released.append(answer.key)
         self._counts[f"finished_{reason}"] += 1
         self._stats.changed = True
         if answer.choices.is_beam_search and reason in ("abort", "error"):
             for other in answer.choices.answers.values():  # without one of its beams there is no search
                 other.error = other.error or answer.error
+                other.end_code = answer.error[0] if answer.error else ""
                 self._end(other, reason)
         self._decide(answer.choices)
 
@@ -340,8 +339,7 @@ class Summarize:
             self._delivery.mark(answer)
 
     def _acknowledge(self, wire_id: str) -> None:
-        choices = self._requests.get(request_of(wire_id))
-        if choices is not None and choices.acknowledge(wire_id):
+        if (choices := self._requests.get(wire_id)) and choices.acknowledge(wire_id):
             self._forget(choices)
 
     def _forget(self, choices: Choices) -> None:
@@ -349,12 +347,11 @@ class Summarize:
         for answer in choices.answers.values():
             slot, generation = answer.key
             self._writer.forget(slot, generation)
-            self._forgotten.append(answer.key)
+            self._notices.forgotten.append(answer.key)
             if self._answers.get(slot) is answer:
                 del self._answers[slot]
             self._delivery.drop(answer)
-        if self._requests.get(choices.request_id) is choices:
-            del self._requests[choices.request_id]
+        self._requests.drop(choices)
         self._stats.changed = True
 
     def _tick(self, now: float) -> None:
@@ -362,7 +359,7 @@ class Summarize:
         self._discover()
         for answer in list(self._answers.values()):
             self._catch_up(answer)
-        for choices in [c for c in self._requests.values() if now > c.lease_until]:
+        for choices in self._requests.overdue(now):
             if choices.have_ended:
                 self._counts["forgotten_unread"] += 1
                 self._forget(choices)
@@ -371,17 +368,16 @@ class Summarize:
                     self._end(answer, "abort")
                 choices.lease_until = now + choices.lease_s
 
-    # -- out
+    def _end_overdue(self) -> None:
+        """Deadlines, whatever the other workers are at: a request may have no credit, or execute may be away."""
+        now_ns = time.monotonic_ns()
+        for slot, generation in self._deadlines.due(now_ns):
+            if (answer := self._answers.get(slot)) is not None and answer.view.generation == generation:
+                self._catch_up(answer)  # an end that came in time, or the last tokens
+                if (error := self._deadlines.judge(answer, now_ns)) is not None:
+                    self._fail(answer, error)
 
-    def _tell_workers(self) -> None:
-        if self._released:
-            release = m.Release(*_columns(self._released))
-            self._links.send("execute", release)
-            self._links.send("prepare", release)
-            self._released.clear()
-        if self._forgotten:
-            self._links.send("prepare", m.Forgotten(*_columns(self._forgotten)))
-            self._forgotten.clear()
+    # -- out
 
     def _collect(self) -> dict[str, Any]:
         rate = self._rate.per_second()
@@ -402,8 +398,3 @@ class Summarize:
 
 def _is_follow_entry(entry: Any) -> bool:
     return type(entry) is list and [type(v) for v in entry] == [str, int, bool]
-
-
-def _columns(keys: list[tuple[int, int]]) -> tuple[bytes, bytes]:
-    slots, generations = np.array(keys, "<u4").reshape(-1, 2).T
-    return slots.tobytes(), generations.tobytes()

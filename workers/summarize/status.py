@@ -34,6 +34,4 @@ def status_of(wire_id: str, answers: Sequence[Answer], journal: Journal) -> Stat
 def _state_of(answer: Answer, journal: Journal) -> str:
     if answer.stream.is_finished:
         return _ENDS.get(answer.stream.finish_reason or "", "finished")
-    # The time may still be that of an earlier request in the slot.
-    is_scheduled = int(journal.records["scheduled_ns"][answer.view.slot]) >= answer.view.accepted_ns
-    return "running" if answer.num_seen or is_scheduled else "queued"
+    return "running" if answer.has_begun(journal) else "queued"
