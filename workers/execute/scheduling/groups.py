@@ -35,7 +35,7 @@ class Groups:
     def __init__(self, cache: PageCache) -> None:
         self._cache = cache
         self._groups: dict[Key, Group] = {}
-        self._computing: dict[Key, Group] = {}  # by the sequence that computes
+        self.computing: dict[Key, Group] = {}  # by the sequence that computes
 
     def join(self, sequence: Sequence) -> None:
         if sequence.group_key is not None and not sequence.params.is_beam_search:  # beams are forked by their search
@@ -70,18 +70,16 @@ class Groups:
         if group is None or sequence.num_computed_tokens >= sequence.num_prompt_tokens - 1:
             return []
         group.computing = sequence.key
-        self._computing[sequence.key] = group
+        self.computing[sequence.key] = group
         return [s for s in group.members.values() if s.state is SequenceState.WAITING and self.holds(s)]
 
     def compute(self, sequence: Sequence) -> list[Sequence]:
-        """``sequence`` has computed a chunk; those that may fork from it now."""
-        if sequence.key in self._computing and sequence.num_computed_tokens >= sequence.num_prompt_tokens:
-            return self.stop(sequence)
-        return []
+        """One of ``computing`` has computed a chunk; those that may fork from it now."""
+        return self.stop(sequence) if sequence.num_computed_tokens >= sequence.num_prompt_tokens else []
 
     def stop(self, sequence: Sequence) -> list[Sequence]:
         """``sequence`` computes its prompt no longer; those that need not wait for it any more."""
-        group = self._computing.pop(sequence.key, None)
+        group = self.computing.pop(sequence.key, None)
         if group is None:
             return []
         group.computing = None

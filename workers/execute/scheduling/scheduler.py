@@ -134,11 +134,10 @@ class Scheduler:
 
         That of a beam is void: it has ``candidates``.
 
-        Sequences in ``failed`` end here, each for its reason, and their tokens are void. What was sampled for one that
-        was released meanwhile is dropped.
+        Those in ``failed`` end here, each for its reason; what was sampled for one that was released is dropped.
         """
         progress = Progress(finished=dict(plan.finished), expired=dict(plan.expired), failed=dict(plan.failed))
-        sampled = iter(token_ids)
+        sampled, computing = iter(token_ids), self.groups.computing
         for key, start, num_tokens, samples in plan.chunks:
             token_id = next(sampled) if samples else None
             sequence = self.running.get(key)
@@ -151,9 +150,10 @@ class Scheduler:
             sequence.num_computed_tokens = start + num_tokens
             if self.cache.publish(sequence) and sequence.row is not None:
                 self.rows.write_pages(sequence, 0)
-            self.waiting.let_go(self.groups.compute(sequence))
-            if (found := candidates.get(key)) is not None:
-                self._branch(sequence, found, progress)
+            if key in computing:
+                self.waiting.let_go(self.groups.compute(sequence))
+            if candidates and key in candidates:
+                self._branch(sequence, candidates[key], progress)
             elif token_id is not None:
                 self._take(sequence, token_id, progress)
         self.cache.complete(plan.step)
