@@ -211,3 +211,27 @@ def test_many_groups_in_a_small_pool_end(prefix_cache: bool) -> None:
     tokens = [token for step in steps_of(engine) for token in tokens_of(step.progress)]
     assert len(tokens) == 9 * 9
     assert_texts(everybody)
+
+
+@pytest.mark.parametrize("num_tokens", [5, 6, 7, 8])
+def test_a_token_that_a_sibling_has_sampled_and_not_computed_is_not_shared(num_tokens: int) -> None:
+    """Greedy siblings say the same, so the late one has the token that the first one computes next."""
+    first, late = make_group(0, 2, num_tokens=num_tokens, max_tokens=16, temperature=0.0)
+    engine = make_engine(first)
+    steps_of(engine, 4)
+    engine.add(recover(late, 9))
+    steps_of(engine)
+    assert_texts([first, late])
+
+
+def test_nobody_forks_from_one_that_failed_later() -> None:
+    """Its pages are in limbo, and what is in them nobody trusts."""
+    first, late = make_group(0, 2, num_tokens=21)
+    engine = make_engine(first, prefill_chunk=64)
+    steps_of(engine, 3)
+    plan = engine.scheduler.plan()
+    assert plan is not None
+    engine.add(late)
+    engine.scheduler.apply(plan, [0], failed={first.key: "bad luck"})
+    assert num_prefilled(steps_of(engine)) == 21
+    assert_texts([late])
