@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.errors import TriptychError
-from ..protocol.messages import Accepted
+from ..protocol.messages import MAX_REQUEST_ROWS, Accepted
 from ..protocol.sampling import SamplingParams
 from .choices import choice_ids, num_choices
 from .client import Client, Messages, Prompt, request_map
 from .session import Session
+from .standing import RequestList, RequestStatus
 from .stream import Completion, Delta
 
 
@@ -166,8 +167,11 @@ class AsyncClient:
     async def stats(self, timeout: float = 10.0) -> dict[str, Any]:
         return await asyncio.to_thread(self._client.stats, timeout)
 
-    async def status(self, request_id: str, timeout: float = 10.0) -> str:
+    async def status(self, request_id: str, timeout: float = 10.0) -> RequestStatus:
         return await asyncio.to_thread(self._client.status, request_id, timeout)
+
+    async def requests(self, limit: int = MAX_REQUEST_ROWS, timeout: float = 10.0) -> RequestList:
+        return await asyncio.to_thread(self._client.requests, limit, timeout)
 
 
 def _set(future: asyncio.Future[Any], value: Any) -> None:

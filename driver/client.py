@@ -15,7 +15,8 @@ from ..protocol.channels import ipc_endpoint
 from ..protocol.errors import ConfigError, Overloaded, RequestTimeout, TriptychError
 from ..protocol.sampling import SamplingParams
 from .choices import GroupStream, num_choices
-from .session import Session
+from .session import Question, Session
+from .standing import RequestList, RequestStatus, list_of, status_of
 from .stream import Completion, Stream
 
 Prompt = str | Sequence[int]
@@ -163,11 +164,15 @@ class Client:
         """Queues, pages, rates and totals of every stage."""
         return dict(self._answer(m.GetStats(), timeout).stats)
 
-    def status(self, request_id: str, timeout: float = 10.0) -> str:
-        """Where a request stands: "queued", "running", "finished", "aborted", "failed" or "unknown"."""
-        return str(self._answer(m.GetStatus(request_id), timeout).state)
+    def status(self, request_id: str, timeout: float = 10.0) -> RequestStatus:
+        """Where a request stands; one that nobody knows has the state "unknown"."""
+        return status_of(self._answer(m.GetStatus(request_id), timeout))
 
-    def _answer(self, question: m.GetInfo | m.GetStats | m.GetStatus, timeout: float) -> Any:
+    def requests(self, limit: int = m.MAX_REQUEST_ROWS, timeout: float = 10.0) -> RequestList:
+        """Every request that lives or whose answer is kept, the first ``limit`` in order of arrival."""
+        return list_of(self._answer(m.GetRequests(limit), timeout))
+
+    def _answer(self, question: Question, timeout: float) -> Any:
         try:
             return self.session.ask(question).result(timeout)
         except FutureTimeout as error:

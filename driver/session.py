@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..protocol import messages as m
 from ..protocol.channels import Connection
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 REPEAT_S = 0.25  # what was not answered is sent again so often; FOLLOW also keeps the lease
 ACKNOWLEDGE_TOKENS = 64  # a FOLLOW at least every so many tokens, well within the server's window
+Question: TypeAlias = m.GetInfo | m.GetStats | m.GetStatus | m.GetRequests
 SURE_BYTES = 1 << 10  # a frame that every service takes, whatever its max_frame_bytes
 
 
@@ -88,8 +89,8 @@ class Session:
     def abort(self, request_id: str) -> None:
         self._order(lambda: self._abort(request_id))
 
-    def ask(self, message: m.GetInfo | m.GetStats | m.GetStatus) -> Future[Any]:
-        """The answer to a question: ``Info``, ``Stats`` or ``Status``."""
+    def ask(self, message: Question) -> Future[Any]:
+        """The answer to a question: ``Info``, ``Stats``, ``Status`` or ``Requests``."""
         future: Future[Any] = Future()
         self._order(lambda: self._ask(message, future))
         return future
@@ -206,9 +207,15 @@ class Session:
             self._ask_again(question)
 
     def _ask_again(self, question: str) -> None:
-        kind, _, request_id = question.partition(" ")
-        message = {"Info": m.GetInfo, "Stats": m.GetStats}.get(kind, lambda: m.GetStatus(request_id))()
-        self._connection.queue("submit" if kind == "Info" else "follow", question, message)
+        match question.split(" ", 1):
+            case ["Info"]:
+                self._connection.queue("submit", question, m.GetInfo())
+            case ["Stats"]:
+                self._connection.queue("follow", question, m.GetStats())
+            case ["Requests", limit]:
+                self._connection.queue("follow", question, m.GetRequests(int(limit)))
+            case ["Status", request_id]:
+                self._connection.queue("follow", question, m.GetStatus(request_id))
 
     def _follow_is_due(self, request: _Request) -> bool:
         unacknowledged = request.assembly.num_tokens - request.followed_tokens
@@ -234,7 +241,7 @@ class Session:
                 self._accept(message)
             case m.Rejected():
                 self._reject(message)
-            case m.Info() | m.Stats() | m.Status():
+            case m.Info() | m.Stats() | m.Status() | m.Requests():
                 for future in self._questions.pop(_question(message), ()):
                     if future.set_running_or_notify_cancel():
                         future.set_result(message)
@@ -355,4 +362,9 @@ def _checked_size(message: Any) -> int:
 def _question(message: Any) -> str:
     """One key for a question and its answer."""
     kind = type(message).__name__.removeprefix("Get")
-    return f"{kind} {message.request_id}" if kind == "Status" else kind
+    match message:
+        case m.GetStatus() | m.Status():
+            return f"{kind} {message.request_id}"
+        case m.GetRequests() | m.Requests():
+            return f"{kind} {message.limit}"
+    return kind

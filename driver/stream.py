@@ -138,6 +138,8 @@ class Stream:
         self._accepted: Accepted | None = None
         self._completion: Completion | None = None
         self._error: TriptychError | None = None
+        self._num_tokens = 0
+        self._on_done: list[Callable[[], None]] = []
 
     def __iter__(self) -> Iterator[Delta]:
         """Deltas until the end.
@@ -200,6 +202,19 @@ class Stream:
         """A stream for each choice of the request; of a plain request the one that this is."""
         return [self]
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the answer that are here, whether they were read or not."""
+        return self._num_tokens
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        """Call once the request has ended, well or not: from the session's thread, or at once. Must not block."""
+        with self._changed:
+            if self._completion is None:
+                self._on_done.append(call)
+                return
+        call()
+
     def abort(self) -> None:
         """Ask for the end. The answer is what was produced so far, with the finish reason "abort"."""
         self._abort(self.request_id)
@@ -212,12 +227,15 @@ class Stream:
     def on_delta(self, delta: Delta) -> None:
         with self._changed:
             self._deltas.append(delta)
+            self._num_tokens = delta.num_tokens
             self._changed.notify_all()
 
     def on_end(self, completion: Completion, error: TriptychError | None) -> None:
         with self._changed:
             self._completion, self._error = completion, error
             self._changed.notify_all()
+        for call in self._on_done:
+            call()
 
     def _wait(self, condition: Callable[[], object], timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout

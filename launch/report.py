@@ -109,6 +109,8 @@ def _short(value: float | None) -> str:
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_cell(part)}" for name, part in value.items()) or "none"
     if isinstance(value, (list, tuple)):

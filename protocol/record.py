@@ -30,6 +30,7 @@ class RequestRecord:
     queue_deadline_at: int = 0  # by which it must have begun
     sampling: dict[str, Any]  # SamplingParams.to_wire()
     index: int = 0  # among the sequences of one request, of which each has a record
+    grammar: str = ""  # that the answer must match, as llguidance reads it; it was compiled once, to see that it can be
 
     @property
     def prompt_ids(self) -> npt.NDArray[np.int32]:

@@ -69,7 +69,7 @@ class StatsPublisher:
             return self._next - now
         self.changed = False
         self._next = now + self.INTERVAL_S
-        self._page.publish(self._collect())
+        self._page.publish({**self._collect(), "startup_s": self._page.phase_s})
         return TICK_S
 
 
@@ -88,7 +88,7 @@ def main(role: str, body: Callable[[WorkerContext], None]) -> None:
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"
     )
     context = open_context(role, arguments.epoch, arguments.run_dir)
-    context.set_phase("starting")
+    context.page.set_phase(context.epoch, "starting", since=process_start())
     try:
         body(context)
     except BaseException:
@@ -103,6 +103,13 @@ def open_context(role: str, epoch: int, run_dir: Path) -> WorkerContext:
     config = PipelineConfig.from_json((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
     journal = Journal.open(journal_path(run_dir, config.service))
     return WorkerContext(role, epoch, run_dir, config, Board(board_path(run_dir)), journal)
+
+
+def process_start() -> float:
+    """When this process began, in seconds of time.monotonic, a hundredth exact: before Python and its imports."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()  # the name before it may hold spaces
+    since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22, starttime
+    return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
 
 
 def die_with(parent: int) -> None:

@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests.launch.conftest import Triptych
+from triptych.launch.aliases import ALIASES, canonical
 from triptych.launch.cli import app
 from triptych.launch.flags import with_flags
 from triptych.protocol.config import PipelineConfig
@@ -62,7 +63,7 @@ def config_fields() -> Iterator[tuple[str, str, Any]]:
 def parse(arguments: list[str], env: dict[str, str] | None = None) -> tuple[PipelineConfig, SamplingParams]:
     """What a verb gets that takes both."""
     seen = []
-    probe = typer.Typer()
+    probe = typer.Typer(context_settings={"token_normalize_func": canonical})
 
     @probe.command()
     @with_flags
@@ -89,6 +90,13 @@ def test_every_config_field_is_a_flag_and_an_environment_variable(owner: str, na
     by_flag, _ = parse([f"--no-{flag[2:]}"] if value is False else [flag, str(value)])
     by_env, _ = parse([], env={f"TRIPTYCH_{name.upper()}": str(value)})
     assert value_of(by_flag, owner, name) == value_of(by_env, owner, name) == value
+
+
+def test_what_other_servers_call_it_is_understood() -> None:
+    for alias, name in ALIASES.items():
+        if name != "drain-timeout":  # of serve alone
+            value = [] if name.startswith("no-") else ["64"]
+            assert parse([f"--{alias}", *value]) == parse([f"--{name}", *value]) != parse([])
 
 
 def test_without_flags_everything_has_its_default() -> None:

@@ -117,8 +117,8 @@ def test_prefixes_are_shared_within_a_salt_only() -> None:
         assert_quiet(driver)
 
 
-def order_of_starts(folder: Path, priorities: list[int], **options: Any) -> list[int]:
-    """Which of the requests that waited for a credit were scheduled first, by index."""
+def order_of_starts(folder: Path, priorities: list[int], *, kills: tuple[str, ...] = (), **options: Any) -> list[int]:
+    """Which of the requests that waited for a credit were scheduled first, by index; workers are killed before."""
     trace = folder / "steps.jsonl"
     with hash_driver(hash_step_ms=2.0, max_num_seqs=1, trace=str(trace), **options) as driver:
         running = fill(driver)
@@ -126,6 +126,9 @@ def order_of_starts(folder: Path, priorities: list[int], **options: Any) -> list
         for priority in priorities:
             streams.append(driver.submit([9, 9], max_tokens=3, priority=priority))
             streams[-1].accepted(10)
+        for role in kills:
+            kill(driver, role)
+        eventually(lambda: driver.stats()["prepare"]["waiting"] == len(streams))
         for stream in running:
             stream.abort()
         assert [stream.result(20).token_ids for stream in streams] == [expected([9, 9], 3)] * len(streams)
@@ -137,6 +140,11 @@ def order_of_starts(folder: Path, priorities: list[int], **options: Any) -> list
 def test_credits_go_by_priority_and_age(tmp_path: Path) -> None:
     # One level is worth four later arrivals, so the first of all comes last, but would not behind one arrival more.
     assert order_of_starts(tmp_path, [1, 0, 0, -1], policy="priority", priority_ageing=4) == [3, 1, 2, 0]
+
+
+def test_a_prepare_that_died_knows_the_order_again(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"policy": "priority", "priority_ageing": 4, "kills": ("prepare",)}
+    assert order_of_starts(tmp_path, [1, 0, 0, -1], **options) == [3, 1, 2, 0]
 
 
 def test_a_request_of_low_priority_does_not_starve(tmp_path: Path) -> None:

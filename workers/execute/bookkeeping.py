@@ -73,11 +73,13 @@ class Bookkeeper:
             seed=record.seed,
             arrival=view.arrival,
             group_key=view.group if params.group_size > 1 else None,
+            accepted_at=view.accepted_ns,
             cache_salt=record.cache_salt,
             deadline_at=record.deadline_at,
             queue_deadline_at=0 if times.scheduled_ns else record.queue_deadline_at,  # met in an earlier life
             priority=record.priority,
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
+            final_ids=self._eos if record.grammar else frozenset(),
         )
 
     def _has_ended(self, view: RequestView) -> bool:
@@ -90,6 +92,10 @@ class Bookkeeper:
     def finish(self, key: Key, reason: str, error: str = "") -> None:
         """Write down an end that no step brought."""
         self._writer.finish(*key, reason, error)
+
+    def fail(self, key: Key, why: str) -> None:
+        """The same for a request that could not even begin."""
+        self.finish(key, "error", f"{ModelFailed.code}\n{why}")
 
     def let_go(self, key: Key) -> None:
         """Nothing is written for this request any more: its record may be used again."""

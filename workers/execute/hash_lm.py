@@ -3,6 +3,8 @@
 The next token is ``(n + sum_i (i + 1) * token_i) mod (V - 1) + 1`` over the n tokens of the context, read from the
 cells that the block table names (without n, token V - 1 would repeat for ever). A wrong page, a stale prefix, a lost
 chunk, a wrong position or a neighbour's token changes the text, and what it should be is a few lines of plain Python.
+
+Under a grammar it is the first allowed token from there on, and after the last one from 0.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from .grammar.masks import NO_MASKS, MaskMaker, PendingMasks, first_allowed
 from .scheduling.beam_search import Candidates, num_candidates
 from .scheduling.moves import Moves
 from .step import Int32, Int64, StepInputs, StepResult, TokenLogprobs
@@ -52,6 +55,7 @@ class HashRunner:
         self._token_s = token_us / 1e6
         self._cells: Int64 = np.full((num_pages + 1, page_size), _POISON, np.int64)
         self._host_cells: Int64 = np.full((num_host_pages, page_size), _POISON, np.int64)
+        self._masks = MaskMaker()
         self._results: deque[StepResult] = deque()
 
     def move(self, moves: Moves) -> None:
@@ -64,17 +68,19 @@ class HashRunner:
             cells[page] = host_cells[host_page]
 
     def launch(self, inputs: StepInputs) -> None:
+        masks = self._masks.begin(inputs.sampled)
         if pretended_s := self._step_s + self._token_s * len(inputs.token_ids):
             time.sleep(pretended_s)
         cells = inputs.positions.astype(np.int64) * _STRIDE + inputs.token_ids
         self._cells.reshape(-1)[inputs.slot_mapping] = cells
         self._cells[0] = _POISON  # whoever reads the trash page says something else
-        self._results.append(self._sample(inputs))
+        self._results.append(self._sample(inputs, masks))
 
     def collect(self) -> StepResult:
         return self._results.popleft()
 
-    def _sample(self, inputs: StepInputs) -> StepResult:
+    def _sample(self, inputs: StepInputs, masks: PendingMasks | None) -> StepResult:
+        allowed, failed = NO_MASKS if masks is None else masks.wait()
         owners = np.searchsorted(inputs.query_starts, inputs.sample_rows, side="right") - 1
         token_ids = np.zeros(len(owners), np.int32)
         logprobs, candidates = {}, {}
@@ -83,13 +89,15 @@ class HashRunner:
             state = self._read(inputs.block_tables[owner], num_tokens) + num_tokens
             noise = 0 if sequence.params.is_greedy else _noise(sequence.seed, num_tokens)
             token_ids[row] = (state + noise) % (self._vocab_size - 1) + 1
+            if row in allowed:
+                token_ids[row] = first_allowed(allowed[row], int(token_ids[row]))
             if sequence.params.logprobs is not None:
                 logprobs[row] = self._logprobs(state, int(token_ids[row]), sequence.params.logprobs)
             if sequence.params.is_beam_search:
                 count = num_candidates(sequence.params, len(sequence.stop_ids))
                 likeliest = self._logprobs(state, int(token_ids[row]), min(count, self._vocab_size - 1))
                 candidates[row] = Candidates(likeliest.token_ids, likeliest.logprobs)
-        return StepResult(token_ids, logprobs, candidates=candidates)
+        return StepResult(token_ids, logprobs, failed, candidates)
 
     def _read(self, block_table: Int32, num_tokens: int) -> int:
         """``sum_i (i + 1) * token_i`` over the cells that ``block_table`` names."""

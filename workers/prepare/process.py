@@ -28,6 +28,7 @@ from ...protocol.record import RequestRecord
 from ...protocol.run_dir import CARD_FILE, submit_endpoint
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .admission import Admission, admit
+from .grammar_checker import GrammarChecker, GrammarQueue
 from .intake import KnownIds, check_member_ids, check_request_id, digest_of
 from .queue import CreditQueue, Waiting
 from .request import GenerationRequest
@@ -50,6 +51,7 @@ class Intake:
     num_bytes: int
     request: GenerationRequest
     received_ns: int
+    grammar: str = ""  # compiled from request.structured
     tokenize_start_ns: int = 0
     tokenize_end_ns: int = 0
 
@@ -97,7 +99,12 @@ class Prepare:
         self._live: dict[int, int] = {}  # dispatched and not released: slot -> generation
         self._waiting = CreditQueue(context.config.scheduler.arrivals_per_level)  # accepted, no credit yet
         self._tokenizer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
-        self._tokenized: deque[Callable[[], None]] = deque()
+        self._grammars = GrammarQueue(
+            GrammarChecker(
+                context.run_dir, timeout_s=service.grammar_timeout_s, memory_bytes=service.grammar_bytes
+            )
+        )  # fmt: skip
+        self._from_beside: deque[Callable[[], None]] = deque()
         self._pending_bytes = 0
         self._next_scan = 0.0
         self._counts: Counter[str] = Counter()
@@ -117,13 +124,14 @@ class Prepare:
                 self._turn()
         finally:
             self._tokenizer.shutdown(wait=False, cancel_futures=True)
+            self._grammars.close()
             self._links.close()
 
     def _turn(self) -> None:
         self._bell.silence()
         self._receive()
-        while self._tokenized:
-            self._tokenized.popleft()()
+        while self._from_beside:
+            self._from_beside.popleft()()
         for _ in range(MAX_FRAMES_A_TURN):
             if (received := self._router.recv()) is None:
                 break
@@ -247,11 +255,32 @@ class Prepare:
             return
         intake = Intake(peer, request_id, digest, num_bytes, request, received_ns)
         self._ids.begin(request_id, digest)
-        if num_bytes <= INLINE_BYTES:
+        if (form := request.structured) is not None:
+            self._pending_bytes += num_bytes
+            self._grammars.compile(form, lambda result: self._later(lambda: self._compiled(intake, result)))
+        else:
+            self._tokenize_soon(intake)
+
+    def _compiled(self, intake: Intake, result: str | RequestError) -> None:
+        self._pending_bytes -= intake.num_bytes
+        if isinstance(result, RequestError):
+            self._stats.changed = True
+            self._finish(intake, result)
+        else:
+            intake.grammar = result
+            self._tokenize_soon(intake)
+
+    def _tokenize_soon(self, intake: Intake) -> None:
+        if intake.num_bytes <= INLINE_BYTES:
             self._finish(intake, self._tokenize(intake))
         else:
-            self._pending_bytes += num_bytes
+            self._pending_bytes += intake.num_bytes
             self._tokenizer.submit(self._tokenize_beside, intake)
+
+    def _later(self, work: Callable[[], None]) -> None:
+        """Any thread: do this in the next turn."""
+        self._from_beside.append(work)
+        self._bell.ring()
 
     def _check_room(self, num_bytes: int) -> None:
         if self._context.board.mode != RUN:
@@ -266,8 +295,7 @@ class Prepare:
 
     def _tokenize_beside(self, intake: Intake) -> None:
         result = self._tokenize(intake)
-        self._tokenized.append(lambda: self._finish_beside(intake, result))
-        self._bell.ring()
+        self._later(lambda: self._finish_beside(intake, result))
 
     def _finish_beside(self, intake: Intake, result: Admission | RequestError) -> None:
         self._pending_bytes -= intake.num_bytes
@@ -313,6 +341,7 @@ class Prepare:
             deadline_at=intake.time_after(request.deadline_ms),
             queue_deadline_at=intake.time_after(request.max_queue_ms),
             sampling=params.to_wire(),
+            grammar=intake.grammar,
         )
         times = AcceptTimes(
             intake.received_ns, intake.tokenize_start_ns, intake.tokenize_end_ns, time.monotonic_ns()

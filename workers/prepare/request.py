@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ...protocol.errors import InvalidRequest
 from ...protocol.sampling import SamplingParams
+from .structured import Structured, checked_structured, refusal
 
 Int32 = npt.NDArray[np.int32]
 Truncation = Literal["none", "left", "right", "middle"]
@@ -47,7 +48,16 @@ class GenerationRequest:
     deadline_ms: float | None = None  # from receipt to the end; then it fails with what was produced
     max_queue_ms: float | None = None  # from receipt to its first step
     cache_salt: str = ""  # prefixes are shared among requests of the same salt only
+    structured: Structured | None = None  # the form the answer must have
     sampling: SamplingParams = field(default_factory=SamplingParams)
+
+    def __post_init__(self) -> None:
+        if self.structured is not None and self.sampling.is_beam_search:
+            raise InvalidRequest(
+                f"num_beams is {self.sampling.num_beams}: a beam search takes no structured", param="structured"
+            )
+        if self.structured is not None and self.sampling.ignore_eos:
+            raise refusal("and ignore_eos exclude each other: the end of sequence is what ends such an answer")
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> GenerationRequest:
@@ -70,6 +80,7 @@ class GenerationRequest:
             deadline_ms=_checked_limit_ms("deadline_ms", wire.get("deadline_ms")),
             max_queue_ms=_checked_limit_ms("max_queue_ms", wire.get("max_queue_ms")),
             cache_salt=_checked_salt(wire.get("cache_salt", "")),
+            structured=checked_structured(wire.get("structured")),
             sampling=SamplingParams.from_wire({k: v for k, v in wire.items() if k not in _OWN_FIELDS}),
         )
 

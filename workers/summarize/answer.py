@@ -52,6 +52,10 @@ class Answer:
     def key(self) -> tuple[int, int]:
         return self.view.slot, self.view.generation
 
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self._rate(self.stream.num_tokens)
+
     def push(self, token_ids: list[int], now_ns: int) -> None:
         """Take the next tokens from execute."""
         self.num_seen += len(token_ids)

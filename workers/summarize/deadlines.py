@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 from ...protocol.board import Board
 from ...protocol.errors import DeadlineExceeded
@@ -16,12 +17,18 @@ Key = tuple[int, int]  # (slot, generation)
 
 
 class Deadlines:
-    """The next times of live requests. An entry of a request that has ended goes when its time comes."""
+    """The next times of live requests.
+
+    An entry of a request that has ended goes when its time comes, or when there are many of them.
+    """
 
     def __init__(self, journal: Journal, board: Board) -> None:
         self._journal = journal
         self._board = board
         self._heap: list[tuple[int, Key]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def add(self, key: Key, record: RequestRecord) -> None:
         for at_ns in (record.deadline_at, record.queue_deadline_at):
@@ -40,6 +47,12 @@ class Deadlines:
         while self._heap and self._heap[0][0] <= now_ns:
             keys.append(heapq.heappop(self._heap)[1])
         return keys
+
+    def tidy(self, is_live: Callable[[Key], bool], *, num_live: int) -> None:
+        """Forgets those that are not live, when there are many of them."""
+        if len(self._heap) > 4 * num_live + 64:
+            self._heap = [entry for entry in self._heap if is_live(entry[1])]
+            heapq.heapify(self._heap)
 
     def judge(self, answer: Answer, now_ns: int) -> DeadlineExceeded | None:
         """Why a live request whose time has come must end; None if it need not, or if that is not known yet."""

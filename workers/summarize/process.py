@@ -30,6 +30,7 @@ from .answer import Answer
 from .choices import Choices, Requests, unknown
 from .deadlines import Deadlines
 from .delivery import Delivery
+from .listing import list_requests
 from .notices import Notices
 from .rate import Rate
 from .status import status_of
@@ -213,7 +214,11 @@ class Summarize:
     def _stream(self, view: RequestView) -> OutputStream:
         params = view.record.params
         eos = frozenset() if params.ignore_eos else frozenset(self._card.eos_token_ids)
-        return OutputStream(self._vocabulary, params, stop_token_ids=eos | frozenset(params.stop_token_ids))
+        # Under a grammar the text is what it matched, also a space that a decoder drops from the beginning of a text.
+        context = self._vocabulary.amid_text if view.record.grammar else ()
+        return OutputStream(
+            self._vocabulary, params, stop_token_ids=eos | frozenset(params.stop_token_ids), context=context
+        )
 
     def _rebuild(self, answer: Answer) -> None:
         """Bring an answer to where the journal has it."""
@@ -259,6 +264,9 @@ class Summarize:
             case m.GetStatus():
                 answers = self._find(message.request_id)
                 self._router.send(peer, status_of(message.request_id, answers, self._journal))
+            case m.GetRequests():
+                self._discover()
+                self._router.send(peer, list_requests(self._journal, self._answers.values(), message.limit))
             case _:
                 self._refuse(peer, BadFrame(f"{type(message).__name__} is not spoken at the follow socket"))
 
@@ -371,11 +379,17 @@ class Summarize:
     def _end_overdue(self) -> None:
         """Deadlines, whatever the other workers are at: a request may have no credit, or execute may be away."""
         now_ns = time.monotonic_ns()
-        for slot, generation in self._deadlines.due(now_ns):
-            if (answer := self._answers.get(slot)) is not None and answer.view.generation == generation:
+        for key in self._deadlines.due(now_ns):
+            if self._is_open(key):
+                answer = self._answers[key[0]]
                 self._catch_up(answer)  # an end that came in time, or the last tokens
                 if (error := self._deadlines.judge(answer, now_ns)) is not None:
                     self._fail(answer, error)
+        self._deadlines.tidy(self._is_open, num_live=len(self._answers))
+
+    def _is_open(self, key: tuple[int, int]) -> bool:
+        answer = self._answers.get(key[0])
+        return answer is not None and answer.key == key and not answer.stream.is_finished
 
     # -- out
 

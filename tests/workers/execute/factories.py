@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from triptych.protocol.config import SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
-from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.engine import Engine, NoTrace
 from triptych.workers.execute.hash_lm import HashRunner, expected_tokens, logprob_of, state_of
 from triptych.workers.execute.scheduling.audit import check_plan
 from triptych.workers.execute.scheduling.beam_search import BeamSearch, Candidates, Hypothesis, num_candidates
@@ -17,6 +17,7 @@ from triptych.workers.execute.scheduling.plan import Plan
 from triptych.workers.execute.scheduling.progress import Progress
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
+from triptych.workers.execute.trace import StepTrace
 
 VOCAB_SIZE = 97
 
@@ -138,16 +139,21 @@ def make_engine(
     *sequences: Sequence,
     runner: type[HashRunner] = HashRunner,
     clock: Callable[[], int] = lambda: 0,
+    trace_file: IO[str] | None = None,
     **options: Any,
 ) -> Engine:
     """An engine with the hash model and ``sequences`` added; options as for ``make_scheduler``."""
-    scheduler = make_scheduler(*sequences, **options)
+    scheduler = make_scheduler(**options)
     pool, host = scheduler.cache.pool, scheduler.cache.host
-    return CheckedEngine(
+    engine = CheckedEngine(
         scheduler,
         runner(VOCAB_SIZE, num_pages=pool.num_pages, page_size=pool.page_size, num_host_pages=host.num_pages),
         clock=clock,
+        trace=NoTrace() if trace_file is None else StepTrace(trace_file, scheduler, secret=b"secret"),
     )
+    for sequence in sequences:
+        engine.add(sequence)
+    return engine
 
 
 def advance(scheduler: Scheduler, *, token_id: int = 1) -> Plan:

@@ -130,9 +130,7 @@ class Scheduler:
         failed: Mapping[Key, str] = _NONE_FAILED,
         candidates: Mapping[Key, Candidates] = _NO_BEAMS,
     ) -> Progress:
-        """Takes in a step that was computed: ``token_ids`` has one for each of ``plan.sampled``.
-
-        That of a beam is void: it has ``candidates``.
+        """Takes in a step: ``token_ids`` has one for each of ``plan.sampled``, void for a beam, which has ``candidates``.
 
         Those in ``failed`` end here, each for its reason; what was sampled for one that was released is dropped.
         """
@@ -245,6 +243,7 @@ class Scheduler:
     def _break_stall(self, draft: Draft) -> None:
         """Half-computed prompts hold all pages and none can go on: the earliest takes from the latest."""
         prefilling = self._in_state(SequenceState.PREFILLING)
+        draft.num_prefill_left = math.inf  # whoever was to be spared a long step is not in this one
         if prefilling and self._make_room(prefilling[0], draft):
             self._schedule_chunk(prefilling[0], draft)
 

@@ -48,6 +48,9 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()  # end of sequence and stop_token_ids; empty parts as ignore_eos says
     group_key: Key | None = None  # of the request it is one sequence of, if there are others; they begin alike
     group: Group | None = None  # while it is live
+    accepted_at: int = 0  # when the service took it, ns of the engine's clock; nothing is decided by it
+    final_ids: frozenset[int] = frozenset()  # end of sequence under a grammar: ends it also before min_tokens
+    grammar: object | None = None  # what says which tokens may follow, see execute/grammar; None: all of them
     cache_salt: str = ""  # prefixes are shared among sequences of the same salt only
     deadline_at: int = 0  # ns of the engine's clock by which it must have ended; 0: none
     queue_deadline_at: int = 0  # by which it must have begun
@@ -95,5 +98,7 @@ class Sequence:
         num_output_tokens = self.num_tokens - self.num_prompt_tokens
         may_stop = self.stop_ids and num_output_tokens >= max(1, self.params.min_tokens)
         if may_stop and int(self.tokens[self.num_tokens - 1]) in self.stop_ids:
+            return "stop"
+        if self.final_ids and int(self.tokens[self.num_tokens - 1]) in self.final_ids:
             return "stop"
         return "length" if self.num_tokens >= min(len(self.tokens), max_model_len) else None
