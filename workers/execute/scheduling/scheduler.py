@@ -130,7 +130,7 @@ class Scheduler:
         failed: Mapping[Key, str] = _NONE_FAILED,
         candidates: Mapping[Key, Candidates] = _NO_BEAMS,
     ) -> Progress:
-        """Takes in a step: ``token_ids`` has one for each of ``plan.sampled``, void for a beam, which has ``candidates``.
+        """Takes in a step: ``token_ids`` has one for each of ``plan.sampled``; beams have ``candidates`` instead.
 
         Those in ``failed`` end here, each for its reason; what was sampled for one that was released is dropped.
         """
