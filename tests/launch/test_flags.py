@@ -53,6 +53,9 @@ SAMPLING_VALUES: dict[str, tuple[list[str], Any]] = {
     "ignore_eos": ([], True),
     "include_stop_str": ([], True),
     "skip_special_tokens": ([], False),
+    "best_of": (["4"], 4),
+    "num_beams": (["4"], 4),
+    "early_stopping": (["never"], "never"),
 }
 
 

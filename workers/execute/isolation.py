@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from .scheduling.beam_search import Candidates
 from .scheduling.plan import Plan
 from .scheduling.sequence import Key
 from .step import Runner, StepInputs, StepResult, TokenLogprobs
@@ -19,6 +20,7 @@ class Computed:
 
     token_ids: list[int] = field(default_factory=list)  # one for each of Plan.sampled; void for the failed
     logprobs: dict[Key, TokenLogprobs] = field(default_factory=dict)
+    candidates: dict[Key, Candidates] = field(default_factory=dict)  # of the beams
     failed: dict[Key, str] = field(default_factory=dict)
 
 
@@ -84,16 +86,18 @@ class IsolatingRunner:
             part = self.collect()
             whole.token_ids.extend(part.token_ids)
             whole.logprobs.update(part.logprobs)
+            whole.candidates.update(part.candidates)
             whole.failed.update(part.failed)
         return whole
 
 
 def _by_key(plan: Plan, result: StepResult) -> Computed:
-    if not (result.logprobs or result.failed):
+    if not (result.logprobs or result.candidates or result.failed):
         return Computed(result.token_ids.tolist())
     sampled = plan.sampled
     return Computed(
         result.token_ids.tolist(),
         logprobs={sampled[row]: logprobs for row, logprobs in result.logprobs.items()},
+        candidates={sampled[row]: found for row, found in result.candidates.items()},
         failed={sampled[row]: why for row, why in result.failed.items()},
     )

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .scheduling.beam_search import Candidates
 from .scheduling.moves import Moves
 from .scheduling.sequence import Sequence
 
@@ -50,6 +51,7 @@ class StepResult:
     token_ids: Int32  # [R]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # row -> for those who asked
     failed: dict[int, str] = field(default_factory=dict)  # row -> why it has no valid token (its id is then void)
+    candidates: dict[int, Candidates] = field(default_factory=dict)  # row -> of the beams, whose token id is void
 
 
 class Runner(Protocol):
