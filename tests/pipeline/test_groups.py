@@ -189,8 +189,7 @@ def test_a_worker_that_dies_changes_no_hypothesis(role: str) -> None:
 
 def test_another_client_takes_all_choices_up_again(driver: Driver) -> None:
     with Client(driver.run_dir) as first:
-        request_id = first.submit(PROMPT, max_tokens=200, n=2, temperature=1.0, seed=9).request_id
-        first.status(request_id)
+        request_id = first.submit(PROMPT, max_tokens=200, n=2, temperature=1.0, seed=9).accepted(30).request_id
     with Client(driver.run_dir) as second:
         answer = second.resume(request_id, n=2).result(30)
     assert texts(answer) == [sample(9, 200), sample(10, 200)]
