@@ -33,6 +33,8 @@ class StepInputs:
     num_decodes: int  # the first so many sequences have one token each
     sample_rows: Int32  # [R], indices into the T tokens whose next token is wanted
     sampled: Rows[Sequence]  # [R], the sequences these rows belong to
+    # [T], rows of the step before whose token is meant, which the host does not know yet; -1 where token_ids has it
+    carried: Int32 | None = None
 
 
 class TokenLogprobs(NamedTuple):
