@@ -30,6 +30,13 @@ class ChunkTile(NamedTuple):
     num_stages: int = 2
 
 
+def chunk_tile(dim: int, dtype: torch.dtype) -> ChunkTile:
+    """A tile that fits into the registers of a program: of head sizes up to 128 in half precision the usual one."""
+    if dtype.itemsize > 2:
+        return ChunkTile(num_rows=32, num_keys=32, num_warps=4, num_stages=1)
+    return ChunkTile() if dim <= 128 else ChunkTile(num_rows=64, num_keys=32)
+
+
 @triton.jit
 def _chunk(
     query, keys, values, output, tables, context_lens, query_starts, sinks,
@@ -104,7 +111,7 @@ def chunk_attention(
     window: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
-    tile: ChunkTile = ChunkTile(),  # noqa: B008, frozen
+    tile: ChunkTile | None = None,
 ) -> None:
     """Writes ``output`` [T, H, E] at the tokens that ``query_starts`` int32 [C + 1] names, from queries [T, H, D].
 
@@ -115,6 +122,7 @@ def chunk_attention(
     if not num_chunks:
         return
     num_heads, key_dim = query.shape[1:]
+    tile = tile or chunk_tile(key_dim, query.dtype)
     _, page_size, num_kv_heads, value_dim = values.shape
     group = num_heads // num_kv_heads
     _chunk[triton.cdiv(max_query_len * group, tile.num_rows), num_chunks, num_kv_heads](

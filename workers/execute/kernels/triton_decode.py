@@ -116,13 +116,14 @@ def decode_attention(
     softcap: float | None,
     sinks: torch.Tensor | None,
     num_splits: int,
-    tile: DecodeTile = DecodeTile(),  # noqa: B008, frozen
+    tile: DecodeTile | None = None,
 ) -> torch.Tensor:
     """Outputs [S, H, E] of queries [S, H, D] over pages [N, P, J, D] and [N, P, J, E], block tables int32 [S, W].
 
     A sequence of context 0 gets zeros. All shapes are fixed by the arguments' shapes and ``num_splits``: nothing is read
     by the host.
     """
+    tile = tile or DecodeTile()
     num_seqs, num_heads, key_dim = query.shape
     _, page_size, num_kv_heads, value_dim = values.shape
     group = num_heads // num_kv_heads

@@ -24,8 +24,8 @@ def _write(source, pages, slots, source_token, source_head, slot_size,
 @triton.jit
 def _either(first, second, is_channel, is_first):
     """What lies at ``first`` or at ``second``, in float32."""
-    one = tl.load(first, mask=is_channel & is_first, other=0.0)
-    return one.to(tl.float32) + tl.load(second, mask=is_channel & (is_first == 0), other=0.0).to(tl.float32)
+    one, other = tl.load(first, mask=is_channel, other=0.0), tl.load(second, mask=is_channel, other=0.0)
+    return tl.where(is_first, one, other).to(tl.float32)
 
 
 @triton.jit

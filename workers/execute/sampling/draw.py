@@ -47,7 +47,7 @@ def draw(logits: torch.Tensor, filters: Filters, uniforms: torch.Tensor) -> torc
     cut, whole = is_cut.nonzero()[:, 0], (~is_cut).nonzero()[:, 0]
     if len(whole):
         weights = whole_weights(scores[whole], filters.of(whole))
-        tokens[whole] = _invert(weights, uniforms[whole])
+        tokens[whole] = invert(weights, uniforms[whole])
     if len(cut):
         tokens[cut] = _draw_cut(scores[cut], filters.of(cut), uniforms[cut], _FIRST_CANDIDATES)
     return tokens
@@ -62,7 +62,7 @@ def whole_weights(scores: torch.Tensor, filters: Filters) -> torch.Tensor:
 def _draw_cut(scores: torch.Tensor, filters: Filters, uniforms: torch.Tensor, num_candidates: int) -> torch.Tensor:
     """Rows with top-k or top-p. Few candidates settle most rows; those they do not settle are drawn from more."""
     candidates = cut_candidates(scores, filters, num_candidates)
-    places = _invert(candidates.weights, uniforms)
+    places = invert(candidates.weights, uniforms)
     tokens = candidates.token_ids.gather(1, places[:, None])[:, 0]
     rest = (~candidates.complete).nonzero()[:, 0]
     if len(rest):
@@ -76,7 +76,7 @@ def cut_candidates(scores: torch.Tensor, filters: Filters, num_candidates: int) 
     Top-k keeps all that tie with the k-th, top-p keeps the token that crosses the threshold, as in transformers.
     """
     vocab_size = scores.shape[1]
-    values, ids = _in_order(scores, min(num_candidates, vocab_size))
+    values, ids = in_order(scores, min(num_candidates, vocab_size))
     weights = values.exp().double()
     kth = values.gather(1, (filters.top_k - 1).clamp_max(values.shape[1] - 1))
     is_kept = (values >= kth) | (filters.top_k >= vocab_size)
@@ -103,14 +103,14 @@ def _total(scores: torch.Tensor, mass: torch.Tensor, top_k: torch.Tensor) -> tor
     return total
 
 
-def _in_order(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def in_order(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The ``count`` greatest scores and their token ids, [R, count] each, ties by rising token id."""
     ids = scores.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
     values, places = scores.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, places)
 
 
-def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+def invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """The first place in each row where the cumulative weight exceeds ``uniform * total``: int64 [R].
 
     A place of weight 0 is never it: there the sum is that of the place before. One exists, since uniform <= 1 - 2**-53

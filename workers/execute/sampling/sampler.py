@@ -32,7 +32,7 @@ class Sampler:
         raw = logits[asked].log_softmax(dim=-1)
         adjust_logits(logits, sequences, self._eos_token_ids)
         greatest, tokens = logits.max(dim=-1)  # of equal logits the one with the lowest id, as in transformers
-        failed = _failures(greatest)
+        failed = failures(greatest)
         drawn = [row for row, s in enumerate(sequences) if not s.params.is_greedy and row not in failed]
         if drawn:
             tokens[drawn] = _draw(logits[drawn], [sequences[row] for row in drawn])
@@ -45,7 +45,7 @@ class Sampler:
         return StepResult(token_ids, logprobs, failed)
 
 
-def _failures(greatest: torch.Tensor) -> dict[int, str]:
+def failures(greatest: torch.Tensor) -> dict[int, str]:
     """Rows that cannot be sampled, by their greatest logit [R]: a not-a-number anywhere in a row is its greatest."""
     rows = (~greatest.isfinite()).nonzero()[:, 0].tolist()
     return {row: _reason(float(greatest[row])) for row in rows}
