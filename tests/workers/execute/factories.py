@@ -96,6 +96,7 @@ def make_engine(
     *sequences: Sequence,
     runner: type[HashRunner] = HashRunner,
     clock: Callable[[], int] = lambda: 0,
+    depth: int = 0,
     **options: Any,
 ) -> Engine:
     """An engine with the hash model and ``sequences`` added; options as for ``make_scheduler``."""
@@ -105,6 +106,7 @@ def make_engine(
         scheduler,
         runner(VOCAB_SIZE, num_pages=pool.num_pages, page_size=pool.page_size, num_host_pages=host.num_pages),
         clock=clock,
+        depth=depth,
     )
 
 

@@ -32,6 +32,7 @@ SETTINGS = st.fixed_dictionaries(
         "prefix_cache": st.booleans(),
         "host_pages": st.sampled_from([0, 3, 20]),
         "preemption": st.sampled_from(PREEMPTIONS),
+        "depth": st.sampled_from([0, 1]),
     }
 )
 
@@ -120,9 +121,12 @@ class Clients(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(choice=st.integers(0, 100))
     def abort_during_a_step(self, choice: int) -> None:
-        plan = self.engine.plan()
-        assert plan is not None
-        self.engine.launch(plan)
+        is_ahead = bool(self.engine._in_flight)
+        if self.engine.may_plan:
+            plan = self.engine.plan()
+            assert plan is not None or is_ahead
+            if plan is not None:
+                self.engine.launch(plan)
         if self.live:
             self.engine.release(self.live[choice % len(self.live)])
         self.take(self.engine.collect())

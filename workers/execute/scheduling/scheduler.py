@@ -7,7 +7,8 @@ be added and released at any time, also in between.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 
 from ....protocol.config import SchedulerConfig
@@ -58,6 +59,9 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._expired: list[tuple[Key, str]] = []  # and not reported yet
         self._step = 0
+        self.completed_step = 0
+        self._ahead: Plan | None = None  # the step that counts as computed though its tokens are not known
+        self._num_needing_tokens = 0  # of the live
         self._skips = Skips()
         self._schedule = {
             Phase.DECODES: self._schedule_decodes,
@@ -72,6 +76,7 @@ class Scheduler:
         assert len(self.live) < self.config.max_live, f"{len(self.live)} live, the limit is {self.config.max_live}"
         assert sequence.num_tokens > 0, f"{sequence.key} has no tokens"
         self.live[sequence.key] = sequence
+        self._num_needing_tokens += sequence.needs_its_tokens
         self.waiting.push(sequence)
         self._deadlines.add(sequence)
 
@@ -118,24 +123,78 @@ class Scheduler:
         Sequences in ``failed`` end here, each for its reason, and their tokens are void. What was sampled for one that
         was released meanwhile is dropped.
         """
+        self.advance(plan)
+        self._ahead = None
+        self.completed_step = plan.step
         progress = Progress(finished=dict(plan.finished), expired=dict(plan.expired), failed=dict(plan.failed))
         sampled = iter(token_ids)
-        for key, start, num_tokens, samples in plan.chunks:
+        for key, _, _, samples in plan.chunks:
             token_id = next(sampled) if samples else None
             sequence = self.running.get(key)
             if sequence is None:
                 continue
             if (why := failed.get(key)) is not None:
                 progress.failed[key] = why
+                sequence.num_tokens -= samples  # its placeholder
                 self._retire(sequence, "error", is_sound=False)
                 continue
-            sequence.num_computed_tokens = start + num_tokens
             if self.cache.publish(sequence) and sequence.row is not None:
                 self.rows.write_pages(sequence, 0)
             if token_id is not None:
                 self._take(sequence, token_id, progress)
         self.cache.complete(plan.step)
         return progress
+
+    # A step is planned while the last one runs.
+
+    def may_plan_ahead(self) -> bool:
+        """Whether ``plan`` can do without the tokens of the step in flight, and certainly takes nobody's pages.
+
+        A preempted sequence must be complete, or it could not be computed again.
+        """
+        if self._num_needing_tokens:
+            return False
+        prompts = [s for s in self.running.values() if s.state is SequenceState.PREFILLING]
+        num_tokens = sum(min(s.num_uncomputed_tokens, self.config.prefill_chunk) for s in prompts)
+        num_starts = self.config.max_live - len(self.running) if self.waiting else 0
+        if num_starts:
+            num_tokens = self.config.token_budget
+        # A page more for each decode, and for each prompt, whose chunk may begin and end inside a page.
+        num_pages = self.cache.pages_for(min(num_tokens, self.config.token_budget)) + len(self.running) + num_starts
+        return num_pages < self.cache.num_available
+
+    def advance(self, plan: Plan) -> None:
+        """Counts ``plan`` as computed, with a placeholder for each token that it samples. ``apply`` fills them in."""
+        if self._ahead is plan:
+            return
+        assert self._ahead is None, f"the tokens of step {self._ahead and self._ahead.step} are not known yet"
+        self._ahead = plan
+        for key, start, num_tokens, samples in plan.chunks:
+            sequence = self.running.get(key)
+            if sequence is None:
+                continue
+            sequence.num_computed_tokens = start + num_tokens
+            if samples:
+                sequence.append(0)
+                self._expect_token(sequence)
+
+    @property
+    def carried_rows(self) -> dict[Key, int]:
+        """Sequences whose last token is a placeholder, and its row in the result of the step in flight."""
+        return {key: row for row, key in enumerate(self._ahead.sampled)} if self._ahead else {}
+
+    @contextmanager
+    def rewound(self, plan: Plan) -> Iterator[None]:
+        """In this block the sequences of ``plan`` are as they were when it was launched, so that it can run again."""
+        keys = plan.sampled if self._ahead is plan else []
+        sequences = [self.running[key] for key in keys if key in self.running]
+        for sequence in sequences:
+            sequence.num_tokens -= 1
+        try:
+            yield
+        finally:
+            for sequence in sequences:
+                sequence.num_tokens += 1
 
     def observe(self, plan: Plan, elapsed_ns: int) -> None:
         """A step took so long. Only of interest with ``itl_target_ms``."""
@@ -328,17 +387,25 @@ class Scheduler:
     # What becomes of a sequence after its step.
 
     def _take(self, sequence: Sequence, token_id: int, progress: Progress) -> None:
-        sequence.append(token_id)
+        sequence.tokens[sequence.num_tokens - 1] = token_id
         progress.emit(sequence.key, sequence.num_output_tokens - 1, token_id)
         if reason := sequence.end_reason(self.max_model_len):
             progress.finished[sequence.key] = reason
             self._retire(sequence, reason)
+
+    def _expect_token(self, sequence: Sequence) -> None:
+        """The sequence's next state, which does not depend on what the token is but for its end."""
+        if sequence.is_full(self.max_model_len):
+            if sequence.row is not None:
+                self.rows.leave(sequence)
+            sequence.state = SequenceState.ENDING
         elif sequence.state is SequenceState.PREFILLING:
             sequence.state = SequenceState.READY
 
     def _retire(self, sequence: Sequence, reason: str, *, is_sound: bool = True) -> None:
         """Ends a sequence: its row is free at once, its pages go to limbo."""
         del self.live[sequence.key]
+        self._num_needing_tokens -= sequence.needs_its_tokens
         if sequence.key in self.running:
             self._leave(sequence)
             self._fresh_are_held_back = False

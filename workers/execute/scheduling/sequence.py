@@ -21,6 +21,7 @@ class SequenceState(Enum):
     PREFILLING = "prefilling"  # some chunks computed
     READY = "ready"  # prompt computed, first token sampled, no row yet
     DECODING = "decoding"  # holds a row
+    ENDING = "ending"  # its last token is being computed
     FINISHED = "finished"  # row given back, pages in limbo until released
 
 
@@ -75,6 +76,16 @@ class Sequence:
         """int32 [num_output_tokens], a view."""
         return self.tokens[self.num_prompt_tokens : self.num_tokens]
 
+    @property
+    def needs_its_tokens(self) -> bool:
+        """Whether the host must know every token before it can ask for the next one."""
+        p = self.params
+        return p.repetition_penalty != 1.0 or bool(p.presence_penalty or p.frequency_penalty)
+
+    def is_full(self, max_model_len: int) -> bool:
+        """Whether no token has room after the last one."""
+        return self.num_tokens >= min(len(self.tokens), max_model_len)
+
     def append(self, token_id: int) -> None:
         """Adds what was sampled after the last token."""
         self.tokens[self.num_tokens] = token_id
@@ -86,4 +97,4 @@ class Sequence:
         may_stop = self.stop_ids and num_output_tokens >= max(1, self.params.min_tokens)
         if may_stop and int(self.tokens[self.num_tokens - 1]) in self.stop_ids:
             return "stop"
-        return "length" if self.num_tokens >= min(len(self.tokens), max_model_len) else None
+        return "length" if self.is_full(max_model_len) else None
