@@ -33,6 +33,9 @@ CONFIG_VALUES: dict[str, Any] = {
     "trace": "/tmp/trace.jsonl",
     "backend": "auto",
     "quantization": "int8",
+    "deterministic": True,
+    "cuda_graphs": False,
+    "overlap": False,
     "kv_memory_fraction": 0.25,
     "safety_margin": 0.5,
     "policy": "fifo",
@@ -83,7 +86,8 @@ FIELDS = [(owner, name, 64 if name in ("threads", "max_num_seqs") else value) fo
 @pytest.mark.parametrize(("owner", "name", "value"), FIELDS, ids=[name for _, name, _ in FIELDS])
 def test_every_config_field_is_a_flag_and_an_environment_variable(owner: str, name: str, value: Any) -> None:
     flag = f"--{name.replace('_', '-')}"
-    by_flag, _ = parse([f"--no-{flag[2:]}"] if value is False else [flag, str(value)])
+    arguments = {True: [flag], False: [f"--no-{flag[2:]}"]}.get(value) if isinstance(value, bool) else [flag, str(value)]
+    by_flag, _ = parse(arguments)
     by_env, _ = parse([], env={f"TRIPTYCH_{name.upper()}": str(value)})
     assert value_of(by_flag, owner, name) == value_of(by_env, owner, name) == value
 

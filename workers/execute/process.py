@@ -74,7 +74,10 @@ def _build_torch_runner(context: WorkerContext, cache: CacheConfig) -> tuple[Run
         progress=context.page.progress,
     )
     context.set_phase("warming")
-    return runner, card, runner.warm_up()
+    step_s = runner.warm_up()
+    if _known_card(context) is None:  # a later life serves at once, and makes its graphs as they are used
+        runner.capture_graphs(context.page.progress)
+    return runner, card, step_s
 
 
 def _known_card(context: WorkerContext) -> ModelCard | None:
@@ -100,7 +103,9 @@ class Execute:
             prefix_cache=context.config.cache.prefix_cache,
             num_host_pages=context.config.cache.host_pages,
         )
-        self._engine = Engine(scheduler, runner, clock=time.monotonic_ns)
+        overlaps = context.config.model.overlap and card.device.startswith("cuda")
+        self._engine = Engine(scheduler, runner, clock=time.monotonic_ns, depth=int(overlaps))
+        self._runner = runner
         self._max_live = card.max_live
         self._books = Bookkeeper(context.journal, eos_token_ids=frozenset(card.eos_token_ids))
         trace = context.config.scheduler.trace
@@ -229,6 +234,7 @@ class Execute:
         memory = measure_memory(self._engine.scheduler)
         return {
             "steps": self._num_steps,
+            "graph_steps": getattr(self._runner, "num_graph_steps", 0),
             "step_ms": self._step_s * 1e3,
             "tokens": self._num_tokens,
             "prefill_tokens": self._num_prefill_tokens,
