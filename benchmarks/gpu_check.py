@@ -10,6 +10,7 @@ Random checkpoints are made in a folder that is removed at the end. The JSON fil
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -118,7 +119,12 @@ def main() -> None:
 
 def check(arguments: argparse.Namespace) -> None:
     end = time.monotonic() + 60 * arguments.minutes
-    report: dict[str, Any] = {"what": "gpu_check", "is_dry": arguments.dry_run, "date": str(date.today()), "seconds": {}}
+    report: dict[str, Any] = {
+        "what": "gpu_check",
+        "is_dry": arguments.dry_run,
+        "date": str(date.today()),
+        "seconds": {},
+    }
     report |= about()
     folder = Path(tempfile.mkdtemp(prefix="triptych-gpu-", dir=roomiest()))
     try:
@@ -130,7 +136,9 @@ def check(arguments: argparse.Namespace) -> None:
             report["seconds"][part.name] = round(time.monotonic() - start, 1)
             report["ratios"] = ratios(report)
             write(report, arguments.out)
-            print(f"{part.name}: {report['seconds'][part.name]} s, {report[part.name].get('error', 'done')}", flush=True)
+            print(
+                f"{part.name}: {report['seconds'][part.name]} s, {report[part.name].get('error', 'done')}", flush=True
+            )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(table(report))
@@ -166,10 +174,8 @@ def wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
     except subprocess.TimeoutExpired:
         return f"not done after {limit_s:.0f} s"
     finally:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
 
 

@@ -61,7 +61,9 @@ def load(
                     **options,
                 }
             ),
-            CacheConfig(page_size=setting.size(64, 16), kv_memory_fraction=0.9, num_pages=32 if setting.is_dry else None),
+            CacheConfig(
+                page_size=setting.size(64, 16), kv_memory_fraction=0.9, num_pages=32 if setting.is_dry else None
+            ),
             scheduler_config,
             model_dir=folder,
             run_dir=Path(run_dir),

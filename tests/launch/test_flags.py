@@ -86,8 +86,8 @@ FIELDS = [(owner, name, 64 if name in ("threads", "max_num_seqs") else value) fo
 @pytest.mark.parametrize(("owner", "name", "value"), FIELDS, ids=[name for _, name, _ in FIELDS])
 def test_every_config_field_is_a_flag_and_an_environment_variable(owner: str, name: str, value: Any) -> None:
     flag = f"--{name.replace('_', '-')}"
-    arguments = {True: [flag], False: [f"--no-{flag[2:]}"]}.get(value) if isinstance(value, bool) else [flag, str(value)]
-    by_flag, _ = parse(arguments)
+    switch = [flag] if value else [f"--no-{flag[2:]}"]
+    by_flag, _ = parse(switch if isinstance(value, bool) else [flag, str(value)])
     by_env, _ = parse([], env={f"TRIPTYCH_{name.upper()}": str(value)})
     assert value_of(by_flag, owner, name) == value_of(by_env, owner, name) == value
 

@@ -12,7 +12,6 @@ from .scheduling.rows import Rows
 from .scheduling.sequence import Key, Sequence
 from .step import Int32, StepInputs
 
-
 _NONE_CARRIED: Mapping[Key, int] = MappingProxyType({})
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,7 +52,7 @@ class Engine:
     ) -> None:
         assert depth in (0, 1), f"depth is {depth}: only the tokens of the step before can be handed on"
         self.scheduler = scheduler
-        self._runner = IsolatingRunner(runner, self._build_inputs, scheduler.rewound)
+        self._runner = IsolatingRunner(runner, self._build_inputs, self._rewound)
         self._clock = clock
         self._depth = depth
         self._in_flight: deque[_InFlight] = deque()
@@ -135,5 +136,8 @@ class Engine:
             scheduler.running,
             scheduler.rows,
             page_size=scheduler.cache.pool.page_size,
-            carried_rows=scheduler.carried_rows if is_first_launch else {},
+            carried_rows=scheduler.ahead.carried_rows if is_first_launch else {},
         )
+
+    def _rewound(self, plan: Plan) -> AbstractContextManager[None]:
+        return self.scheduler.ahead.rewound(plan, self.scheduler.running)

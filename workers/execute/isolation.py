@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
 from .scheduling.plan import Plan
@@ -41,7 +41,7 @@ class IsolatingRunner:
         self,
         runner: Runner,
         build_inputs: Callable[[Plan], StepInputs],
-        rewound: Callable[[Plan], AbstractContextManager[None]] = nullcontext,
+        rewound: Callable[[Plan], AbstractContextManager[None]],
     ) -> None:
         """``rewound`` puts what ``build_inputs`` reads back to how it was when a plan was launched."""
         self._runner = runner

@@ -11,7 +11,7 @@ from tests.workers.execute.test_isolation import BAD, AlwaysRaises, FailsARow, R
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.scheduling.sequence import SequenceState
-from triptych.workers.execute.step import StepInputs
+from triptych.workers.execute.step import StepInputs, StepResult
 
 
 def num_in_flight(engine: Engine) -> int:
@@ -137,16 +137,17 @@ def test_only_the_sequence_to_blame_fails(runner: type[HashRunner]) -> None:
 class FailsLate(HashRunner):
     """The step in which a given sequence decodes its third token raises when it is collected."""
 
+    fails: list[bool]
+
     def launch(self, inputs: StepInputs) -> None:
         super().launch(inputs)
-        result = self._results[-1]
-        rows = [s.key[0] == BAD and s.num_tokens == s.num_prompt_tokens + 2 for s in inputs.sampled]
-        self._results[-1] = ValueError("bad luck") if any(rows) else result  # type: ignore[assignment]
+        is_bad = [s.key[0] == BAD and s.num_tokens == s.num_prompt_tokens + 2 for s in inputs.sampled]
+        self.fails = [*getattr(self, "fails", []), any(is_bad)]
 
-    def collect(self) -> Any:
+    def collect(self) -> StepResult:
         result = super().collect()
-        if isinstance(result, ValueError):
-            raise result
+        if self.fails.pop(0):
+            raise ValueError("bad luck")
         return result
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..step import StepInputs
@@ -25,7 +27,7 @@ class DeviceStep(NamedTuple):
     max_query_len: int  # tokens of the longest chunk; 0 without chunks
 
 
-def columns_of(inputs: StepInputs) -> list[np.ndarray]:
+def columns_of(inputs: StepInputs) -> list[npt.NDArray[Any]]:
     """The arrays of a step in the order of ``DeviceStep``."""
     carried = inputs.carried
     if carried is None:
@@ -45,7 +47,24 @@ def columns_of(inputs: StepInputs) -> list[np.ndarray]:
 def upload(inputs: StepInputs, device: torch.device) -> DeviceStep:
     """A step on the device, by plain copies."""
     tensors = [torch.from_numpy(array.astype(np.int32)).to(device) for array in columns_of(inputs)]
-    return DeviceStep(*tensors, num_decodes=inputs.num_decodes, max_query_len=longest_chunk(inputs))
+    return as_step(tensors, inputs)
+
+
+def as_step(tensors: Sequence[torch.Tensor], inputs: StepInputs) -> DeviceStep:
+    """The tensors of ``columns_of``, which may be flat, with the sizes of the step."""
+    token_ids, positions, slots, carried, starts, contexts, sample_rows, tables = tensors
+    return DeviceStep(
+        token_ids,
+        positions,
+        slots,
+        carried,
+        starts,
+        contexts,
+        sample_rows,
+        tables.view(inputs.block_tables.shape),
+        num_decodes=inputs.num_decodes,
+        max_query_len=longest_chunk(inputs),
+    )
 
 
 def longest_chunk(inputs: StepInputs) -> int:

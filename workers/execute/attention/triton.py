@@ -76,7 +76,9 @@ class TritonAttention:
             window=form.sliding_window,
             softcap=form.softcap,
             sinks=form.sinks,
-            num_splits=self._num_splits(num_decodes * cache.keys.shape[2], min(num_keys, form.sliding_window or num_keys)),
+            num_splits=self._num_splits(
+                num_decodes * cache.keys.shape[2], min(num_keys, form.sliding_window or num_keys)
+            ),
         )
 
     def _num_splits(self, num_programs: int, num_keys: int) -> int:

@@ -1,4 +1,4 @@
-"""Paged attention by the FlashAttention that comes with torch, where its function knows block tables (2.12 and later)."""
+"""Paged attention by torch's own FlashAttention, where its function knows block tables (2.12 and later)."""
 
 from __future__ import annotations
 

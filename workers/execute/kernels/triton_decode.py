@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+
 class DecodeTile(NamedTuple):
     """How a kernel is cut. What it computes does not depend on it but for rounding."""
 
@@ -54,8 +55,8 @@ def _decode(
     q = tl.load(q_row, mask=(g < G)[:, None] & (d < D)[None, :], other=0.0)
     most = tl.full([BLOCK_G], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
-    if HAS_SINKS:  # a weight without a value, in the first split
-        if split == 0:  # noqa: SIM102, one condition is of the compiler's and one of the program's
+    if HAS_SINKS:  # noqa: SIM102, the compiler decides one of the conditions and the program the other
+        if split == 0:  # a weight without a value, once a head
             most = tl.load(sinks + head, mask=g < G, other=0.0).to(tl.float32) * 1.4426950408889634
             total += 1.0
     mixed = tl.zeros([BLOCK_G, BLOCK_E], tl.float32)
@@ -120,8 +121,8 @@ def decode_attention(
 ) -> torch.Tensor:
     """Outputs [S, H, E] of queries [S, H, D] over pages [N, P, J, D] and [N, P, J, E], block tables int32 [S, W].
 
-    A sequence of context 0 gets zeros. All shapes are fixed by the arguments' shapes and ``num_splits``: nothing is read
-    by the host.
+    A sequence of context 0 gets zeros. All shapes follow from the arguments' shapes and ``num_splits``: the host reads
+    nothing.
     """
     tile = tile or DecodeTile()
     num_seqs, num_heads, key_dim = query.shape

@@ -25,7 +25,9 @@ def _matmul(x, weight, bias, output, M, N, K, x_row, weight_row,
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
-        a = tl.load(x + m.to(tl.int64)[:, None] * x_row + k[None, :], mask=(m < M)[:, None] & (k < K)[None, :], other=0.0)
+        a = tl.load(
+            x + m.to(tl.int64)[:, None] * x_row + k[None, :], mask=(m < M)[:, None] & (k < K)[None, :], other=0.0
+        )
         b = tl.load(weight + n.to(tl.int64)[None, :] * weight_row + k[:, None],
                     mask=(n < N)[None, :] & (k < K)[:, None], other=0.0)  # fmt: skip
         total += tl.dot(a, b, input_precision="ieee")

@@ -36,7 +36,7 @@ def _silu_mul(gate_up, output, C: tl.constexpr, BLOCK: tl.constexpr):
 def add_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, adds: bool = True
 ) -> torch.Tensor:
-    """RMS norm [T, C] of ``residual + x``, which is left in ``residual``. Without ``adds`` x alone counts (first layer)."""
+    """RMS norm [T, C] of ``residual + x``, which is left in ``residual``; without ``adds`` of x alone."""
     output = torch.empty_like(x)
     num_tokens, num_channels = x.shape
     if num_tokens:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..attention.device_step import DeviceStep, columns_of, longest_chunk
+from ..attention.device_step import DeviceStep, as_step, columns_of
 from ..sampling.device import NUM_COLUMNS
 from ..step import StepInputs
 
@@ -49,18 +49,11 @@ class HostStage:
 def upload_ragged(inputs: StepInputs, stage: HostStage) -> DeviceStep:
     """A step of any shape, in fresh memory of the device."""
     columns = columns_of(inputs)
-    flat = stage.copy(columns).split([column.size for column in columns])
-    *rest, tables = flat
-    return DeviceStep(
-        *rest,
-        block_tables=tables.view(inputs.block_tables.shape),
-        num_decodes=inputs.num_decodes,
-        max_query_len=longest_chunk(inputs),
-    )
+    return as_step(torch.split(stage.copy(columns), [column.size for column in columns]), inputs)
 
 
 class DecodeBuffers:
-    """What decode graphs read, always at the same place: inputs of up to ``max_rows`` rows, and what they are sampled by.
+    """What decode graphs read, always at the same place: inputs of up to ``max_rows`` rows, and what samples them.
 
     Rows beyond the step's own are padding: they attend to nothing and write to the trash page.
     """

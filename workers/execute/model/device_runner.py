@@ -66,7 +66,7 @@ class DeviceRunner(StepRunner):
         self._stage = HostStage(device, torch.int32)
         self._sampling_stage = HostStage(device, torch.float64)
         self._pending: deque[_Pending | StepResult] = deque()
-        # The tokens of the last step, and beside them what graphs leave: static, so that graphs can read and write them.
+        # The tokens of the last step, and what graphs leave beside them: where graphs find and put them.
         num_rows = max(max_sampled, self._decode_rows)
         self._tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self._greatest = torch.zeros(num_rows, dtype=torch.float32, device=device)
@@ -183,7 +183,7 @@ class DeviceRunner(StepRunner):
             torch.empty(count, dtype=source.dtype, pin_memory=True).copy_(source[:count], non_blocking=True)
             for source in (self._tokens, self._greatest)
         ]
-        is_done = torch.cuda.Event()
+        is_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         is_done.record()
         return _Pending(pinned[0], pinned[1], is_done)
 

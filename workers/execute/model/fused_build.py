@@ -114,9 +114,7 @@ def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
 
 
 @torch.inference_mode()
-def _self_test(
-    decoder: FusedDecoder, weights: FusedWeights, config: PretrainedConfig, checkpoint: Checkpoint
-) -> None:
+def _self_test(decoder: FusedDecoder, weights: FusedWeights, config: PretrainedConfig, checkpoint: Checkpoint) -> None:
     """Run three short sequences in two ragged steps, and compare with transformers on the same memory.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A dense decoder's weights on a device, merged where inputs are shared; read tensor by tensor from the mapped files."""
+"""A dense decoder's weights on a device, merged where inputs are shared, each tensor read straight to its place."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Format(NamedTuple):
 
 @dataclass(slots=True)
 class FusedWeights:
-    """All weights of a decoder. Invariant: ``views`` shares their memory, tensor by tensor as the checkpoint names them.
+    """All weights of a decoder. Invariant: ``views`` is the same memory, by the checkpoint's names of its tensors.
 
     With fp8 there is no view of a matrix but the head: it is not kept in the checkpoint's type.
     """
@@ -137,7 +137,7 @@ class FusedLoader:
         shapes = [self._checkpoint[name].shape for name in names]
         rows = [shape[0] for shape in shapes]
         merged = torch.empty(sum(rows), *shapes[0][1:], dtype=self._format.dtype, device=self._device)
-        for name, place in zip(names, merged.split(rows), strict=True):
+        for name, place in zip(names, torch.split(merged, rows), strict=True):
             place.copy_(self._checkpoint[name])
             self._views[name] = place
             self._count()

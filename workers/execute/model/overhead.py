@@ -1,4 +1,4 @@
-"""What steps take of a GPU's memory beside weights and pages: measured by running the largest, before pages are made."""
+"""What steps take of a GPU's memory beside weights and pages: measured by running the largest ones."""
 
 from __future__ import annotations
 

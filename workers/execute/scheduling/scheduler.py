@@ -7,11 +7,11 @@ be added and released at any time, also in between.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from ....protocol.config import SchedulerConfig
+from .ahead import LookAhead, most_new_tokens
 from .cache import PageCache
 from .cost import Work, make_pace
 from .deadlines import Deadlines, exceeded
@@ -60,7 +60,7 @@ class Scheduler:
         self._expired: list[tuple[Key, str]] = []  # and not reported yet
         self._step = 0
         self.completed_step = 0
-        self._ahead: Plan | None = None  # the step that counts as computed though its tokens are not known
+        self.ahead = LookAhead()
         self._num_needing_tokens = 0  # of the live
         self._skips = Skips()
         self._schedule = {
@@ -124,7 +124,7 @@ class Scheduler:
         was released meanwhile is dropped.
         """
         self.advance(plan)
-        self._ahead = None
+        self.ahead.settle()
         self.completed_step = plan.step
         progress = Progress(finished=dict(plan.finished), expired=dict(plan.expired), failed=dict(plan.failed))
         sampled = iter(token_ids)
@@ -154,47 +154,20 @@ class Scheduler:
         """
         if self._num_needing_tokens:
             return False
-        prompts = [s for s in self.running.values() if s.state is SequenceState.PREFILLING]
-        num_tokens = sum(min(s.num_uncomputed_tokens, self.config.prefill_chunk) for s in prompts)
         num_starts = self.config.max_live - len(self.running) if self.waiting else 0
-        if num_starts:
-            num_tokens = self.config.token_budget
-        # A page more for each decode, and for each prompt, whose chunk may begin and end inside a page.
-        num_pages = self.cache.pages_for(min(num_tokens, self.config.token_budget)) + len(self.running) + num_starts
-        return num_pages < self.cache.num_available
+        num_tokens = self.config.token_budget if num_starts else most_new_tokens(self.running.values(), self.config)
+        # One page more for each decode, and for each prompt, whose chunk may begin and end inside a page.
+        return self.cache.pages_for(num_tokens) + len(self.running) + num_starts < self.cache.num_available
 
     def advance(self, plan: Plan) -> None:
-        """Counts ``plan`` as computed, with a placeholder for each token that it samples. ``apply`` fills them in."""
-        if self._ahead is plan:
-            return
-        assert self._ahead is None, f"the tokens of step {self._ahead and self._ahead.step} are not known yet"
-        self._ahead = plan
-        for key, start, num_tokens, samples in plan.chunks:
-            sequence = self.running.get(key)
-            if sequence is None:
-                continue
-            sequence.num_computed_tokens = start + num_tokens
-            if samples:
-                sequence.append(0)
-                self._expect_token(sequence)
-
-    @property
-    def carried_rows(self) -> dict[Key, int]:
-        """Sequences whose last token is a placeholder, and its row in the result of the step in flight."""
-        return {key: row for row, key in enumerate(self._ahead.sampled)} if self._ahead else {}
-
-    @contextmanager
-    def rewound(self, plan: Plan) -> Iterator[None]:
-        """In this block the sequences of ``plan`` are as they were when it was launched, so that it can run again."""
-        keys = plan.sampled if self._ahead is plan else []
-        sequences = [self.running[key] for key in keys if key in self.running]
-        for sequence in sequences:
-            sequence.num_tokens -= 1
-        try:
-            yield
-        finally:
-            for sequence in sequences:
-                sequence.num_tokens += 1
+        """Counts ``plan`` as computed, with placeholders for its tokens, which ``apply`` fills in."""
+        for sequence in self.ahead.advance(plan, self.running):
+            if sequence.is_full(self.max_model_len):
+                if sequence.row is not None:
+                    self.rows.leave(sequence)
+                sequence.state = SequenceState.ENDING
+            elif sequence.state is SequenceState.PREFILLING:
+                sequence.state = SequenceState.READY
 
     def observe(self, plan: Plan, elapsed_ns: int) -> None:
         """A step took so long. Only of interest with ``itl_target_ms``."""
@@ -392,15 +365,6 @@ class Scheduler:
         if reason := sequence.end_reason(self.max_model_len):
             progress.finished[sequence.key] = reason
             self._retire(sequence, reason)
-
-    def _expect_token(self, sequence: Sequence) -> None:
-        """The sequence's next state, which does not depend on what the token is but for its end."""
-        if sequence.is_full(self.max_model_len):
-            if sequence.row is not None:
-                self.rows.leave(sequence)
-            sequence.state = SequenceState.ENDING
-        elif sequence.state is SequenceState.PREFILLING:
-            sequence.state = SequenceState.READY
 
     def _retire(self, sequence: Sequence, reason: str, *, is_sound: bool = True) -> None:
         """Ends a sequence: its row is free at once, its pages go to limbo."""

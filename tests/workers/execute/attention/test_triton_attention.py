@@ -190,8 +190,9 @@ def test_tiles_change_nothing_but_rounding(tile: ChunkTile) -> None:
     scene = written(make_scene([(10, 37), (0, 3)], dtype=torch.float32))
     step = upload(scene.inputs, DEVICE)
     output = torch.full_like(scene.query, torch.nan).to(DEVICE)
+    keys, values = (pages.to(DEVICE) for pages in scene.cache)
     chunk_attention(
-        scene.query.to(DEVICE), *(pages.to(DEVICE) for pages in scene.cache), output, block_tables=step.block_tables,
+        scene.query.to(DEVICE), keys, values, output, block_tables=step.block_tables,
         context_lens=step.context_lens, query_starts=step.query_starts, max_query_len=step.max_query_len, scale=0.3,
         window=None, softcap=None, sinks=None, tile=tile,
     )  # fmt: skip

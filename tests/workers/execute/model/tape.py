@@ -18,9 +18,9 @@ from triton.runtime.interpreter import InterpretedFunction
 Launch = Callable[[], None]
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.launches: list[Launch] = []
         self.results: list[torch.Tensor] = []  # in memory of their own
 

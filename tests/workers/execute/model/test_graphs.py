@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,8 @@ GREEDY = SamplingKind.GREEDY
 
 
 @pytest.mark.parametrize(
-    ("max_rows", "buckets"), [(1, [1]), (4, [1, 2, 4]), (6, [1, 2, 4, 6]), (20, [1, 2, 4, 8, 16, 20]), (8, [1, 2, 4, 8])]
+    ("max_rows", "buckets"),
+    [(1, [1]), (4, [1, 2, 4]), (6, [1, 2, 4, 6]), (20, [1, 2, 4, 8, 16, 20]), (8, [1, 2, 4, 8])],
 )
 def test_buckets(max_rows: int, buckets: list[int]) -> None:
     assert decode_buckets(max_rows) == buckets
