@@ -37,7 +37,11 @@ def chunk_tile(dim: int, dtype: torch.dtype) -> ChunkTile:
     return ChunkTile() if dim <= 128 else ChunkTile(num_rows=64, num_keys=32)
 
 
-@triton.jit
+# As for ``_decode``: what changes from step to step must not make a new kernel.
+@triton.jit(
+    do_not_specialize=["table_width"],
+    do_not_specialize_on_alignment=["tables", "context_lens", "query_starts"],
+)
 def _chunk(
     query, keys, values, output, tables, context_lens, query_starts, sinks,
     scale, softcap, window, table_width,

@@ -32,7 +32,8 @@ def _bounded(scores, softcap, HAS_SOFTCAP: tl.constexpr):
     return scores * 1.4426950408889634
 
 
-@triton.jit
+# Sizes and places that change from step to step must not make a new kernel, which takes seconds to compile.
+@triton.jit(do_not_specialize=["table_width"], do_not_specialize_on_alignment=["tables", "context_lens"])
 def _decode(
     query, keys, values, output, weights, tables, context_lens, sinks,
     scale, softcap, window, table_width,

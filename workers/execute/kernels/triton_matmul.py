@@ -16,7 +16,7 @@ _ROWS, _INPUTS = 64, 64
 _WIDE_FROM = 8192  # outputs from which wider tiles still give every processor something to do
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])  # a kernel for each number of rows would be compiled while requests wait
 def _matmul(x, weight, bias, output, M, N, K, x_row, weight_row,
             BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, HAS_BIAS: tl.constexpr):  # fmt: skip
     """One program: one tile of the output. Neighbours share columns, so that weights are read from memory once."""

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+# Places that change from step to step must not make a new kernel, which takes seconds to compile.
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _write(source, pages, slots, source_token, source_head, slot_size,
            J: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """One program: one token's keys, or values."""
@@ -28,7 +29,7 @@ def _either(first, second, is_channel, is_first):
     return tl.where(is_first, one, other).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
 def _rotate_write(
     qkv, query, keys, values, slots, positions, cosines, sines, query_norm, key_norm, norm_eps, qkv_token,
     H: tl.constexpr, J: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HAS_NORM: tl.constexpr,

@@ -33,7 +33,7 @@ from .pool import LayerShape, allocate_pool
 # Greatest difference from the plain forward pass, relative to the greatest logit.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 _FP8_TOLERANCE = 0.5
-_FP8_CAPABILITY = (8, 9)  # of the first CUDA devices with such products; a scale a row needs (9, 0)
+_FP8_CAPABILITY = (9, 0)  # of the first CUDA devices whose fp8 products have a scale for each row
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,12 @@ def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
     sizes = (spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim)
     if any(size % MULTIPLE for size in sizes):
         raise Unsupported(f"fp8 needs sizes that are multiples of {MULTIPLE}, it has {sizes}")
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
-        raise Unsupported(f"{torch.cuda.get_device_name(device)} has no products of fp8")
+    if device.type != "cuda":
+        return
+    if torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        raise Unsupported(f"{torch.cuda.get_device_name(device)} has no products of fp8 with a scale a row")
+    if format_.dtype != torch.bfloat16:
+        raise Unsupported(f"fp8 multiplies into bfloat16, the dtype is {format_.dtype}")
 
 
 @torch.inference_mode()

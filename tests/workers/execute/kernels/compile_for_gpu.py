@@ -1,6 +1,6 @@
 """Compiles every Triton kernel for a Hopper GPU on a machine that has none, through the wrappers that launch them.
 
-Prints a JSON line for each launch: the kernel, its registers, stack and shared memory.
+Prints a JSON line for each kernel that was compiled: its name, its registers, stack and shared memory.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -46,13 +47,21 @@ def main() -> None:
     driver.set_active(NoDevice())
     run = JITFunction.run
 
+    seen = set()
+
     def compile_only(self: Any, *args: Any, **options: Any) -> None:
         compiled = run(self, *args, **{**options, "warmup": True})
+        if compiled.hash in seen:
+            return
+        seen.add(compiled.hash)
         print(json.dumps({"kernel": self.__name__, **resources(compiled)}), flush=True)
 
     JITFunction.run = compile_only
-    for launch in launches():
-        launch()
+    if sys.argv[1:] == ["--steps"]:
+        launch_many_steps()
+    else:
+        for launch in launches():
+            launch()
 
 
 def resources(compiled: Any) -> dict[str, int]:
@@ -132,6 +141,28 @@ def attend(
         decode_attention(
             query, pages, pages, block_tables=tables, context_lens=ints[:8], num_splits=splits, **form,
         )  # fmt: skip
+
+
+def launch_many_steps() -> None:
+    """The same kernels in steps of many sizes, whose arrays begin anywhere in the memory they share."""
+    from triptych.workers.execute.kernels.triton_chunk import chunk_attention
+    from triptych.workers.execute.kernels.triton_decode import decode_attention
+    from triptych.workers.execute.kernels.triton_matmul import invariant_linear
+    from triptych.workers.execute.kernels.triton_write import write_slots
+
+    pages = torch.empty(4, 16, 2, 64, dtype=torch.bfloat16)
+    shared = torch.zeros(4096, dtype=torch.int32)
+    form: dict[str, Any] = {"scale": 0.1, "window": None, "softcap": None, "sinks": None}
+    for size in (1, 2, 3, 5, 16, 17, 32):
+        query = torch.empty(size, 4, 64, dtype=torch.bfloat16)
+        ints, tables = shared[size : 2 * size], shared[size : size + size * size].view(size, size)
+        write_slots(torch.empty(size, 2, 64, dtype=torch.bfloat16), pages, ints)
+        decode_attention(query, pages, pages, block_tables=tables, context_lens=ints, num_splits=1, **form)
+        chunk_attention(
+            query, pages, pages, torch.empty_like(query), block_tables=tables, context_lens=ints,
+            query_starts=shared[size : 2 * size + 1], max_query_len=size, **form,
+        )  # fmt: skip
+        invariant_linear(torch.empty(size, 64, dtype=torch.bfloat16), torch.empty(96, 64, dtype=torch.bfloat16))
 
 
 if __name__ == "__main__":
