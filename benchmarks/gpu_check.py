@@ -114,7 +114,16 @@ def main() -> None:
     unknown = sorted(set(arguments.parts) - {part.name for part in PARTS})
     if unknown:
         parser.error(f"unknown parts {', '.join(unknown)}; known are: {', '.join(part.name for part in PARTS)}")
+    if not arguments.dry_run and not has_gpu():
+        print(json.dumps({"what": "gpu_check", "skipped": "torch sees no CUDA device; --dry-run needs none"}))
+        return
     check(arguments)
+
+
+def has_gpu() -> bool:
+    """Asked in another process, so that this one takes nothing of the device."""
+    code = "import torch; raise SystemExit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def check(arguments: argparse.Namespace) -> None:

@@ -21,6 +21,7 @@ from tests.workers.execute.factories import (
     make_sequence,
     run,
 )
+from tests.workers.execute.model.next_token import NextToken
 from triptych import Driver
 from triptych.protocol.config import SchedulerConfig
 from triptych.protocol.errors import ConfigError, InvalidRequest, RequestTooLong
@@ -70,20 +71,6 @@ def test_r_hf_13_several_samples_compute_their_prompt_once(driver: Driver) -> No
     choices = answer.choices  # type: ignore[attr-defined]
     assert len({tuple(choice.token_ids) for choice in choices}) == 3
     assert answer.usage["prompt_tokens"] == 40
-
-
-class NextToken:
-    """A model whose next token is the last one plus one; it notes how many tokens each of its passes has."""
-
-    vocab_size = 97
-
-    def __init__(self) -> None:
-        self.num_tokens: list[int] = []
-
-    def __call__(self, step: Any, token_ids: torch.Tensor) -> torch.Tensor:
-        self.num_tokens.append(len(token_ids))
-        following = (token_ids[step.sample_rows.long()] + 1) % self.vocab_size
-        return torch.nn.functional.one_hot(following, self.vocab_size).float()
 
 
 @pytest.mark.parametrize("depth", [0, 1])

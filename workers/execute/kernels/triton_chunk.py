@@ -33,7 +33,7 @@ class ChunkTile(NamedTuple):
 def chunk_tile(dim: int, dtype: torch.dtype) -> ChunkTile:
     """A tile that fits into the registers of a program: of head sizes up to 128 in half precision the usual one."""
     if dtype.itemsize > 2:
-        return ChunkTile(num_rows=32, num_keys=32, num_warps=4, num_stages=1)
+        return ChunkTile(num_rows=16, num_keys=32, num_warps=4, num_stages=1)
     return ChunkTile() if dim <= 128 else ChunkTile(num_rows=64, num_keys=32)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.seeds.test_hf_cb_later import NextToken
 from tests.tiny import make_tiny_model
 from tests.workers.execute.factories import make_scheduler, make_sequence, make_sequences, run
 from tests.workers.execute.model.native import make_request
+from tests.workers.execute.model.next_token import NextToken
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.workers.execute.attention.device_step import DeviceStep
 from triptych.workers.execute.engine import Engine

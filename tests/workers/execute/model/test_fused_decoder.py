@@ -90,6 +90,7 @@ def test_fp8_says_nearly_the_same(tmp_path: Path) -> None:
         ({"quantization": "int8"}, "int8"),
         ({"quantization": "fp8", "deterministic": True}, "deterministic rules out"),
         ({"quantization": "fp8", "backend": "transformers"}, "transformers"),
+        ({"deterministic": True, "backend": "transformers"}, "transformers"),
     ],
     ids=str,
 )
