@@ -14,7 +14,8 @@ from ..protocol import messages as m
 from ..protocol.channels import ipc_endpoint
 from ..protocol.errors import ConfigError, Overloaded, RequestTimeout, TriptychError
 from ..protocol.sampling import SamplingParams
-from .session import Session
+from .session import Question, Session
+from .standing import RequestList, RequestStatus, list_of, status_of
 from .stream import Completion, Stream
 
 Prompt = str | Sequence[int]
@@ -70,8 +71,9 @@ class Client:
         """Send a request and return at once.
 
         ``prompt`` is text or token ids; ``messages`` is a chat. Options are the fields of ``SamplingParams``, and
-        ``truncation`` ("none", "left", "right", "middle") and ``lease_s``. What is wrong with them is raised by the
-        stream, as is every other error of this request.
+        ``truncation`` ("none", "left", "right", "middle"), ``lease_s``, ``priority``, ``deadline_ms``, ``max_queue_ms``
+        and ``cache_salt`` (see docs/protocol.md). What is wrong with them is raised by the stream, as is every other
+        error of this request.
         """
         request_id = request_id or uuid.uuid4().hex
         stream = Stream(request_id, self.session.abort)
@@ -148,11 +150,15 @@ class Client:
         """Queues, pages, rates and totals of every stage."""
         return dict(self._answer(m.GetStats(), timeout).stats)
 
-    def status(self, request_id: str, timeout: float = 10.0) -> str:
-        """Where a request stands: "queued", "running", "finished", "aborted", "failed" or "unknown"."""
-        return str(self._answer(m.GetStatus(request_id), timeout).state)
+    def status(self, request_id: str, timeout: float = 10.0) -> RequestStatus:
+        """Where a request stands; one that nobody knows has the state "unknown"."""
+        return status_of(self._answer(m.GetStatus(request_id), timeout))
 
-    def _answer(self, question: m.GetInfo | m.GetStats | m.GetStatus, timeout: float) -> Any:
+    def requests(self, limit: int = m.MAX_REQUEST_ROWS, timeout: float = 10.0) -> RequestList:
+        """Every request that lives or whose answer is kept, the first ``limit`` in order of arrival."""
+        return list_of(self._answer(m.GetRequests(limit), timeout))
+
+    def _answer(self, question: Question, timeout: float) -> Any:
         try:
             return self.session.ask(question).result(timeout)
         except FutureTimeout as error:

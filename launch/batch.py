@@ -4,90 +4,124 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
-from ..driver.client import MAX_IN_FLIGHT, Client
-from ..driver.stream import Completion
-from ..protocol.errors import Overloaded, PipelineClosed, RequestError, RequestTimeout
+from ..driver.client import MAX_IN_FLIGHT
+from ..driver.stream import Completion, Stream
+from ..protocol.errors import Overloaded, PipelineClosed, RequestError
 from .pipeline import Pipeline
 from .prompts import Job
 
-LOOK_S = 0.1  # how often the progress is shown, and a driver that gave up is noticed
-OVERLOADED_S = 30.0  # how long a request that finds no room is sent again
+RETRY_S = 0.1  # a request that found no room is sent again so soon, or when another one ends
+OVERLOADED_S = 30.0  # how long it is sent again
 
 Result: TypeAlias = Completion | RequestError
 
 
-def answers(
-    pipeline: Pipeline, jobs: Iterable[tuple[Job, dict[str, Any]]], *, look: Callable[[int], None]
-) -> Iterator[tuple[Job, Result]]:
-    """Each job and its request give the job and the answer, or what it failed by.
+class Batch:
+    """Jobs with their requests, answered by one pipeline. Any thread may read how far it is."""
 
-    ``look`` is called several times a second with the number of jobs that have ended. Closing the generator aborts
-    the requests in flight.
+    def __init__(self, pipeline: Pipeline, jobs: Sequence[tuple[Job, dict[str, Any]]]) -> None:
+        self._pipeline = pipeline
+        self.num_jobs = len(jobs)
+        self._jobs = iter(jobs)
+        self._flights: deque[_Flight] = deque()  # in the order of the jobs
+        self._ended: SimpleQueue[_Flight] = SimpleQueue()
+        self._refused: list[_Flight] = []  # for lack of room
+        self._num_tokens = 0  # of the answers that were given out
+        self.num_ended = 0
 
-    Raises:
-        WorkerDied: the driver gave up.
-    """
-    flights: deque[_Flight] = deque()
-    num_landed = 0
+    @property
+    def num_tokens(self) -> int:
+        return self._num_tokens + sum(flight.num_tokens for flight in [*self._flights])
 
-    def land() -> tuple[Job, Result]:
-        nonlocal num_landed
-        while (result := flights[0].wait(LOOK_S)) is None:
-            look(num_landed + sum(flight.done for flight in flights))
-            pipeline.check()
-        num_landed += 1
-        look(num_landed)
-        return flights.popleft().job, result
+    def answers(self) -> Iterator[tuple[Job, Result]]:
+        """Each job with its answer, or what it failed by. Closing the generator aborts the requests in flight.
 
-    try:
-        for job, request in jobs:
-            flights.append(_Flight(pipeline.client, job, request))
-            if len(flights) == MAX_IN_FLIGHT:
-                yield land()
-        while flights:
-            yield land()
-    finally:
-        for flight in flights:
-            flight.abort()
+        Raises:
+            TriptychError: the pipeline ended, so that no answer will come any more.
+        """
+        try:
+            self._take_off()
+            while self._flights:
+                self._land(self._next_ended())
+                while self._flights and (result := self._flights[0].result) is not None:
+                    flight = self._flights.popleft()
+                    self._num_tokens += flight.num_tokens
+                    yield flight.job, result
+                self._take_off()
+        finally:
+            for flight in self._flights:
+                flight.abort()
+
+    def _take_off(self) -> None:
+        while len(self._flights) < MAX_IN_FLIGHT and (pair := next(self._jobs, None)) is not None:
+            flight = _Flight(*pair)
+            self._flights.append(flight)
+            if flight.result is None:
+                self._submit(flight)
+            else:
+                self._ended.put(flight)
+
+    def _submit(self, flight: _Flight) -> None:
+        flight.stream = self._pipeline.client.submit(**flight.request)
+        flight.stream.on_done(lambda: self._ended.put(flight))
+        # A driver that gave up ends what was submitted before: asked afterwards, it cannot miss this one.
+        self._pipeline.check()
+
+    def _next_ended(self) -> _Flight | None:
+        """The next flight that ended; None if it is time to try one again that was refused."""
+        try:
+            return self._ended.get(timeout=RETRY_S if self._refused else None)
+        except Empty:
+            return None
+
+    def _land(self, flight: _Flight | None) -> None:
+        if flight is not None and not flight.land():
+            self._refused.append(flight)
+            return
+        self.num_ended += flight is not None
+        refused, self._refused = self._refused, []
+        for again in refused:
+            self._submit(again)
 
 
 class _Flight:
     """A job on its way; one that was bad from the start has ended before it began."""
 
-    def __init__(self, client: Client, job: Job, request: dict[str, Any]) -> None:
-        self.job = job
-        self._client = client
-        self._request = request
-        self._stream = None if job.error else client.submit(**request)
+    def __init__(self, job: Job, request: dict[str, Any]) -> None:
+        self.job, self.request = job, request
+        self.stream: Stream | None = None
+        self.result: Result | None = job.error
         self._patient_until: float | None = None  # set when it was first refused for lack of room
 
     @property
-    def done(self) -> bool:
-        return self._stream is None or self._stream.done
+    def num_tokens(self) -> int:
+        return self.stream.num_tokens if self.stream is not None else 0
 
-    def wait(self, timeout: float) -> Result | None:
-        """The result, or None if it is not there within ``timeout`` seconds."""
-        if self._stream is None:
-            return self.job.error
+    def land(self) -> bool:
+        """Take the result of a stream that ended; False if it found no room and may be sent again.
+
+        Raises:
+            TriptychError: it failed by what ends all others too.
+        """
+        if self.stream is None:
+            return True
         try:
-            return self._stream.result(timeout)
-        except RequestTimeout:
-            return None
+            self.result = self.stream.result(0)
         except Overloaded as error:  # ours or other people's requests fill the queue; as they end, there will be room
             self._patient_until = self._patient_until or time.monotonic() + OVERLOADED_S
-            if time.monotonic() > self._patient_until:
-                return error
-            time.sleep(timeout)
-            self._stream = self._client.submit(**self._request)
-            return None
+            if time.monotonic() < self._patient_until:
+                return False
+            self.result = error
         except RequestError as error:
-            return error
+            self.result = error
+        return True
 
     def abort(self) -> None:
-        if self._stream is not None:
+        if self.stream is not None and self.result is None:
             with suppress(PipelineClosed):  # and with it every request
-                self._stream.abort()
+                self.stream.abort()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,18 +12,30 @@ from ..driver.stream import Completion
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, RequestError
 from ..protocol.sampling import SamplingParams
+from .chat_lines import BLOCK, line_editing, read_message
 from .pipeline import Pipeline, open_pipeline
 from .report import ledger_table, model_line, printable, say, summary_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-PROMPT = "> "
-HELP = """\
-/reset  forget the conversation
-/stats  where the time of the last answer went
-/help   this list
-/quit   leave, as does Ctrl-D; Ctrl-C ends an answer"""
+COMMANDS = {
+    "/reset": "forget the conversation",
+    "/stats": "where the time of the last answer went",
+    "/system": "[TEXT]  show or change what the model is told before the conversation; - for nothing",
+    "/save": "FILE  write the conversation: as messages to FILE.json, else as Markdown",
+    "/help": "this list",
+    "/quit": "leave, as does Ctrl-D; Ctrl-C ends an answer",
+}
+HELP = "\n".join(f"{name:<8} {text}" for name, text in COMMANDS.items()) + (
+    f"\nA line that ends in \\ goes on in the next one; {BLOCK} begins and ends a message of several lines."
+)
+
+
+class NoAnswer(RequestError):
+    """Whoever asked did not want to wait any longer for an end."""
+
+    code = "no_answer"
 
 
 def chat(
@@ -41,12 +55,12 @@ def chat(
     with open_pipeline(config, run_dir=run_dir, connect=connect, console=console) as pipeline:
         if not pipeline.has_chat_template:
             raise ConfigError("this model has no chat template; try triptych generate --raw", param="model")
-        if sys.stdin.isatty():
-            import readline  # noqa: F401  gives input() its line editing and history
-
+        is_typed = sys.stdin.isatty()
+        if is_typed:
             say(console, model_line(pipeline.client.info()["model"]))
             say(console, "/help lists the commands")
-        Conversation(pipeline, params, system=system, console=console).run()
+        with line_editing([*COMMANDS]) if is_typed else nullcontext():
+            Conversation(pipeline, params, system=system, console=console).run()
     return 0
 
 
@@ -55,43 +69,53 @@ class Conversation:
 
     def __init__(self, pipeline: Pipeline, params: SamplingParams, *, system: str | None, console: Console) -> None:
         self._pipeline, self._params, self._console = pipeline, params, console
-        self._opening = [] if system is None else [{"role": "system", "content": system}]
-        self._messages = [*self._opening]
+        self._system = system
+        self._messages: list[dict[str, str]] = []  # without the system's
         self._last: Completion | None = None
 
     def run(self) -> None:
-        while (line := _read_line()) is not None:
-            match line.strip():
-                case "":
-                    pass
+        while (message := read_message()) is not None:
+            command, _, rest = message.strip().partition(" ")
+            match command:
                 case "/quit" | "/exit":
                     return
                 case "/reset":
-                    self._messages = [*self._opening]
-                    say(self._console, "The conversation is forgotten.")
+                    self._messages = []
+                    self._say("The conversation is forgotten.")
                 case "/stats":
                     self._show_stats()
+                case "/system":
+                    self._change_system(rest.strip())
+                case "/save":
+                    self._save(rest.strip())
                 case "/help":
-                    say(self._console, HELP)
-                case command if command.startswith("/") and " " not in command:
-                    say(self._console, f"{command} is no command\n{HELP}")
-                case question:
-                    self._ask(question)
+                    self._say(HELP)
+                case "":
+                    pass
+                case _ if command.startswith("/") and not rest:
+                    self._say(f"{command} is no command\n{HELP}")
+                case _:
+                    self._ask(message.strip())
+
+    @property
+    def _opening(self) -> list[dict[str, str]]:
+        return [] if self._system is None else [{"role": "system", "content": self._system}]
 
     def _ask(self, question: str) -> None:
         messages = [*self._messages, {"role": "user", "content": question}]
         try:
-            self._last = self._stream(messages)
+            self._last = self._stream([*self._opening, *messages])
         except RequestError as error:
-            say(self._console, f"{error.message} ({error.code}); /reset forgets the conversation", "red")
+            self._say(f"{error.message} ({error.code}); /reset forgets the conversation", "red")
             return
         self._messages = [*messages, {"role": "assistant", "content": self._last.text}]
         if self._console.is_terminal:
-            say(self._console, summary_line(self._last))
+            self._say(summary_line(self._last))
 
     def _stream(self, messages: list[dict[str, str]]) -> Completion:
-        """Write the answer as it comes; Ctrl-C ends it."""
+        """Write the answer as it comes; Ctrl-C ends it, and a second one the wait for its end."""
         stream = self._pipeline.client.submit(messages=messages, **self._params.to_wire())
+        is_aborted = False
         while True:
             try:
                 for delta in stream:
@@ -99,24 +123,43 @@ class Conversation:
                 print(flush=True)
                 return stream.result()
             except KeyboardInterrupt:
+                if is_aborted:
+                    print(flush=True)
+                    raise NoAnswer("the pipeline did not answer") from None
+                is_aborted = True
                 stream.abort()  # its last words still come, and the finish reason "abort"
 
     def _show_stats(self) -> None:
         if self._last is None:
-            say(self._console, "There was no answer yet.")
-        else:
-            self._console.print(ledger_table({"last answer": self._last.ledger}))
+            self._say("There was no answer yet.")
+            return
+        self._console.print(ledger_table({"last answer": self._last.ledger}))
+        usage = self._last.usage
+        self._say(f"{usage['prompt_tokens']} tokens of prompt, {usage['cached_tokens']} of them cached")
 
+    def _change_system(self, text: str) -> None:
+        if text:
+            self._system = None if text == "-" else text
+        self._say(f"system: {self._system or 'nothing'}")
 
-def _read_line() -> str | None:
-    """The next line; None at the end of the input."""
-    while True:
+    def _save(self, name: str) -> None:
+        path = Path(name).expanduser()
+        if not name:
+            self._say("/save needs the name of a file", "red")
+            return
+        messages = [*self._opening, *self._messages]
+        text = json.dumps(messages, indent=1, ensure_ascii=False) if path.suffix == ".json" else _markdown(messages)
         try:
-            if sys.stdin.isatty():
-                return input(PROMPT)
-            return sys.stdin.readline() or None
-        except EOFError:
-            print()
-            return None
-        except KeyboardInterrupt:
-            print()  # as in a shell: the line is given up, not the program
+            with path.open("x", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text + "\n")
+        except OSError as error:
+            self._say(f"cannot write {path}: {error.strerror}", "red")
+        else:
+            self._say(f"{len(messages)} messages are in {path}")
+
+    def _say(self, text: str, style: str = "dim") -> None:
+        say(self._console, text, style)
+
+
+def _markdown(messages: list[dict[str, str]]) -> str:
+    return "\n\n".join(f"**{message['role']}**\n\n{message['content']}" for message in messages)

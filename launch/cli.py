@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -13,31 +13,50 @@ from .. import __version__
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, InvalidRequest, TriptychError
 from ..protocol.sampling import SamplingParams
+from .aliases import canonical
+from .bench.options import BenchOptions
 from .failures import explain
-from .flags import ENV_PREFIX, OutputFormat, given_flags, option, with_flags
-from .logs import set_up_logging
+from .flags import ENV_PREFIX, OutputFormat, given_flags, given_names, option, with_flags
+from .gateway.config import GatewayConfig
+from .logs import set_up_logging, set_up_stream_logging
+from .replay.options import EngineConfig, StudyOptions
 from .signals import exit_on_signals
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-EPILOG = f"Every flag can also be an environment variable: {ENV_PREFIX}PAGE_SIZE=32 is --page-size 32."
+EPILOG = (
+    f"Every flag can also be an environment variable, {ENV_PREFIX}PAGE_SIZE=32 is --page-size 32,"
+    " or a line of the --config file, page_size = 32."
+)
 
-ModelName = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="the same as --model")]
+ModelName = Annotated[str | None, typer.Argument(metavar="MODEL", help="the same as --model")]
 RunDir = Annotated[
     Path | None, option("run_dir", "for sockets, journal and logs; by default a private one that is removed")
 ]
 Connect = Annotated[Path | None, option("connect", "use the pipeline that runs in this run directory")]
 LogLevel = Annotated[str, option("log_level", "debug, info, warning or error")]
 
+
+class _QuickGroup(typer.core.TyperGroup):
+    """Its own switches are off rather than None: to find out that None is no bool, typer imports pydantic."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters = super().get_params(ctx)
+        for parameter in parameters:
+            if parameter.default is None:
+                parameter.default = False
+        return parameters
+
+
 app = typer.Typer(
     name="triptych",
+    cls=_QuickGroup,
     help="An LLM inference driver in three processes that never loses a request.",
     epilog=EPILOG,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": canonical},
 )
 
 
@@ -67,15 +86,25 @@ def serve(
     *,
     model_name: ModelName = None,
     config: PipelineConfig,
+    gateway: GatewayConfig,
     run_dir: RunDir = None,
     drain_timeout: Annotated[float, option("drain_timeout", "seconds that accepted requests get at a stop")] = 30.0,
     log_level: LogLevel = "info",
 ) -> None:
     """Serve clients until Ctrl-C or SIGTERM: the first one drains, the second one stops at once."""
-    from .serve import serve
+    from .serve import Task, serve
 
-    config = _with_model(config, model_name)
-    raise typer.Exit(serve(config, run_dir=run_dir, drain_timeout=drain_timeout, console=_console(log_level)))
+    console = _console(log_level)
+    if gateway.log_format == "json":
+        set_up_stream_logging(log_level, gateway.log_format, process="driver")
+    task = Task(
+        config=_with_model(config, model_name),
+        gateway=gateway,
+        run_dir=run_dir,
+        drain_timeout=drain_timeout,
+        log_level=log_level,
+    )
+    raise typer.Exit(serve(task, console=console))
 
 
 @app.command(epilog=EPILOG)
@@ -100,6 +129,9 @@ def generate(
     stream: Annotated[
         bool | None, option("stream", "as it comes; by default one prompt on a terminal", "--stream/--no-stream")
     ] = None,
+    resume: Annotated[
+        bool, option("resume", "keep the answers in --output and add those that are missing", "--resume")
+    ] = False,
     params: SamplingParams,
     config: PipelineConfig,
     run_dir: RunDir = None,
@@ -108,7 +140,7 @@ def generate(
 ) -> None:
     """Answer prompts. One that fails stops no other; its row tells why, and the exit code is 1.
 
-    A line that begins with {" is JSON: prompt, prompt_token_ids or messages, and any sampling parameter.
+    A line that begins with {" is JSON: prompt, prompt_token_ids or messages, any sampling parameter, and an id.
     """
     from .generate import Task, generate
     from .output import choose_format
@@ -121,6 +153,7 @@ def generate(
         output_format=choose_format(output_format, output),
         chat=chat,
         stream=stream,
+        resume=resume,
         params=params,
     )
     raise typer.Exit(generate(task, config, run_dir=run_dir, connect=connect, console=_console(log_level)))
@@ -150,6 +183,48 @@ def chat(
 
 @app.command(epilog=EPILOG)
 @with_flags
+def bench(
+    context: typer.Context,
+    *,
+    model_name: ModelName = None,
+    options: BenchOptions,
+    config: PipelineConfig,
+    run_dir: RunDir = None,
+    connect: Connect = None,
+    log_level: LogLevel = "warning",
+) -> None:
+    """Measure a server (--url), a pipeline that runs (--connect), or one that is started for it.
+
+    --itl-target-ms is the target of the goodput; a pipeline that is started here also tries to keep to it.
+    """
+    from .bench.verb import bench
+
+    _refuse_config_flags(context, connect or options.target.url, allowed=("--itl-target-ms",))
+    config = _with_model(config, model_name)
+    raise typer.Exit(bench(options, config, run_dir=run_dir, connect=connect, console=_console(log_level)))
+
+
+@app.command(epilog=EPILOG)
+@with_flags
+def top(
+    *,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="RUN_DIR", help="of the pipeline; by default the only one that runs")
+    ] = None,
+    once: Annotated[bool, option("once", "print one frame and exit", "--once")] = False,
+    interval: Annotated[float, option("interval", "seconds between two looks")] = 0.5,
+) -> None:
+    """Watch a pipeline: queues, requests, pages and step times.
+
+    Keys: q quits, p pauses, s changes the order of the requests.
+    """
+    from .top.verb import top
+
+    raise typer.Exit(top(folder, once=once, interval_s=interval))
+
+
+@app.command(epilog=EPILOG)
+@with_flags
 def info(
     context: typer.Context,
     *,
@@ -160,7 +235,7 @@ def info(
     connect: Connect = None,
     log_level: LogLevel = "warning",
 ) -> None:
-    """Show the card of a model, or card, limits and statistics of a pipeline that runs (--connect)."""
+    """Show a model, its limits, the config in force, versions and machine; with --connect statistics too."""
     from .info import info
 
     _refuse_config_flags(context, connect)
@@ -168,13 +243,40 @@ def info(
     raise typer.Exit(info(config, run_dir=run_dir, connect=connect, as_json=as_json, console=_console(log_level)))
 
 
+@app.command(epilog=EPILOG)
+@with_flags
+def replay(
+    context: typer.Context,
+    *,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="a trace (serve --trace FILE), or arrivals as JSONL")
+    ] = None,
+    as_json: Annotated[bool, option("json", "one JSON object", "--json")] = False,
+    options: StudyOptions,
+    config: EngineConfig,
+    log_level: LogLevel = "warning",
+) -> None:
+    """Simulate the scheduler without a model, on recorded, listed or random requests.
+
+    Flags that are not given are those of the trace. --verify checks that its schedule comes out the same again.
+    """
+    from .replay.replay import replay, verify_file
+
+    if options.verify:
+        raise typer.Exit(verify_file(file, as_json=as_json))
+    given, console = given_names(context, EngineConfig), _console(log_level)
+    raise typer.Exit(replay(file, options, config, given=given, as_json=as_json, console=console))
+
+
 def _with_model(config: PipelineConfig, name: str | None) -> PipelineConfig:
     return config if name is None else replace(config, model=replace(config.model, model=name))
 
 
-def _refuse_config_flags(context: typer.Context, connect: Path | None) -> None:
-    if connect is not None and (flags := given_flags(context, PipelineConfig)):
-        raise ConfigError(f"{', '.join(flags)}: with --connect the pipeline runs already", param="connect")
+def _refuse_config_flags(context: typer.Context, connect: Path | str | None, *, allowed: tuple[str, ...] = ()) -> None:
+    """``connect``: where a pipeline runs that was started by somebody else, with a config of its own."""
+    flags = [flag for flag in given_flags(context, PipelineConfig) if flag not in allowed]
+    if connect is not None and flags:
+        raise ConfigError(f"{', '.join(flags)}: what is at {connect} runs already", param="connect")
 
 
 def _console(log_level: str) -> Console:

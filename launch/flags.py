@@ -11,6 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
@@ -18,8 +19,14 @@ import typer
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError
 from ..protocol.sampling import SamplingParams
+from .aliases import ALIASES
+from .bench.options import BenchOptions
+from .config_file import take_defaults
+from .gateway.config import GatewayConfig
+from .replay.options import EngineConfig, StudyOptions
 
 ENV_PREFIX = "TRIPTYCH_"
+CONFIG_FILE = "config_file"  # the parameter of --config, which a verb does not see
 
 
 class OutputFormat(str, Enum):
@@ -51,12 +58,15 @@ _SAMPLING_HELP = {
 
 
 def option(name: str, text: str, *declarations: str, **settings: Any) -> Any:
-    """A typer option for ``Annotated``, with the environment variable of its name."""
+    """A typer option for ``Annotated``, with its environment variable, and in its help what others call it."""
+    flag = name.replace("_", "-")
+    others = [f"--{alias}" for alias, own in ALIASES.items() if own in (flag, f"no-{flag}")]
+    text = f"{text} (also {', '.join(others)})" if others else text
     return typer.Option(*declarations, help=text, envvar=ENV_PREFIX + name.upper(), show_envvar=False, **settings)
 
 
 def with_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The verb with a flag in place of every field of its ``PipelineConfig`` and ``SamplingParams`` parameters.
+    """The verb with a flag in place of every field of its parameters of a type in ``_BUILDERS``.
 
     Calling it raises ConfigError or InvalidRequest where a value lies outside its limits.
     """
@@ -66,17 +76,24 @@ def with_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(verb)
     def call(**values: Any) -> Any:
+        values.pop(CONFIG_FILE, None)  # its values are in the flags already
         for name, owner in owners.items():
             own = {flag: _from_flag(values.pop(flag), hint) for flag, hint in _hints(owner).items()}
             values[name] = _BUILDERS[owner](own)
         return verb(**values)
 
     plain = [p for p in signature.parameters.values() if p.name not in owners]
-    shown = [*plain, *(flag for group in flags.values() for flag in group.values())]
+    shown = [*plain, _config_file(), *(flag for group in flags.values() for flag in group.values())]
     shown = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in shown]
     call.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in shown}
     return call
+
+
+def given_names(context: typer.Context, owner: type) -> set[str]:
+    """Fields of ``owner`` that were given, on the command line or in the environment."""
+    sources = {name: context.get_parameter_source(name) for name in _hints(owner)}
+    return {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
 
 
 def given_flags(context: typer.Context, owner: type) -> list[str]:
@@ -86,16 +103,34 @@ def given_flags(context: typer.Context, owner: type) -> list[str]:
     return ["--" + name.replace("_", "-") for name in names]
 
 
+def _config_file() -> inspect.Parameter:
+    text = "a TOML file with values for flags, by their names"
+    settings = {"is_eager": True, "callback": take_defaults, "metavar": "<file>"}
+    annotation = Annotated[Path | None, option("config", text, "--config", **settings)]
+    return inspect.Parameter(CONFIG_FILE, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _compose(owner: type, values: Mapping[str, Any]) -> Any:
+    """A dataclass of dataclasses out of flat values."""
+    parts = get_type_hints(owner).items()
+    return owner(**{name: part(**{f.name: values[f.name] for f in dataclasses.fields(part)}) for name, part in parts})
+
+
 _BUILDERS: dict[Any, Callable[[Mapping[str, Any]], Any]] = {
     PipelineConfig: lambda values: PipelineConfig.from_options(**values),
+    EngineConfig: lambda values: EngineConfig.from_options(**values),
     SamplingParams: lambda values: SamplingParams(**values),
+    GatewayConfig: lambda values: GatewayConfig(**values),
+    BenchOptions: lambda values: _compose(BenchOptions, values),
+    StudyOptions: lambda values: StudyOptions(**values),
 }
+_PANELS = {SamplingParams: "Sampling", StudyOptions: "Simulation", GatewayConfig: "HTTP"}  # owners of one panel
 
 
 def _groups(owner: type) -> Iterator[tuple[str, type]]:
     """Help panels and the dataclass whose fields each shows."""
-    if owner is SamplingParams:
-        yield "Sampling", owner
+    if owner in _PANELS:
+        yield _PANELS[owner], owner
     else:
         yield from ((name.capitalize(), part) for name, part in get_type_hints(owner).items())
 

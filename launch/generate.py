@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +13,14 @@ from ..driver.stream import Completion
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, RequestError
 from ..protocol.sampling import SamplingParams
-from .batch import answers
+from .batch import Batch
 from .flags import OutputFormat
 from .output import Sink, Writer, make_writer, open_sink
 from .pipeline import Pipeline, open_pipeline
+from .progress import batch_bar
 from .prompts import Job, as_chat, jobs_from_lines, jobs_from_texts
 from .report import number, say, summary_line
+from .resume import left_to_answer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,6 +36,7 @@ class Task:
     file: Path | None  # "-": standard input
     output: Path | None
     output_format: OutputFormat
+    resume: bool  # go on with what an earlier call left in ``output``
     chat: bool | None  # None: if the model has a chat template
     stream: bool | None  # None: one prompt, text, to a terminal
     params: SamplingParams
@@ -49,8 +51,10 @@ def generate(
         ConfigError: there is nothing to answer, or the task contradicts itself.
         OutputError: the answers cannot be written.
     """
-    jobs = _read(task)
-    with open_sink(task.output) as sink:
+    jobs = _resume(task, _read(task), console) if task.resume else _read(task)
+    if not jobs:
+        return 0
+    with open_sink(task.output, append=task.resume) as sink:
         streams = _streams(task, jobs, sink)
         with open_pipeline(config, run_dir=run_dir, connect=connect, console=console) as pipeline:
             chat = pipeline.has_chat_template if task.chat is None else task.chat
@@ -58,9 +62,10 @@ def generate(
                 return _stream(pipeline, jobs[0], _request(jobs[0], task.params, chat=chat), sink, console)
             writer = make_writer(sink, task.output_format)
             requests = [(job, _request(job, task.params, chat=chat)) for job in jobs]
+            batch = Batch(pipeline, requests)
             shows_bar = console.is_terminal and not sink.is_terminal
-            with _bar(console, len(jobs)) if shows_bar else _no_bar() as look:
-                return _write_all(pipeline, requests, writer, look, console)
+            with batch_bar(console, batch) if shows_bar else nullcontext():
+                return _write_all(batch, task, writer, console)
 
 
 def _read(task: Task) -> list[Job]:
@@ -81,6 +86,14 @@ def _read(task: Task) -> list[Job]:
     if not jobs:
         raise ConfigError("nothing to answer: there is no line that is not blank", param="file")
     return jobs
+
+
+def _resume(task: Task, jobs: list[Job], console: Console) -> list[Job]:
+    if task.output is None or task.output_format is not OutputFormat.jsonl:
+        raise ConfigError("--resume needs --output with JSON lines: there it sees what is answered", param="resume")
+    left = left_to_answer(jobs, task.output)
+    say(console, f"{len(jobs) - len(left)} of {len(jobs)} prompts are answered already")
+    return left
 
 
 def _streams(task: Task, jobs: list[Job], sink: Sink) -> bool:
@@ -111,17 +124,11 @@ def _stream(pipeline: Pipeline, job: Job, request: dict[str, Any], sink: Sink, c
     return 0
 
 
-def _write_all(
-    pipeline: Pipeline,
-    requests: list[tuple[Job, dict[str, Any]]],
-    writer: Writer,
-    look: Callable[[int], None],
-    console: Console,
-) -> int:
+def _write_all(batch: Batch, task: Task, writer: Writer, console: Console) -> int:
     started = time.monotonic()
     num_failed = num_tokens = 0
     try:
-        for job, result in answers(pipeline, requests, look=look):
+        for job, result in batch.answers():
             if isinstance(result, Completion):
                 writer.answer(job, result)
                 num_tokens += result.usage["completion_tokens"]
@@ -130,13 +137,15 @@ def _write_all(
                 writer.failure(job, result)
                 _complain(job, result, console)
     except KeyboardInterrupt:
-        say(console, "interrupted: requests in flight are aborted", "yellow")
+        is_file = task.output is not None and task.output_format is OutputFormat.jsonl
+        hint = "; the same call with --resume goes on" if is_file else ""
+        say(console, f"interrupted: requests in flight are aborted{hint}", "yellow")
         raise
     elapsed_s = time.monotonic() - started
-    if len(requests) > 1 or num_failed:
+    if batch.num_jobs > 1 or num_failed:
         say(
             console,
-            f"{len(requests) - num_failed} of {len(requests)} prompts answered, {num_failed} failed ·"
+            f"{batch.num_jobs - num_failed} of {batch.num_jobs} prompts answered, {num_failed} failed ·"
             f" {num_tokens} tokens in {elapsed_s:.1f} s · {number(num_tokens / elapsed_s)} tok/s",
             "red" if num_failed else "dim",
         )
@@ -145,18 +154,3 @@ def _write_all(
 
 def _complain(job: Job, error: RequestError, console: Console) -> None:
     say(console, f"prompt {job.index}: {error.message} ({error.code})", "red")
-
-
-@contextmanager
-def _bar(console: Console, total: int) -> Iterator[Callable[[int], None]]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda done: progress.update(task, completed=done)
-
-
-@contextmanager
-def _no_bar() -> Iterator[Callable[[int], None]]:
-    yield lambda _: None

@@ -1,4 +1,4 @@
-"""``triptych info``: a model's card, and the limits and statistics of the pipeline that runs it."""
+"""``triptych info``: a model, the pipeline that runs it, and the machine below."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.config import PipelineConfig
-from .pipeline import open_pipeline
+from . import facts
+from .pipeline import Pipeline, open_pipeline
 from .report import facts_table
 
 if TYPE_CHECKING:
@@ -18,18 +19,38 @@ if TYPE_CHECKING:
 def info(config: PipelineConfig, *, run_dir: Path | None, connect: Path | None, as_json: bool, console: Console) -> int:
     """Write what is known to standard output; statistics only of a pipeline that ran before."""
     with open_pipeline(config, run_dir=run_dir, connect=connect, console=console) as pipeline:
-        facts: dict[str, Any] = pipeline.client.info()
-        if connect is not None:
-            facts["statistics"] = pipeline.client.stats()
-    print(json.dumps(facts, indent=1)) if as_json else _print_tables(facts)
+        found = _facts(pipeline, has_run=connect is not None)
+    print(json.dumps(found, indent=1)) if as_json else _print_tables(found)
     return 0
 
 
-def _print_tables(facts: Mapping[str, Any]) -> None:
+def _facts(pipeline: Pipeline, *, has_run: bool) -> dict[str, Any]:
+    stats = pipeline.client.stats()
+    found: dict[str, Any] = {
+        **pipeline.client.info(),
+        "tokenizer": facts.tokenizer(pipeline.run_dir),
+        "config": facts.config(pipeline.run_dir),
+        "startup_s": {role: stage.pop("startup_s", {}) for role, stage in stats.items()},
+        "versions": facts.versions(),
+        "machine": facts.machine(),
+    }
+    return {**found, "statistics": stats} if has_run else found
+
+
+def _print_tables(found: Mapping[str, Any]) -> None:
     from rich.console import Console
 
     console = Console()
-    console.print(facts_table("Model", facts["model"]))
-    console.print(facts_table("Limits", facts["limits"]))
-    for stage, values in facts.get("statistics", {}).items():
-        console.print(facts_table(stage, values))
+    for name, values in found.items():
+        for title, part in values.items() if name in ("config", "statistics") else [(name, values)]:
+            console.print(facts_table(_TITLES.get(title, title) if name != "config" else f"Config: {title}", part))
+
+
+_TITLES = {
+    "model": "Model",
+    "limits": "Limits",
+    "tokenizer": "Tokenizer",
+    "startup_s": "Start-up, s",
+    "versions": "Versions",
+    "machine": "Machine",
+}

@@ -43,15 +43,15 @@ class Sink:
 
 
 @contextmanager
-def open_sink(path: Path | None) -> Iterator[Sink]:
-    """The file at ``path``, whose old content goes, or standard output.
+def open_sink(path: Path | None, *, append: bool = False) -> Iterator[Sink]:
+    """The file at ``path``, whose old content goes unless it is appended to, or standard output.
 
     Raises:
         OutputError: it cannot be opened or written.
     """
     name = "standard output" if path is None else str(path)
     with _naming(name):
-        file = FileIO(sys.stdout.fileno(), "w", closefd=False) if path is None else FileIO(path, "w")
+        file = FileIO(sys.stdout.fileno(), "w", closefd=False) if path is None else FileIO(path, "a" if append else "w")
     with file:
         yield Sink(file, name)
 
@@ -99,11 +99,14 @@ class JsonlWriter:
 
     def failure(self, job: Job, error: RequestError) -> None:
         facts = {"code": error.code, "message": error.message, "param": error.param}
-        known = {} if error.partial is None else {"request_id": error.partial.request_id}
-        self._write(job, {**known, **job.shown, "error": facts})
+        partial: Completion | None = error.partial
+        known = {} if partial is None else {"request_id": partial.request_id}
+        produced = {"text": partial.text, "token_ids": partial.token_ids} if partial and partial.token_ids else {}
+        self._write(job, {**known, **job.shown, **produced, "error": facts})
 
     def _write(self, job: Job, row: dict[str, Any]) -> None:
-        self._sink.write(json.dumps({"index": job.index, **row}, ensure_ascii=False) + "\n")
+        names = {"index": job.index} if job.id is None else {"index": job.index, "id": job.id}
+        self._sink.write(json.dumps({**names, **row}, ensure_ascii=False) + "\n")
 
 
 def choose_format(output_format: OutputFormat | None, path: Path | None) -> OutputFormat:

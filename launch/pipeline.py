@@ -14,6 +14,7 @@ from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, RequestTimeout
 from ..protocol.run_dir import CONFIG_FILE, follow_endpoint, submit_endpoint
 from ..protocol.tokenizer_files import load_facts
+from .report import say
 from .signals import signals_ignored
 from .startup import start
 
@@ -60,7 +61,9 @@ def open_pipeline(
             yield Pipeline(client, connect)
         return
     driver = Driver(run_dir=run_dir, config=config)
-    start(driver, console)
+    startup = start(driver, console)
+    if console.is_terminal:
+        say(console, startup.last())
     try:
         yield Pipeline(driver.client, driver.run_dir, driver)
     finally:

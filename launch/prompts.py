@@ -11,7 +11,8 @@ from ..protocol.errors import InvalidRequest
 from ..protocol.sampling import FIELD_NAMES
 
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
-_FIELDS = FIELD_NAMES | {*PROMPT_FIELDS, "request_id", "truncation", "lease_s"}
+_OTHER_FIELDS = ("id", "request_id", "truncation", "lease_s", "priority", "deadline_ms", "max_queue_ms", "cache_salt")
+_FIELDS = FIELD_NAMES | {*PROMPT_FIELDS, *_OTHER_FIELDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Job:
     index: int  # from 0, in the order of the input
     request: dict[str, Any]  # arguments of ``Client.submit``
     error: InvalidRequest | None = None
+    id: str | int | None = None  # what the line calls itself; its output row repeats it
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -56,7 +58,7 @@ def _job(index: int, text: str, origin: str, parse: Callable[[str], dict[str, An
     try:
         request = parse(text)
         json.dumps(request, ensure_ascii=False).encode()  # half a surrogate pair, or a byte that was no UTF-8
-        return Job(index, request)
+        return Job(index, request, id=request.pop("id", None))
     except InvalidRequest as error:
         reason = InvalidRequest(f"{origin}: {error.message}", param=error.param)
     except UnicodeEncodeError:
@@ -78,6 +80,8 @@ def _parse(text: str) -> dict[str, Any]:
         raise InvalidRequest(f"unknown field {name!r}", param=name)
     if "prompt" in row and not isinstance(row["prompt"], (str, list)):
         raise InvalidRequest(f"prompt must be a string or token ids, got {row['prompt']!r:.80}", param="prompt")
+    if type(row.get("id", "")) not in (str, int):
+        raise InvalidRequest(f"id must be a string or an integer, got {row['id']!r:.80}", param="id")
     messages = row.get("messages", [])
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise InvalidRequest(f"messages must be a list of maps, got {messages!r:.80}", param="messages")

@@ -88,6 +88,8 @@ def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
     table = _table(title, "")
     table.columns[1].justify = "left"
     for name, value in facts.items():
+        if name == "histograms":  # for /metrics, not for reading
+            continue
         table.add_row(name.replace("_", " "), _cell(value))
     return table
 
@@ -109,6 +111,8 @@ def _short(value: float | None) -> str:
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_cell(part)}" for name, part in value.items()) or "none"
     if isinstance(value, (list, tuple)):

@@ -43,13 +43,19 @@ class Startup:
 
     def account(self, pids: dict[str, int | None]) -> list[str]:
         """A line for each process: its id, and how long it spent in which phase."""
-        lines = []
-        for role, seen in self._since.items():
-            ends = [since for _, since in seen[1:]]
-            parts = [f"{phase} {end - since:.1f} s" for (phase, since), end in zip(seen, ends, strict=False)]
-            detail = f" ({', '.join(parts)})" if parts else ""
-            lines.append(f"{role:<10} pid {pids[role]} · {seen[-1][0]} after {seen[-1][1]:.1f} s{detail}")
-        return lines
+        return [f"{role:<10} pid {pids[role]} · {self._account_of(role)}" for role in self._since]
+
+    def last(self) -> str:
+        """A line for the process that was ready last: the one that a start waits for."""
+        role = max(self._since, key=lambda role: self._since[role][-1][1])
+        return f"{role} {self._account_of(role)}"
+
+    def _account_of(self, role: str) -> str:
+        seen = self._since[role]
+        ends = [since for _, since in seen[1:]]
+        parts = [f"{phase} {end - since:.1f} s" for (phase, since), end in zip(seen, ends, strict=False)]
+        detail = f" ({', '.join(parts)})" if parts else ""
+        return f"{seen[-1][0]} after {seen[-1][1]:.1f} s{detail}"
 
 
 def start(driver: Driver, console: Console, *, say: Say = _say_nothing) -> Startup:

@@ -91,8 +91,15 @@ class WorkerPage:
     def __init__(self, mapped: mmap.mmap, offset: int) -> None:
         self._head = np.frombuffer(mapped, _WORKER, 1, offset)[0]
         self._bytes = np.frombuffer(mapped, np.uint8, PAGE - _WORKER.itemsize, offset + _WORKER.itemsize)
+        self.phase_s: dict[str, float] = {}  # by phase that ended: its seconds, in the process that set it
+        self._phase, self._since = PHASES[0], 0.0
 
-    def set_phase(self, epoch: int, phase: str) -> None:
+    def set_phase(self, epoch: int, phase: str, *, since: float | None = None) -> None:
+        """Begin a phase, now or ``since`` an earlier moment of time.monotonic."""
+        now = time.monotonic() if since is None else since
+        if self._phase != PHASES[0]:
+            self.phase_s[self._phase] = round(now - self._since, 3)
+        self._phase, self._since = phase, now
         self.progress(0, 0)
         self._head["phase_word"] = epoch << 32 | PHASES.index(phase)
 

@@ -19,7 +19,7 @@ from . import messages as m
 from .errors import BadFrame
 
 VERSION = 1
-MAX_DEPTH = 8  # of arrays and maps within each other
+MAX_DEPTH = 64  # of arrays and maps within each other; a JSON schema takes two or three a level
 MAX_ITEMS = 1 << 16  # of one array; longer columns travel as bytes
 MAX_FIELDS = 1 << 10  # of one map
 PEEK_BYTES = 256
@@ -37,11 +37,13 @@ TAGS: dict[int, type[Any]] = {
     12: m.Acknowledge,
     13: m.GetStatus,
     14: m.GetStats,
+    15: m.GetRequests,
     20: m.Text,
     21: m.Finished,
     22: m.Failed,
     23: m.Status,
     24: m.Stats,
+    25: m.Requests,
     # between the workers
     40: m.Prepared,
     41: m.StepDone,

@@ -153,6 +153,11 @@ class SchedulerConfig:
         return self.max_num_batched_tokens or self.prefill_chunk + self.max_num_seqs
 
     @property
+    def arrivals_per_level(self) -> int:
+        """Later arrivals that outweigh one level of priority: 0 where the policy does not look at priorities."""
+        return self.priority_ageing if self.policy == "priority" else 0
+
+    @property
     def max_live(self) -> int:
         """Sequences that may be in execute at once: a row each, and half as many prefilled ahead."""
         return max(self.max_num_seqs + 1, 3 * self.max_num_seqs // 2)
@@ -168,6 +173,8 @@ class ServiceConfig:
     max_frame_bytes: int = _option(8 << 20, "of one message from a client")
     max_pending_bytes: int = _option(64 << 20, "of prompts that wait for the tokenizer")
     window_tokens: int = _option(256, "tokens sent to a client beyond those it has acknowledged")
+    grammar_timeout_s: float = _option(2.0, "to compile what structured asks for; what takes longer is refused")
+    grammar_bytes: int = _option(256 << 20, "of memory to compile what structured asks for")
     lease_s: float = _option(10.0, "unfollowed for so long, a request is aborted and an answer forgotten")
     max_records: int = _option(4096, "journal: requests accepted, running, or answered and not yet acknowledged")
     arena_bytes: int = _option(64 << 20, "journal: their prompts and tokens")
@@ -184,6 +191,8 @@ class ServiceConfig:
         _between("max_frame_bytes", self.max_frame_bytes, 1 << 10, 1 << 30)
         _between("max_pending_bytes", self.max_pending_bytes, self.max_frame_bytes)
         _between("window_tokens", self.window_tokens, 1, 1 << 20)
+        _between("grammar_timeout_s", self.grammar_timeout_s, 0.05, 60)
+        _between("grammar_bytes", self.grammar_bytes, 1 << 20, 1 << 40)
         _between("lease_s", self.lease_s, 0.05, 1e9)
         _between("max_records", self.max_records, 1, 1 << 20)
         _between("arena_bytes", self.arena_bytes, 1 << 16, 1 << 40)

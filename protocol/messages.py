@@ -17,6 +17,12 @@ FINISH_REASONS = ("", "stop", "length", "abort", "error")  # the index is what t
 # takes only the rest.
 DeltaRow = list[Any]
 
+# [request id, state, prompt tokens, tokens of the answer so far, most tokens of the answer, of the prompt's those found
+# in the cache, preemptions, time of receipt, time of the first token or 0, tokens per second so far or None]
+RequestRow = list[Any]
+REQUEST_STATES = ("waiting", "queued", "prefill", "decode", "ended")
+MAX_REQUEST_ROWS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Submit:
@@ -111,6 +117,23 @@ class Stats:
     """summarize -> client: one map a stage."""
 
     stats: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GetRequests:
+    """client -> summarize."""
+
+    limit: int  # rows of the answer at most, MAX_REQUEST_ROWS whatever is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """summarize -> client: requests that live or whose answer is kept, in order of arrival; never what they say."""
+
+    limit: int  # as asked for
+    rows: list[RequestRow]
+    num_left_out: int  # later arrivals beyond the limit
+    now_ns: int  # when this was true; CLOCK_MONOTONIC of the service's machine, as all times in the rows
 
 
 @dataclass(frozen=True, slots=True)

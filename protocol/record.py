@@ -24,7 +24,13 @@ class RequestRecord:
     token_capacity: int  # output tokens at most; max_tokens cut to what context and pool leave
     seed: int
     lease_s: float
+    priority: int = 0  # the lowest goes first, where the policy looks at it
+    cache_salt: str = ""  # prefixes are shared among requests of the same salt only
+    deadline_at: int = 0  # CLOCK_MONOTONIC in ns by which it must have ended; 0: none
+    queue_deadline_at: int = 0  # by which it must have begun
+    return_prompt: bool = False  # the summary brings the prompt's token ids
     sampling: dict[str, Any]  # SamplingParams.to_wire()
+    grammar: str = ""  # that the answer must match, as llguidance reads it; it was compiled once, to see that it can be
 
     @property
     def prompt_ids(self) -> npt.NDArray[np.int32]:

@@ -1,4 +1,4 @@
-"""The Python of README.md runs as it stands."""
+"""The Python of README.md and of the how-to pages runs as it stands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from triptych.protocol.config import DEMO_CHECKPOINT
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+HOW_TO = (ROOT / "docs" / "structured.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README + HOW_TO, re.DOTALL)
 
 
 # The hash LM starts in a fraction of a second; what the blocks show does not depend on the model.

@@ -37,4 +37,6 @@ def processes(setting: Setting, note: Notes) -> None:
         )
         engine = Engine(scheduler, runner, depth=0 if setting.is_dry else 1)
         for batch in (1, setting.size(32, 2)):
-            note(f"batch_{batch}", pipeline_overhead.compare(engine, driver, batch, setting.size(3, 1)))
+            note(
+                f"batch_{1 if batch == 1 else 32}", pipeline_overhead.compare(engine, driver, batch, setting.size(3, 1))
+            )

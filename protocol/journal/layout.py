@@ -24,7 +24,7 @@ import numpy.typing as npt
 from ..errors import ConfigError, JournalError
 
 MAGIC = b"TRIPTYCH"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 HEADER_BYTES = 4096
 TIME_UNIT_NS = 10_000
 MAX_ID_BYTES = 64
@@ -78,7 +78,8 @@ RECORD = np.dtype(
         ("release_word", "<u8"),
         ("end_tokens", "<u4"),  # tokens of the answer, which a stop string or an abort may have cut
         ("end_reason", "<u4"),  # index into FINISH_REASONS
-        ("_summarize", "V48"),
+        ("end_code", "S32"),  # of the error, where it is summarize that ended the request with one
+        ("_summarize", "V16"),
         # the driver writes these
         ("deaths_word", "<u8"),
         ("_driver", "V56"),

@@ -12,10 +12,11 @@ class ReleaseWriter:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    def release(self, slot: int, generation: int, *, num_tokens: int, reason: str) -> None:
+    def release(self, slot: int, generation: int, *, num_tokens: int, reason: str, code: str = "") -> None:
         """The answer is complete: execute takes its pages back, prepare its credit, message or not."""
         entry = self._journal.records[slot]
         entry["end_tokens"], entry["end_reason"] = num_tokens, FINISH_REASONS.index(reason)
+        entry["end_code"] = code.encode()
         entry["release_word"] = word(generation, RELEASED)
 
     def forget(self, slot: int, generation: int) -> None:
@@ -30,6 +31,11 @@ def read_release(journal: Journal, slot: int, generation: int) -> tuple[int, str
     if current != generation:
         return None
     return int(entry["end_tokens"]), FINISH_REASONS[int(entry["end_reason"])]
+
+
+def read_end_code(journal: Journal, slot: int, generation: int) -> str:
+    """The error that summarize itself ended this request with; empty if it did not, or if the request goes on."""
+    return bytes(journal.records["end_code"][slot]).decode() if is_released(journal, slot, generation) else ""
 
 
 def is_released(journal: Journal, slot: int, generation: int) -> bool:

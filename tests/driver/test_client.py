@@ -112,10 +112,15 @@ def test_a_request_is_resumed_by_another_client(driver: Driver) -> None:
 
 def test_a_status_is_told(driver: Driver) -> None:
     stream = driver.submit([5], request_id="busy", max_tokens=4000)
-    eventually(lambda: driver.client.status("busy") == "running")
+    eventually(lambda: driver.client.status("busy").state == "running")
+    status = driver.client.status("busy")
+    assert status.is_live
+    assert status.received_ns is not None
+    assert status.received_ns < time.monotonic_ns()
+    assert (status.num_tokens < 4000, status.ended_ns) == (True, None)
     stream.abort()
     stream.result(20)
-    assert driver.client.status("never heard of") == "unknown"
+    assert driver.client.status("never heard of").state == "unknown"
 
 
 def test_an_abort_keeps_what_was_said(driver: Driver) -> None:
@@ -264,7 +269,7 @@ def test_who_cancels_the_wait_for_an_answer_cancels_the_request(driver: Driver) 
     async def body(client: AsyncClient) -> None:
         aborted = (await client.stats())["summarize"]["finished"]["abort"]
         task = asyncio.create_task(client.generate([5], max_tokens=4000, request_id="cancelled"))
-        while await client.status("cancelled") != "running":
+        while (await client.status("cancelled")).state != "running":
             await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -411,6 +411,14 @@ def test_the_status_of_each_request_is_a_question_of_its_own(service: FakeServic
     assert {name: future.result(10).request_id for name, future in futures.items()} == {"a": "a", "b": "b"}
 
 
+def test_lists_of_two_lengths_are_two_questions(service: FakeService, session: Session) -> None:
+    futures = {limit: session.ask(m.GetRequests(limit)) for limit in (1, 2)}
+    for limit in (2, 1):
+        service.hear(m.GetRequests, where=lambda asked, limit=limit: asked.limit == limit)  # type: ignore[misc]
+        service.say("follow", m.Requests(limit, [], 0, 7))
+    assert {limit: future.result(10).limit for limit, future in futures.items()} == {1: 1, 2: 2}
+
+
 def test_nobody_waits_for_an_answer_that_was_given_up(service: FakeService, session: Session) -> None:
     future = session.ask(m.GetInfo())
     service.hear(m.GetInfo)

@@ -150,3 +150,19 @@ def test_an_end_wakes_who_iterates() -> None:
     stream.on_end(completion(), None)
     reader.join(10)
     assert (reader.is_alive(), seen) == (False, [])
+
+
+def test_tokens_are_counted_before_they_are_read() -> None:
+    stream = make_stream()
+    assert stream.num_tokens == 0
+    play(stream)
+    assert stream.num_tokens == 2
+
+
+@pytest.mark.parametrize("error", [None, failure()], ids=["well", "failed"])
+def test_the_end_is_told_to_whoever_wants_to_know(error: ModelFailed | None) -> None:
+    stream, told = make_stream(), []
+    stream.on_done(lambda: told.append((stream.done, "before")))
+    play(stream, error)
+    stream.on_done(lambda: told.append((stream.done, "after")))
+    assert told == [(True, "before"), (True, "after")]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.launch.conftest import Outcome, Triptych
+from tests.launch.terminal import terminal
+from tests.waiting import eventually
 from triptych import Client
 from triptych.launch.report import printable
 
@@ -69,6 +74,78 @@ def test_a_refused_question_is_forgotten(chat: Triptych, run_dir: str) -> None:
     outcome = chat("x" * 5000, "second")
     assert "(prompt_too_long)" in outcome.err
     assert outcome.out == answers(run_dir, "second")
+
+
+def test_the_system_prompt_can_be_changed(chat: Triptych, run_dir: str) -> None:
+    outcome = chat("/system", "/system be brief", "first", "/system -", "/reset", "second")
+    assert outcome.out == answers(run_dir, "first", system="be brief") + answers(run_dir, "second")
+    assert outcome.err.splitlines()[:2] == ["system: nothing", "system: be brief"]
+
+
+@pytest.mark.parametrize(
+    "lines", [("one\\", "two"), ('"""one', 'two"""'), ('"""', "one", "two", '"""')], ids=["backslash", "short", "block"]
+)
+def test_a_message_may_have_several_lines(chat: Triptych, run_dir: str, lines: tuple[str, ...]) -> None:
+    assert chat(*lines) == (0, answers(run_dir, "one\ntwo"), "")
+
+
+def test_a_block_that_never_ends_ends_with_the_input(chat: Triptych, run_dir: str) -> None:
+    assert chat('"""one', "two").out == answers(run_dir, "one\ntwo")
+
+
+def test_a_question_may_begin_with_a_slash(chat: Triptych, run_dir: str) -> None:
+    assert chat("/etc/passwd is what?").out == answers(run_dir, "/etc/passwd is what?")
+
+
+def test_a_conversation_is_saved(chat: Triptych, run_dir: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    outcome = chat("first", f"/save {file}", f"/save {file}", "/save", "/save /none/a", flags=("--system", "s"))
+    messages = json.loads(file.read_text())
+    assert [message["role"] for message in messages] == ["system", "user", "assistant"]
+    assert outcome.err.splitlines() == [
+        f"3 messages are in {file}",
+        f"cannot write {file}: File exists",
+        "/save needs the name of a file",
+        "cannot write /none/a: No such file or directory",
+    ]
+    chat("first", f"/save {tmp_path / 'a.md'}")
+    assert (tmp_path / "a.md").read_text().startswith("**user**\n\nfirst\n\n**assistant**\n\n")
+
+
+# -- in a terminal
+
+
+def test_a_conversation_in_a_terminal(run_dir: str, tmp_path: Path) -> None:
+    arguments = ("chat", "--connect", run_dir, "--max-tokens", "6")
+    with terminal(*arguments, XDG_STATE_HOME=str(tmp_path)) as screen:
+        screen.see("> ")
+        screen.type("half a line\x03")  # given up, as in a shell
+        screen.see("> ", times=2)
+        screen.type("/he\t\r")
+        screen.see("where the time of the last answer went")
+        screen.type("hello\r")
+        screen.see("6 tokens · first after")
+        screen.type("\x1b[A\x1b[A\x1b[B\r")  # up, up, down: hello again
+        screen.see("6 tokens · first after", times=2)
+        screen.type("\x04")
+        assert screen.wait() == 0
+    history = tmp_path / "triptych" / "chat_history"
+    assert history.read_text().splitlines()[-2:] == ["/help", "hello"]
+    assert history.stat().st_mode & 0o777 == 0o600
+
+
+def test_ctrl_c_in_a_terminal_ends_the_answer_alone(tmp_path: Path) -> None:
+    slow = ("chat", "hash-lm", "--hash-step-ms", "5", "--max-tokens", "3000")
+    with terminal(*slow, XDG_STATE_HOME=str(tmp_path)) as screen:
+        screen.see("> ")
+        screen.type("hello\r")
+        screen.see("hello")
+        num_chars = len(screen.text)
+        eventually(lambda: len(screen.text) > num_chars + 20)
+        screen.type("\x03")
+        screen.see("· abort")
+        screen.type("/quit\r")
+        assert screen.wait() == 0
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:

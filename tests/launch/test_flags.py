@@ -12,8 +12,10 @@ import typer
 from typer.testing import CliRunner
 
 from tests.launch.conftest import Triptych
+from triptych.launch.aliases import ALIASES, canonical
 from triptych.launch.cli import app
 from triptych.launch.flags import with_flags
+from triptych.launch.gateway.config import GatewayConfig
 from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import TriptychError
 from triptych.protocol.sampling import SamplingParams
@@ -62,7 +64,7 @@ def config_fields() -> Iterator[tuple[str, str, Any]]:
 def parse(arguments: list[str], env: dict[str, str] | None = None) -> tuple[PipelineConfig, SamplingParams]:
     """What a verb gets that takes both."""
     seen = []
-    probe = typer.Typer()
+    probe = typer.Typer(context_settings={"token_normalize_func": canonical})
 
     @probe.command()
     @with_flags
@@ -90,6 +92,13 @@ def test_every_config_field_is_a_flag_and_an_environment_variable(owner: str, na
     by_flag, _ = parse(switch if isinstance(value, bool) else [flag, str(value)])
     by_env, _ = parse([], env={f"TRIPTYCH_{name.upper()}": str(value)})
     assert value_of(by_flag, owner, name) == value_of(by_env, owner, name) == value
+
+
+def test_what_other_servers_call_it_is_understood() -> None:
+    for alias, name in ALIASES.items():
+        if name != "drain-timeout":  # of serve alone
+            value = [] if name.startswith("no-") else ["64"]
+            assert parse([f"--{alias}", *value]) == parse([f"--{name}", *value]) != parse([])
 
 
 def test_without_flags_everything_has_its_default() -> None:
@@ -138,3 +147,23 @@ def test_a_flag_wins_over_the_environment(triptych: Triptych, monkeypatch: pytes
     by_env = json.loads(triptych("generate", "hi", "--format", "jsonl").out)
     by_flag = json.loads(triptych("generate", "hi", "--format", "jsonl", "--max-tokens", "3").out)
     assert [len(row["token_ids"]) for row in (by_env, by_flag)] == [2, 3]
+
+
+def test_every_setting_of_the_gateway_is_a_flag_and_a_variable() -> None:
+    seen: list[GatewayConfig] = []
+    probe = typer.Typer()
+
+    @probe.command()
+    @with_flags
+    def verb(*, gateway: GatewayConfig) -> None:
+        seen.append(gateway)
+
+    flags = {item.name: "--" + item.name.replace("_", "-") for item in dataclasses.fields(GatewayConfig)}
+    values = dict.fromkeys(flags, "7") | {"tool_parser": "hermes", "log_format": "json", "max_body_bytes": "4096"}
+    arguments = [part for name, flag in flags.items() for part in (flag, values[name])]
+    environment = {f"TRIPTYCH_{name.upper()}": value for name, value in values.items()}
+    for result in (CliRunner().invoke(probe, arguments), CliRunner().invoke(probe, [], env=environment)):
+        assert result.exit_code == 0, result.output
+    assert seen[0] == seen[1]
+    assert (seen[0].http, seen[0].served_model_name, seen[0].request_timeout_s) == ("7", ("7",), 7.0)
+    assert all(getattr(seen[0], name) != item.default for name, item in GatewayConfig.__dataclass_fields__.items())

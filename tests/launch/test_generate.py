@@ -53,6 +53,16 @@ def test_lines_of_a_file_or_a_pipe_are_prompts(generate: Triptych, tmp_path: Pat
     assert outcome.code == 0
 
 
+def test_a_line_may_say_when_it_must_be_answered(generate: Triptych) -> None:
+    limits = {"priority": -1, "max_queue_ms": 60_000, "cache_salt": "tenant"}
+    lines = [{"prompt": "a", "deadline_ms": ms, **limits} for ms in (60_000, 1e-3)]
+    outcome = generate("--format", "jsonl", stdin="\n".join(map(json.dumps, lines)).encode())
+    answered, late = rows_of(outcome.out)
+    assert answered["finish_reason"] == "length"
+    assert late["error"]["code"] == "deadline_exceeded"
+    assert outcome.code == 1
+
+
 def test_a_line_may_be_an_object_with_parameters_of_its_own(generate: Triptych) -> None:
     lines = [
         {"prompt": "a", "max_tokens": 2},
@@ -133,7 +143,7 @@ def test_an_output_that_cannot_be_written_is_named(generate: Triptych, tmp_path:
         (["a", "--temperature", "-1"], "temperature is -1.0, the limits are 0.0 and 100.0"),
         (["a", "--max-tokens", "-1"], "max_tokens is -1, the limits are 0 and"),
         (["a", "--logit-bias", "x"], "logit_bias is 'x', the form is TOKEN_ID=BIAS"),
-        (["a", "--page-size", "4"], "--page-size: with --connect the pipeline runs already"),
+        (["a", "--page-size", "4"], "--page-size: what is at "),
         (["a", "--log-level", "loud"], "log_level is 'loud', known are: debug"),
     ],
     ids=lambda value: value[-2][2:] if isinstance(value, list) else "",

@@ -17,6 +17,7 @@ import pytest
 
 from tests.launch.conftest import Triptych
 from triptych import Client
+from triptych.launch.cli import app
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -163,20 +164,42 @@ def test_a_reader_that_has_enough_ends_generate_quietly() -> None:
         assert running.stderr.read() == ""
 
 
-def test_help_is_quick_and_brings_no_torch() -> None:
+VERBS = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+HELP_LIMIT_S, MAX_TRIES = 0.3, 12
+HEAVY = ("torch", "transformers", "numpy", "zmq", "msgpack", "matplotlib", "fastapi", "uvicorn", "pydantic", "asyncio")
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_help_is_quick_and_brings_nothing_heavy(verb: str) -> None:
     code = """
 import sys, time
 start = time.process_time()
 from triptych.launch.cli import main
-try: main(["--help"])
+try: main([*sys.argv[1].split(), "--help"])
 except SystemExit: pass
-print(time.process_time() - start, "torch" in sys.modules, file=sys.stderr)
+print(time.process_time() - start, [name for name in sys.argv[2:] if name in sys.modules], file=sys.stderr)
 """
-    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(4)]
-    seconds, has_torch = zip(*(run.stderr.split() for run in runs), strict=True)
-    # Processor time, and the best of a few: the rest is the machine's other work.
-    assert min(map(float, seconds)) < 0.3
-    assert set(has_torch) == {"False"}
+    # Processor time, and the first of some that is within the limit: the rest is the machine's other work.
+    for _ in range(MAX_TRIES):
+        command = [sys.executable, "-c", code, verb, *HEAVY]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        seconds, heavy = done.stderr.split(" ", 1)
+        assert heavy.strip() == "[]"
+        if float(seconds) < HELP_LIMIT_S:
+            return
+    raise AssertionError(f"{seconds} s of processor time, the limit is {HELP_LIMIT_S}")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("triptych ser", ["serve"]), ("triptych serve --page", ["--page-size"]), ("triptych b", ["bench"])],
+)
+def test_a_shell_completes_verbs_and_flags(words: str, expected: list[str]) -> None:
+    asked = {"_TRIPTYCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    code = "import sys; sys.argv[0] = 'triptych'; from triptych.launch.cli import main; main()"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == expected
 
 
 def test_info_knows_the_model_and_a_running_pipeline(triptych: Triptych, run_dir: str) -> None:
@@ -186,7 +209,15 @@ def test_info_knows_the_model_and_a_running_pipeline(triptych: Triptych, run_dir
     started = time.monotonic()
     facts = json.loads(triptych("info", "hash-lm", "--json", "--page-size", "32").out)
     assert (facts["model"]["page_size"], "statistics" in facts) == (32, False)
-    assert "max num seqs" in triptych("info", "--connect", run_dir).out
+    assert facts["config"]["cache"]["page_size"] == 32
+    assert facts["tokenizer"]["vocab_size"] == facts["model"]["vocab_size"]
+    assert re.fullmatch("[0-9a-f]{16}", facts["tokenizer"]["id"])
+    assert facts["startup_s"]["execute"]["starting"] > 0
+    assert {"triptych", "protocol", "python", "torch", "pyzmq"} <= facts["versions"].keys()
+    assert {"cpu", "cpus", "cpu_features", "memory_bytes", "gpus"} <= facts["machine"].keys()
+    tables = triptych("info", "--connect", run_dir).out
+    for words in ("max num seqs", "Tokenizer", "Start-up, s", "Config: cache", "Machine", "Versions"):
+        assert words in tables
     assert time.monotonic() - started < 20
 
 

@@ -106,7 +106,7 @@ def test_a_bad_request_is_refused_by_field_and_value(
 
 def test_a_request_nested_too_deep_is_refused_by_its_id(driver: Driver) -> None:
     content: Any = "hi"
-    for _ in range(12):
+    for _ in range(80):
         content = [content]
     with RawClient(driver.run_dir) as client:
         client.send("submit", SUBMIT, "deep", {"messages": content})

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from triptych.protocol import codec, errors, sampling
+from triptych.protocol import codec, errors, grammar, sampling
 from triptych.protocol.config import ServiceConfig
 from triptych.protocol.messages import FINISH_REASONS
-from triptych.workers.prepare import request
+from triptych.workers.prepare import request, structured
 from triptych.workers.summarize.ledger import STAGES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -76,6 +76,10 @@ def test_the_default_and_the_limits_of_a_field_are_those_of_the_code(name: str) 
         ("stop_token_ids", f"{sampling.MAX_STOP_TOKEN_IDS} ids"),
         ("logit_bias", f"{sampling.MAX_LOGIT_BIASES} token ids"),
         ("lease_s", f"{request.MIN_LEASE_S} to {request.MAX_LEASE_S}"),
+        ("priority", f"{request.MIN_PRIORITY} to {request.MAX_PRIORITY}"),
+        ("deadline_ms", f"above 0, to {request.MAX_LIMIT_MS}"),
+        ("max_queue_ms", f"above 0, to {request.MAX_LIMIT_MS}"),
+        ("cache_salt", f"0 to {request.MAX_SALT_CHARS} characters"),
         ("messages", f"1 to {request.MAX_MESSAGES} maps of `role` (1 to {request.MAX_ROLE_CHARS} characters)"),
         ("prompt_token_ids", f"at most {codec.MAX_ITEMS} ints"),
     ],
@@ -83,6 +87,16 @@ def test_the_default_and_the_limits_of_a_field_are_those_of_the_code(name: str) 
 def test_other_limits_are_those_of_the_code(name: str, text: str) -> None:
     [row] = [row for row in rows_after("## Requests") if row[0] == name]
     assert text in row[3]
+
+
+def test_the_forms_of_structured_are_those_of_the_code() -> None:
+    rows = rows_after("### Structured answers")
+    assert [row[0] for row in rows] == list(structured.FORMS)
+    assert rows[-1][2].endswith(
+        f"1 to {structured.MAX_CHOICES} strings of 1 to {structured.MAX_CHOICE_CHARS} characters"
+    )
+    assert f"at most {grammar.MAX_SOURCE_BYTES} bytes of UTF-8" in PAGE
+    assert f"`grammar_timeout_s` ({ServiceConfig().grammar_timeout_s} s unless configured)" in PAGE
 
 
 def test_the_error_codes_are_those_of_the_code() -> None:

@@ -41,11 +41,13 @@ GOLDEN_TAGS = {
     12: "Acknowledge",
     13: "GetStatus",
     14: "GetStats",
+    15: "GetRequests",
     20: "Text",
     21: "Finished",
     22: "Failed",
     23: "Status",
     24: "Stats",
+    25: "Requests",
     40: "Prepared",
     41: "StepDone",
     42: "Release",
@@ -220,12 +222,12 @@ def test_arrays_and_maps_are_bounded(value: Any, fits: bool) -> None:
 @pytest.mark.parametrize("inside", [nested, lambda depth: {"x": nested(depth - 1)}], ids=["arrays", "maps"])
 def test_a_stranger_may_nest_so_deep_and_no_deeper(inside: Any) -> None:
     decode_public(submit_frame({"x": inside(MAX_DEPTH - 1)}), max_bytes=PUBLIC_BYTES)
-    with pytest.raises(BadFrame, match="nested more than 8 deep"):
+    with pytest.raises(BadFrame, match="nested more than 64 deep"):
         decode_public(submit_frame({"x": inside(MAX_DEPTH)}), max_bytes=PUBLIC_BYTES)
 
 
 def test_the_entries_of_a_follow_are_checked_for_depth_too() -> None:
-    with pytest.raises(BadFrame, match="nested more than 8 deep"):
+    with pytest.raises(BadFrame, match="nested more than 64 deep"):
         decode_public(frame(10, VERSION, 0, 0, nested(MAX_DEPTH + 1)), max_bytes=PUBLIC_BYTES)
 
 

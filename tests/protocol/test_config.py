@@ -50,6 +50,8 @@ LIMITS: list[tuple[str, Any, Any, Any, Any]] = [
     ("max_frame_bytes", 1023, 1024, None, (1 << 30) + 1),
     ("max_pending_bytes", (8 << 20) - 1, 8 << 20, None, None),
     ("window_tokens", 0, 1, 1 << 20, (1 << 20) + 1),
+    ("grammar_timeout_s", 0.04, 0.05, 60, 61),
+    ("grammar_bytes", (1 << 20) - 1, 1 << 20, 1 << 40, (1 << 40) + 1),
     ("lease_s", 0.04, 0.05, 1e9, 1.1e9),
     ("max_records", 0, 1, 1 << 20, (1 << 20) + 1),
     ("arena_bytes", (1 << 16) - 1, 1 << 16, 1 << 40, (1 << 40) + 1),

@@ -85,7 +85,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
         Journal.open(tmp_path / "journal")
 
 
-@pytest.mark.parametrize(("offset", "value"), [(8, 2), (8, 0), (12, 511)], ids=["newer", "older", "record size"])
+@pytest.mark.parametrize(("offset", "value"), [(8, 3), (8, 1), (12, 511)], ids=["newer", "older", "record size"])
 def test_another_layout_is_refused(tmp_path: Path, offset: int, value: int) -> None:
     make_journal(tmp_path)
     patch(tmp_path / "journal", offset, value.to_bytes(4, "little"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -33,9 +33,9 @@ def test_parameters_are_those_that_were_asked_for() -> None:
     assert record.params == params
 
 
-@pytest.mark.parametrize("value", [[], [1, 2, 3], {}, None, "x", list(range(9))], ids=repr)
+@pytest.mark.parametrize("value", [[], [1, 2, 3], {}, None, "x", list(range(99))], ids=repr)
 def test_bytes_of_something_else_are_refused(value: object) -> None:
-    with pytest.raises(JournalError, match="a request record has 8 fields"):
+    with pytest.raises(JournalError, match=f"a request record has {len(fields(RequestRecord))} fields"):
         RequestRecord.from_bytes(pack(value))
 
 

@@ -156,12 +156,12 @@ def test_n_aa_13_a_cancelled_task_is_marked_and_its_client_told(slow: Driver) ->
     """The reason is abort, and so is the state until the client has acknowledged."""
     with RawClient(slow.run_dir) as client:
         request_id = client.submit(prompt_token_ids=[1, 2], max_tokens=4000)
-        eventually(lambda: slow.client.status(request_id) == "running")
+        eventually(lambda: slow.client.status(request_id).state == "running")
         client.send("follow", ABORT, request_id)
         assert client.receive("follow", FINISHED)[10] == "abort"
-        assert slow.client.status(request_id) == "aborted"
+        assert slow.client.status(request_id).state == "aborted"
         client.send("follow", ACKNOWLEDGE, [request_id])
-    eventually(lambda: slow.client.status(request_id) == "unknown")
+    eventually(lambda: slow.client.status(request_id).state == "unknown")
 
 
 def test_n_aa_14_clients_of_many_threads_need_no_lock(driver: Driver) -> None:

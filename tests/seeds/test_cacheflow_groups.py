@@ -123,7 +123,7 @@ def test_r_cf_22_statistics_are_kept_as_a_time_series(tmp_path: Path) -> None:
     with Driver("hash-lm", trace=str(file)) as driver:
         driver.generate([1, 2, 3], max_tokens=5)
         assert {"swaps", "preemptions", "batch_tokens", "host_pages_free"} <= set(driver.stats()["execute"])
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = [line for line in map(json.loads, file.read_text().splitlines()) if "step" in line]
     assert len(lines) == 5
     assert all({"step", "ms", "waiting", "pages_free", "pages_cached"} <= set(line) for line in lines)
 

@@ -119,7 +119,7 @@ def test_r_hf_26_steps_can_be_traced_to_a_file(tmp_path: Path) -> None:
     file = tmp_path / "steps.jsonl"
     with Driver("hash-lm", trace=str(file)) as driver:
         driver.generate([1, 2, 3], max_tokens=5)
-    steps = [json.loads(line) for line in file.read_text().splitlines()]
+    steps = [line for line in map(json.loads, file.read_text().splitlines()) if "step" in line]
     assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
 
 

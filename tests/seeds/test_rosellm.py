@@ -100,7 +100,7 @@ def test_r_rl_6_whether_a_request_is_finished_can_be_asked_for_any_id(slow: Driv
     stream = slow.submit([1, 2], max_tokens=2000)
     next(iter(stream))
     assert not stream.done
-    assert (slow.client.status(stream.request_id), slow.client.status("17")) == ("running", "unknown")
+    assert (slow.client.status(stream.request_id).state, slow.client.status("17").state) == ("running", "unknown")
     end_all([stream])
     assert stream.done
 
@@ -144,8 +144,8 @@ def test_r_rl_11_an_answer_is_kept_until_it_is_collected(driver: Driver) -> None
     """Any client may read it by its id, more than once; the acknowledgement removes it."""
     with RawClient(driver.run_dir) as client:
         request_id = client.submit(prompt_token_ids=[1, 2], max_tokens=30)
-        eventually(lambda: driver.client.status(request_id) == "finished")
-        assert driver.client.status(request_id) == "finished"
+        eventually(lambda: driver.client.status(request_id).state == "finished")
+        assert driver.client.status(request_id).state == "finished"
         with Client(driver.run_dir) as other:
             assert other.resume(request_id).result(20).token_ids == expected([1, 2], 30)
         client.send("follow", ACKNOWLEDGE, [request_id])
@@ -228,7 +228,7 @@ def test_n_rl_2_requests_that_end_with_their_first_token_leak_no_block(small: Dr
 def test_n_rl_3_questions_about_unknown_requests_are_answered(driver: Driver) -> None:
     """Status, abort and resume of an id that never was: an answer each, and no damage."""
     driver.abort("never")
-    assert driver.client.status("never") == "unknown"
+    assert driver.client.status("never").state == "unknown"
     assert isinstance(outcome(driver.client.resume("never")), UnknownRequest)
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ...protocol.errors import DeadlineExceeded, ModelFailed
 from ...protocol.journal.layout import DISPATCHED, Journal
 from ...protocol.journal.requests import RequestView
-from ...protocol.journal.tokens import TokenWriter, pack_logprobs, read_finish, read_times
+from ...protocol.journal.tokens import TokenTimes, TokenWriter, pack_logprobs, read_finish, read_times
 from ...protocol.messages import FINISH_REASONS, StepDone
 from .engine import StepOutputs
 from .scheduling.sequence import Key, Sequence
@@ -51,7 +51,8 @@ class Bookkeeper:
         tokens[: len(prompt)] = prompt
         tokens[len(prompt) : len(prompt) + len(emitted)] = emitted
         self._views[key] = view
-        self._note_recovery(view, len(emitted))
+        times = read_times(self._journal, view, len(emitted))
+        self._note_recovery(key, times)
         return Sequence(
             key=key,
             tokens=tokens,
@@ -60,12 +61,22 @@ class Bookkeeper:
             params=params,
             seed=record.seed,
             arrival=view.arrival,
+            accepted_at=view.accepted_ns,
+            cache_salt=record.cache_salt,
+            deadline_at=record.deadline_at,
+            queue_deadline_at=0 if times.scheduled_ns else record.queue_deadline_at,  # met in an earlier life
+            priority=record.priority,
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
+            final_ids=self._eos if record.grammar else frozenset(),
         )
 
     def finish(self, key: Key, reason: str, error: str = "") -> None:
         """Write down an end that no step brought."""
         self._writer.finish(*key, reason, error)
+
+    def fail(self, key: Key, why: str) -> None:
+        """The same for a request that could not even begin."""
+        self.finish(key, "error", f"{ModelFailed.code}\n{why}")
 
     def let_go(self, key: Key) -> None:
         """Nothing is written for this request any more: its record may be used again."""
@@ -101,12 +112,11 @@ class Bookkeeper:
             return None
         return self._message(plan.step, outputs.collected_at, indices, token_ids, ends)
 
-    def _note_recovery(self, view: RequestView, num_emitted: int) -> None:
+    def _note_recovery(self, key: Key, times: TokenTimes) -> None:
         """A request that ran before was interrupted by a crash, since its last token or since it was scheduled."""
-        times = read_times(self._journal, view, num_emitted)
-        since_ns = int(times.tokens_ns[-1]) if num_emitted else times.scheduled_ns
+        since_ns = int(times.tokens_ns[-1]) if len(times.tokens_ns) else times.scheduled_ns
         if since_ns:
-            self._interruptions[(view.slot, view.generation)] = _Interruption("recovered_ns", since_ns)
+            self._interruptions[key] = _Interruption("recovered_ns", since_ns)
 
     def _note_schedule(self, outputs: StepOutputs) -> None:
         for key, num_cached_tokens in outputs.plan.starts:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from .batch import build_inputs
 from .isolation import IsolatingRunner
@@ -31,8 +31,41 @@ class StepOutputs:
     progress: Progress  # the tokens, who finished, who failed
     logprobs: dict[Key, TokenLogprobs]  # of those who asked
     stats: Stats  # after the step
-    launched_at: int  # by the engine's clock
+    planned_at: int  # by the engine's clock, as all that follow
+    launched_at: int
     collected_at: int
+
+
+class Trace(Protocol):
+    """Hears of everything that an engine is told, and of its steps, in order."""
+
+    def add(self, sequence: Sequence) -> None: ...
+
+    def release(self, key: Key) -> None: ...
+
+    def plan(self, plan: Plan | None, planned_at: int) -> None:
+        """This is in flight now, unless nothing could be planned."""
+
+    def write(self, outputs: StepOutputs) -> None: ...
+
+
+class NoTrace:
+    """Hears and forgets."""
+
+    def add(self, sequence: Sequence) -> None:
+        pass
+
+    def release(self, key: Key) -> None:
+        pass
+
+    def plan(self, plan: Plan | None, planned_at: int) -> None:
+        pass
+
+    def write(self, outputs: StepOutputs) -> None:
+        pass
+
+
+_NO_TRACE = NoTrace()
 
 
 class _InFlight(NamedTuple):
@@ -48,10 +81,17 @@ class Engine:
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, *, clock: Callable[[], int] = lambda: 0, depth: int = 0
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        clock: Callable[[], int] = lambda: 0,
+        depth: int = 0,
+        trace: Trace = _NO_TRACE,
     ) -> None:
         assert depth in (0, 1), f"depth is {depth}: only the tokens of the step before can be handed on"
         self.scheduler = scheduler
+        self._trace = trace
         self._runner = IsolatingRunner(runner, self._build_inputs, self._rewound)
         self._clock = clock
         self._depth = depth
@@ -70,10 +110,12 @@ class Engine:
 
     def add(self, sequence: Sequence) -> None:
         """See ``Scheduler.add``."""
+        self._trace.add(sequence)
         self.scheduler.add(sequence)
 
     def release(self, key: Key) -> None:
         """Aborts a sequence, or lets the pages of a finished one go; see ``Scheduler.release``."""
+        self._trace.release(key)
         self.scheduler.release(key)
 
     def step(self) -> StepOutputs | None:
@@ -104,7 +146,9 @@ class Engine:
             self.scheduler.advance(self._in_flight[-1].plan)
         self._planned_at = self._clock()
         self.scheduler.expire(self._planned_at)
-        return self.scheduler.plan()
+        plan = self.scheduler.plan()
+        self._trace.plan(plan, self._planned_at)
+        return plan
 
     def launch(self, plan: Plan) -> None:
         """Hands the step to the runner, which may still compute when this returns."""
@@ -122,7 +166,9 @@ class Engine:
         self._collected_at = collected_at
         stats = self.stats
         self.history.append(StepRecord.of(plan, stats, launched_at=launched_at, collected_at=collected_at))
-        return StepOutputs(plan, progress, computed.logprobs, stats, launched_at, collected_at)
+        outputs = StepOutputs(plan, progress, computed.logprobs, stats, planned_at, launched_at, collected_at)
+        self._trace.write(outputs)
+        return outputs
 
     def check(self) -> None:
         """Proves that no page and no sequence is lost; see ``audit.check``."""

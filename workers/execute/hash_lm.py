@@ -3,6 +3,8 @@
 The next token is ``(n + sum_i (i + 1) * token_i) mod (V - 1) + 1`` over the n tokens of the context, read from the
 cells that the block table names (without n, token V - 1 would repeat for ever). A wrong page, a stale prefix, a lost
 chunk, a wrong position or a neighbour's token changes the text, and what it should be is a few lines of plain Python.
+
+Under a grammar it is the first allowed token from there on, and after the last one from 0.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from .grammar.masks import NO_MASKS, MaskMaker, PendingMasks, first_allowed
 from .scheduling.moves import Moves
 from .scheduling.sequence import Sequence
 from .step import Int32, Int64, StepInputs, StepResult, TokenLogprobs, resolve
@@ -53,6 +56,7 @@ class HashRunner:
         self._token_s = token_us / 1e6
         self._cells: Int64 = np.full((num_pages + 1, page_size), _POISON, np.int64)
         self._host_cells: Int64 = np.full((num_host_pages, page_size), _POISON, np.int64)
+        self._masks = MaskMaker()
         self._results: deque[StepResult] = deque()
         self._last_tokens: Int32 = np.empty(0, np.int32)  # of the step that was launched last
 
@@ -66,29 +70,33 @@ class HashRunner:
             cells[page] = host_cells[host_page]
 
     def launch(self, inputs: StepInputs) -> None:
+        masks = self._masks.begin(inputs.sampled)
         if pretended_s := self._step_s + self._token_s * len(inputs.token_ids):
             time.sleep(pretended_s)
         inputs = resolve(inputs, self._last_tokens)
         cells = inputs.positions.astype(np.int64) * _STRIDE + inputs.token_ids
         self._cells.reshape(-1)[inputs.slot_mapping] = cells
         self._cells[0] = _POISON  # whoever reads the trash page says something else
-        result = self._sample(inputs)
+        result = self._sample(inputs, masks)
         self._last_tokens = result.token_ids
         self._results.append(result)
 
     def collect(self) -> StepResult:
         return self._results.popleft()
 
-    def _sample(self, inputs: StepInputs) -> StepResult:
+    def _sample(self, inputs: StepInputs, masks: PendingMasks | None) -> StepResult:
+        allowed, failed = NO_MASKS if masks is None else masks.wait()
         owners = np.searchsorted(inputs.query_starts, inputs.sample_rows, side="right") - 1
         token_ids = np.zeros(len(owners), np.int32)
         logprobs = {}
         for row, (owner, sequence) in enumerate(zip(owners, inputs.sampled, strict=True)):
             total = self._read(inputs.block_tables[owner], int(inputs.context_lens[owner]))
             token_ids[row] = self._choose(total, sequence, int(inputs.context_lens[owner]))
+            if row in allowed:
+                token_ids[row] = first_allowed(allowed[row], int(token_ids[row]))
             if sequence.params.logprobs is not None:
                 logprobs[row] = self._logprobs(int(token_ids[row]), sequence.params.logprobs)
-        return StepResult(token_ids, logprobs)
+        return StepResult(token_ids, logprobs, failed)
 
     def _read(self, block_table: Int32, num_tokens: int) -> int:
         """``sum_i (i + 1) * token_i`` over the cells that ``block_table`` names."""

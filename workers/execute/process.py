@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -20,7 +21,9 @@ from ...protocol.journal.requests import read_request
 from ...protocol.run_dir import CARD_FILE, write_private
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
-from .engine import Engine
+from .engine import Engine, NoTrace, StepOutputs
+from .grammar.intake import GrammarIntake
+from .grammar.matcher import GrammarCompiler
 from .hash_model import build_hash_runner
 from .scheduling.audit import measure_memory
 from .scheduling.scheduler import Scheduler
@@ -80,6 +83,19 @@ def _build_torch_runner(context: WorkerContext, cache: CacheConfig) -> tuple[Run
     return runner, card, step_s
 
 
+def _open_trace(path: str | None) -> TextIO | None:
+    if path is None:
+        return None
+    file = open(path, "a", buffering=1)  # noqa: SIM115, closed with the links
+    if file.tell():
+        file.write("\n")  # an earlier life may have been killed in the middle of a line
+    return file
+
+
+def _make_trace(file: TextIO, scheduler: Scheduler, model: str) -> StepTrace:
+    return StepTrace(file, scheduler, model=model, secret=secrets.token_bytes(16))
+
+
 def _known_card(context: WorkerContext) -> ModelCard | None:
     path = context.run_dir / CARD_FILE
     return ModelCard.from_wire(json.loads(path.read_text())) if path.exists() else None
@@ -103,14 +119,15 @@ class Execute:
             prefix_cache=context.config.cache.prefix_cache,
             num_host_pages=context.config.cache.host_pages,
         )
-        overlaps = context.config.model.overlap and card.device.startswith("cuda")
-        self._engine = Engine(scheduler, runner, clock=time.monotonic_ns, depth=int(overlaps))
+        self._trace_file = _open_trace(context.config.scheduler.trace)
+        trace = NoTrace() if self._trace_file is None else _make_trace(self._trace_file, scheduler, card.model)
+        # A trace tells steps one by one, so that they can be replayed.
+        overlaps = context.config.model.overlap and card.device.startswith("cuda") and self._trace_file is None
+        self._engine = Engine(scheduler, runner, clock=time.monotonic_ns, depth=int(overlaps), trace=trace)
         self._runner = runner
         self._max_live = card.max_live
         self._books = Bookkeeper(context.journal, eos_token_ids=frozenset(card.eos_token_ids))
-        trace = context.config.scheduler.trace
-        self._trace_file = open(trace, "a", buffering=1) if trace else None  # noqa: SIM115, closed with the links
-        self._trace = StepTrace(self._trace_file) if self._trace_file else None
+        self._grammars = GrammarIntake(GrammarCompiler(context.run_dir, card))
         self._held: dict[int, int] = {}  # adopted and not released: slot -> generation
         self._next_scan = 0.0
         self._step_s = step_s
@@ -120,13 +137,14 @@ class Execute:
         self._stats = StatsPublisher(context.page, self._collect)
         self._set_patience()
         self._links = Links(context.run_dir, "execute", epoch=context.epoch, peers=("summarize",))
-        self._poller = Poller(self._links.inbox.socket)
+        self._poller = Poller(self._links.inbox.socket, self._grammars.bell.file)
 
     def run(self) -> None:
         try:
             while not self._context.stopping:
                 self._turn()
         finally:
+            self._grammars.close()
             self._links.close()
             if self._trace_file:
                 self._trace_file.close()
@@ -135,6 +153,7 @@ class Execute:
         patience = self._stats.publish_if_due()
         if not self._engine.has_work:
             self._poller.wait(patience)
+            self._grammars.bell.silence()
         self._receive()
         if not self._engine.has_work:
             return
@@ -146,8 +165,6 @@ class Execute:
         if message is not None:
             self._links.send("summarize", message)
         self._count(outputs)
-        if self._trace is not None:
-            self._trace.write(outputs)
 
     def _receive(self) -> None:
         """Releases first: they make the room that a new request was given a credit for."""
@@ -162,6 +179,7 @@ class Execute:
                     prepared.append(message.slot)
         for slot in prepared:
             self._adopt(slot)
+        self._take_compiled()
         now = time.monotonic()
         if self._links.inbox.missed or now >= self._next_scan:
             self._links.inbox.missed = False
@@ -196,9 +214,9 @@ class Execute:
             return
         if is_released(self._journal, slot, view.generation):
             return
-        if len(self._engine.scheduler.live) >= self._max_live or slot in self._held:
+        if self._num_live >= self._max_live or slot in self._held:
             self._scan_releases()  # the credit came from a request whose Release is still under way
-        if len(self._engine.scheduler.live) >= self._max_live:
+        if self._num_live >= self._max_live:
             return  # a later scan takes it
         sequence = self._books.adopt(view)
         self._held[slot] = view.generation
@@ -206,17 +224,31 @@ class Execute:
         reason = sequence.end_reason(len(sequence.tokens)) if sequence.num_output_tokens else None
         if reason is not None:  # the last life wrote the last token and died before it could write the end
             self._books.finish(sequence.key, reason)
+        elif view.record.grammar:
+            self._grammars.add(sequence, view.record.grammar)
         else:
             self._engine.add(sequence)
+
+    @property
+    def _num_live(self) -> int:
+        return len(self._engine.scheduler.live) + len(self._grammars)
+
+    def _take_compiled(self) -> None:
+        for sequence, error in self._grammars.take_done():
+            if error:
+                self._books.fail(sequence.key, error)
+            else:
+                self._engine.add(sequence)
 
     def _release(self, key: Key) -> None:
         if self._held.get(key[0]) == key[1]:
             del self._held[key[0]]
+            self._grammars.drop(key)
             self._engine.release(key)
             self._books.let_go(key)
             self._stats.changed = True
 
-    def _count(self, outputs: Any) -> None:
+    def _count(self, outputs: StepOutputs) -> None:
         elapsed_s = (outputs.collected_at - outputs.launched_at) / 1e9
         self._step_s = max(elapsed_s, 0.9 * self._step_s + 0.1 * elapsed_s)  # up at once, down slowly
         self._num_steps += 1

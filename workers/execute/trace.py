@@ -1,11 +1,29 @@
-"""A trace of the steps, one JSON line each: enough to see who ran when, with whom, and what it cost."""
+"""A trace of the steps, one JSON line each, and of everything that led to them: who ran when, with whom, at what cost.
+
+``triptych replay`` runs it again (see ``scheduling/recording.py``). No token of a prompt or an answer is in it: each is
+replaced by a keyed hash of all tokens up to it, which is equal where two sequences begin alike, and nowhere else.
+"""
 
 from __future__ import annotations
 
 import json
+from hashlib import blake2b
 from typing import Any, Protocol
 
+import numpy as np
+
 from .engine import StepOutputs
+from .scheduling.plan import Plan
+from .scheduling.recording import (
+    STOP,
+    describe_plan,
+    describe_progress,
+    describe_scheduler,
+    describe_sequence,
+    pack_tokens,
+)
+from .scheduling.scheduler import Scheduler
+from .scheduling.sequence import Int32, Key, Sequence
 
 
 class Writable(Protocol):
@@ -15,39 +33,85 @@ class Writable(Protocol):
 
 
 class StepTrace:
-    """Writes lines such as ``{"step": 7, "launched_ns": 1, "ms": 2.5, "decodes": [0, 3], "prefills": [[4, 0, 512]]}``.
+    """Writes lines such as ``{"step": 7, "decodes": [0, 3], "prefills": [[4, 0, 512]], "ms": 2.5, ...}``.
 
-    Sequences are named by their slot in the journal. What did not happen in a step is left out of its line.
+    Sequences are named by their slot in the journal. What did not happen in a step is left out of its line. Before the
+    steps comes a line that describes the scheduler, and between them lines of who was added and released; what happened
+    during a step is written before it.
     """
 
-    def __init__(self, file: Writable) -> None:
+    def __init__(self, file: Writable, scheduler: Scheduler, *, secret: bytes, model: str = "") -> None:
         self._file = file
+        self._pseudonyms = Pseudonyms(secret)
+        self._during: dict[str, int] = {}  # the step that is in flight
+        self._write({"trace": model, **describe_scheduler(scheduler)})
+
+    def add(self, sequence: Sequence) -> None:
+        key, tokens = sequence.key, sequence.tokens[: sequence.num_tokens]
+        described = describe_sequence(sequence, self._pseudonyms.begin(key, tokens))
+        salt = {"cache_salt": self._pseudonyms.of_salt(sequence.cache_salt)} if sequence.cache_salt else {}
+        self._write({"add": list(key), "accepted_ns": sequence.accepted_at, **described, **salt, **self._during})
+
+    def release(self, key: Key) -> None:
+        self._pseudonyms.forget(key)
+        self._write({"release": list(key), **self._during})
+
+    def plan(self, plan: Plan | None, planned_at: int) -> None:
+        if plan is None:
+            self._write({"idle_ns": planned_at})
+        else:
+            self._during = {"during": plan.step}
 
     def write(self, outputs: StepOutputs) -> None:
-        self._file.write(json.dumps(trace_line(outputs), separators=(",", ":")) + "\n")
+        plan, progress = outputs.plan, outputs.progress
+        line = {
+            **describe_plan(plan),
+            "planned_ns": outputs.planned_at,
+            "launched_ns": outputs.launched_at,
+            "collected_ns": outputs.collected_at,
+            "ms": round((outputs.collected_at - outputs.launched_at) / 1e6, 4),
+            **describe_progress(progress, outputs.stats),
+        }
+        if sampled := plan.sampled:
+            line["tokens"] = pack_tokens(self._sampled(sampled, outputs))
+        self._during = {}
+        self._write(line)
+
+    def _sampled(self, keys: list[Key], outputs: StepOutputs) -> Int32:
+        """A token for each of ``keys``, 0 where there is none."""
+        known, finished = outputs.progress.by_key(), outputs.progress.finished
+        tokens = [self._pseudonyms.next(key, known[key]) if key in known else 0 for key in keys]
+        for index, key in enumerate(keys):
+            if finished.get(key) == "stop":
+                tokens[index] = STOP
+        return np.array(tokens, np.int32)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
-def trace_line(outputs: StepOutputs) -> dict[str, Any]:
-    """One step as plain values."""
-    plan, progress, stats = outputs.plan, outputs.progress, outputs.stats
-    happened = {
-        "decodes": [chunk.key[0] for chunk in plan.chunks[: plan.num_decodes]],
-        "prefills": [[chunk.key[0], chunk.start, chunk.num_tokens] for chunk in plan.chunks[plan.num_decodes :]],
-        "starts": [[key[0], num_cached_tokens] for key, num_cached_tokens in plan.starts],
-        "preempted": [key[0] for key in plan.preempted],
-        "swap_out": plan.moves.swap_out,
-        "copies": plan.moves.copies,
-        "swap_in": plan.moves.swap_in,
-        "finished": {key[0]: reason for key, reason in progress.finished.items()},
-        "expired": {key[0]: why for key, why in progress.expired.items()},
-        "failed": {key[0]: why for key, why in progress.failed.items()},
-    }
-    return {
-        "step": plan.step,
-        "launched_ns": outputs.launched_at,
-        "ms": round((outputs.collected_at - outputs.launched_at) / 1e6, 4),
-        **{name: value for name, value in happened.items() if value},
-        "waiting": stats.num_waiting,
-        "pages_free": stats.num_free_pages,
-        "pages_cached": stats.num_idle_pages,
-    }
+class Pseudonyms:
+    """Other tokens for those of sequences: two are equal if all tokens up to them are."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._begin = blake2b(secret, digest_size=16).digest()
+        self._states: dict[Key, bytes] = {}  # after the last token of each sequence
+
+    def begin(self, key: Key, tokens: Int32) -> Int32:
+        """int32 [len(tokens)], none below zero."""
+        self._states[key] = self._begin
+        return np.array([self.next(key, token_id) for token_id in tokens.tolist()], np.int32)
+
+    def next(self, key: Key, token_id: int) -> int:
+        state = self._states[key] = _hash(self._states[key] + token_id.to_bytes(4, "little", signed=True))
+        return int.from_bytes(state[:4], "little") & 0x7FFFFFFF
+
+    def of_salt(self, salt: str) -> str:
+        return _hash(self._begin + salt.encode(errors="surrogatepass")).hex()
+
+    def forget(self, key: Key) -> None:
+        self._states.pop(key, None)
+
+
+def _hash(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()

@@ -27,7 +27,9 @@ from ...protocol.record import RequestRecord
 from ...protocol.run_dir import CARD_FILE, submit_endpoint
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .admission import Admission, admit
+from .grammar_checker import GrammarChecker, GrammarQueue
 from .intake import KnownIds, check_request_id, digest_of
+from .queue import CreditQueue
 from .request import GenerationRequest
 from .text_encoder import TextEncoder
 
@@ -48,8 +50,13 @@ class Intake:
     num_bytes: int
     request: GenerationRequest
     received_ns: int
+    grammar: str = ""  # compiled from request.structured
     tokenize_start_ns: int = 0
     tokenize_end_ns: int = 0
+
+    def time_after(self, limit_ms: float | None) -> int:
+        """CLOCK_MONOTONIC in ns, so long after the receipt; 0 without a limit."""
+        return 0 if limit_ms is None else self.received_ns + int(limit_ms * 1e6)
 
 
 def run(context: WorkerContext) -> None:
@@ -87,9 +94,14 @@ class Prepare:
         self._ids = KnownIds(self._writer.past_ids(), max_past=service.max_records)
         self._slots: dict[int, tuple[int, str]] = {}  # every record in use: generation and request id
         self._live: dict[int, int] = {}  # dispatched and not released: slot -> generation
-        self._waiting: dict[int, tuple[int, bytes]] = {}  # accepted, no credit yet: slot -> generation and record
+        self._waiting = CreditQueue(context.config.scheduler.arrivals_per_level)  # accepted, no credit yet
         self._tokenizer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
-        self._tokenized: deque[Callable[[], None]] = deque()
+        self._grammars = GrammarQueue(
+            GrammarChecker(
+                context.run_dir, timeout_s=service.grammar_timeout_s, memory_bytes=service.grammar_bytes
+            )
+        )  # fmt: skip
+        self._from_beside: deque[Callable[[], None]] = deque()
         self._pending_bytes = 0
         self._next_scan = 0.0
         self._counts: Counter[str] = Counter()
@@ -109,13 +121,14 @@ class Prepare:
                 self._turn()
         finally:
             self._tokenizer.shutdown(wait=False, cancel_futures=True)
+            self._grammars.close()
             self._links.close()
 
     def _turn(self) -> None:
         self._bell.silence()
         self._receive()
-        while self._tokenized:
-            self._tokenized.popleft()()
+        while self._from_beside:
+            self._from_beside.popleft()()
         for _ in range(MAX_FRAMES_A_TURN):
             if (received := self._router.recv()) is None:
                 break
@@ -135,7 +148,7 @@ class Prepare:
             if released[view.slot] or record.token_capacity == 0:
                 continue
             if view.state == ACCEPTED:
-                self._waiting[view.slot] = (view.generation, record.to_bytes())
+                self._wait_for_credit(view.slot, view.generation, record)
             else:  # execute takes it from the journal, so it need not be told again
                 self._live[view.slot] = view.generation
 
@@ -169,8 +182,7 @@ class Prepare:
         if self._live.get(slot) == generation:
             del self._live[slot]
             self._stats.changed = True
-        elif self._waiting.get(slot, (None, b""))[0] == generation:
-            del self._waiting[slot]
+        elif self._waiting.remove(slot, generation):
             self._stats.changed = True
 
     def _forget(self, slot: int, generation: int) -> None:
@@ -181,14 +193,17 @@ class Prepare:
 
     def _dispatch(self) -> None:
         while self._waiting and len(self._live) < self._card.max_live:
-            slot = next(iter(self._waiting))
-            generation, record = self._waiting.pop(slot)
+            slot, generation, record = self._waiting.pop()
             if is_released(self._journal, slot, generation):
-                continue  # aborted while it waited
+                continue  # ended while it waited
             self._writer.dispatch(slot, generation, time.monotonic_ns())
             self._live[slot] = generation
             self._links.send("execute", m.Prepared(slot, generation, record))
             self._stats.changed = True
+
+    def _wait_for_credit(self, slot: int, generation: int, record: RequestRecord) -> None:
+        arrival = int(self._journal.records["arrival"][slot])
+        self._waiting.push(slot, generation, record.to_bytes(), arrival=arrival, priority=record.priority)
 
     # -- from the clients
 
@@ -232,11 +247,32 @@ class Prepare:
             return
         intake = Intake(peer, request_id, digest, num_bytes, request, received_ns)
         self._ids.begin(request_id, digest)
-        if num_bytes <= INLINE_BYTES:
+        if (form := request.structured) is not None:
+            self._pending_bytes += num_bytes
+            self._grammars.compile(form, lambda result: self._later(lambda: self._compiled(intake, result)))
+        else:
+            self._tokenize_soon(intake)
+
+    def _compiled(self, intake: Intake, result: str | RequestError) -> None:
+        self._pending_bytes -= intake.num_bytes
+        if isinstance(result, RequestError):
+            self._stats.changed = True
+            self._finish(intake, result)
+        else:
+            intake.grammar = result
+            self._tokenize_soon(intake)
+
+    def _tokenize_soon(self, intake: Intake) -> None:
+        if intake.num_bytes <= INLINE_BYTES:
             self._finish(intake, self._tokenize(intake))
         else:
-            self._pending_bytes += num_bytes
+            self._pending_bytes += intake.num_bytes
             self._tokenizer.submit(self._tokenize_beside, intake)
+
+    def _later(self, work: Callable[[], None]) -> None:
+        """Any thread: do this in the next turn."""
+        self._from_beside.append(work)
+        self._bell.ring()
 
     def _check_room(self, num_bytes: int) -> None:
         if self._context.board.mode != RUN:
@@ -251,8 +287,7 @@ class Prepare:
 
     def _tokenize_beside(self, intake: Intake) -> None:
         result = self._tokenize(intake)
-        self._tokenized.append(lambda: self._finish_beside(intake, result))
-        self._bell.ring()
+        self._later(lambda: self._finish_beside(intake, result))
 
     def _finish_beside(self, intake: Intake, result: Admission | RequestError) -> None:
         self._pending_bytes -= intake.num_bytes
@@ -265,7 +300,13 @@ class Prepare:
         try:
             request = intake.request
             token_ids = self._encoder.encode_request(request)
-            return admit(token_ids, truncation=request.truncation, params=request.sampling, card=self._card)
+            return admit(
+                token_ids,
+                truncation=request.truncation,
+                params=request.sampling,
+                card=self._card,
+                max_prompt_tokens=request.max_prompt_tokens,
+            )
         except RequestError as error:
             return error
         except Exception as error:
@@ -284,7 +325,7 @@ class Prepare:
             self._refuse(intake.peer, intake.request_id, error)
 
     def _accept(self, intake: Intake, admission: Admission) -> None:
-        params = intake.request.sampling
+        request, params = intake.request, intake.request.sampling
         record = RequestRecord(
             request_id=intake.request_id,
             digest=intake.digest,
@@ -292,8 +333,14 @@ class Prepare:
             num_truncated_tokens=admission.num_truncated,
             token_capacity=admission.capacity,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
-            lease_s=intake.request.lease_s or self._service.lease_s,
+            lease_s=request.lease_s or self._service.lease_s,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            deadline_at=intake.time_after(request.deadline_ms),
+            queue_deadline_at=intake.time_after(request.max_queue_ms),
+            return_prompt=request.return_prompt,
             sampling=params.to_wire(),
+            grammar=intake.grammar,
         )
         times = AcceptTimes(
             intake.received_ns, intake.tokenize_start_ns, intake.tokenize_end_ns, time.monotonic_ns()
@@ -303,7 +350,7 @@ class Prepare:
         accepted = _accepted(record)
         self._ids.accept(accepted, record.digest)
         if record.token_capacity > 0:  # one that asked for no tokens is answered by summarize alone
-            self._waiting[slot] = (generation, record.to_bytes())
+            self._wait_for_credit(slot, generation, record)
         self._counts["accepted"] += 1
         self._counts["prompt_tokens"] += accepted.num_prompt_tokens
         self._router.send(intake.peer, accepted)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ...protocol.errors import InvalidRequest
 from ...protocol.sampling import SamplingParams
+from .structured import Structured, checked_structured, refusal
+from .tool_fields import CALL_FIELDS, Message, add_calls, checked_template_kwargs, checked_tools
 
 Int32 = npt.NDArray[np.int32]
 Truncation = Literal["none", "left", "right", "middle"]
@@ -20,15 +22,11 @@ MAX_MESSAGES = 1024
 MAX_CONTENT_PARTS = 1024
 MAX_ROLE_CHARS = 64
 MIN_LEASE_S, MAX_LEASE_S = 0.05, 1e9
+MIN_PRIORITY, MAX_PRIORITY = -1000, 1000
+MAX_LIMIT_MS = 1e9
+MAX_SALT_CHARS = 256
 _TRUNCATIONS: tuple[Truncation, ...] = ("none", "left", "right", "middle")
 _INT32 = np.iinfo(np.int32)
-
-
-class Message(TypedDict):
-    """One turn of a chat. Text parts of the wire's content are joined to one string, without a separator."""
-
-    role: str
-    content: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,7 +38,20 @@ class GenerationRequest:
     messages: tuple[Message, ...] | None = None  # a chat; the template then asks the model to answer
     truncation: Truncation = "none"  # where a prompt that is too long is cut; "none" refuses it
     lease_s: float | None = None  # None: the service's own
+    priority: int = 0  # the lowest goes first, with the policy "priority"
+    deadline_ms: float | None = None  # from receipt to the end; then it fails with what was produced
+    max_queue_ms: float | None = None  # from receipt to its first step
+    cache_salt: str = ""  # prefixes are shared among requests of the same salt only
+    tools: list[Any] | None = None  # for the chat template; on the wire JSON text, for a schema may be deep
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # more variables for the chat template
+    max_prompt_tokens: int | None = None  # a longer prompt is cut, or refused, as one that does not fit
+    return_prompt: bool = False  # the summary brings the prompt's token ids
+    structured: Structured | None = None  # the form the answer must have
     sampling: SamplingParams = field(default_factory=SamplingParams)
+
+    def __post_init__(self) -> None:
+        if self.structured is not None and self.sampling.ignore_eos:
+            raise refusal("and ignore_eos exclude each other: the end of sequence is what ends such an answer")
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> GenerationRequest:
@@ -59,6 +70,15 @@ class GenerationRequest:
             **own,
             truncation=_checked_truncation(wire.get("truncation", "none")),
             lease_s=_checked_lease(wire.get("lease_s")),
+            priority=_checked_priority(wire.get("priority", 0)),
+            deadline_ms=_checked_limit_ms("deadline_ms", wire.get("deadline_ms")),
+            max_queue_ms=_checked_limit_ms("max_queue_ms", wire.get("max_queue_ms")),
+            cache_salt=_checked_salt(wire.get("cache_salt", "")),
+            tools=checked_tools(wire.get("tools")),
+            chat_template_kwargs=checked_template_kwargs(wire.get("chat_template_kwargs")),
+            max_prompt_tokens=_checked_max_prompt(wire.get("max_prompt_tokens")),
+            return_prompt=_checked_bool("return_prompt", wire.get("return_prompt", False)),
+            structured=checked_structured(wire.get("structured")),
             sampling=SamplingParams.from_wire({k: v for k, v in wire.items() if k not in _OWN_FIELDS}),
         )
 
@@ -101,13 +121,14 @@ def _checked_messages(value: Any) -> tuple[Message, ...]:
 
 
 def _checked_message(name: str, value: Any) -> Message:
-    _require_keys(name, value, {"role", "content"})
+    _require_keys(name, value, {"role", "content"}, optional=CALL_FIELDS)
     role = value["role"]
     if not isinstance(role, str) or not 1 <= len(role) <= MAX_ROLE_CHARS:
         raise InvalidRequest(
             f"{name}.role must be a string of 1 to {MAX_ROLE_CHARS} characters, got {role!r:.80}", param="messages"
         )
-    return {"role": role, "content": _checked_content(f"{name}.content", value["content"])}
+    message: Message = {"role": role, "content": _checked_content(f"{name}.content", value["content"])}
+    return add_calls(message, name, value)
 
 
 def _checked_content(name: str, value: Any) -> str:
@@ -130,12 +151,12 @@ def _checked_part(name: str, value: Any) -> str:
     return text
 
 
-def _require_keys(name: str, value: Any, keys: set[str]) -> None:
+def _require_keys(name: str, value: Any, keys: set[str], *, optional: Set[str] = frozenset()) -> None:
     if not isinstance(value, dict):
         raise InvalidRequest(f"{name} must be a map, got {value!r:.80}", param="messages")
     for key in keys - value.keys():
         raise InvalidRequest(f"{name} has no {key}", param="messages")
-    for key in value.keys() - keys:
+    for key in value.keys() - keys - optional:
         raise InvalidRequest(f"{name} has the unknown field {key!r:.80}", param="messages")
 
 
@@ -156,5 +177,47 @@ def _checked_lease(value: Any) -> float | None:
     return float(value)
 
 
+def _checked_priority(value: Any) -> int:
+    if type(value) is not int:
+        raise InvalidRequest(f"priority must be an integer, got {value!r:.80}", param="priority")
+    if not MIN_PRIORITY <= value <= MAX_PRIORITY:
+        raise InvalidRequest(f"priority is {value}, the limits are {MIN_PRIORITY} and {MAX_PRIORITY}", param="priority")
+    return value
+
+
+def _checked_limit_ms(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float):
+        raise InvalidRequest(f"{name} must be a number, got {value!r:.80}", param=name)
+    if not 0 < value <= MAX_LIMIT_MS:  # not a number is outside too
+        raise InvalidRequest(f"{name} is {value}, the limits are above 0 and {MAX_LIMIT_MS}", param=name)
+    return float(value)
+
+
+def _checked_salt(value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"cache_salt must be a string, got {value!r:.80}", param="cache_salt")
+    if len(value) > MAX_SALT_CHARS:
+        raise InvalidRequest(
+            f"cache_salt has {len(value)} characters, the limit is {MAX_SALT_CHARS}", param="cache_salt"
+        )
+    return value
+
+
+def _checked_max_prompt(value: Any) -> int | None:
+    if value is not None and (type(value) is not int or not 1 <= value <= _INT32.max):
+        raise InvalidRequest(
+            f"max_prompt_tokens is {value!r:.80}, the limits are 1 and {_INT32.max}", param="max_prompt_tokens"
+        )
+    return value
+
+
+def _checked_bool(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be true or false, got {value!r:.80}", param=name)
+    return value
+
+
 _PROMPTS = {"prompt": _checked_prompt, "prompt_token_ids": _checked_prompt_ids, "messages": _checked_messages}
-_OWN_FIELDS = frozenset(_PROMPTS) | {"truncation", "lease_s"}
+_OWN_FIELDS = frozenset(item.name for item in fields(GenerationRequest)) - {"sampling"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,17 @@ import numpy.typing as npt
 from ...protocol.journal.layout import Journal
 from ...protocol.journal.requests import RequestView
 from ...protocol.journal.tokens import read_logprobs, read_times
-from ...protocol.messages import DeltaRow, Failed, Finished
-from .ledger import Marks, make_ledger
+from ...protocol.messages import DeltaRow, Failed, Finished, Status
+from .ledger import Ledger, Marks, make_ledger
 from .stream import OutputStream
+
+
+class Account(NamedTuple):
+    """A request's time, and when each of its tokens was made (ns of CLOCK_MONOTONIC)."""
+
+    ledger: Ledger
+    token_times_ns: list[int]
+    num_prompt_tokens: int
 
 
 class Answer:
@@ -29,6 +37,7 @@ class Answer:
         self.lease_until = lease_until  # time.monotonic()
         self.num_seen = 0  # tokens taken from execute, also those after the end
         self.error: tuple[str, str] | None = None  # code and message, if the finish reason is "error"
+        self.end_code = ""  # of the error, if it is summarize that found it
         self.peer: bytes | None = None  # who follows
         self.num_acknowledged = 0
         self.num_sent = 0
@@ -47,6 +56,10 @@ class Answer:
     @property
     def key(self) -> tuple[int, int]:
         return self.view.slot, self.view.generation
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self._rate(self.stream.num_tokens)
 
     def push(self, token_ids: list[int], now_ns: int) -> None:
         """Take the next tokens from execute."""
@@ -89,6 +102,18 @@ class Answer:
             self._end = Finished(*last, self.stream.finish_reason or "", summary)
         return self._end
 
+    def has_begun(self, journal: Journal) -> bool:
+        """Whether execute has computed something of it."""
+        # The time may still be that of an earlier request in the slot.
+        return self.num_seen > 0 or int(journal.records["scheduled_ns"][self.view.slot]) >= self.view.accepted_ns
+
+    def status(self, journal: Journal) -> Status:
+        state = "running" if self.has_begun(journal) else "queued"
+        if self.stream.is_finished:
+            state = {"abort": "aborted", "error": "failed"}.get(self.stream.finish_reason or "", "finished")
+        received_ns = int(journal.records["received_ns"][self.view.slot])
+        return Status(self.request_id, state, self.stream.num_tokens, received_ns, self.ended_ns)
+
     def _row(self, journal: Journal, stop: int) -> DeltaRow:
         token_ids, text = self.stream.delta(self.num_sent, stop)
         logprobs = None
@@ -101,7 +126,8 @@ class Answer:
         elapsed_ns = self.arrived_ns - self.first_token_ns
         return (num_tokens - 1) * 1e9 / elapsed_ns if num_tokens > 1 and elapsed_ns > 0 else None
 
-    def _summary(self, journal: Journal) -> dict[str, Any]:
+    def account(self, journal: Journal) -> Account:
+        """Where the time of this request went until now."""
         entry = journal.records[self.view.slot]
         times = read_times(journal, self.view, self.stream.num_tokens)
         marks = Marks(
@@ -123,13 +149,20 @@ class Answer:
         ledger = make_ledger(
             marks, num_cached_tokens=times.num_cached_tokens, num_preemptions=times.num_preemptions
         )  # fmt: skip
+        return Account(ledger, marks.token_times, len(self.view.record.prompt) // 4)
+
+    def _summary(self, journal: Journal) -> dict[str, Any]:
+        ledger, record = self.account(journal).ledger, self.view.record
         usage = {
-            "prompt_tokens": len(self.view.record.prompt) // 4,
+            "prompt_tokens": len(record.prompt) // 4,
             "completion_tokens": self.stream.num_tokens,
-            "cached_tokens": times.num_cached_tokens,
-            "truncated_tokens": self.view.record.num_truncated_tokens,
+            "cached_tokens": ledger.num_cached_tokens,
+            "truncated_tokens": record.num_truncated_tokens,
         }
-        return {"usage": usage, "ledger": ledger.to_wire(), "matched": self.stream.matched}
+        summary: dict[str, Any] = {"usage": usage, "ledger": ledger.to_wire(), "matched": self.stream.matched}
+        if record.return_prompt:
+            summary["prompt_token_ids"] = record.prompt
+        return summary
 
 
 def _at(times_ns: npt.NDArray[np.int64], index: int) -> int:

@@ -18,16 +18,19 @@ from ...protocol import messages as m
 from ...protocol.channels import Links, Poller
 from ...protocol.codec import decode_public
 from ...protocol.config import ModelCard
-from ...protocol.errors import BadFrame, JournalError
+from ...protocol.errors import BadFrame, JournalError, RequestError
 from ...protocol.journal.layout import FORGOTTEN, split_word, word
-from ...protocol.journal.releases import ReleaseWriter, read_release
+from ...protocol.journal.releases import ReleaseWriter, read_end_code, read_release
 from ...protocol.journal.requests import RequestView, read_request
 from ...protocol.journal.tokens import read_finish, read_tokens
 from ...protocol.run_dir import CARD_FILE, follow_endpoint
 from ...protocol.tokenizer_files import load_facts
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .answer import Answer
+from .deadlines import Deadlines
 from .delivery import Delivery
+from .histograms import RequestHistograms
+from .listing import list_requests
 from .rate import Rate
 from .stream import OutputStream
 from .vocabulary import Vocabulary
@@ -69,8 +72,10 @@ class Summarize:
         self._generations = np.zeros(context.journal.num_records, np.uint64)  # last known in each slot
         self._released: list[tuple[int, int]] = []
         self._forgotten: list[tuple[int, int]] = []
+        self._deadlines = Deadlines(context.journal, context.board)
         self._counts: Counter[str] = Counter()
         self._rate = Rate()
+        self._histograms = RequestHistograms()
         self._next_tick = 0.0
         self._stats = StatsPublisher(context.page, self._collect)
         self._links = Links(context.run_dir, "summarize", epoch=context.epoch, peers=("prepare", "execute"))
@@ -84,7 +89,7 @@ class Summarize:
     def run(self) -> None:
         try:
             while not self._context.stopping:
-                patience = self._stats.publish_if_due()
+                patience = self._deadlines.wait_s(time.monotonic_ns(), self._stats.publish_if_due())
                 self._poller.wait(min(patience, RETRY_S) if self._delivery.pending else patience)
                 self._turn()
             self._end_all()
@@ -104,6 +109,7 @@ class Summarize:
             self._links.inbox.missed = False
             self._next_tick = now + TICK_S
             self._tick(now)
+        self._end_overdue()
         self._tell_workers()
         self._delivery.deliver()
 
@@ -151,9 +157,8 @@ class Summarize:
             answer.push(token_ids, now_ns)
         except BaseException as error:  # a panic of the tokenizer's Rust code is not an Exception
             logger.exception("request %s could not be turned into text", answer.request_id)
-            answer.error = ("request_failed", f"the tokens could not be turned into text: {type(error).__name__}")
             answer.stream.abandon("error")
-            self._end(answer, "error")
+            self._fail(answer, RequestError(f"the tokens could not be turned into text: {type(error).__name__}"))
             return
         num_new = answer.stream.num_tokens - before
         self._counts["tokens"] += num_new
@@ -200,13 +205,18 @@ class Summarize:
         answer = Answer(view, self._stream(view), time.monotonic() + view.record.lease_s)
         self._answers[slot] = answer
         self._by_id[answer.request_id] = answer
+        self._deadlines.add(answer.key, view.record)
         self._rebuild(answer)
         return answer
 
     def _stream(self, view: RequestView) -> OutputStream:
         params = view.record.params
         eos = frozenset() if params.ignore_eos else frozenset(self._card.eos_token_ids)
-        return OutputStream(self._vocabulary, params, stop_token_ids=eos | frozenset(params.stop_token_ids))
+        # Under a grammar the text is what it matched, also a space that a decoder drops from the beginning of a text.
+        context = self._vocabulary.amid_text if view.record.grammar else ()
+        return OutputStream(
+            self._vocabulary, params, stop_token_ids=eos | frozenset(params.stop_token_ids), context=context
+        )
 
     def _rebuild(self, answer: Answer) -> None:
         """Bring an answer to where the journal has it."""
@@ -250,6 +260,9 @@ class Summarize:
                 self._router.send(peer, m.Stats(self._context.board.stats()))
             case m.GetStatus():
                 self._router.send(peer, self._status(message.request_id))
+            case m.GetRequests():
+                self._discover()
+                self._router.send(peer, list_requests(self._journal, self._answers.values(), message.limit))
             case _:
                 self._refuse(peer, BadFrame(f"{type(message).__name__} is not spoken at the follow socket"))
 
@@ -282,15 +295,7 @@ class Summarize:
         answer = self._find(request_id)
         if answer is None:
             return m.Status(request_id, "unknown", 0, 0, 0)
-        entry = self._journal.records[answer.view.slot]
-        # The time may still be that of an earlier request in the slot.
-        is_scheduled = int(entry["scheduled_ns"]) >= answer.view.accepted_ns
-        state = "running" if answer.num_seen or is_scheduled else "queued"
-        if answer.stream.is_finished:
-            state = {"abort": "aborted", "error": "failed"}.get(answer.stream.finish_reason or "", "finished")
-        return m.Status(
-            request_id, state, answer.stream.num_tokens, int(entry["received_ns"]), answer.ended_ns
-        )  # fmt: skip
+        return answer.status(self._journal)
 
     # -- ends
 
@@ -301,11 +306,18 @@ class Summarize:
         self._close(answer, reason)
         self._release(answer)
 
+    def _fail(self, answer: Answer, error: RequestError) -> None:
+        """End an answer with an error that this process found."""
+        if not answer.ended_ns:
+            answer.error, answer.end_code = (error.code, error.message), error.code
+            self._end(answer, "error")
+
     def _close(self, answer: Answer, reason: str) -> None:
         if reason == "error" and answer.error is None:
             finish = read_finish(self._journal, *answer.key)
             code, _, text = (finish[1] if finish else "").partition("\n")
-            answer.error = (code or "request_failed", text or "the request failed")
+            code = read_end_code(self._journal, *answer.key) or code or RequestError.code
+            answer.error = (code, text or f"the request failed: {code}")
         answer.stream.finish(reason)
         answer.ended_ns = answer.text_done_ns = time.monotonic_ns()
         self._delivery.mark(answer)
@@ -314,9 +326,10 @@ class Summarize:
         answer.ended_ns = answer.ended_ns or time.monotonic_ns()
         reason = answer.stream.finish_reason or "error"
         slot, generation = answer.key
-        self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason)
+        self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason, code=answer.end_code)
         self._released.append(answer.key)
         self._counts[f"finished_{reason}"] += 1
+        self._histograms.observe(*answer.account(self._journal))
         self._stats.changed = True
 
     def _forget(self, answer: Answer) -> None:
@@ -345,6 +358,21 @@ class Summarize:
                     self._end(answer, "abort")
                     answer.lease_until = now + answer.view.record.lease_s
 
+    def _end_overdue(self) -> None:
+        """Deadlines, whatever the other workers are at: a request may have no credit, or execute may be away."""
+        now_ns = time.monotonic_ns()
+        for key in self._deadlines.due(now_ns):
+            if self._is_open(key):
+                answer = self._answers[key[0]]
+                self._catch_up(answer)  # an end that came in time, or the last tokens
+                if (error := self._deadlines.judge(answer, now_ns)) is not None:
+                    self._fail(answer, error)
+        self._deadlines.tidy(self._is_open, num_live=len(self._answers))
+
+    def _is_open(self, key: tuple[int, int]) -> bool:
+        answer = self._answers.get(key[0])
+        return answer is not None and answer.key == key and not answer.stream.is_finished
+
     # -- out
 
     def _tell_workers(self) -> None:
@@ -368,6 +396,7 @@ class Summarize:
             "tokens": self._counts["tokens"],
             "tokens_per_second": rate,
             "finished": reasons,
+            "histograms": self._histograms.to_wire(),
             "forgotten_unread": self._counts["forgotten_unread"],
             "stale_tokens": self._counts["stale_tokens"],
             "bad_frames": self._counts["bad_frames"] + self._router.num_bad_frames,

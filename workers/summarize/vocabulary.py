@@ -37,6 +37,12 @@ class Vocabulary:
         """The vocabulary of the tokenizer in the run directory."""
         return cls(Tokenizer.from_file(str(folder / TOKENIZER_FILE)))
 
+    @property
+    def amid_text(self) -> tuple[int, ...]:
+        """The context of a text that has already begun, see ``make_detokenizer``."""
+        filler = None if self.is_byte_level else self._pieces[True].filler
+        return () if filler is None else (filler,)
+
     def byte_table(self, *, skip_special_tokens: bool) -> ByteTable:
         assert self.is_byte_level, "only a byte-level token is a fixed string of bytes"
         return self._bytes[skip_special_tokens]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from triptych.protocol.config import SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
-from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.engine import Engine, NoTrace
 from triptych.workers.execute.hash_lm import HashRunner, expected_tokens
 from triptych.workers.execute.scheduling.plan import Plan
 from triptych.workers.execute.scheduling.progress import Progress
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
+from triptych.workers.execute.trace import StepTrace
 
 VOCAB_SIZE = 97
 
@@ -97,17 +98,22 @@ def make_engine(
     runner: type[HashRunner] = HashRunner,
     clock: Callable[[], int] = lambda: 0,
     depth: int = 0,
+    trace_file: IO[str] | None = None,
     **options: Any,
 ) -> Engine:
     """An engine with the hash model and ``sequences`` added; options as for ``make_scheduler``."""
-    scheduler = make_scheduler(*sequences, **options)
+    scheduler = make_scheduler(**options)
     pool, host = scheduler.cache.pool, scheduler.cache.host
-    return Engine(
+    engine = Engine(
         scheduler,
         runner(VOCAB_SIZE, num_pages=pool.num_pages, page_size=pool.page_size, num_host_pages=host.num_pages),
         clock=clock,
         depth=depth,
+        trace=NoTrace() if trace_file is None else StepTrace(trace_file, scheduler, secret=b"secret"),
     )
+    for sequence in sequences:
+        engine.add(sequence)
+    return engine
 
 
 def advance(scheduler: Scheduler, *, token_id: int = 1) -> Plan:

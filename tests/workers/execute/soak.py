@@ -10,7 +10,7 @@ import random
 import sys
 import time
 from collections import Counter
-from typing import Any
+from typing import IO, Any
 
 from tests.workers.execute.factories import expected_output, make_engine, make_sequence, recover, tokens_of
 from triptych.protocol.config import POLICIES, PREEMPTIONS
@@ -72,11 +72,13 @@ def draw_options(rng: random.Random, policy: str) -> dict[str, Any]:
 class Clients:
     """Adds, aborts and releases at random, in one engine from its start until it is empty again."""
 
-    def __init__(self, rng: random.Random, policy: str, counts: Counter[str]) -> None:
+    def __init__(
+        self, rng: random.Random, policy: str, counts: Counter[str], *, trace_file: IO[str] | None = None
+    ) -> None:
         self.rng, self.counts = rng, counts
         self.options = draw_options(rng, policy)
         self.now_ns = 0
-        self.engine: Engine = make_engine(clock=lambda: self.now_ns, **self.options)
+        self.engine: Engine = make_engine(clock=lambda: self.now_ns, trace_file=trace_file, **self.options)
         self.outputs: dict[Key, list[int]] = {}
         self.expected: dict[Key, list[int]] = {}
         self.unreleased: list[Key] = []

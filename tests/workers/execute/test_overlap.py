@@ -88,9 +88,12 @@ def test_one_whose_last_token_is_under_way_has_left_its_row() -> None:
     assert sequence.state is SequenceState.FINISHED
 
 
-def test_a_sequence_that_needs_its_own_tokens_keeps_steps_serial() -> None:
-    """A penalty on what was said reads every token; with such a one live, no step is planned ahead."""
-    engine = make_engine(make_sequence(), make_sequence(1, frequency_penalty=0.5), depth=1)
+@pytest.mark.parametrize("is_grammar", [False, True])
+def test_a_sequence_that_needs_its_own_tokens_keeps_steps_serial(is_grammar: bool) -> None:
+    """A penalty on what was said reads every token, a grammar too; with such a one live, no step is planned ahead."""
+    needy = make_sequence(1) if is_grammar else make_sequence(1, frequency_penalty=0.5)
+    needy.grammar = object() if is_grammar else None
+    engine = make_engine(make_sequence(), needy, depth=1)
     engine.step()
     assert num_in_flight(engine) == 0
     engine.release((1, 0))

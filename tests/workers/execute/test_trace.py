@@ -15,27 +15,34 @@ from triptych.workers.execute.trace import StepTrace
 
 def timed_engine(**options: Any) -> Engine:
     """An engine whose clock goes on by a millisecond whenever somebody looks at it."""
-    scheduler = make_scheduler(*make_sequences(2, num_tokens=6, max_tokens=4), **options)
+    return traced_engine(io.StringIO(), **options)
+
+
+def traced_engine(file: io.StringIO, **options: Any) -> Engine:
+    scheduler = make_scheduler(**options)
     runner = HashRunner(VOCAB_SIZE, num_pages=64, page_size=4)
-    return Engine(scheduler, runner, clock=itertools.count(0, 1_000_000).__next__)
+    clock = itertools.count(0, 1_000_000).__next__
+    engine = Engine(scheduler, runner, clock=clock, trace=StepTrace(file, scheduler, secret=b"s"))
+    for sequence in make_sequences(2, num_tokens=6, max_tokens=4):
+        engine.add(sequence)
+    return engine
 
 
-def trace(engine: Engine) -> list[dict[str, Any]]:
+def trace(**options: Any) -> list[dict[str, Any]]:
     file = io.StringIO()
-    writer = StepTrace(file)
-    while (outputs := engine.step()) is not None:
-        writer.write(outputs)
-    return [json.loads(line) for line in file.getvalue().splitlines()]
+    run(traced_engine(file, **options))
+    lines = [json.loads(line) for line in file.getvalue().splitlines() if line]
+    return [line for line in lines if "step" in line]
 
 
 def test_every_step_is_one_line() -> None:
-    lines = trace(timed_engine())
+    lines = trace()
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     assert all(line["ms"] == 1.0 for line in lines)
 
 
 def test_a_line_says_who_ran_and_leaves_out_what_did_not_happen() -> None:
-    first, second, *_ = trace(timed_engine())
+    first, second, *_ = trace()
     assert first["prefills"] == [[0, 0, 6], [1, 0, 6]]
     assert first["starts"] == [[0, 0], [1, 0]]
     assert second["decodes"] == [0, 1]
@@ -43,7 +50,7 @@ def test_a_line_says_who_ran_and_leaves_out_what_did_not_happen() -> None:
 
 
 def test_the_last_line_says_how_each_sequence_ended() -> None:
-    assert trace(timed_engine())[-1]["finished"] == {"0": "length", "1": "length"}
+    assert trace()[-1]["finished"] == {"0": "length", "1": "length"}
 
 
 def test_the_history_remembers_the_last_steps_only() -> None:

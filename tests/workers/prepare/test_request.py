@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,12 @@ def test_other_fields_go_to_the_sampler() -> None:
     assert (request.lease_s, request.truncation) == (2.0, "left")
 
 
+def test_what_the_scheduler_wants_to_know_is_taken_as_it_is() -> None:
+    wire = {"prompt": "x", "priority": -3, "deadline_ms": 5, "max_queue_ms": 0.5, "cache_salt": "tenant"}
+    request = GenerationRequest.from_wire(wire)
+    assert (request.priority, request.deadline_ms, request.max_queue_ms, request.cache_salt) == (-3, 5.0, 0.5, "tenant")
+
+
 def test_an_absent_field_may_be_sent_as_nil() -> None:
     assert GenerationRequest.from_wire({"prompt": "x", "messages": None, "lease_s": None}).messages is None
 
@@ -64,7 +71,7 @@ REFUSED: dict[str, tuple[dict[Any, Any], str, str]] = {
     "messages in a map": ({"messages": HELLO}, "messages", "must be a list of maps"),
     "a message in a string": ({"messages": ["Hello"]}, "messages", "messages[0] must be a map"),
     "no content": ({"messages": [{"role": "user"}]}, "messages", "messages[0] has no content"),
-    "a field too many": ({"messages": [{**HELLO, "name": "x"}]}, "messages", "unknown field 'name'"),
+    "a field too many": ({"messages": [{**HELLO, "mood": "x"}]}, "messages", "unknown field 'mood'"),
     "a role that is no string": ({"messages": [{"role": 1, "content": ""}]}, "messages", "messages[0].role"),
     "no text content": ({"messages": [{"role": "user", "content": 5}]}, "messages", "messages[0].content must be"),
     "an image": (
@@ -76,6 +83,15 @@ REFUSED: dict[str, tuple[dict[Any, Any], str, str]] = {
     "a lease of nan": ({"prompt": "x", "lease_s": math.nan}, "lease_s", "is nan"),
     "a lease of nothing": ({"prompt": "x", "lease_s": 0}, "lease_s", "limits are 0.05"),
     "a lease in a string": ({"prompt": "x", "lease_s": "1"}, "lease_s", "must be a number"),
+    "a priority of a half": ({"prompt": "x", "priority": 0.5}, "priority", "must be an integer, got 0.5"),
+    "too low a priority": ({"prompt": "x", "priority": 1001}, "priority", "is 1001, the limits are -1000 and 1000"),
+    "a deadline before the receipt": ({"prompt": "x", "deadline_ms": -1}, "deadline_ms", "limits are above 0 and"),
+    "a deadline at once": ({"prompt": "x", "deadline_ms": 0}, "deadline_ms", "is 0, the limits are above 0"),
+    "a deadline of nan": ({"prompt": "x", "deadline_ms": math.nan}, "deadline_ms", "is nan"),
+    "a queue in a string": ({"prompt": "x", "max_queue_ms": "5"}, "max_queue_ms", "must be a number, got '5'"),
+    "an endless queue": ({"prompt": "x", "max_queue_ms": math.inf}, "max_queue_ms", "is inf"),
+    "a salt of bytes": ({"prompt": "x", "cache_salt": b"a"}, "cache_salt", "must be a string"),
+    "a long salt": ({"prompt": "x", "cache_salt": "a" * 257}, "cache_salt", "has 257 characters, the limit is 256"),
     "temperature of nan": ({"prompt": "x", "temperature": math.nan}, "temperature", "is nan"),
 }
 
@@ -94,7 +110,8 @@ _plain = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_text, inner, max_size=3),
     max_leaves=8,
 )
-_fields = st.sampled_from(["prompt", "prompt_token_ids", "messages", "truncation", "lease_s", "stop", "seed", "other"])
+_own_fields = [item.name for item in fields(GenerationRequest) if item.name != "sampling"]
+_fields = st.sampled_from([*_own_fields, "stop", "seed", "other"])
 
 
 @settings(deadline=None)

@@ -17,6 +17,7 @@ import torch
 
 from ....protocol.sampling import SamplingParams
 from ..attention.device_step import DeviceStep
+from ..grammar.masks import PendingMasks
 from ..sampling.device import columns, sample
 from ..sampling.kinds import SamplingKind, kind_of
 from ..sampling.sampler import Sampler, failures
@@ -123,10 +124,11 @@ class DeviceRunner(StepRunner):
     @torch.inference_mode()
     def _start(self, inputs: StepInputs) -> _Pending | StepResult:
         kind = kind_of(inputs.sampled)
+        masks = self._masks.begin(inputs.sampled)
         bucket = self._router.bucket(inputs) if self._graphs else None
         if bucket is None:
             step = upload_ragged(inputs, self._stage)
-            return self._sample(self._forward(step, self._resolved(step)), inputs, kind)
+            return self._sample(self._forward(step, self._resolved(step)), inputs, kind, masks)
         assert self._graphs is not None, "only a graph has a bucket"
         self._buffers.fill(inputs, bucket)
         if kind is SamplingKind.DRAWN:
@@ -135,7 +137,7 @@ class DeviceRunner(StepRunner):
         self._graphs.run(GraphKey(bucket, min(kind, SamplingKind.CUT)))
         if kind < SamplingKind.CUT:
             return self._fetch(len(inputs.sampled))
-        return self._sample(self._logits[: len(inputs.sampled)], inputs, kind)
+        return self._sample(self._logits[: len(inputs.sampled)], inputs, kind, masks)
 
     def _graph_run(self, key: GraphKey) -> Replay:
         """What a graph of that key does: everything on static buffers."""
@@ -157,13 +159,15 @@ class DeviceRunner(StepRunner):
         carried = self._tokens[step.carried.clamp_min(0).long()]
         return torch.where(step.carried >= 0, carried, step.token_ids.long())
 
-    def _sample(self, logits: torch.Tensor, inputs: StepInputs, kind: SamplingKind) -> _Pending | StepResult:
+    def _sample(
+        self, logits: torch.Tensor, inputs: StepInputs, kind: SamplingKind, masks: PendingMasks | None
+    ) -> _Pending | StepResult:
         """Choose from logits [R, V] what no graph has chosen."""
         count = len(inputs.sampled)
         if not count:
             return self._fetch(0)
         if kind is SamplingKind.HOST:  # the one case in which the host waits for a step it has just launched
-            result = self._sampler.sample(logits, inputs.sampled)
+            result = self._sampler.sample(logits, inputs.sampled, masks)
             self._tokens[:count].copy_(torch.from_numpy(result.token_ids))
             return result
         table = self._tokens  # of GREEDY, which reads none

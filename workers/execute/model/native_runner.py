@@ -24,11 +24,12 @@ class NativeRunner(StepRunner):
         self._sampler = sampler
 
     def _step(self, inputs: StepInputs) -> StepResult:
+        masks = self._masks.begin(inputs.sampled)
         outputs = self._decoder.run(inputs)
-        if _all_plain(inputs.sampled) and np.isfinite(outputs.greatest).all():
+        if masks is None and _all_plain(inputs.sampled) and np.isfinite(outputs.greatest).all():
             return StepResult(outputs.tokens.copy())
         with torch.inference_mode():
-            return self._sampler.sample(torch.from_numpy(outputs.logits), inputs.sampled)
+            return self._sampler.sample(torch.from_numpy(outputs.logits), inputs.sampled, masks)
 
 
 def _all_plain(sequences: Iterable[Sequence]) -> bool:

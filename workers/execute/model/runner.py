@@ -24,7 +24,8 @@ class TorchRunner(StepRunner):
 
     @torch.inference_mode()
     def _step(self, inputs: StepInputs) -> StepResult:
+        masks = self._masks.begin(inputs.sampled)
         self._layers.kernel.begin_step(inputs)
         with attending(self._layers):
             logits = self._forward(inputs.token_ids, inputs.positions, inputs.sample_rows)
-        return self._sampler.sample(logits, inputs.sampled)
+        return self._sampler.sample(logits, inputs.sampled, masks)

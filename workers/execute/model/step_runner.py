@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ....protocol.sampling import SamplingParams
+from ..grammar.masks import MaskMaker
 from ..scheduling.moves import Moves
 from ..scheduling.sequence import Sequence
 from ..step import StepInputs, StepResult, resolve
@@ -24,6 +25,7 @@ class StepRunner(ABC):
         self, pools: list[torch.Tensor], *, prefill_tokens: int, decode_rows: int, num_host_pages: int = 0
     ) -> None:
         """``pools`` are the tensors that hold the pages, see ``PageMover``."""
+        self._masks = MaskMaker()
         self._mover = PageMover(pools, num_host_pages)
         self._prefill_tokens = prefill_tokens  # of the greatest step that warm_up tries
         self._decode_rows = decode_rows

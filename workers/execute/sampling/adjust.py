@@ -1,19 +1,28 @@
-"""What changes single logits of a row before it is drawn from: penalties, bias, and tokens that may not come yet.
+"""What changes logits of a row before it is drawn from: penalties, bias, and tokens that may not come here, or not yet.
 
-All of it is sparse: pairs of (row, token id) are gathered and scattered, and no row that asks for nothing is touched.
+All but the masks of grammars is sparse: pairs of (row, token id) are gathered and scattered. No row that asks for
+nothing is touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..grammar.matcher import Bits, has_others
 from ..scheduling.sequence import Sequence
+
+_ALL_FREE: Mapping[int, Bits] = MappingProxyType({})
+# A byte of a mask -> what the logits of its eight tokens are cut to, float32 [256, 8].
+_CEILINGS = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf
+).astype(np.float32)
 
 
 class _Entries(NamedTuple):
@@ -24,12 +33,21 @@ class _Entries(NamedTuple):
     amounts: npt.NDArray[np.float32] | float  # [n], or the same for all
 
 
-def adjust_logits(logits: torch.Tensor, sequences: Rows[Sequence], eos_token_ids: Iterable[int]) -> None:
-    """Apply, in this order and in place on float32 [R, V]: penalties, logit bias, the mask of ``min_tokens``."""
+def adjust_logits(
+    logits: torch.Tensor,
+    sequences: Rows[Sequence],
+    eos_token_ids: Iterable[int],
+    allowed: Mapping[int, Bits] = _ALL_FREE,
+) -> None:
+    """Apply, in this order and in place on float32 [R, V]: penalties, logit bias, grammars, the mask of ``min_tokens``.
+
+    ``allowed`` has the tokens that each row with a grammar may choose from.
+    """
     _apply(_repeated(sequences), logits, lambda old, penalty: torch.where(old < 0, old * penalty, old / penalty))
     _apply(_produced(sequences), logits, lambda old, penalty: old - penalty)
     _apply(_biased(sequences), logits, lambda old, bias: old + bias)
-    _apply(_too_early(sequences, eos_token_ids), logits, lambda _, minus_infinity: minus_infinity)
+    _mask(logits, allowed)
+    _apply(_too_early(sequences, eos_token_ids, allowed), logits, lambda _, minus_infinity: minus_infinity)
 
 
 def _repeated(sequences: Rows[Sequence]) -> Iterable[_Entries]:
@@ -58,11 +76,35 @@ def _biased(sequences: Rows[Sequence]) -> Iterable[_Entries]:
             yield _Entries(row, np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32))
 
 
-def _too_early(sequences: Rows[Sequence], eos_token_ids: Iterable[int]) -> Iterable[_Entries]:
-    """Tokens that would end a sequence before ``min_tokens``: its stop ids, and end of sequence even if ignored."""
+def _too_early(
+    sequences: Rows[Sequence], eos_token_ids: Iterable[int], allowed: Mapping[int, Bits]
+) -> Iterable[_Entries]:
+    """Tokens that would end a sequence before ``min_tokens``: its stop ids, and end of sequence even if ignored.
+
+    Where the grammar leaves only these, it is right: what it describes cannot be longer.
+    """
     for row, sequence in enumerate(sequences):
         if sequence.num_output_tokens < sequence.params.min_tokens:
-            yield _Entries(row, np.array([*sequence.stop_ids, *eos_token_ids], np.int64), -np.inf)
+            ids = np.array([*sequence.stop_ids, *eos_token_ids], np.int64)
+            if row not in allowed or has_others(allowed[row], ids):
+                yield _Entries(row, ids, -np.inf)
+
+
+def _mask(logits: torch.Tensor, allowed: Mapping[int, Bits]) -> None:
+    """Cut what is not allowed to -inf: by a minimum, which takes as long for a few tokens as for half of them.
+
+    ``masked_fill_`` takes 0.1 to 0.5 ms for a row of 128,000 tokens, the table and the minimum 0.03.
+    """
+    on_cpu = logits.device.type == "cpu"
+    table = torch.from_numpy(_CEILINGS).to(logits.device)
+    for row, bits in allowed.items():
+        if on_cpu:  # where numpy's gather is the faster one
+            ceilings = torch.from_numpy(_CEILINGS.take(bits, axis=0)).view(-1)
+        else:
+            ceilings = table.index_select(0, torch.from_numpy(bits).to(logits.device).int()).view(-1)
+        known = logits[row, : len(ceilings)]
+        torch.minimum(known, ceilings[: len(known)], out=known)
+        logits[row, len(ceilings) :] = -torch.inf
 
 
 def _apply(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from ..scheduling.sequence import Sequence
-from .draw import in_order, invert
+from .draw import block_sums, in_order, invert, invert_whole
 from .kinds import SamplingKind
 from .rng import uniforms
 
@@ -50,10 +50,12 @@ def sample(logits: torch.Tensor, table: torch.Tensor, kind: SamplingKind) -> Sam
         return Sampled(tokens, greatest)
     temperature, top_k, top_p, min_p, numbers = (column[:, None] for column in table)
     scores = (logits - greatest[:, None]) / temperature.float().clamp_min(_LEAST_TEMPERATURE)
-    drawn = invert(_above(scores.exp(), min_p.float()), numbers)
+    drawn = invert_whole(_above(scores.exp(), min_p.float()), numbers)
     if kind is SamplingKind.CUT:
         is_cut = (top_k < logits.shape[1]) | (top_p < 1)
         drawn = torch.where(is_cut[:, 0], _draw_cut(scores, table), drawn)
+    # A row that is not a number may point anywhere, and its token is the next step's input before anybody looks at it.
+    drawn = drawn.clamp(0, logits.shape[1] - 1)
     return Sampled(torch.where(temperature[:, 0] > 0, drawn, tokens), greatest)
 
 
@@ -70,7 +72,7 @@ def _draw_cut(scores: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     kth = values.gather(1, top_k.long().clamp(1, vocab_size) - 1)
     is_kept = (values >= kth) | (top_k >= vocab_size)
     mass = torch.where(is_kept, weights, 0.0).cumsum(dim=-1)
-    whole = scores.exp().cumsum(dim=-1, dtype=torch.float64)[:, -1:]
+    whole = block_sums(scores.exp()).cumsum(dim=-1, dtype=torch.float64)[:, -1:]
     total = torch.where(top_k >= vocab_size, whole, mass[:, -1:])
     is_kept &= (mass - weights < top_p * total) | (top_p >= 1)
     is_kept[:, 0] = True  # with top_p 0 too

@@ -1,10 +1,10 @@
 """One token of each row, by temperature, top-k, top-p and min-p and a given random number.
 
 Every operation works on rows by themselves, so a row's token depends on its own logits, parameters and number only:
-bit for bit the same alone and in any batch. For that, sums over a row are cumulative sums (a plain ``sum`` splits a
+bit for bit the same alone and in any batch. For that, a row is summed in blocks of one size (a plain ``sum`` splits a
 long row over threads when it is alone), and ties have one order: falling logit, then rising token id.
 
-Axes: R rows, V vocabulary, C candidates, the C greatest logits of a row in their order.
+Axes: R rows, V vocabulary, C candidates, the C greatest logits of a row in their order, N blocks of a row.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-_FIRST_CANDIDATES = 256  # of V; eight times as many wherever they turn out too few
+_BLOCK = 128  # logits of a row whose sum or greatest is taken at once
+_FIRST_CANDIDATES = 128  # of V; eight times as many wherever they turn out too few
 _LEAST_TEMPERATURE = 1e-10  # below it a quotient could overflow; the greatest logit has all weight anyway
 
 
@@ -25,7 +26,7 @@ class Filters(NamedTuple):
     top_p: torch.Tensor  # float64, 1 where it is off
     min_p: torch.Tensor  # float32, 0 where it is off
 
-    def of(self, rows: torch.Tensor) -> Filters:
+    def of(self, rows: torch.Tensor | slice) -> Filters:
         return Filters(*(parameter[rows] for parameter in self))
 
 
@@ -44,13 +45,18 @@ def draw(logits: torch.Tensor, filters: Filters, uniforms: torch.Tensor) -> torc
     scores = (logits - greatest).div_(filters.temperature.clamp_min(_LEAST_TEMPERATURE))
     is_cut = ((filters.top_k < logits.shape[1]) | (filters.top_p < 1))[:, 0]
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    cut, whole = is_cut.nonzero()[:, 0], (~is_cut).nonzero()[:, 0]
-    if len(whole):
-        weights = whole_weights(scores[whole], filters.of(whole))
-        tokens[whole] = invert(weights, uniforms[whole])
-    if len(cut):
-        tokens[cut] = _draw_cut(scores[cut], filters.of(cut), uniforms[cut], _FIRST_CANDIDATES)
+    for rows in _chosen(~is_cut):
+        weights = whole_weights(scores[rows], filters.of(rows))
+        tokens[rows] = invert_whole(weights, uniforms[rows])
+    for rows in _chosen(is_cut):
+        tokens[rows] = _draw_cut(scores[rows], filters.of(rows), uniforms[rows], _FIRST_CANDIDATES)
     return tokens
+
+
+def _chosen(mask: torch.Tensor) -> list[torch.Tensor | slice]:
+    """The rows of a mask [R] as one index, or none. All of them are a slice: indexing by numbers copies the logits."""
+    rows = mask.nonzero()[:, 0]
+    return [slice(None) if len(rows) == len(mask) else rows] if len(rows) else []
 
 
 def whole_weights(scores: torch.Tensor, filters: Filters) -> torch.Tensor:
@@ -89,25 +95,43 @@ def cut_candidates(scores: torch.Tensor, filters: Filters, num_candidates: int) 
     # what top-p took its share of) is strictly above.
     last = values[:, -1]
     lowest_kept = values.masked_fill(~is_kept, torch.inf).amin(dim=-1)
+    # And none outside has weight where the last has none, as under a grammar that leaves a few.
     is_settled = (filters.top_k[:, 0] >= vocab_size) | ((filters.top_k[:, 0] <= values.shape[1]) & (kth[:, 0] > last))
-    complete = (lowest_kept > last) & is_settled | (values.shape[1] == vocab_size)
+    complete = (lowest_kept > last) & is_settled | (last == -torch.inf) | (values.shape[1] == vocab_size)
     return _Candidates(ids, torch.where(is_kept, weights, 0.0), complete)
 
 
 def _total(scores: torch.Tensor, mass: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
     """What top-p takes its share of: the weight of what top-k kept, or of the whole row. float64 [R, 1]."""
     total = mass[:, -1:].clone()
-    whole = (top_k[:, 0] >= scores.shape[1]).nonzero()[:, 0]
-    if len(whole):
-        total[whole] = scores[whole].exp().cumsum(dim=-1, dtype=torch.float64)[:, -1:]
+    for whole in _chosen(top_k[:, 0] >= scores.shape[1]):
+        total[whole] = block_sums(scores[whole].exp()).cumsum(dim=-1, dtype=torch.float64)[:, -1:]
     return total
 
 
 def in_order(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The ``count`` greatest scores and their token ids, [R, count] each, ties by rising token id."""
-    ids = scores.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
+    likely = _likely(scores, count)
+    places = scores.gather(1, likely).topk(count, dim=-1, sorted=False).indices
+    ids = likely.gather(1, places).sort(dim=-1).values
     values, places = scores.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, places)
+
+
+def _likely(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids [R, L] among which the ``count`` greatest are: those of the ``count`` blocks with the greatest greatest ones.
+
+    No token outside is above the least of these blocks' greatest, and so many tokens are not below it.
+    """
+    num_rows, vocab_size = scores.shape
+    num_blocks, rest = divmod(vocab_size, _BLOCK)
+    if 4 * count > num_blocks:  # it would be much of the row
+        return torch.arange(vocab_size, device=scores.device).expand(num_rows, -1)
+    greatest = scores[:, : vocab_size - rest].reshape(num_rows, num_blocks, _BLOCK).amax(dim=-1)
+    blocks = greatest.topk(count, dim=-1, sorted=False).indices
+    ids = (blocks[:, :, None] * _BLOCK + torch.arange(_BLOCK, device=scores.device)).view(num_rows, -1)
+    last = torch.arange(vocab_size - rest, vocab_size, device=scores.device).expand(num_rows, -1)
+    return torch.cat([ids, last], dim=-1)
 
 
 def invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
@@ -119,3 +143,29 @@ def invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     places = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
     return places[:, 0].clamp_max(weights.shape[1] - 1)
+
+
+def invert_whole(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """``invert`` for whole rows: first the block, then the place in it.
+
+    A cumulative sum over all of a row takes twenty times as long as the sums of its blocks: it cannot be vectorised.
+    """
+    cumulative = block_sums(weights).cumsum(dim=-1, dtype=torch.float64)
+    target = uniforms * cumulative[:, -1:]
+    blocks = torch.searchsorted(cumulative, target, right=True).clamp_max(cumulative.shape[1] - 1)
+    before = torch.where(blocks > 0, cumulative.gather(1, (blocks - 1).clamp_min(0)), 0.0)
+    ids = blocks * _BLOCK + torch.arange(_BLOCK, device=weights.device)
+    inside = weights.gather(1, ids.clamp_max(weights.shape[1] - 1)).double()
+    inside = torch.where(ids < weights.shape[1], inside, 0.0).cumsum(dim=-1)
+    places = torch.searchsorted(inside, target - before, right=True)
+    # The two sums of a block can differ in their last bits; then it is the last place with a weight.
+    last = torch.searchsorted(inside, inside[:, -1:].contiguous())
+    return (blocks * _BLOCK + torch.minimum(places, last))[:, 0]
+
+
+def block_sums(weights: torch.Tensor) -> torch.Tensor:
+    """float32 [R, N] of float32 [R, V]; the last block may be shorter."""
+    num_rows, vocab_size = weights.shape
+    whole = vocab_size - vocab_size % _BLOCK
+    sums = weights[:, :whole].reshape(num_rows, -1, _BLOCK).sum(dim=-1)
+    return torch.cat([sums, weights[:, whole:].sum(dim=-1, keepdim=True)], dim=-1)

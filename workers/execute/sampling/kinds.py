@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import IntEnum
 
-from ....protocol.sampling import SamplingParams
 from ..scheduling.sequence import Sequence
 
 
@@ -20,14 +19,15 @@ class SamplingKind(IntEnum):
 
 def kind_of(sequences: Iterable[Sequence]) -> SamplingKind:
     """The most that one of these asks; GREEDY for none."""
-    return max((_kind(sequence.params) for sequence in sequences), default=SamplingKind.GREEDY)
+    return max((_kind(sequence) for sequence in sequences), default=SamplingKind.GREEDY)
 
 
-def _kind(p: SamplingParams) -> SamplingKind:
+def _kind(sequence: Sequence) -> SamplingKind:
+    p = sequence.params
     changes_logits = (
         p.repetition_penalty != 1.0 or p.presence_penalty or p.frequency_penalty or p.min_tokens or p.logit_bias
     )
-    if changes_logits or p.logprobs is not None:
+    if changes_logits or p.logprobs is not None or sequence.grammar is not None:
         return SamplingKind.HOST
     if p.is_greedy:
         return SamplingKind.GREEDY

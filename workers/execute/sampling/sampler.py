@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 
 import numpy as np
 import torch
 
 from ....protocol.sampling import SamplingParams
+from ..grammar.masks import NO_MASKS, PendingMasks
 from ..scheduling.sequence import Sequence
 from ..step import StepResult, TokenLogprobs
 from .adjust import adjust_logits
 from .draw import Filters, draw
 from .rng import uniforms
+
+_PART = 1 << 17  # logits
 
 
 class Sampler:
@@ -24,18 +28,24 @@ class Sampler:
     def __init__(self, eos_token_ids: tuple[int, ...]) -> None:
         self._eos_token_ids = eos_token_ids
 
-    def sample(self, logits: torch.Tensor, sequences: Rows[Sequence]) -> StepResult:
-        """The next token of each sequence, from float32 [R, V], which is overwritten."""
+    def sample(self, logits: torch.Tensor, sequences: Rows[Sequence], masks: PendingMasks | None = None) -> StepResult:
+        """The next token of each sequence, from float32 [R, V], which is overwritten.
+
+        ``masks`` are those of the rows with a grammar. They are waited for when all else is under way.
+        """
         if not sequences:
             return StepResult(np.empty(0, dtype=np.int32))
         asked = [row for row, sequence in enumerate(sequences) if sequence.params.logprobs is not None]
         raw = logits[asked].log_softmax(dim=-1)
-        adjust_logits(logits, sequences, self._eos_token_ids)
+        allowed, without_mask = NO_MASKS if masks is None else masks.wait()
+        adjust_logits(logits, sequences, self._eos_token_ids, allowed)
         greatest, tokens = logits.max(dim=-1)  # of equal logits the one with the lowest id, as in transformers
-        failed = failures(greatest)
+        failed = {**failures(greatest), **without_mask}
         drawn = [row for row, s in enumerate(sequences) if not s.params.is_greedy and row not in failed]
-        if drawn:
-            tokens[drawn] = _draw(logits[drawn], [sequences[row] for row in drawn])
+        for rows in _parts(drawn, logits):
+            # One row as a slice, which is no copy.
+            index = slice(rows[0], rows[0] + 1) if len(rows) == 1 else rows
+            tokens[index] = _draw(logits[index], [sequences[row] for row in rows])
         token_ids = tokens.cpu().numpy().astype(np.int32)
         logprobs = {
             row: _logprobs(raw[i], int(token_ids[row]), sequences[row].params.logprobs or 0)
@@ -43,6 +53,12 @@ class Sampler:
             if row not in failed
         }
         return StepResult(token_ids, logprobs, failed)
+
+
+def _parts(rows: list[int], logits: torch.Tensor) -> Iterator[list[int]]:
+    """The rows in parts. On a CPU each is small enough to stay in its cache over the dozen operations of a draw."""
+    size = max(1, _PART // logits.shape[1]) if logits.device.type == "cpu" else len(rows)
+    return (rows[start : start + size] for start in range(0, len(rows), max(1, size)))
 
 
 def failures(greatest: torch.Tensor) -> dict[int, str]:

@@ -40,6 +40,10 @@ class PageCache:
         self._swap_in_is_wanted = False
 
     @property
+    def shares_prefixes(self) -> bool:
+        return self._shares_prefixes
+
+    @property
     def num_pages(self) -> int:
         return self.pool.num_pages
 

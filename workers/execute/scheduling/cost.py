@@ -33,6 +33,29 @@ class Work(NamedTuple):
         return cls(plan.num_prefill_tokens, plan.num_decodes, plan.num_reads)
 
 
+class Prices(NamedTuple):
+    """Milliseconds that a step costs on average: for itself, and for each of the numbers of its ``Work``."""
+
+    step: float
+    prefill_token: float
+    decode: float
+    read: float
+
+    def of(self, work: Work) -> float:
+        return (
+            self.step
+            + self.prefill_token * work.num_prefill_tokens
+            + self.decode * work.num_decodes
+            + self.read * work.num_reads
+        )
+
+
+def fit_prices(works: list[Work], times_ms: list[float]) -> Prices:
+    """What steps that took so long have cost, but for those that somebody else disturbed. None is negative."""
+    prices, _ = _fit(_features(works), np.array(times_ms))
+    return Prices(*map(float, prices * _UNITS))
+
+
 class CostModel:
     """Milliseconds of a step as a sum: a constant, and a price for each prompt token, decode, and token of context.
 
@@ -79,9 +102,7 @@ class CostModel:
             self._num_unfitted = 0
             works, times = zip(*(step for kind in self._steps for step in kind), strict=True)
             x, y = _features(list(works)), np.array(times)
-            errors = np.abs(y - x @ _least_squares(x, y))
-            is_usual = errors <= _OUTLIER * np.median(errors) + 1e-9
-            self._prices = _least_squares(x[is_usual], y[is_usual])
+            self._prices, is_usual = _fit(x, y)
             self._margin_ms = max(0.0, float(np.quantile(y[is_usual] - x[is_usual] @ self._prices, _CONFIDENCE)))
         return self._prices is not None
 
@@ -122,6 +143,13 @@ def _features(works: list[Work]) -> Float64:
     """[N, 4]: a constant, prompt tokens, decodes and reads, in ``_UNITS``."""
     features: Float64 = np.array([(1, *work) for work in works], np.float64) * _UNITS
     return features
+
+
+def _fit(x: Float64, y: Float64) -> tuple[Float64, npt.NDArray[np.bool_]]:
+    """Coefficients [4], and which of the steps they were taken from."""
+    errors = np.abs(y - x @ _least_squares(x, y))
+    is_usual = errors <= _OUTLIER * np.median(errors) + 1e-9
+    return _least_squares(x[is_usual], y[is_usual]), is_usual
 
 
 def _least_squares(x: Float64, y: Float64) -> Float64:

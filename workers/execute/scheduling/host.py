@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 from .pages import PageLedgerError
@@ -18,7 +18,7 @@ class HostPool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._free = list(range(num_pages))
-        self._prefixes: dict[int, PageNode] = {}  # the least recently used first
+        self._prefixes: OrderedDict[int, PageNode] = OrderedDict()  # the least recently used first
 
     @property
     def num_free(self) -> int:

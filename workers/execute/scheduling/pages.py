@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 TRASH_PAGE = 0  # padding writes here; never handed out
@@ -27,7 +27,9 @@ class PagePool:
         self._free = list(range(num_pages, 0, -1))  # a stack: the page that was freed last is used first
         self._refs = [0] * (num_pages + 1)
         self._kept: set[int] = set()
-        self._idle: dict[int, None] = {}  # kept and without a reference, the least recently used first
+        # Kept and without a reference, the least recently used first. Not a dict: there the first entry is found by
+        # walking over all that were deleted before it.
+        self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:

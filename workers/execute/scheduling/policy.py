@@ -119,7 +119,7 @@ class Priority(Fifo):
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
-        self._ageing = config.priority_ageing
+        self._ageing = config.arrivals_per_level
 
     def urgency(self, sequence: Sequence) -> int:
         return sequence.arrival + self._ageing * sequence.priority

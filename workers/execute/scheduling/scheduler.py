@@ -254,6 +254,7 @@ class Scheduler:
     def _break_stall(self, draft: Draft) -> None:
         """Half-computed prompts hold all pages and none can go on: the earliest takes from the latest."""
         prefilling = self._in_state(SequenceState.PREFILLING)
+        draft.num_prefill_left = math.inf  # whoever was to be spared a long step is not in this one
         if prefilling and self._make_room(prefilling[0], draft):
             self._schedule_chunk(prefilling[0], draft)
 

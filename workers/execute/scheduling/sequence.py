@@ -42,6 +42,9 @@ class Sequence:
     seed: int
     arrival: int  # order of acceptance, kept over preemption and recovery
     stop_ids: frozenset[int] = frozenset()  # end of sequence and stop_token_ids; empty parts as ignore_eos says
+    accepted_at: int = 0  # when the service took it, ns of the engine's clock; nothing is decided by it
+    final_ids: frozenset[int] = frozenset()  # end of sequence under a grammar: ends it also before min_tokens
+    grammar: object | None = None  # what says which tokens may follow, see execute/grammar; None: all of them
     cache_salt: str = ""  # prefixes are shared among sequences of the same salt only
     deadline_at: int = 0  # ns of the engine's clock by which it must have ended; 0: none
     queue_deadline_at: int = 0  # by which it must have begun
@@ -80,7 +83,9 @@ class Sequence:
     def needs_its_tokens(self) -> bool:
         """Whether the host must know every token before it can ask for the next one."""
         p = self.params
-        return p.repetition_penalty != 1.0 or bool(p.presence_penalty or p.frequency_penalty)
+        return (
+            self.grammar is not None or p.repetition_penalty != 1.0 or bool(p.presence_penalty or p.frequency_penalty)
+        )
 
     def is_full(self, max_model_len: int) -> bool:
         """Whether no token has room after the last one."""
@@ -96,5 +101,7 @@ class Sequence:
         num_output_tokens = self.num_tokens - self.num_prompt_tokens
         may_stop = self.stop_ids and num_output_tokens >= max(1, self.params.min_tokens)
         if may_stop and int(self.tokens[self.num_tokens - 1]) in self.stop_ids:
+            return "stop"
+        if self.final_ids and int(self.tokens[self.num_tokens - 1]) in self.final_ids:
             return "stop"
         return "length" if self.is_full(max_model_len) else None

@@ -14,7 +14,15 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from triptych.workers.execute.sampling.draw import Filters, cut_candidates, draw, whole_weights
+from triptych.workers.execute.sampling.draw import (
+    Filters,
+    cut_candidates,
+    draw,
+    in_order,
+    invert,
+    invert_whole,
+    whole_weights,
+)
 
 V = 500
 
@@ -100,3 +108,37 @@ def test_long_row_is_bit_identical_alone_and_in_a_batch() -> None:
         batch = Filters(*(x.expand(8, 1) for x in filters))
         alone = [int(draw(logits[i : i + 1], filters, uniforms[i : i + 1])[0]) for i in range(8)]
         assert draw(logits, batch, uniforms).tolist() == alone
+
+
+@pytest.mark.parametrize("vocab_size", [1, 127, 128, 129, 5000])
+@pytest.mark.parametrize("share", [1.0, 0.02], ids=["all", "few"])
+def test_blocks_choose_what_one_cumulative_sum_does(vocab_size: int, share: float) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    weights = torch.rand(400, vocab_size, generator=generator) * (torch.rand(vocab_size, generator=generator) < share)
+    weights[:, 0] += 1e-3
+    uniforms = torch.rand(400, 1, generator=generator, dtype=torch.float64)
+    assert torch.equal(invert_whole(weights, uniforms), invert(weights, uniforms))
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
+def test_the_ends_never_choose_a_block_or_a_place_without_weight(uniform: float) -> None:
+    weights = torch.zeros(300, 1000)
+    rows, places = torch.arange(300), torch.arange(300) * 3 + 50
+    weights[rows, places] = torch.rand(300, generator=torch.Generator().manual_seed(0)) + 0.1
+    uniforms = torch.full((300, 1), uniform, dtype=torch.float64)
+    assert torch.equal(invert_whole(weights, uniforms), places)
+
+
+@pytest.mark.parametrize("vocab_size", [5000, 128 * 100, 20_001])
+@pytest.mark.parametrize("levels", [7, 10**9], ids=["ties", "no ties"])
+def test_the_greatest_are_found_in_order(vocab_size: int, levels: int) -> None:
+    scores = torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(2))
+    scores = (scores * levels / 4).round() / levels
+    scores[1, 10:] = -torch.inf
+    scores[2] = scores[2].sort().values  # the greatest all in the last blocks
+    values, ids = in_order(scores, 20)
+    expected = scores.sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(values, expected.values[:, :20])
+    is_above = values > values[:, -1:]  # which of those that tie with the last are there is open
+    assert torch.equal(ids[is_above], expected.indices[:, :20][is_above])
+    assert torch.equal(scores.gather(1, ids), values)

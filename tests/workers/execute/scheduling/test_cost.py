@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.workers.execute.factories import chunks_of, make_scheduler, make_sequence
+from tests.workers.execute.factories import (
+    chunks_of,
+    expected_output,
+    make_engine,
+    make_scheduler,
+    make_sequence,
+    make_sequences,
+    run,
+)
 from triptych.workers.execute.scheduling.cost import CostModel, Work
 from triptych.workers.execute.scheduling.plan import Plan
 from triptych.workers.execute.scheduling.scheduler import Scheduler
@@ -162,3 +170,11 @@ def test_where_nobody_decodes_nothing_is_held_back() -> None:
         scheduler.release((index, 0))
     scheduler.add(make_sequence(9, num_tokens=600))
     assert chunks_of(next(steps(scheduler))) == {9: 256}
+
+
+def test_a_stall_of_memory_is_broken_though_the_target_leaves_no_room() -> None:
+    rng = random.Random(5)
+    clock = itertools.accumulate(rng.randrange(1_000_000, 3_000_000) for _ in itertools.count())
+    sequences = make_sequences(4, num_tokens=6, max_tokens=200)  # more than the pool of 64 pages holds
+    engine = make_engine(*sequences, clock=lambda: next(clock), itl_target_ms=4.0, max_num_seqs=8)
+    assert run(engine) == {sequence.key: expected_output(sequence) for sequence in sequences}

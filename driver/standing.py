@@ -1,0 +1,60 @@
+"""Where requests stand, as their client sees it: the answers to GET_STATUS and GET_REQUESTS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..protocol import messages as m
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStatus:
+    """Where one request stands. Times are CLOCK_MONOTONIC of the service's machine."""
+
+    request_id: str
+    state: str  # "queued" | "running" | "finished" | "aborted" | "failed" | "unknown"
+    num_tokens: int  # of the answer so far
+    received_ns: int | None  # None: unknown
+    ended_ns: int | None  # None: it goes on
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in ("queued", "running")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLine:
+    """One request among all. Times are CLOCK_MONOTONIC of the service's machine."""
+
+    request_id: str
+    state: str  # "waiting" | "queued" | "prefill" | "decode" | "ended"
+    num_prompt_tokens: int
+    num_tokens: int  # of the answer so far
+    max_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    received_ns: int
+    first_token_ns: int  # 0: not yet
+    tokens_per_second: float | None  # of the answer so far
+
+
+@dataclass(frozen=True, slots=True)
+class RequestList:
+    """Requests in order of arrival."""
+
+    lines: list[RequestLine]
+    num_left_out: int  # later arrivals
+    now_ns: int
+
+    def age_s(self, line: RequestLine) -> float:
+        return (self.now_ns - line.received_ns) / 1e9
+
+
+def status_of(message: m.Status) -> RequestStatus:
+    return RequestStatus(
+        message.request_id, message.state, message.num_tokens, message.received_ns or None, message.ended_ns or None
+    )
+
+
+def list_of(message: m.Requests) -> RequestList:
+    return RequestList([RequestLine(*row) for row in message.rows], message.num_left_out, message.now_ns)

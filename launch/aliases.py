@@ -1,0 +1,23 @@
+"""Flags under the names that users of other servers know."""
+
+from __future__ import annotations
+
+# What other servers call the same thing; understood wherever the flag is.
+ALIASES = {
+    "model-path": "model",  # SGLang
+    "context-length": "max-model-len",  # SGLang
+    "block-size": "page-size",  # vLLM
+    "num-gpu-blocks-override": "num-pages",  # vLLM
+    "no-enable-prefix-caching": "no-prefix-cache",  # vLLM
+    "disable-radix-cache": "no-prefix-cache",  # SGLang
+    "max-running-requests": "max-num-seqs",  # SGLang
+    "chunked-prefill-size": "prefill-chunk",  # SGLang
+    "max-queued-requests": "max-queue",  # SGLang
+    "shutdown-timeout": "drain-timeout",  # vLLM
+    "max-new-tokens": "max-tokens",  # transformers
+}
+
+
+def canonical(name: str) -> str:
+    """Our own name of a flag that is written in another server's way; for click's ``token_normalize_func``."""
+    return ALIASES.get(name, name)

@@ -1,0 +1,127 @@
+"""What ``triptych bench`` can be told. Each field is a flag of its name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from ...protocol.errors import ConfigError
+
+ENDPOINTS = ("completions", "chat")
+ARRIVALS = ("poisson", "fixed")
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+def _at_least(name: str, value: float | None, low: float) -> None:
+    if value is not None and not value >= low:  # a NaN is no number of anything
+        raise ConfigError(f"{name} is {value}, the lower limit is {low}", param=name)
+
+
+def _one_of(name: str, value: str, names: tuple[str, ...]) -> None:
+    if value not in names:
+        raise ConfigError(f"{name} is {value!r}, known are: {', '.join(names)}", param=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A distribution of lengths in tokens: every integer from ``low`` to ``high`` is as likely as any other."""
+
+    low: int
+    high: int
+
+    @classmethod
+    def parse(cls, name: str, text: str) -> Lengths:
+        """Out of ``128`` or ``64..256``.
+
+        Raises:
+            ConfigError: it is neither, or not in order.
+        """
+        low, _, high = text.partition("..")
+        try:
+            lengths = cls(int(low), int(high or low))
+        except ValueError:
+            raise ConfigError(f"{name} is {text!r}, the forms are 128 and 64..256", param=name) from None
+        if not 1 <= lengths.low <= lengths.high:
+            raise ConfigError(f"{name} is {text!r}, it must begin at 1 or more and not end before", param=name)
+        return lengths
+
+    def draw(self, random: Random) -> int:
+        return random.randint(self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetOptions:
+    """Whom to ask over HTTP; without a URL it is a pipeline."""
+
+    url: str | None = _option(None, "of an OpenAI-compatible server: http://127.0.0.1:8000; by default a pipeline")
+    endpoint: str = _option("completions", f"with --url: {' or '.join(ENDPOINTS)}")
+    served_model: str | None = _option(None, "with --url: the name to ask for; by default the server's first model")
+    api_key: str | None = _option(None, "with --url: sent as the bearer token")
+
+    def __post_init__(self) -> None:
+        _one_of("endpoint", self.endpoint, ENDPOINTS)
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"url is {self.url!r}, it must begin with http:// or https://", param="url")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """When requests arrive."""
+
+    num_prompts: int = _option(100, "requests that are measured")
+    request_rate: float | None = _option(None, "arrivals a second, whatever has ended; by default all arrive at once")
+    arrival: str = _option("poisson", f"{' or '.join(ARRIVALS)}: how the arrivals of a rate are spaced")
+    max_concurrency: int | None = _option(None, "requests under way at once; the time one waits for that counts")
+    num_warmups: int = _option(2, "requests before, which are not measured")
+    load_seed: int = _option(0, "of arrivals, lengths and prompts")
+
+    def __post_init__(self) -> None:
+        _one_of("arrival", self.arrival, ARRIVALS)
+        _at_least("num_prompts", self.num_prompts, 1)
+        _at_least("request_rate", self.request_rate, 1e-3)
+        _at_least("max_concurrency", self.max_concurrency, 1)
+        _at_least("num_warmups", self.num_warmups, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOptions:
+    """What is asked for."""
+
+    dataset: str | None = _option(None, "a file of prompts as for generate; by default random ones")
+    input_len: str = _option("128", "tokens of a random prompt after the shared prefix: 128, or 64..256")
+    shared_prefix: int = _option(0, "tokens that all random prompts begin with")
+    output_len: str = _option("64", "tokens of an answer: 64, or 16..256")
+    temperature: float = _option(0.0, "0 is greedy")
+    ignore_eos: bool = _option(True, "answers get their length; off for servers that refuse the field")
+
+    def __post_init__(self) -> None:
+        for name in ("input_len", "output_len"):
+            Lengths.parse(name, getattr(self, name))
+        _at_least("shared_prefix", self.shared_prefix, 0)
+        _at_least("temperature", self.temperature, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """What is made of it."""
+
+    ttft_target_ms: float | None = _option(None, "goodput: answers whose first token came so soon; and --itl-target-ms")
+    output: str | None = _option(None, "a file for the figures and every request, as JSON")
+    plot: str | None = _option(None, "a file for a picture, PNG, SVG or PDF; needs matplotlib")
+
+    def __post_init__(self) -> None:
+        _at_least("ttft_target_ms", self.ttft_target_ms, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """Everything a benchmark is told, besides the pipeline it may start."""
+
+    target: TargetOptions = field(default_factory=TargetOptions)
+    load: LoadOptions = field(default_factory=LoadOptions)
+    prompts: PromptOptions = field(default_factory=PromptOptions)
+    report: ReportOptions = field(default_factory=ReportOptions)

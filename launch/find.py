@@ -1,0 +1,37 @@
+"""Pipelines of this user that run on this machine, wherever their run directories are."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from ..protocol.errors import ConfigError
+
+WORKER = "triptych.workers.prepare"  # one of each pipeline's processes
+
+
+def running_pipelines() -> list[Path]:
+    """Run directories, in no order; read from the command lines of the workers."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError, IndexError):  # it ended meanwhile, or is no worker
+            if process.stat().st_uid == os.getuid():
+                arguments = (process / "cmdline").read_bytes().decode().split("\0")
+                if WORKER in arguments:
+                    found.append(Path(arguments[arguments.index("--run-dir") + 1]))
+    return found
+
+
+def the_running_pipeline() -> Path:
+    """The run directory of the only one.
+
+    Raises:
+        ConfigError: there is none, or several.
+    """
+    found = sorted(running_pipelines())
+    if not found:
+        raise ConfigError("no pipeline of yours runs here; triptych serve starts one", param="run_dir")
+    if len(found) > 1:
+        raise ConfigError("several pipelines run, name one of:\n  " + "\n  ".join(map(str, found)), param="run_dir")
+    return found[0]

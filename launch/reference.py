@@ -1,0 +1,81 @@
+"""The reference half of docs/cli.md, made of the flags: ``python -m triptych.launch.reference docs/cli.md``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from .cli import app
+
+MARK = "<!-- Everything below is written by python -m triptych.launch.reference docs/cli.md -->\n"
+OWN = ""  # the panel of flags that are a verb's own
+
+
+def reference() -> str:
+    """Markdown: a section a verb with its own flags, then one for each group of flags that verbs share."""
+    verbs: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    shared: dict[str, tuple[list[Any], list[str]]] = {}  # by panel: its flags, and who has them
+    lines = ["## Reference", ""]
+    for name, verb in verbs.items():
+        panels = _panels(verb)
+        for panel, flags in panels.items():
+            if panel != OWN:
+                shared.setdefault(panel, (flags, []))[1].append(name)
+        lines += [f"### triptych {name}", "", *_about(verb, panels), "", *_table(panels.get(OWN, [])), ""]
+    for panel, (flags, names) in shared.items():
+        lines += [f"### {panel}", "", f"Of {', '.join(f'`{name}`' for name in names)}.", "", *_table(flags), ""]
+    return "\n".join(lines)
+
+
+def _panels(verb: Any) -> dict[str, list[Any]]:
+    panels: dict[str, list[Any]] = {}
+    for parameter in verb.params:
+        if parameter.param_type_name == "option" and parameter.name != "help":
+            panels.setdefault(parameter.rich_help_panel or OWN, []).append(parameter)
+    return panels
+
+
+def _about(verb: Any, panels: dict[str, list[Any]]) -> Iterator[str]:
+    arguments = [parameter for parameter in verb.params if parameter.param_type_name == "argument"]
+    usage = " ".join(["triptych", verb.name, *(_metavar(argument) for argument in arguments), "[flags]"])
+    yield f"`{usage}`"
+    yield ""
+    yield " ".join((verb.help or "").split())
+    for argument in arguments:
+        yield from ("", f"`{_metavar(argument)}`: {argument.help}.")
+    if others := [panel for panel in panels if panel != OWN]:
+        yield from ("", f"And the flags of {', '.join(f'[{panel}](#{panel.lower()})' for panel in others)}.")
+
+
+def _metavar(argument: Any) -> str:
+    return f"[{argument.metavar}]" if argument.metavar else f"[{argument.name.upper()}]..."
+
+
+def _table(flags: list[Any]) -> Iterator[str]:
+    yield "| flag | default | environment | |"
+    yield "|---|---|---|---|"
+    for flag in flags:
+        names = ", ".join(f"`{name}`" for name in (*flag.opts, *flag.secondary_opts) if name.strip().startswith("-"))
+        text = (flag.help or "").replace("|", "\\|")
+        yield f"| {names} | {_default(flag)} | `{flag.envvar}` | {text} |"
+
+
+def _default(flag: Any) -> str:
+    if flag.default is None or flag.default == []:
+        return ""
+    if isinstance(flag.default, bool):
+        return "on" if flag.default else "off"
+    return f"`{flag.default}`"
+
+
+def main() -> None:
+    page = Path(sys.argv[1])
+    page.write_text(page.read_text(encoding="utf-8").partition(MARK)[0] + MARK + "\n" + reference(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

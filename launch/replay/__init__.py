@@ -1,0 +1,1 @@
+"""The scheduler without a model: recorded schedules once more, and simulations."""

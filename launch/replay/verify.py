@@ -1,0 +1,150 @@
+"""A recorded schedule once more, step for step: does the scheduler decide today what it decided then?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...protocol.errors import ConfigError
+from ...workers.execute.scheduling.audit import take_stats
+from ...workers.execute.scheduling.plan import Plan
+from ...workers.execute.scheduling.recording import (
+    FORMAT,
+    describe_plan,
+    describe_progress,
+    rebuild_scheduler,
+    rebuild_sequence,
+    unpack_tokens,
+)
+from ...workers.execute.scheduling.scheduler import Scheduler
+from ...workers.execute.scheduling.sequence import Key
+from .trace_file import Line, malformed, read_json_lines
+
+# What a line of the trace has besides the plan of its step.
+_OUTCOMES = ("finished", "expired", "failed", "waiting", "running", "pages_free", "pages_cached")
+_INPUTS = ("planned_ns", "launched_ns", "collected_ns", "ms", "tokens")
+
+
+class Difference(NamedTuple):
+    """Where a replay left the recording."""
+
+    line: int
+    step: int
+    field: str
+    recorded: Any
+    replayed: Any
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was compared, and the first difference if there was one."""
+
+    num_lives: int = 0  # of the process that wrote the trace
+    num_requests: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_aborted: int = 0  # released before they had ended
+    num_cached_tokens: int = 0  # of prompts, found in the prefix cache
+    difference: Difference | None = field(default=None)
+
+    @property
+    def is_exact(self) -> bool:
+        return self.difference is None
+
+
+def verify(path: Path) -> Verdict:
+    """Runs a trace through the scheduler again, up to the first step that is planned otherwise.
+
+    Raises:
+        ConfigError: the file is not a trace that this program can replay.
+    """
+    verdict, scheduler = Verdict(), None
+    during: list[Line] = []  # what happened while the next step of the file was in flight
+    for line in read_json_lines(path):
+        try:
+            if "trace" in line.values:
+                scheduler, during = _begin(line.values), []
+                verdict.num_lives += 1
+            elif scheduler is None:
+                raise ValueError("a trace begins with a description of its scheduler")
+            elif "during" in line.values:
+                during.append(line)
+            elif "step" in line.values:
+                _step(scheduler, line, during, verdict)
+                during = []
+            else:
+                _event(scheduler, line, verdict)
+        except (KeyError, TypeError, ValueError, AssertionError) as error:
+            raise malformed(path, line.number, error) from error
+        if verdict.difference is not None:
+            break
+    if verdict.num_lives == 0:
+        raise ConfigError(f"{path} has no steps: is it written by --trace?", param="file")
+    return verdict
+
+
+def _begin(header: Mapping[str, Any]) -> Scheduler:
+    if header["format"] != FORMAT:
+        raise ValueError(f"the trace has format {header['format']}, this program reads {FORMAT}")
+    return rebuild_scheduler(header)
+
+
+def _event(scheduler: Scheduler, line: Line, verdict: Verdict) -> None:
+    values = line.values
+    if "add" in values:
+        scheduler.add(rebuild_sequence(_key(values["add"]), values))
+        verdict.num_requests += 1
+    elif "release" in values:
+        key = _key(values["release"])
+        verdict.num_aborted += key in scheduler.live
+        scheduler.release(key)
+    elif "idle_ns" in values:
+        scheduler.expire(values["idle_ns"])
+        plan = scheduler.plan()
+        if plan is not None:
+            verdict.difference = Difference(line.number, plan.step, "step", None, plan.step)
+    else:
+        raise ValueError(f"unknown: {', '.join(values)}")
+
+
+def _key(value: list[int]) -> Key:
+    slot, generation = value
+    return slot, generation
+
+
+def _step(scheduler: Scheduler, line: Line, during: list[Line], verdict: Verdict) -> None:
+    recorded = line.values
+    scheduler.expire(recorded["planned_ns"])
+    plan = scheduler.plan()
+    replayed = {} if plan is None else describe_plan(plan)
+    planned = {name: value for name, value in recorded.items() if name not in _OUTCOMES and name not in _INPUTS}
+    verdict.difference = _compare(line, planned, replayed)
+    if plan is None or verdict.difference is not None:
+        return
+    for event in during:
+        _event(scheduler, event, verdict)
+    replayed = _apply(scheduler, plan, recorded)
+    verdict.difference = _compare(line, {name: recorded[name] for name in _OUTCOMES if name in recorded}, replayed)
+    verdict.num_steps += 1
+    verdict.num_preemptions += len(plan.preempted)
+    verdict.num_cached_tokens += sum(num_cached_tokens for _, num_cached_tokens in plan.starts)
+
+
+def _apply(scheduler: Scheduler, plan: Plan, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Gives the scheduler what the recorded step sampled; who ended by it."""
+    tokens = unpack_tokens(recorded["tokens"]).tolist() if "tokens" in recorded else []
+    failures = recorded.get("failed", {})
+    failed = {chunk.key: failures[str(chunk.key[0])] for chunk in plan.chunks if str(chunk.key[0]) in failures}
+    progress = scheduler.apply(plan, tokens, failed)
+    scheduler.observe(plan, recorded["collected_ns"] - recorded["planned_ns"])
+    return describe_progress(progress, take_stats(scheduler))
+
+
+def _compare(line: Line, recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> Difference | None:
+    step = line.values["step"]
+    for name in (*recorded, *(name for name in replayed if name not in recorded)):
+        if recorded.get(name) != replayed.get(name):
+            return Difference(line.number, step, name, recorded.get(name), replayed.get(name))
+    return None

@@ -1,0 +1,74 @@
+"""``--resume``: what an earlier call left in the output file, and what is still to be answered."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..protocol.errors import ConfigError
+from .prompts import Job
+
+Key = tuple[str, Any]  # ("id", of the line) where it has one, else ("index", of the prompt)
+
+
+class _Row(NamedTuple):
+    line: bytes
+    row: dict[str, Any]
+
+
+def left_to_answer(jobs: list[Job], path: Path) -> list[Job]:
+    """The jobs without an answer in the file at ``path``, which keeps its answers and nothing else.
+
+    Failures are dropped and tried again, and so is what a full disk or a kill left of a line.
+
+    Raises:
+        ConfigError: the file cannot be read, two jobs have the same id, or an answer in it is to another prompt.
+    """
+    try:
+        content = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", param="output") from error
+    answered = {_key_of_row(found.row): found for found in _answers(content)}
+    for key, job in _by_key(jobs).items():
+        if key in answered and any(answered[key].row.get(name) != value for name, value in job.shown.items()):
+            raise ConfigError(f"{path}: the answer with {key[0]} {key[1]!r} is to another prompt", param="resume")
+    kept = b"".join(found.line for found in answered.values())
+    if kept != content:
+        _replace(path, kept)
+    return [job for job in jobs if _key(job) not in answered]
+
+
+def _answers(content: bytes) -> Iterator[_Row]:
+    for line in content.splitlines(keepends=True):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if line.endswith(b"\n") and isinstance(row, dict) and "index" in row and "text" in row and "error" not in row:
+            yield _Row(line, row)
+
+
+def _by_key(jobs: list[Job]) -> dict[Key, Job]:
+    found: dict[Key, Job] = {}
+    for job in jobs:
+        if _key(job) in found:
+            raise ConfigError(f"two prompts have the id {job.id!r}: --resume cannot tell them apart", param="resume")
+        found[_key(job)] = job
+    return found
+
+
+def _key(job: Job) -> Key:
+    return ("index", job.index) if job.id is None else ("id", job.id)
+
+
+def _key_of_row(row: dict[str, Any]) -> Key:
+    return ("id", row["id"]) if "id" in row else ("index", row["index"])
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)

@@ -1,0 +1,175 @@
+"""One frame: a head line, the three panels in the order a request passes them, and the requests below."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from ...driver.standing import RequestLine
+from ..report import number, printable
+from .draw import Part, age, bar, progress, sparkline
+from .state import Stage, State
+
+PANEL_FRAME = 4  # columns of a panel's border and padding
+PANEL_LINES, SHORT_PANEL_LINES = 9, 5  # on a terminal of fewer than SHORT_HEIGHT lines the first five
+SHORT_HEIGHT = 20
+STATE_STYLES = {"waiting": "yellow", "queued": "yellow", "prefill": "magenta", "decode": "green", "ended": "dim"}
+KEYS = "q quit · p pause · s order"
+
+
+def frame(state: State, *, width: int, height: int | None, now_s: float) -> RenderableType:
+    """The screen at this size; without a height, as long as it gets."""
+    if state.sample is None:
+        return Text(f"waiting for the pipeline in {state.run_dir}")
+    stats, inner = state.sample.stats, width // 3 - PANEL_FRAME
+    num_lines = SHORT_PANEL_LINES if height is not None and height < SHORT_HEIGHT else PANEL_LINES
+    panels = Table.grid(expand=True)
+    for _ in range(3):
+        panels.add_column(ratio=1)
+    panels.add_row(
+        _panel("prepare", stats["prepare"], _prepare(stats["prepare"], state, inner)[:num_lines]),
+        _panel("execute", stats["execute"], _execute(stats["execute"], state, inner)[:num_lines]),
+        _panel("summarize", stats["summarize"], _summarize(stats["summarize"], state, inner)[:num_lines]),
+    )
+    used = 2 + num_lines + 2  # head, panels with their borders
+    rows = None if height is None else max(0, height - used - 2)  # the table's own head and foot
+    return Group(_head(state, now_s), panels, _requests(state, width=width, rows=rows))
+
+
+def _head(state: State, now_s: float) -> Text:
+    stats = state.sample.stats if state.sample else {}
+    card = state.card
+    text = Text(no_wrap=True, overflow="ellipsis")
+    bad = [f"{role} is {stage['phase']}" for role, stage in stats.items() if stage["phase"] != "ready"]
+    if state.silent_since_s is not None:
+        text.append(f"● no answer for {age(now_s - state.silent_since_s)}", "bold red")
+    else:
+        text.append("● healthy" if not bad else f"● {', '.join(bad)}", "bold green" if not bad else "bold yellow")
+    if state.is_paused:
+        text.append(" · paused", "bold yellow")
+    restarts = f" · {state.num_restarts} restarts" if state.num_restarts else ""
+    text.append(f" · {card['model']} · {card['dtype']} on {card['device']}{restarts} · {state.run_dir}")
+    return text
+
+
+def _panel(name: str, stage: Stage, lines: list[RenderableType]) -> Panel:
+    is_ready = stage["phase"] == "ready"
+    lives = f" · life {stage['epoch']}" if stage["epoch"] > 1 else ""
+    return Panel(
+        Group(*lines),
+        title=f"[bold]{name}[/]{lives}",
+        subtitle=None if is_ready else stage["phase"],
+        border_style="cyan" if is_ready else "yellow",
+    )
+
+
+def _prepare(stage: Stage, state: State, width: int) -> list[RenderableType]:
+    rejected = sum(stage.get("rejected", {}).values())
+    waiting, limit = stage.get("waiting", 0), state.limits["max_queue"]
+    return [
+        _pair("waiting", f"{waiting}/{limit}", width),
+        progress(waiting, limit, width, "yellow"),
+        _pair("credits in use", f"{stage.get('live', 0)}/{stage.get('max_live', 0)}", width),
+        progress(stage.get("live", 0), stage.get("max_live", 0), width),
+        _pair("accepted", number(stage.get("accepted", 0)), width),
+        _pair("refused", number(rejected), width, "red" if rejected else ""),
+        _pair("prompt tokens", number(stage.get("prompt_tokens", 0)), width),
+        _pair("at the tokenizer", f"{number(stage.get('pending_bytes', 0))}B", width),
+        _pair("journal records", f"{stage.get('records_used', 0)}", width),
+    ]
+
+
+def _execute(stage: Stage, state: State, width: int) -> list[RenderableType]:
+    held, limbo, cached = (stage.get(f"pages_{name}", 0) for name in ("held", "limbo", "cached"))
+    parts = [
+        Part(held, "█", "blue"),
+        Part(limbo, "▓", "yellow"),
+        Part(cached, "▒", "green"),
+        Part(stage.get("pages_free", 0), "░", "dim"),
+    ]
+    rows = stage.get("decoding", 0)
+    step = f"{stage.get('step_ms_median', 0.0):.1f}ms ≤{stage.get('step_ms_max', 0.0):.0f}"
+    return [
+        _pair("decoding", f"{rows}/{state.card['max_num_seqs']}", width),
+        progress(rows, state.card["max_num_seqs"], width, "green"),
+        _pair("prefill · ready", f"{stage.get('prefilling', 0)} · {stage.get('ready', 0)}", width),
+        _pair("█ pages held", f"{held}/{stage.get('pages', 0)}", width),
+        bar(parts, width),
+        Text(f"▒ cached {number(cached)} ▓ limbo {number(limbo)}"[:width], "dim", no_wrap=True),
+        _pair(f"step {state.steps_per_s:.0f}/s", step, width),
+        Text(sparkline(state.step_times_ms, width), "magenta"),
+        _pair(f"hits {stage.get('cache_hit_rate', 0.0):.0%}", _elsewhere(stage), width),
+    ]
+
+
+def _elsewhere(stage: Stage) -> str:
+    """Pages on the host where there are any, else how often requests lost theirs."""
+    host = stage.get("host_pages", 0)
+    used = host - stage.get("host_pages_free", 0)
+    return f"host {used}/{host}" if host else f"preempted {stage.get('preemptions', 0)}"
+
+
+def _summarize(stage: Stage, state: State, width: int) -> list[RenderableType]:
+    finished = stage.get("finished", {})
+    bad = stage.get("bad_frames", 0) + stage.get("forgotten_unread", 0)
+    return [
+        _pair("tokens/s", number(stage.get("tokens_per_second", 0.0)), width, "bold"),
+        Text(sparkline(state.token_rates, width), "green"),
+        _pair("answers live", f"{stage.get('live', 0)}", width),
+        _pair("followed", f"{stage.get('followed', 0)}", width),
+        _pair("ended, unread", f"{stage.get('unread', 0)}", width),
+        _pair("tokens", number(stage.get("tokens", 0)), width),
+        _pair("finished", number(finished.get("stop", 0) + finished.get("length", 0)), width),
+        _pair("aborted · failed", f"{finished.get('abort', 0)} · {finished.get('error', 0)}", width),
+        _pair("unread · bad frames", number(bad), width, "yellow" if bad else ""),
+    ]
+
+
+def _pair(label: str, value: str, width: int, style: str = "") -> Text:
+    """A label at the left and its value at the right; the value is what stays if there is no room for both."""
+    room = max(0, width - len(value) - 1)
+    text = Text(label[:room].ljust(room + 1)[: max(0, width - len(value))], "dim", no_wrap=True)
+    return text.append(value, style or "default")
+
+
+def _requests(state: State, *, width: int, rows: int | None) -> RenderableType:
+    lines, sample = state.lines(), state.sample
+    assert sample is not None, "a frame has a sample"
+    shown = lines if rows is None else lines[:rows]
+    is_wide = width >= 100
+    table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for name, justify in _columns(state, is_wide):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for line in shown:
+        table.add_row(*_row(line, sample.requests.age_s(line), bar_width=max(8, width // 5), is_wide=is_wide))
+    hidden = len(lines) - len(shown) + sample.requests.num_left_out
+    foot = f"{len(lines)} requests" + (f", {hidden} more than fit here" if hidden else "")
+    return Group(table, Text(f"{foot} · {KEYS}", "dim", no_wrap=True, overflow="ellipsis"))
+
+
+def _columns(state: State, is_wide: bool) -> list[tuple[str, str]]:
+    narrow = [("request", "left"), ("state", "left"), ("", "left"), ("tokens", "right"), ("prompt", "right")]
+    marks = {"arrival": "age", "rate": "tok/s", "progress": ""}
+    names = [*narrow, ("tok/s", "right"), ("age", "right")]
+    more = [("cached", "right"), ("preempted", "right")] if is_wide else []
+    return [(f"{name}*" if name and name == marks[state.order] else name, side) for name, side in names + more]
+
+
+def _row(line: RequestLine, age_s: float, *, bar_width: int, is_wide: bool) -> list[Any]:
+    style = STATE_STYLES.get(line.state, "")
+    name = printable(line.request_id)
+    narrow = [
+        name if is_wide or len(name) <= 12 else name[:11] + "…",
+        Text(line.state, style),
+        progress(line.num_tokens, line.max_tokens, bar_width, style),
+        f"{line.num_tokens}/{line.max_tokens}",
+        str(line.num_prompt_tokens),
+        "-" if line.tokens_per_second is None else number(line.tokens_per_second),
+        age(age_s),
+    ]
+    return [*narrow, str(line.num_cached_tokens), str(line.num_preemptions)] if is_wide else narrow

@@ -1,0 +1,19 @@
+"""What prepare, which tries a grammar, and execute, which runs it, must agree on. Neither imports the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .config import ModelCard
+
+MAX_SOURCE_BYTES = 256 << 10  # of a schema, an expression or a grammar, as UTF-8
+# Of llguidance, beyond its own defaults: a state takes one or two kilobytes, and errors must not quote a schema.
+PARSER_LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
+
+
+def tokenizer_options(card: ModelCard) -> dict[str, Any]:
+    """Arguments of ``LLTokenizer`` beside the tokenizer: the width of a mask, and what ends an answer.
+
+    The model may have more ids than its tokenizer; those are in the mask and never allowed.
+    """
+    return {"n_vocab": card.vocab_size, "eos_token": list(card.eos_token_ids)}

@@ -1,0 +1,241 @@
+"""The figures of simulations that are small enough to know them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.conftest import Triptych
+from tests.workers.execute.factories import make_engine, make_sequence, run
+from triptych.launch.replay.costs import RecordedSteps
+from triptych.launch.replay.options import EngineConfig
+from triptych.launch.replay.router import make_router
+from triptych.launch.replay.settings import make_scheduler
+from triptych.launch.replay.simulate import simulate
+from triptych.launch.replay.workload import (
+    Arrival,
+    Synthetic,
+    arrivals_of_file,
+    arrivals_of_trace,
+    draw_arrivals,
+    parse_lengths,
+)
+from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.scheduling.cost import Prices, Work
+
+STEP = Prices(step=10.0, prefill_token=0.0, decode=0.0, read=0.0)
+
+
+def arrivals(count: int, *, every_s: float = 0.0, **options: Any) -> list[Arrival]:
+    own = {"num_prompt_tokens": 20, "num_output_tokens": 3, **options}
+    return [Arrival(at_s=index * every_s, **own) for index in range(count)]
+
+
+def figures(
+    requests: list[Arrival], *, prices: Prices = STEP, replicas: int = 1, router: str = "round_robin", **options: Any
+) -> dict[str, Any]:
+    config = EngineConfig.from_options(**{"num_pages": 1000, "prefill_chunk": 64, **options})
+    return simulate(
+        requests,
+        lambda: make_scheduler(config, 4096),
+        prices,
+        router=make_router(router, config.cache.page_size),
+        num_replicas=replicas,
+    )
+
+
+def test_one_request_takes_a_step_for_its_prompt_and_one_for_each_token_but_the_first() -> None:
+    report = figures(arrivals(1))
+    assert (report["steps"], report["finished"], report["duration_s"]) == (3, 1, 0.03)
+    assert report["ttft_ms"] == {"p50": 10.0, "p90": 10.0, "p99": 10.0, "max": 10.0}
+    assert report["inter_token_ms"]["max"] == 10.0
+    assert report["latency_ms"]["p50"] == 30.0
+    assert report["output_tokens_per_second"] == 100.0
+
+
+def test_a_price_is_paid_for_every_prompt_token_decode_and_read() -> None:
+    report = figures(arrivals(1), prices=Prices(step=1.0, prefill_token=0.5, decode=2.0, read=0.01))
+    assert report["ttft_ms"]["max"] == 1.0 + 0.5 * 20 + 0.01 * 20
+    assert report["inter_token_ms"]["max"] == round(1.0 + 2.0 + 0.01 * 22, 3)
+
+
+def test_a_request_that_comes_during_a_step_waits_for_its_end() -> None:
+    first, second = Arrival(at_s=0.0, num_prompt_tokens=5, num_output_tokens=9), arrivals(2, every_s=0.013)[1]
+    assert figures([first, second])["wait_ms"]["max"] == 7.0
+
+
+def test_nobody_computes_while_nobody_asks() -> None:
+    report = figures(arrivals(2, every_s=10.0))
+    assert (report["duration_s"], report["wait_ms"]["max"]) == (10.03, 0.0)
+    assert report["busy"] == {"replica 0": round(0.06 / 10.03, 4)}
+
+
+def test_what_does_not_fit_into_a_batch_waits() -> None:
+    assert figures(arrivals(4), max_num_seqs=4)["steps"] == 4  # 80 prompt tokens in chunks of 64 and 4 rows
+    assert figures(arrivals(4), max_num_seqs=1)["steps"] > 8
+
+
+def test_a_prompt_that_can_never_fit_is_refused_and_the_others_are_served() -> None:
+    report = figures([*arrivals(1, num_prompt_tokens=4096), *arrivals(3)])
+    assert (report["refused"], report["finished"]) == (1, 3)
+
+
+def test_a_deadline_ends_a_request() -> None:
+    report = figures([*arrivals(1, num_output_tokens=100, deadline_ms=45.0), *arrivals(1)])
+    assert (report["expired"], report["finished"]) == (1, 1)
+
+
+def test_a_request_that_waits_for_too_long_never_begins() -> None:
+    report = figures(arrivals(6, num_output_tokens=30, max_queue_ms=100.0), max_num_seqs=1, num_pages=8)
+    assert report["expired"] > 0
+    assert report["finished"] + report["expired"] == 6
+
+
+def test_short_memory_shows_in_preemptions() -> None:
+    report = figures(arrivals(4, num_output_tokens=60), num_pages=12, safety_margin=0.0, prefix_cache=False)
+    assert report["preemptions"] > 0
+    assert (report["finished"], report["pages_held_most"]) == (4, 12)
+
+
+def test_twice_the_replicas_serve_twice_as_much() -> None:
+    requests = arrivals(200, num_output_tokens=40)
+    one, two = (figures(requests, max_num_seqs=4, replicas=n)["duration_s"] for n in (1, 2))
+    assert 1.9 < one / two < 2.1
+
+
+def test_who_has_least_to_do_gets_the_next_request() -> None:
+    spec = Synthetic(
+        num_requests=400, rate=16.0, prompt_tokens=parse_lengths("p", "20"), output_tokens=parse_lengths("o", "exp:40")
+    )  # fmt: skip
+    names = ("round_robin", "least_queue")
+    by_turns, by_queue = (figures(draw_arrivals(spec), replicas=4, router=name, max_num_seqs=2) for name in names)
+    assert set(by_turns["requests_of"].values()) == {100}
+    assert by_queue["ttft_ms"]["p90"] < 0.7 * by_turns["ttft_ms"]["p90"]
+
+
+def as_map(arrival: Arrival) -> dict[str, Any]:
+    return {name: getattr(arrival, name) for name in arrival.__dataclass_fields__}
+
+
+def test_prefixes_are_found_more_often_where_they_were_sent_before() -> None:
+    spec = Synthetic(
+        num_requests=300, rate=20.0, prompt_tokens=parse_lengths("p", "10-40"), output_tokens=parse_lengths("o", "8"),
+        num_prefixes=12, num_prefix_tokens=160,
+    )  # fmt: skip
+    options: dict[str, Any] = {"replicas": 4, "num_pages": 60, "page_size": 8, "safety_margin": 0.0}
+    rates = {name: figures(draw_arrivals(spec), router=name, **options)["cache_hit_rate"] for name in ROUTERS}
+    assert rates["prefix_affinity"] > 1.2 * rates["round_robin"] > 0
+
+
+ROUTERS = ("round_robin", "prefix_affinity")
+
+
+def test_a_salt_keeps_prefixes_apart() -> None:
+    same = arrivals(1, prefix=1, num_prefix_tokens=20, num_output_tokens=1) * 2
+    other = [same[0], Arrival(**{**as_map(same[0]), "cache_salt": "x"})]
+    spaced = [[Arrival(**{**as_map(a), "at_s": float(i)}) for i, a in enumerate(pair)] for pair in (same, other)]
+    assert [figures(pair)["cached_tokens"] > 0 for pair in spaced] == [True, False]
+
+
+def test_the_same_seed_draws_the_same_requests() -> None:
+    spec = Synthetic(
+        num_requests=50, rate=5.0, prompt_tokens=parse_lengths("p", "lognormal:50:0.5"),
+        output_tokens=parse_lengths("o", "exp:20"), seed=3,
+    )  # fmt: skip
+    drawn = draw_arrivals(spec)
+    assert drawn == draw_arrivals(spec)
+    assert all(a.num_prompt_tokens >= 1 and a.num_output_tokens >= 1 for a in drawn)
+    assert [a.at_s for a in drawn] == sorted(a.at_s for a in drawn)
+
+
+@pytest.mark.parametrize("text", ["", "0", "9-3", "exp:x", "exp:0", "exp:nan", "lognormal:5", "uniform:1:2", "-4"])
+def test_lengths_of_another_form_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="prompt_tokens is"):
+        parse_lengths("prompt_tokens", text)
+
+
+def test_prices_are_those_of_the_recorded_steps(tmp_path: Path) -> None:
+    prices, path = Prices(step=3.0, prefill_token=0.02, decode=0.05, read=1e-4), tmp_path / "trace"
+    now_ns, lines = 1000, ['{"trace": ""}']
+    for index in range(60):
+        decodes, chunk = list(range(index % 7)), 64 * (index % 3)
+        work = Work(chunk, len(decodes), chunk + 11 * index * len(decodes) + 1)
+        line = {"step": index, "planned_ns": now_ns, "reads": work.num_reads, "decodes": decodes, "waiting": 1}
+        now_ns += round(prices.of(work) * 1e6)
+        lines.append(json.dumps({**line, "prefills": [[9, 0, chunk]], "collected_ns": now_ns, "running": 1}))
+        now_ns += 500_000  # from step to step
+    path.write_text("\n".join(lines))
+    fitted = RecordedSteps.read(path).prices(path)
+    assert fitted == pytest.approx((3.5, 0.02, 0.05, 1e-4), rel=1e-3)
+
+
+def record(path: Path) -> dict[int, int]:
+    """A trace of requests that begin alike, and the output tokens of each."""
+    lengths = {index: 4 + index for index in range(6)}
+    with path.open("w") as file:
+        engine = make_engine(trace_file=file, num_pages=64, prefix_cache=True, max_num_seqs=8)
+        for index, max_tokens in lengths.items():
+            engine.add(make_sequence(index, num_tokens=20 + index, max_tokens=max_tokens, speaker=index % 2))
+        run(engine)
+    return lengths
+
+
+def test_recorded_requests_come_with_their_lengths_and_their_prefixes(tmp_path: Path) -> None:
+    lengths = record(tmp_path / "trace")
+    recorded = arrivals_of_trace(tmp_path / "trace")
+    assert sorted(a.num_output_tokens for a in recorded) == sorted(lengths.values())
+    by_length = {a.num_prompt_tokens: a.tokens for a in recorded}
+    alike, other = by_length[20], by_length[21]
+    assert alike is not None and other is not None and by_length[22] is not None  # noqa: PT018
+    assert (alike[:20] == by_length[22][:20]).all()
+    assert not (alike[:20] == other[:20]).any()
+
+
+BAD_LINES = {
+    '{"t_s": 0, "prompt_tokens": 5}': "line 1: it has no 'output_tokens'",
+    '{"t_s": 0, "prompt_tokens": 0, "output_tokens": 1}': "prompt_tokens is 0, the least is 1",
+    '{"t_s": -1, "prompt_tokens": 1, "output_tokens": 1}': "t_s is -1, the least is 0",
+    '{"t_s": "0", "prompt_tokens": 1, "output_tokens": 1}': "t_s is '0'",
+    '{"t_s": 0, "prompt_tokens": 1, "output_tokens": 1, "x": 1}': "unknown field 'x'",
+    '{"t_s": 0, "prompt_tokens": 5, "output_tokens": 1, "prefix_tokens": 3}': "prefix and prefix_tokens go together",
+    '{"t_s": 0, "prompt_tokens": 5, "output_tokens": 1, "prefix": 1, "prefix_tokens": 6}': "the limit is .* 5",
+    "": "has no requests",
+    "[1]": "line 1: not a JSON object",
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES)
+def test_a_bad_line_is_named(line: str, tmp_path: Path) -> None:
+    (tmp_path / "arrivals").write_text(line + "\n")
+    with pytest.raises(ConfigError, match=BAD_LINES[line]):
+        arrivals_of_file(tmp_path / "arrivals")
+
+
+BAD_CALLS = {
+    (): "nothing to simulate",
+    ("--verify",): "nothing to verify",
+    ("--requests", "5"): "what does a step cost",
+    ("--requests", "5", "--step-ms", "1", "--router", "random"): "router is 'random', known are: round_robin",
+    ("--requests", "0", "--step-ms", "1"): "requests is 0, the least is 1",
+    ("--requests", "5", "--decode-us", "1"): "prices need step_ms",
+    ("--requests", "5", "--step-ms", "1", "--page-size", "3"): "page_size must be a power of two",
+    ("/nowhere", "--step-ms", "1"): "cannot read /nowhere",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD_CALLS)
+def test_a_call_that_cannot_work_says_why(arguments: tuple[str, ...], triptych: Triptych) -> None:
+    code, out, err = triptych("replay", *arguments)
+    assert (code, out) == (2, "")
+    assert BAD_CALLS[arguments] in err
+
+
+def test_flags_that_are_not_given_are_those_of_the_trace(triptych: Triptych, tmp_path: Path) -> None:
+    record(tmp_path / "trace")
+    outcome = triptych("replay", tmp_path / "trace", "--json", "--step-ms", "1", "--policy", "priority")
+    report = json.loads(outcome.out)
+    assert (report["page_size"], report["num_pages"], report["max_num_seqs"]) == (4, 64, 8)
+    assert (report["policy"], report["finished"]) == ("priority", 6)

@@ -1,0 +1,94 @@
+"""``--config FILE``: what it may hold, who wins over it, and what is said of a wrong key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.conftest import Outcome, Triptych
+
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def generate(triptych: Triptych, run_dir: str, tmp_path: Path) -> Callable[..., Outcome]:
+    """The verb on the shared pipeline, with a config file of this text."""
+
+    def call(toml: str, *arguments: str) -> Outcome:
+        (tmp_path / "own.toml").write_text(toml)
+        call = ("generate", "hi", "--config", str(tmp_path / "own.toml"), "--connect", run_dir, "--format", "jsonl")
+        return triptych(*call, *arguments)
+
+    return call
+
+
+def num_tokens(outcome: Outcome) -> int:
+    assert outcome.err == ""
+    row: Row = json.loads(outcome.out)
+    return len(row["token_ids"])
+
+
+@pytest.mark.parametrize("key", ["max_tokens", "max-tokens", "max_new_tokens"])
+def test_a_key_is_the_name_of_a_flag(generate: Callable[..., Outcome], key: str) -> None:
+    assert num_tokens(generate(f"{key} = 3")) == 3
+
+
+def test_flag_wins_over_environment_over_file_over_default(
+    generate: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml = "max_tokens = 3"
+    monkeypatch.setenv("TRIPTYCH_MAX_TOKENS", "4")
+    assert num_tokens(generate(toml, "--max-tokens", "5")) == 5
+    assert num_tokens(generate(toml)) == 4
+    monkeypatch.delenv("TRIPTYCH_MAX_TOKENS")
+    assert num_tokens(generate(toml)) == 3
+    assert num_tokens(generate("")) == 256
+
+
+def test_a_table_is_for_its_verb_alone(generate: Callable[..., Outcome]) -> None:
+    assert num_tokens(generate("max_tokens = 3\n[generate]\nmax_tokens = 4\n[chat]\nmax_tokens = 5")) == 4
+    assert num_tokens(generate("drain_timeout = 9\nmax_tokens = 3")) == 3  # of serve
+
+
+def test_lists_maps_and_booleans_are_those_of_toml(generate: Callable[..., Outcome]) -> None:
+    toml = "max_tokens = 3\nstop = ['q', 'r']\nlogit_bias = { 7 = -1.5 }\nignore_eos = true\nprefix_cache = false"
+    assert num_tokens(generate(toml)) <= 3
+
+
+def test_the_file_may_be_named_by_the_environment(
+    triptych: Triptych, run_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.toml").write_text(f"max_tokens = 2\nconnect = '{run_dir}'\nformat = 'jsonl'")
+    monkeypatch.setenv("TRIPTYCH_CONFIG", str(tmp_path / "own.toml"))
+    assert num_tokens(triptych("generate", "hi")) == 2
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ("page_sise = 32", "'page_sise' is no flag; did you mean page_size?"),
+        ("[generate]\ndrain_timeout = 3", "'drain_timeout' of [generate] is no flag"),
+        ("[frobnicate]\na = 1", "'frobnicate' is no flag"),
+        ("page_size = 32\nblock_size = 16", "page_size is given twice"),
+        ("page_size = 32.5", "'--page-size': Input should be a valid integer"),
+        ("page_size = true", "'--page-size': Input should be a valid integer"),
+        ("page_size = 5", "page_size must be a power of two, got 5"),
+        ("temperature = -1", "temperature is -1.0, the limits are 0.0 and 100.0"),
+        ("page_size", "is not TOML"),
+    ],
+    ids=["misspelt", "other verb", "table", "twice", "fraction", "boolean", "limit", "sampling", "syntax"],
+)
+def test_a_wrong_key_or_value_is_refused_by_name(generate: Callable[..., Outcome], toml: str, words: str) -> None:
+    outcome = generate(toml)
+    assert outcome.code == 2
+    assert words in " ".join(outcome.err.replace("│", " ").split())
+
+
+def test_a_file_that_cannot_be_read_is_named(triptych: Triptych, tmp_path: Path) -> None:
+    outcome = triptych("generate", "hi", "--config", tmp_path / "none.toml")
+    assert outcome.code == 2
+    assert f"cannot read {tmp_path}/none.toml: No such file or directory" in outcome.err

@@ -1,0 +1,98 @@
+"""``triptych generate --resume``: nothing is answered twice, nothing is left out, and no torn line stays."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.conftest import Triptych
+from tests.launch.test_processes import HASH, process
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def resume(triptych: Triptych, run_dir: str, tmp_path: Path) -> Triptych:
+    """The verb on the shared pipeline, into one file."""
+    output = ("--connect", run_dir, "--max-tokens", "4", "--output", str(tmp_path / "out.jsonl"), "--resume")
+    return lambda *arguments, stdin=b"": triptych("generate", *output, *arguments, stdin=stdin)
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "out.jsonl").read_bytes().splitlines()]
+
+
+def prompts(*names: str) -> bytes:
+    return "\n".join(json.dumps({"id": name, "prompt": f"prompt {name}"}) for name in names).encode()
+
+
+def test_what_is_answered_is_not_asked_again(resume: Triptych, tmp_path: Path) -> None:
+    assert resume(stdin=prompts("a", "b")).code == 0
+    first = rows_in(tmp_path)
+    outcome = resume(stdin=prompts("c", "b", "a"))
+    assert outcome.err.startswith("2 of 3 prompts are answered already")
+    assert rows_in(tmp_path)[:2] == first
+    assert [(row["index"], row["id"]) for row in rows_in(tmp_path)] == [(0, "a"), (1, "b"), (0, "c")]
+    assert resume(stdin=prompts("a", "b", "c")) == (0, "", "3 of 3 prompts are answered already\n")
+
+
+def test_lines_without_ids_are_known_by_their_place(resume: Triptych, tmp_path: Path) -> None:
+    resume(stdin=b"one\ntwo")
+    assert resume(stdin=b"one\ntwo\nthree").code == 0
+    assert [(row["index"], row["prompt"]) for row in rows_in(tmp_path)] == [(0, "one"), (1, "two"), (2, "three")]
+
+
+def test_failures_are_tried_again_and_torn_lines_dropped(resume: Triptych, tmp_path: Path) -> None:
+    resume(stdin=b'one\n{"prompt": "two", "top_p": 7}')
+    with (tmp_path / "out.jsonl").open("a") as output:
+        output.write('{"index": 9, "text": "half of an answer", "error": {"code": "deadline_exceeded"}}\n')
+        output.write('{"index": 2, "prompt": "three", "te')
+    assert resume(stdin=b'one\n{"prompt": "two"}\nthree').code == 0
+    assert [(row["index"], "text" in row) for row in rows_in(tmp_path)] == [(0, True), (1, True), (2, True)]
+
+
+@pytest.mark.parametrize(
+    ("stdin", "words"),
+    [
+        (b"another", "the answer with index 0 is to another prompt"),
+        (b'{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "y"}', "two prompts have the id 'a'"),
+    ],
+)
+def test_answers_to_something_else_are_not_taken(resume: Triptych, tmp_path: Path, stdin: bytes, words: str) -> None:
+    resume(stdin=b"one")
+    outcome = resume(stdin=stdin)
+    assert outcome.code == 2
+    assert words in outcome.err
+    assert len(rows_in(tmp_path)) == 1
+
+
+def test_resume_needs_a_file_of_rows(triptych: Triptych, run_dir: str) -> None:
+    outcome = triptych("generate", "hi", "--connect", run_dir, "--resume")
+    assert (outcome.code, "--resume needs --output with JSON lines" in outcome.err) == (2, True)
+
+
+def test_a_batch_goes_on_after_ctrl_c(tmp_path: Path, resume: Triptych) -> None:
+    (tmp_path / "in").write_bytes(prompts(*map(str, range(40))))
+    output = tmp_path / "out.jsonl"
+    arguments = ["generate", "--file", str(tmp_path / "in"), "--output", str(output), "--max-num-seqs", "2"]
+    with process(*arguments, *HASH, "--hash-step-ms", "20", "--max-tokens", "4", "--raw") as running:
+        eventually(lambda: output.exists() and output.read_bytes().count(b"\n") >= 4)
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=20)
+    assert (running.returncode, "interrupted" in errors) == (130, True)
+    num_answered = len(rows_in(tmp_path))
+    assert 4 <= num_answered < 40
+    outcome = resume("--raw", "--file", str(tmp_path / "in"))
+    assert f"{num_answered} of 40 prompts are answered already" in outcome.err
+    assert sorted(row["index"] for row in rows_in(tmp_path)) == list(range(40))
+
+
+def test_a_full_disk_is_named() -> None:
+    with process("generate", "hi", *HASH, "--output", "/dev/full", "--format", "jsonl") as running:
+        assert isinstance(running, subprocess.Popen)
+        _, errors = running.communicate(timeout=60)
+    assert (running.returncode, errors) == (1, "error: cannot write /dev/full: No space left on device\n")

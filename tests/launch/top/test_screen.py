@@ -1,0 +1,144 @@
+"""What ``triptych top`` draws, at every size."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from triptych.driver.standing import RequestLine, RequestList
+from triptych.launch.top.draw import Part, age, bar, progress, sparkline
+from triptych.launch.top.screen import frame
+from triptych.launch.top.state import Sample, State
+
+CARD = {"model": "m", "dtype": "float32", "device": "cpu", "max_num_seqs": 8}
+STATS: dict[str, Any] = {
+    "prepare": {"phase": "ready", "epoch": 1, "waiting": 5, "live": 6, "max_live": 12, "rejected": {"overloaded": 3}},
+    "execute": {
+        "phase": "ready", "epoch": 1, "decoding": 4, "pages": 100, "pages_held": 40, "pages_limbo": 5,
+        "pages_cached": 15, "pages_free": 40, "steps": 100, "step_ms_median": 12.5, "cache_hit_rate": 0.25,
+        "host_pages": 10, "host_pages_free": 4,
+    },
+    "summarize": {"phase": "ready", "epoch": 1, "tokens_per_second": 321.0, "live": 11, "unread": 2},
+}  # fmt: skip
+
+
+def line(name: str, *, state: str = "decode", num_tokens: int = 50, tps: float | None = 10.0) -> RequestLine:
+    return RequestLine(name, state, 20, num_tokens, 100, 16, 1, int(1e9), int(2e9), tps)
+
+
+def sample(*lines: RequestLine, at_s: float = 1.0, left_out: int = 0, **execute: Any) -> Sample:
+    stats = copy.deepcopy(STATS)
+    stats["execute"] |= execute
+    return Sample(at_s, stats, RequestList([*lines], left_out, int(5e9)))
+
+
+def state_of(*samples: Sample) -> State:
+    state = State(Path("/run/x"), CARD, {"max_queue": 10})
+    for one in samples:
+        state.see(one)
+    return state
+
+
+def drawn(state: State, width: int = 80, height: int | None = 24) -> str:
+    console = Console(width=width, height=height or 50, record=True, file=open("/dev/null", "w"), color_system=None)  # noqa: SIM115
+    console.print(frame(state, width=width, height=height, now_s=10.0))
+    console.file.close()
+    return console.export_text()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+@pytest.mark.parametrize("height", [16, 24, 50])
+def test_a_frame_fits_the_terminal(width: int, height: int) -> None:
+    text = drawn(state_of(sample(*(line(f"request-{i}" * 3) for i in range(100)))), width, height)
+    assert len(text.splitlines()) <= height
+    assert max(map(len, text.splitlines())) <= width
+    for words in ("prepare", "execute", "summarize", "healthy", "more than fit here"):
+        assert words in text
+
+
+def test_the_figures_are_those_of_the_stages() -> None:
+    text = drawn(state_of(sample()), 120)
+    for words in ("5/10", "6/12", "refused", "4/8", "40/100", "cached 15", "limbo 5", "hits 25%", "host 6/10", "321"):
+        assert words in text
+
+
+def test_a_request_is_a_line_with_its_progress() -> None:
+    [row] = [text for text in drawn(state_of(sample(line("mine")))).splitlines() if text.startswith("mine")]
+    assert row.split() == ["mine", "decode", "████████░░░░░░░░", "50/100", "20", "10", "4.0s"]
+
+
+def test_ended_requests_come_last_and_the_order_can_be_chosen() -> None:
+    state = state_of(
+        sample(line("a", state="ended"), line("b", num_tokens=1, tps=9.0), line("c", num_tokens=9, tps=3.0))
+    )
+    names = {}
+    for _ in range(3):
+        names[state.order] = "".join(one.request_id for one in state.lines())
+        state.next_order()
+    assert names == {"arrival": "bca", "rate": "bca", "progress": "cba"}
+
+
+def test_what_is_wrong_stands_in_the_head() -> None:
+    state = state_of(sample())
+    assert state.sample is not None
+    state.sample.stats["execute"].update(phase="loading", epoch=3)  # type: ignore[attr-defined]
+    head = drawn(state, 120).splitlines()[0]
+    assert "execute is loading" in head
+    assert "2 restarts" in head
+    state.miss(7.0)
+    state.miss(9.0)
+    assert "no answer for 3.0s" in drawn(state).splitlines()[0]
+    state.see(sample())
+    assert "healthy" in drawn(state).splitlines()[0]
+
+
+def test_a_stage_that_published_nothing_yet_is_no_error() -> None:
+    state = state_of(sample())
+    assert state.sample is not None
+    for role in STATS:
+        state.sample.stats[role].clear()  # type: ignore[attr-defined]
+        state.sample.stats[role].update(phase="starting", epoch=1)  # type: ignore[attr-defined]
+    assert "prepare is starting" in drawn(state)
+
+
+def test_a_step_rate_is_that_between_two_looks() -> None:
+    state = state_of(sample(steps=100, at_s=1.0), sample(steps=140, at_s=3.0))
+    assert state.steps_per_s == 20
+    state.see(sample(steps=140, at_s=4.0))
+    assert list(state.step_times_ms) == [12.5, 12.5, 0.0]
+    state.see(sample(steps=2, at_s=5.0))  # execute was restarted
+    assert state.steps_per_s == 0
+
+
+def test_control_characters_of_a_request_id_do_not_reach_the_terminal() -> None:
+    assert "\x1b" not in drawn(state_of(sample(line("a\x1b[31m"))))
+
+
+def test_a_line_is_as_high_as_its_share() -> None:
+    assert sparkline([0, 1, 4, 8], 6) == "   ▂▅█"
+    assert sparkline([], 3) == sparkline([0.0], 3) == "   "
+    assert sparkline(range(100), 4)[-1] == "█"
+
+
+@pytest.mark.parametrize(
+    ("counts", "width", "expected"),
+    [((1, 1), 4, "aabb"), ((99, 1), 4, "aaab"), ((0, 1), 3, "bbb"), ((0, 0), 3, "   "), ((1, 1000), 5, "abbbb")],
+)
+def test_whatever_is_there_shows_in_a_bar(counts: tuple[int, int], width: int, expected: str) -> None:
+    assert bar([Part(counts[0], "a", ""), Part(counts[1], "b", "")], width).plain == expected
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "expected"), [(0, 9, "░░░░"), (1, 999, "█░░░"), (5, 10, "██░░"), (12, 10, "████"), (0, 0, "░░░░")]
+)
+def test_a_bar_is_empty_only_for_nothing(done: int, total: int, expected: str) -> None:
+    assert progress(done, total, 4).plain == expected
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.42, "0.4s"), (12.3, "12s"), (187, "3m07"), (7260, "2h01")])
+def test_an_age_is_short(seconds: float, text: str) -> None:
+    assert age(seconds) == text

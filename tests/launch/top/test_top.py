@@ -1,0 +1,62 @@
+"""``triptych top`` on a running pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launch.conftest import Triptych
+from tests.launch.terminal import terminal
+from triptych import Client, Driver
+from triptych.launch.find import running_pipelines, the_running_pipeline
+from triptych.protocol.errors import ConfigError
+
+
+def test_one_frame_is_printed(triptych: Triptych, run_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with Client(run_dir) as client:
+        stream = client.submit("hello", request_id="watched", max_tokens=4000)
+        next(iter(stream))
+        outcome = triptych("top", run_dir, "--once")
+        stream.abort()
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "watched" in outcome.out
+    assert "● healthy · hash-lm" in outcome.out
+
+
+def test_running_pipelines_are_found(run_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Path(run_dir) in running_pipelines()
+    for found, words in (([], "no pipeline of yours runs here"), ([Path("/a"), Path("/b")], "several")):
+        monkeypatch.setattr("triptych.launch.find.running_pipelines", lambda found=found: found)
+        with pytest.raises(ConfigError, match=words):
+            the_running_pipeline()
+    monkeypatch.setattr("triptych.launch.find.running_pipelines", lambda: [Path("/a")])
+    assert the_running_pipeline() == Path("/a")
+
+
+def test_without_a_terminal_it_says_so(triptych: Triptych, run_dir: str) -> None:
+    outcome = triptych("top", run_dir)
+    assert (outcome.code, "--once prints one frame" in outcome.err) == (2, True)
+
+
+def test_nobody_there_is_an_error(triptych: Triptych, tmp_path: Path) -> None:
+    outcome = triptych("top", tmp_path)
+    assert (outcome.code, f"no pipeline runs in {tmp_path}" in outcome.err) == (2, True)
+
+
+@pytest.mark.parametrize("keys", ["psq", "\x03"], ids=["q", "ctrl-c"])
+def test_keys_work_and_the_terminal_is_left_as_it_was(run_dir: str, keys: str) -> None:
+    with terminal("top", run_dir, "--interval", "0.1") as screen:
+        screen.see("healthy")
+        screen.type(keys)
+        assert screen.wait() == 0
+        assert "\x1b[?1049l" in screen.raw  # the screen that was there before is back
+
+
+def test_it_ends_with_its_pipeline() -> None:
+    with Driver("hash-lm") as driver, terminal("top", str(driver.run_dir), "--interval", "0.1") as screen:
+        screen.see("healthy")
+        driver.stop()
+        assert screen.wait() == 0
+        assert "has ended" in screen.text

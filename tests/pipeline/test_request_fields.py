@@ -1,0 +1,156 @@
+"""Deadlines, priorities and salts on their way from a client to the scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline.checks import assert_quiet, expected
+from tests.pipeline.conftest import hash_driver
+from tests.pipeline.raw import ACKNOWLEDGE, FAILED, RawClient
+from tests.pipeline.test_kills import kill
+from tests.waiting import eventually
+from triptych import Driver
+from triptych.driver.stream import Completion, Stream
+from triptych.protocol.errors import DeadlineExceeded
+
+FOREVER = 3000  # tokens of an answer that outlasts its test
+
+
+def failed(stream: Stream, timeout: float = 10.0) -> tuple[DeadlineExceeded, Completion]:
+    with pytest.raises(DeadlineExceeded) as caught:
+        stream.result(timeout)
+    partial: Completion = caught.value.partial
+    return caught.value, partial
+
+
+def fill(driver: Driver) -> list[Stream]:
+    """Requests that take every credit of a pipeline with one row, and decode for long."""
+    streams = [driver.submit([1, 2], max_tokens=FOREVER) for _ in range(2)]
+    eventually(lambda: driver.stats()["prepare"]["live"] == 2)
+    return streams
+
+
+def end(driver: Driver, streams: list[Stream]) -> None:
+    for stream in streams:
+        stream.abort()
+    assert_quiet(driver)
+
+
+def test_a_deadline_while_decoding_ends_with_what_was_produced() -> None:
+    with hash_driver(hash_step_ms=2.0) as driver:
+        started = time.monotonic()
+        error, partial = failed(driver.submit([7, 8], max_tokens=FOREVER, deadline_ms=300))
+        assert 0.25 < time.monotonic() - started < 5
+        assert partial.token_ids == expected([7, 8], len(partial.token_ids))
+        assert 0 < len(partial.token_ids) < FOREVER
+        assert partial.text
+        assert f"after {len(partial.token_ids)} tokens" in str(error)
+        assert_quiet(driver)
+
+
+@pytest.mark.parametrize("field", ["deadline_ms", "max_queue_ms"])
+def test_a_time_limit_that_passes_without_a_credit_ends_the_request(field: str) -> None:
+    with hash_driver(hash_step_ms=2.0, max_num_seqs=1) as driver:
+        running = fill(driver)
+        waiting = driver.submit([3, 4], max_tokens=5, **{field: 200})
+        _, partial = failed(waiting)
+        assert partial.token_ids == []
+        assert not any(stream.done for stream in running)
+        eventually(lambda: driver.stats()["prepare"]["waiting"] == 0)
+        end(driver, running)
+
+
+def test_a_request_that_began_in_time_outlives_the_limit_of_the_queue() -> None:
+    with hash_driver(hash_step_ms=2.0) as driver:
+        completion = driver.generate([3, 4], max_tokens=200, max_queue_ms=150, timeout=20)
+        assert completion.token_ids == expected([3, 4], 200)
+        assert completion.ledger["wall_ms"] > 150
+
+
+def test_a_deadline_that_passes_while_execute_is_away_is_kept() -> None:
+    with hash_driver(hash_step_ms=2.0, lease_s=30.0) as driver:
+        stream = driver.submit([5, 6], max_tokens=FOREVER, deadline_ms=700)
+        other = driver.submit([6, 7], max_tokens=200, deadline_ms=60_000, max_queue_ms=300)
+        next(iter(stream))
+        next(iter(other))
+        kill(driver, "execute")
+        _, partial = failed(stream)
+        assert partial.token_ids == expected([5, 6], len(partial.token_ids))
+        assert other.result(20).token_ids == expected([6, 7], 200)
+        assert_quiet(driver)
+
+
+def test_a_request_whose_turn_does_not_come_because_execute_is_away_ends() -> None:
+    with hash_driver() as driver:
+        os.kill(eventually(lambda: driver.pids["execute"]), signal.SIGKILL)
+        _, partial = failed(driver.submit([5, 6], max_tokens=5, max_queue_ms=20))
+        assert partial.token_ids == []
+        assert driver.generate([5, 6], max_tokens=5, timeout=20).token_ids == expected([5, 6], 5)
+        assert_quiet(driver)
+
+
+def test_a_deadline_that_passed_is_still_the_reason_when_summarize_has_died() -> None:
+    with hash_driver(hash_step_ms=2.0, lease_s=30.0) as driver, RawClient(driver.run_dir) as client:
+        request_id = client.submit(prompt="x", max_tokens=FOREVER, deadline_ms=150)
+        assert client.receive("follow", FAILED)[10] == "deadline_exceeded"
+        kill(driver, "summarize")
+        client.follow(request_id, 0, again=True)
+        again = client.receive("follow", FAILED)
+        assert again[10] == "deadline_exceeded"
+        client.send("follow", ACKNOWLEDGE, [request_id])
+        assert_quiet(driver)
+
+
+def test_prefixes_are_shared_within_a_salt_only() -> None:
+    prompt = list(range(1, 101))
+    with hash_driver() as driver:
+        answers = [driver.generate(prompt, max_tokens=4, cache_salt=salt) for salt in ("a", "b", "a", "")]
+        assert [answer.usage["cached_tokens"] for answer in answers] == [0, 0, 96, 0]
+        assert driver.generate(prompt, max_tokens=4).usage["cached_tokens"] == 96
+        assert_quiet(driver)
+
+
+def order_of_starts(folder: Path, priorities: list[int], *, kills: tuple[str, ...] = (), **options: Any) -> list[int]:
+    """Which of the requests that waited for a credit were scheduled first, by index; workers are killed before."""
+    trace = folder / "steps.jsonl"
+    with hash_driver(hash_step_ms=2.0, max_num_seqs=1, trace=str(trace), **options) as driver:
+        running = fill(driver)
+        streams = []
+        for priority in priorities:
+            streams.append(driver.submit([9, 9], max_tokens=3, priority=priority))
+            streams[-1].accepted(10)
+        for role in kills:
+            kill(driver, role)
+        eventually(lambda: driver.stats()["prepare"]["waiting"] == len(streams))
+        for stream in running:
+            stream.abort()
+        assert [stream.result(20).token_ids for stream in streams] == [expected([9, 9], 3)] * len(streams)
+        assert_quiet(driver)
+    slots = [slot for line in trace.read_text().splitlines() for slot, _ in json.loads(line).get("starts", [])]
+    return [slot - len(running) for slot in slots if slot >= len(running)]
+
+
+def test_credits_go_by_priority_and_age(tmp_path: Path) -> None:
+    # One level is worth four later arrivals, so the first of all comes last, but would not behind one arrival more.
+    assert order_of_starts(tmp_path, [1, 0, 0, -1], policy="priority", priority_ageing=4) == [3, 1, 2, 0]
+
+
+def test_a_prepare_that_died_knows_the_order_again(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"policy": "priority", "priority_ageing": 4, "kills": ("prepare",)}
+    assert order_of_starts(tmp_path, [1, 0, 0, -1], **options) == [3, 1, 2, 0]
+
+
+def test_a_request_of_low_priority_does_not_starve(tmp_path: Path) -> None:
+    order = order_of_starts(tmp_path, [1, *[0] * 8], policy="priority", priority_ageing=4)
+    assert order == [1, 2, 3, 0, 4, 5, 6, 7, 8]
+
+
+def test_other_policies_do_not_look_at_priorities(tmp_path: Path) -> None:
+    assert order_of_starts(tmp_path, [3, 2, -5]) == [0, 1, 2]

@@ -1,0 +1,87 @@
+"""The masks of a step: a row that fails or takes too long does so alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.workers.execute.factories import make_sequence
+from triptych.workers.execute.grammar.masks import ROWS_A_JOB, MaskMaker, TokenMasks, first_allowed
+from triptych.workers.execute.grammar.matcher import Bits, GrammarError, GrammarMatcher, Int32, ids_of
+from triptych.workers.execute.scheduling.sequence import Sequence
+
+NUM_ROWS = 2 * ROWS_A_JOB + 3
+
+
+def bits(*token_ids: int) -> Bits:
+    return np.packbits(np.isin(np.arange(104), token_ids), bitorder="little")
+
+
+class FakeMatcher(GrammarMatcher):
+    """Allows one token, or does what it is told."""
+
+    def __init__(self, token_id: int, act: Callable[[], object] = lambda: None) -> None:
+        self._token_id = token_id
+        self._act = act
+
+    def allowed_after(self, output_tokens: Int32) -> Bits:
+        self._act()
+        return bits(self._token_id)
+
+
+def masks_of(matchers: dict[int, FakeMatcher], maker: MaskMaker | None = None) -> TokenMasks:
+    pending = (maker or MaskMaker()).begin([with_matcher(matchers.get(row)) for row in range(NUM_ROWS)])
+    assert pending is not None
+    return pending.wait()
+
+
+def with_matcher(matcher: FakeMatcher | None) -> Sequence:
+    sequence = make_sequence(1)
+    sequence.grammar = matcher
+    return sequence
+
+
+def test_rows_without_a_grammar_cost_nothing() -> None:
+    assert MaskMaker().begin([make_sequence(1)]) is None
+
+
+def test_each_row_gets_its_own_mask() -> None:
+    masks = masks_of({row: FakeMatcher(row) for row in range(NUM_ROWS)})
+    assert {row: ids_of(mask).tolist() for row, mask in masks.allowed.items()} == {r: [r] for r in range(NUM_ROWS)}
+
+
+class Panic(BaseException):
+    """As a panic of Rust code arrives in Python."""
+
+
+@pytest.mark.parametrize("error", [GrammarError("too complex"), Panic("index out of bounds")])
+def test_an_error_is_that_of_its_row_alone(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    masks = masks_of({3: FakeMatcher(3), 4: FakeMatcher(4, fail), 5: FakeMatcher(5)})
+    assert set(masks.allowed) == {3, 5}
+    assert masks.failed == {4: f"the grammar cannot go on: {error}"}
+
+
+def test_a_row_that_takes_too_long_fails_alone_and_the_next_step_is_not_delayed() -> None:
+    maker, never = MaskMaker(timeout_s=0.2), threading.Event()
+    try:
+        matchers = {row: FakeMatcher(row) for row in range(NUM_ROWS)}
+        matchers[2] = matchers[ROWS_A_JOB] = FakeMatcher(0, never.wait)
+        masks = masks_of(matchers, maker)
+        assert set(masks.failed) == {2, ROWS_A_JOB}
+        assert "takes longer than 0.2 s" in masks.failed[2]
+        assert set(masks.allowed) == set(range(NUM_ROWS)) - set(masks.failed)
+        del matchers[2], matchers[ROWS_A_JOB]
+        assert masks_of(matchers, maker).failed == {}
+    finally:
+        never.set()
+
+
+@pytest.mark.parametrize(("token_id", "expected"), [(0, 2), (2, 2), (3, 5), (6, 2)])
+def test_the_first_allowed_token_is_looked_for_from_a_token_on(token_id: int, expected: int) -> None:
+    assert first_allowed(bits(2, 5), token_id) == expected

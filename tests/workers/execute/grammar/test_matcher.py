@@ -1,0 +1,115 @@
+"""Masks against an independent oracle: what may follow is what ``re`` can still complete."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from tests.workers import tokenizer_zoo
+from tests.workers.grammars import make_card, model_dir
+from triptych.workers.execute.grammar.matcher import GrammarCompiler, GrammarError, GrammarMatcher, has_others, ids_of
+from triptych.workers.summarize.detokenizer import make_detokenizer
+from triptych.workers.summarize.vocabulary import Vocabulary
+
+BYTES_OR_FALLBACK = ("byte_level", "in_a_sequence", "llama2", "gemma")
+
+
+def lark(choices: list[str]) -> str:
+    return f"start: {' | '.join(map(json.dumps, choices))}"
+
+
+def make_matcher(folder: Path, tokenizer: Tokenizer, grammar: str) -> GrammarMatcher:
+    return GrammarCompiler(model_dir(folder, tokenizer), make_card(tokenizer)).compile(grammar)
+
+
+def allowed_after(matcher: GrammarMatcher, tokens: list[int]) -> list[int]:
+    return list(map(int, ids_of(matcher.allowed_after(np.array(tokens, np.int32)))))
+
+
+@pytest.mark.parametrize("name", BYTES_OR_FALLBACK)
+def test_what_is_allowed_is_what_begins_a_choice(tmp_path: Path, name: str) -> None:
+    tokenizer = tokenizer_zoo.ALL[name]()
+    choices = ["the café", "doesn't", "高い", " yes"]
+    matcher = make_matcher(tmp_path, tokenizer, lark(choices))
+    vocabulary = Vocabulary(tokenizer)
+    expected = [
+        token_id
+        for token_id in range(tokenizer.get_vocab_size(with_added_tokens=True))
+        if token_id not in vocabulary.special_ids
+        and (piece := vocabulary.token_bytes(token_id))
+        and any(choice.encode().startswith(piece) for choice in choices)
+    ]
+    assert allowed_after(matcher, []) == expected
+
+
+@pytest.mark.parametrize("name", BYTES_OR_FALLBACK)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_random_walk_ends_in_a_match(tmp_path: Path, name: str, seed: int) -> None:
+    tokenizer = tokenizer_zoo.ALL[name]()
+    matcher = make_matcher(tmp_path, tokenizer, r"start: /([a-zé高]{2,8} ?){1,5}[😀👋]!/")
+    rng, tokens = np.random.default_rng(seed), list[int]()
+    eos = make_card(tokenizer).eos_token_ids[0]
+    vocabulary = Vocabulary(tokenizer)
+    detokenizer = make_detokenizer(vocabulary, context=vocabulary.amid_text)
+    text = ""
+    while (token_id := int(rng.choice(allowed_after(matcher, tokens)))) != eos:
+        tokens.append(token_id)
+        text += detokenizer.push(token_id)
+        assert len(tokens) < 200
+    text += detokenizer.flush()
+    assert re.fullmatch(r"([a-zé高]{2,8} ?){1,5}[😀👋]!", text), text
+
+
+def test_the_end_is_allowed_only_where_the_grammar_is_satisfied_and_alone_where_nothing_can_follow(
+    tmp_path: Path,
+) -> None:
+    tokenizer = tokenizer_zoo.byte_level()
+    a, b, eos = (tokenizer_zoo.id_of(tokenizer, token) for token in ("a", "b", "</s>"))
+    matcher = make_matcher(tmp_path, tokenizer, lark(["a", "ab"]))
+    assert eos not in allowed_after(matcher, [])
+    assert {eos, b} <= set(allowed_after(matcher, [a]))
+    assert allowed_after(matcher, [a, b]) == [eos]
+
+
+def test_ids_beyond_the_tokenizer_and_special_tokens_are_never_allowed(tmp_path: Path) -> None:
+    tokenizer = tokenizer_zoo.byte_level()
+    matcher = make_matcher(tmp_path, tokenizer, r"start: /(.|\n)+/")
+    allowed = allowed_after(matcher, [])
+    assert max(allowed) < tokenizer.get_vocab_size(with_added_tokens=True) < make_card(tokenizer).vocab_size
+    assert not Vocabulary(tokenizer).special_ids.intersection(allowed)
+
+
+def test_a_matcher_that_is_made_again_says_the_same(tmp_path: Path) -> None:
+    tokenizer = tokenizer_zoo.llama2()
+    compiler = GrammarCompiler(model_dir(tmp_path, tokenizer), make_card(tokenizer))
+    first, tokens = compiler.compile('start: /[a-z ]{20,30}/ "."'), list[int]()
+    rng = np.random.default_rng(1)
+    for _ in range(8):
+        tokens.append(int(rng.choice(allowed_after(first, tokens))))
+        again = compiler.compile('start: /[a-z ]{20,30}/ "."')
+        assert allowed_after(again, tokens) == allowed_after(first, tokens)
+
+
+def test_a_token_that_is_not_of_the_grammar_is_an_error_and_stays_one(tmp_path: Path) -> None:
+    tokenizer = tokenizer_zoo.byte_level()
+    matcher = make_matcher(tmp_path, tokenizer, lark(["aa"]))
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="doesn't satisfy the grammar"):
+            matcher.allowed_after(np.array([tokenizer_zoo.id_of(tokenizer, "b")], np.int32))
+
+
+def test_a_grammar_that_does_not_compile_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(GrammarError, match="unknown name"):
+        make_matcher(tmp_path, tokenizer_zoo.byte_level(), "start: foo")
+
+
+@pytest.mark.parametrize(("others", "expected"), [([3, 9], False), ([3, 9, 9, 700], False), ([3], True), ([], True)])
+def test_others_are_found(others: list[int], expected: bool) -> None:
+    bits = np.packbits(np.isin(np.arange(32), [3, 9]), bitorder="little")
+    assert has_others(bits, np.array(others, np.int64)) is expected
+    assert ids_of(bits).tolist() == [3, 9]

@@ -1,0 +1,133 @@
+"""What the prefix cache does to the logits of a real model in float32: nothing at all, or a last bit.
+
+Keys and values that come from the cache are those that were computed, bit for bit. What is computed anew is the same
+only if it is computed in the same pieces: a matrix product of one to three rows, and attention over another number of
+queries or keys, round otherwise. So bits are compared where the pieces are equal, and values where they are not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tiny import VOCAB_SIZE, make_tiny_model
+from tests.workers.execute.factories import make_scheduler, make_sequence, run
+from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.model.runner import TorchRunner
+from triptych.workers.execute.scheduling.sequence import Key, Sequence
+from triptych.workers.execute.step import StepResult
+
+PAGE_SIZE = 8
+NUM_PAGES = 96
+MAX_CHUNK = 4 * PAGE_SIZE
+NUM_OUTPUT_TOKENS = 4
+
+Logits = dict[tuple[Key, int], torch.Tensor]  # by sequence and number of tokens before
+
+
+class Recorder:
+    """A sampler that remembers what it was given."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self.logits: Logits = {}
+
+    def sample(self, logits: torch.Tensor, sampled: list[Sequence]) -> StepResult:
+        for row, sequence in zip(logits, sampled, strict=True):
+            self.logits[sequence.key, sequence.num_tokens] = row.clone()
+        result: StepResult = self._sampler.sample(logits, sampled)
+        return result
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma2", "gpt2"])
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TorchRunner:
+    folder = make_tiny_model(request.param, tmp_path_factory.mktemp(request.param))
+    built, _ = build_runner(
+        ModelConfig(model=str(folder), device="cpu", threads=1, dtype="float32"),
+        CacheConfig(num_pages=NUM_PAGES, page_size=PAGE_SIZE),
+        SchedulerConfig(max_num_seqs=4, prefill_chunk=MAX_CHUNK),
+        model_dir=folder,
+        run_dir=folder,
+        progress=lambda done, total: None,
+    )
+    assert isinstance(built, TorchRunner)
+    built._sampler = Recorder(built._sampler)  # type: ignore[assignment]
+    return built
+
+
+def logits_of(runner: TorchRunner, prompts: list[list[int]], *, together: bool, **options: Any) -> tuple[Logits, int]:
+    """Logits of every token of every answer, and how many tokens came from the cache."""
+    scheduler = make_scheduler(
+        page_size=PAGE_SIZE, num_pages=NUM_PAGES, max_model_len=PAGE_SIZE * NUM_PAGES, **options
+    )  # fmt: skip
+    engine, recorder = Engine(scheduler, runner), runner._sampler
+    assert isinstance(recorder, Recorder)
+    recorder.logits = {}
+    for index, prompt in enumerate(prompts):
+        sequence = make_sequence(index, num_tokens=len(prompt), max_tokens=NUM_OUTPUT_TOKENS)
+        sequence.tokens[: len(prompt)] = prompt
+        engine.add(sequence)
+        if index == 0 or not together:
+            run(engine)
+            engine.release(sequence.key)
+    run(engine)
+    return recorder.logits, scheduler.cache.num_hit_tokens
+
+
+@st.composite
+def conversations(draw: st.DrawFn, unit: int) -> list[list[int]]:
+    """Prompts that share their first so many units of tokens with an earlier one, and differ from there on."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    prompts: list[list[int]] = []
+    for index in range(draw(st.integers(2, 5))):
+        shared: list[int] = []
+        if prompts:
+            donor = prompts[draw(st.integers(0, len(prompts) - 1))]
+            shared = donor[: unit * draw(st.integers(0, (len(donor) - 1) // unit))]
+        own = rng.integers(20, VOCAB_SIZE, draw(st.integers(1, 2 * MAX_CHUNK)))
+        prompts.append([*shared, 3 + index, *own.tolist()])  # no other prompt goes on with this token
+    return prompts
+
+
+@settings(max_examples=8, deadline=None)
+@given(num_pages=st.integers(1, 4), choice=st.data())
+def test_in_equal_pieces_logits_are_equal_bit_for_bit(
+    runner: TorchRunner, num_pages: int, choice: st.DataObject
+) -> None:
+    chunk = num_pages * PAGE_SIZE
+    prompts = choice.draw(conversations(chunk))
+    known, num_hit_tokens = logits_of(runner, prompts, together=False, prefix_cache=True, prefill_chunk=chunk)
+    computed, _ = logits_of(runner, prompts, together=False, prefix_cache=False, prefill_chunk=chunk)
+    assert known.keys() == computed.keys()
+    assert [at for at in known if not torch.equal(known[at], computed[at])] == []
+    shared = [num_shared(prompts, index) // PAGE_SIZE * PAGE_SIZE for index in range(len(prompts))]
+    assert num_hit_tokens == sum(shared)
+
+
+def num_shared(prompts: list[list[int]], index: int) -> int:
+    """Tokens that prompt number ``index`` has in common with an earlier one, from the first on."""
+    this = prompts[index]
+    lengths = [
+        next((i for i, (a, b) in enumerate(zip(this, other, strict=False)) if a != b), 0) for other in prompts[:index]
+    ]
+    return max(lengths, default=0)
+
+
+@settings(max_examples=5, deadline=None)
+@given(chunk=st.integers(3, MAX_CHUNK), prompts=conversations(1))
+def test_in_any_pieces_they_are_equal_but_for_rounding(
+    runner: TorchRunner, chunk: int, prompts: list[list[int]]
+) -> None:
+    prompts.append(prompts[0])  # all of it known but one token
+    known, num_hit_tokens = logits_of(runner, prompts, together=True, prefix_cache=True, prefill_chunk=chunk)
+    computed, _ = logits_of(runner, prompts, together=True, prefix_cache=False, prefill_chunk=MAX_CHUNK)
+    assert num_hit_tokens >= (len(prompts[0]) - 1) // PAGE_SIZE * PAGE_SIZE
+    for at in known.keys() & computed.keys():
+        torch.testing.assert_close(known[at], computed[at], rtol=2e-4, atol=2e-4)

@@ -1,0 +1,136 @@
+"""Grammars of strangers: they compile, or they are refused within the limits, and the next one is served."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workers import tokenizer_zoo
+from tests.workers.grammars import model_dir
+from triptych.protocol.errors import InvalidRequest
+from triptych.workers.prepare.grammar_checker import GrammarChecker
+from triptych.workers.prepare.structured import checked_structured
+
+TIMEOUT_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def checker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarChecker]:
+    folder = model_dir(tmp_path_factory.mktemp("model"), tokenizer_zoo.byte_level())
+    checker = GrammarChecker(folder, timeout_s=TIMEOUT_S, memory_bytes=128 << 20)
+    yield checker
+    checker.close()
+
+
+def compile_form(checker: GrammarChecker, form: dict[str, Any]) -> str:
+    structured = checked_structured(form)
+    assert structured is not None
+    return checker.compile(structured)
+
+
+def refused(checker: GrammarChecker, form: dict[str, Any]) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        compile_form(checker, form)
+    assert caught.value.param == "structured"
+    return caught.value.message
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json_object": True},
+        {"json_schema": nested(20)},
+        {"json_schema": {"enum": [f"value {i}" for i in range(4000)]}},
+        {"json_schema": {"type": "object", "properties": {"a": {"$ref": "#"}}}},
+        {"regex": r"\d{4}-\d{2}"},
+        {"grammar": 'start: "a" start | "b"'},
+        {"choice": ["a\nb", "é😀", "\\", '"']},
+        {"regex": "(a|aa)*b"},
+        {"regex": "(x+x+)+y"},
+    ],
+    ids=lambda form: str(form)[:40],
+)
+def test_a_form_compiles(checker: GrammarChecker, form: dict[str, Any]) -> None:
+    assert compile_form(checker, form)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown type": ({"json_schema": {"type": "foo"}}, "Invalid type: foo"),
+    "unknown keyword": ({"json_schema": {"not": {"type": "string"}}}, "not"),
+    "bad pattern": ({"json_schema": {"type": "string", "pattern": "("}}, "unclosed group"),
+    "bad expression": ({"regex": "("}, "unclosed group"),
+    "look-around": ({"regex": "(?=a)b"}, "look-around"),
+    "matches nothing": ({"regex": r"[^\s\S]"}, "structured"),
+    "unknown rule": ({"grammar": "start: foo"}, "foo"),
+    "remote reference": ({"json_schema": {"$ref": "http://127.0.0.1:1/x"}}, "not fetch"),
+    "refers to itself": ({"json_schema": {"$ref": "#"}}, "structured"),
+    "too deep": ({"json_schema": nested(300)}, "recursion limit"),
+    "all combinations": (
+        {"json_schema": {"allOf": [{"anyOf": [nested(1), {"properties": {f"b{i}": {}}}]} for i in range(14)]}},
+        "too large",
+    ),
+}
+
+
+@pytest.mark.parametrize(("form", "reason"), REFUSED.values(), ids=REFUSED)
+def test_a_bad_form_is_refused_with_the_reason(checker: GrammarChecker, form: dict[str, Any], reason: str) -> None:
+    assert reason in refused(checker, form)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [{"json_schema": {"type": "integer", "multipleOf": 12345677}}, {"regex": "(a{1000}){1000}"}],
+    ids=["a million states", "a million repeats"],
+)
+def test_one_that_takes_too_much_is_refused_and_the_next_one_compiles(
+    checker: GrammarChecker, form: dict[str, Any]
+) -> None:
+    compile_form(checker, {"regex": "warm"})
+    start = time.monotonic()
+    message = refused(checker, form)
+    assert "takes longer than 1.0 s" in message or "128 MiB" in message or "too many" in message
+    assert time.monotonic() - start < TIMEOUT_S + 2
+    assert compile_form(checker, {"regex": "next"})
+    assert checker.known(checked_structured(form)).error  # type: ignore[union-attr, arg-type]  # not tried again soon
+
+
+def test_too_little_memory_is_said_with_its_size(tmp_path: Path) -> None:
+    folder = model_dir(tmp_path, tokenizer_zoo.byte_level())
+    checker = GrammarChecker(folder, timeout_s=20.0, memory_bytes=8 << 20)
+    try:
+        form = {"json_schema": {"type": "integer", "multipleOf": 12345677}}
+        assert "cannot be compiled in 8 MiB" in refused(checker, form)
+    finally:
+        checker.close()
+
+
+@pytest.mark.parametrize("name", ["metaspace", "word_piece"])
+def test_a_tokenizer_that_has_no_bytes_is_refused_by_reason(tmp_path: Path, name: str) -> None:
+    checker = GrammarChecker(model_dir(tmp_path, tokenizer_zoo.ALL[name]()), timeout_s=TIMEOUT_S, memory_bytes=64 << 20)
+    assert "this model's answers cannot be constrained" in refused(checker, {"regex": "a"})
+    checker.close()
+
+
+def test_a_model_without_an_end_is_refused_by_reason(tmp_path: Path) -> None:
+    folder = model_dir(tmp_path, tokenizer_zoo.byte_level(), eos_token_ids=())
+    checker = GrammarChecker(folder, timeout_s=TIMEOUT_S, memory_bytes=64 << 20)
+    assert "no token that ends a sequence" in refused(checker, {"regex": "a"})
+    checker.close()
+
+
+def test_the_order_of_properties_is_that_of_the_schema(checker: GrammarChecker) -> None:
+    grammar = compile_form(checker, {"json_schema": {"type": "object", "properties": {"b": {}, "a": {}}}})
+    schema = json.loads(grammar)["grammars"][0]["json_schema"]
+    assert list(schema["properties"]) == ["b", "a"]

@@ -1,0 +1,72 @@
+"""The field ``structured``: what it may hold, and how a client is told what it may not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from triptych.protocol.errors import InvalidRequest
+from triptych.protocol.grammar import MAX_SOURCE_BYTES
+from triptych.workers.prepare.request import GenerationRequest
+from triptych.workers.prepare.structured import MAX_CHOICE_CHARS, MAX_CHOICES, Structured
+
+
+def parse(value: Any, **fields: Any) -> Structured | None:
+    return GenerationRequest.from_wire({"prompt": "x", "structured": value, **fields}).structured
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        ({"json_object": True}, Structured("json_schema", '{"type": "object"}')),
+        ({"json_schema": {"type": "integer"}}, Structured("json_schema", '{"type": "integer"}')),
+        ({"regex": "a+"}, Structured("regex", "a+")),
+        ({"regex": r"a\\"}, Structured("regex", r"a\\")),
+        ({"grammar": 'start: "a"'}, Structured("lark", 'start: "a"')),
+        ({"choice": ["yes", 'a "quote"']}, Structured("lark", 'start: "yes" | "a \\"quote\\""')),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_each_form_is_understood(value: Any, expected: Structured | None) -> None:
+    assert parse(value) == expected
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "a string": ("json", "must be a map with exactly one of json_schema, json_object, regex, grammar, choice"),
+    "nothing": ({}, "must be a map with exactly one of"),
+    "two forms": ({"regex": "a", "choice": ["a"]}, "got ['choice', 'regex']"),
+    "an unknown form": ({"xml": True}, "got ['xml']"),
+    "a number for a name": ({1: True}, "got ['1']"),
+    "a schema in a string": ({"json_schema": "{}"}, "json_schema must be a map"),
+    "a schema with bytes": ({"json_schema": {"const": b"x"}}, "json_schema is no JSON"),
+    "a schema with nan": ({"json_schema": {"const": math.nan}}, "json_schema is no JSON"),
+    "an object that is false": ({"json_object": False}, "json_object must be true"),
+    "an empty expression": ({"regex": ""}, "regex must be a string that is not empty"),
+    "half an escape": ({"regex": "a\\"}, "regex ends with a backslash that escapes nothing"),
+    "a grammar in a list": ({"grammar": ["a"]}, "grammar must be a string"),
+    "no choice": ({"choice": []}, f"choice must be an array of 1 to {MAX_CHOICES} strings"),
+    "too many choices": ({"choice": ["a"] * (MAX_CHOICES + 1)}, f"choice must be an array of 1 to {MAX_CHOICES}"),
+    "an empty choice": ({"choice": [""]}, f"strings of 1 to {MAX_CHOICE_CHARS} characters, got ''"),
+    "a choice that is a number": ({"choice": [1]}, "got 1"),
+    "too large": (
+        {"regex": "a" * (MAX_SOURCE_BYTES + 1)},
+        f"regex has {MAX_SOURCE_BYTES + 1} bytes, the limit is {MAX_SOURCE_BYTES}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("value", "reason"), REFUSED.values(), ids=REFUSED)
+def test_a_bad_form_is_named_with_its_value(value: Any, reason: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(value)
+    assert caught.value.param == "structured"
+    assert reason in caught.value.message
+
+
+def test_a_form_and_ignore_eos_exclude_each_other() -> None:
+    with pytest.raises(InvalidRequest, match="ignore_eos") as caught:
+        parse({"regex": "a"}, ignore_eos=True)
+    assert caught.value.param == "structured"

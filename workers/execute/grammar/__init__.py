@@ -1,0 +1,1 @@
+"""What answers that must have a form may say next."""

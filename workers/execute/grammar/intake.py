@@ -1,0 +1,60 @@
+"""Sequences on their way into the engine: those with a grammar wait until it is compiled, and nobody waits for them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from ....protocol.channels import Bell
+from ..scheduling.sequence import Key, Sequence
+from .matcher import GrammarCompiler, GrammarMatcher
+
+
+class GrammarIntake:
+    """Compiles in a thread of its own. ``bell`` rings when something is done, also for what was dropped meanwhile."""
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self.bell = Bell()
+        self._compiler = compiler
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
+        self._pending: dict[Key, Sequence] = {}
+        self._done: deque[tuple[Sequence, GrammarMatcher | str]] = deque()
+
+    def __len__(self) -> int:
+        """Sequences that wait."""
+        return len(self._pending)
+
+    def add(self, sequence: Sequence, grammar: str) -> None:
+        self._pending[sequence.key] = sequence
+        self._thread.submit(self._compile, sequence, grammar)
+
+    def drop(self, key: Key) -> None:
+        """Nobody wants this sequence any more."""
+        self._pending.pop(key, None)
+
+    def take_done(self) -> Iterator[tuple[Sequence, str]]:
+        """Sequences that have their matcher, each with "", or with why they have none. Silences no bell."""
+        while self._done:
+            sequence, result = self._done.popleft()
+            if self._pending.pop(sequence.key, None) is not sequence:
+                continue
+            if isinstance(result, str):
+                yield sequence, result
+            else:
+                sequence.grammar = result
+                yield sequence, ""
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _compile(self, sequence: Sequence, grammar: str) -> None:
+        result: GrammarMatcher | str
+        try:
+            result = self._compiler.compile(grammar)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of the library's Rust code is not an Exception
+            result = f"the grammar does not compile: {error!s:.200}"
+        self._done.append((sequence, result))
+        self.bell.ring()

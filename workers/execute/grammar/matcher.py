@@ -1,0 +1,96 @@
+"""One answer against its grammar: which tokens may come after those it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ....protocol.config import ModelCard
+from ....protocol.grammar import PARSER_LIMITS, tokenizer_options
+from ....protocol.tokenizer_files import TOKENIZER_FILE
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+Bits = npt.NDArray[np.uint8]  # [ceil(V / 8)], the bit of token t is bit t % 8 of byte t // 8
+Int32 = npt.NDArray[np.int32]
+
+
+class GrammarError(Exception):
+    """This answer cannot go on under its grammar, with the reason."""
+
+
+class GrammarMatcher:
+    """Follows the tokens of one sequence. Not for two threads at once.
+
+    Invariant: the matcher has taken the first ``num_taken`` tokens of the answer. It takes the others when it is asked
+    what may follow them, so a sequence that was preempted or recovered is nothing special.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._num_taken = 0
+
+    def allowed_after(self, output_tokens: Int32) -> Bits:
+        """Which ids may follow these tokens; the end of sequence is one of them where the grammar is satisfied.
+
+        Raises:
+            GrammarError: a token is not of the grammar, or it has become too complex.
+        """
+        new = output_tokens[self._num_taken :].tolist()
+        if new:
+            self._matcher.consume_tokens(new)
+            self._num_taken = len(output_tokens)
+        allowed = np.zeros((self._vocab_size + 31) // 32, "<u4")
+        self._matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
+        if self._matcher.is_error():
+            raise GrammarError(self._matcher.get_error().partition("<non-verbose/>")[0].strip()[:200])
+        return allowed.view(np.uint8)
+
+
+def ids_of(bits: Bits) -> npt.NDArray[np.int64]:
+    """The ids whose bits are set, rising."""
+    return np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+
+
+def has_others(bits: Bits, token_ids: npt.NDArray[np.int64]) -> bool:
+    """Whether the bit of an id that is not one of these is set."""
+    known = token_ids[token_ids < 8 * len(bits)]
+    others = bits.copy()
+    np.bitwise_and.at(others, known // 8, ~(1 << known % 8).astype(np.uint8))
+    return bool(others.any())
+
+
+class GrammarCompiler:
+    """Makes matchers for one model. prepare has compiled each grammar before, so that none takes long here."""
+
+    def __init__(self, run_dir: Path, card: ModelCard) -> None:
+        self._run_dir = run_dir
+        self._card = card
+        self._tokenizer: LLTokenizer | None = None
+
+    def compile(self, grammar: str) -> GrammarMatcher:
+        """
+        Raises:
+            GrammarError: it does not compile.
+        """
+        from llguidance import LLMatcher, LLParserLimits  # here, because it is an optional dependency
+
+        limits = LLParserLimits(**PARSER_LIMITS)
+        matcher = LLMatcher(self._load(), grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error()[:200])
+        return GrammarMatcher(matcher, self._card.vocab_size)
+
+    def _load(self) -> LLTokenizer:
+        """The tokenizer, read when the first grammar comes: hundreds of milliseconds for a large vocabulary."""
+        if self._tokenizer is None:
+            from llguidance import LLTokenizer
+
+            tokenizer_json = (self._run_dir / TOKENIZER_FILE).read_text(encoding="utf-8")
+            self._tokenizer = LLTokenizer(tokenizer_json, **tokenizer_options(self._card))
+        return self._tokenizer

@@ -1,0 +1,127 @@
+"""Everything a scheduler is told, and what it decides, as plain values: enough to run it again, decision for decision.
+
+The tokens of a recording need not be the true ones. A scheduler only asks whether two sequences begin alike and whether
+a token ends its sequence, so any tokens with the same answers do.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from ....protocol.config import SchedulerConfig
+from ....protocol.sampling import SamplingParams
+from .audit import Stats
+from .plan import Plan
+from .progress import Progress
+from .scheduler import Scheduler
+from .sequence import Int32, Key, Sequence
+
+FORMAT = 1  # of a recording; another number is another meaning
+STOP = -1  # in a recording, the token that ended its sequence
+_SEQUENCE_FIELDS = ("num_prompt_tokens", "arrival", "cache_salt", "deadline_at", "queue_deadline_at", "priority")
+_STOPS = frozenset({STOP})
+_PARAMS = SamplingParams(max_tokens=None)  # where an answer may end is said by its tokens and their capacity
+
+
+def describe_scheduler(scheduler: Scheduler) -> dict[str, Any]:
+    """What ``rebuild_scheduler`` needs."""
+    cache, config = scheduler.cache, asdict(scheduler.config)
+    del config["trace"]
+    return {
+        "format": FORMAT,
+        "scheduler": config,
+        "page_size": cache.pool.page_size,
+        "num_pages": cache.num_pages,
+        "max_model_len": scheduler.max_model_len,
+        "prefix_cache": cache.shares_prefixes,
+        "num_host_pages": cache.host.num_pages,
+    }
+
+
+def rebuild_scheduler(wire: Mapping[str, Any]) -> Scheduler:
+    """A scheduler like the one that was described, with nothing in it.
+
+    Raises:
+        KeyError, TypeError, ConfigError: this is no description of a scheduler.
+    """
+    names = ("page_size", "num_pages", "max_model_len", "prefix_cache", "num_host_pages")
+    return Scheduler(SchedulerConfig(**wire["scheduler"]), **{name: wire[name] for name in names})
+
+
+def describe_sequence(sequence: Sequence, tokens: Int32) -> dict[str, Any]:
+    """A sequence before it was added, with ``tokens`` in place of its own. What is usual is left out."""
+    tokens = tokens.copy()
+    if sequence.num_output_tokens and sequence.end_reason(len(sequence.tokens)) == "stop":
+        tokens[-1] = STOP
+    values = {name: value for name in _SEQUENCE_FIELDS if (value := getattr(sequence, name))}
+    return {"tokens": pack_tokens(tokens), "max_tokens": sequence.max_tokens, **values}
+
+
+def rebuild_sequence(key: Key, wire: Mapping[str, Any]) -> Sequence:
+    """The sequence as it was added.
+
+    Raises:
+        KeyError, TypeError, ValueError: this is no description of a sequence.
+    """
+    known = unpack_tokens(wire["tokens"])
+    values = {name: wire[name] for name in _SEQUENCE_FIELDS if name in wire}
+    tokens = np.zeros(wire["num_prompt_tokens"] + wire["max_tokens"], np.int32)
+    tokens[: len(known)] = known
+    return Sequence(
+        key=key,
+        tokens=tokens,
+        num_tokens=len(known),
+        params=_PARAMS,
+        seed=0,
+        stop_ids=_STOPS,
+        **{"arrival": 0, **values},
+    )
+
+
+def describe_plan(plan: Plan) -> dict[str, Any]:
+    """What a step does. Sequences are named by their slot; what does not happen is left out."""
+    happened = {
+        "reads": plan.num_reads,
+        "decodes": [chunk.key[0] for chunk in plan.chunks[: plan.num_decodes]],
+        "prefills": [[chunk.key[0], chunk.start, chunk.num_tokens] for chunk in plan.chunks[plan.num_decodes :]],
+        "starts": [[key[0], num_cached_tokens] for key, num_cached_tokens in plan.starts],
+        "preempted": [key[0] for key in plan.preempted],
+        "swap_out": [list(move) for move in plan.moves.swap_out],
+        "copies": [list(move) for move in plan.moves.copies],
+        "swap_in": [list(move) for move in plan.moves.swap_in],
+    }
+    return {"step": plan.step, **{name: value for name, value in happened.items() if value}}
+
+
+def describe_progress(progress: Progress, stats: Stats) -> dict[str, Any]:
+    """Who ended in a step, and what was left after it."""
+    happened = {
+        "finished": {str(key[0]): reason for key, reason in progress.finished.items()},
+        "expired": {str(key[0]): why for key, why in progress.expired.items()},
+        "failed": {str(key[0]): why for key, why in progress.failed.items()},
+    }
+    return {
+        **{name: value for name, value in happened.items() if value},
+        "waiting": stats.num_waiting,
+        "running": stats.num_prefilling + stats.num_ready + stats.num_decoding,
+        "pages_free": stats.num_free_pages,
+        "pages_cached": stats.num_idle_pages,
+    }
+
+
+def pack_tokens(tokens: Int32) -> str:
+    return base64.b64encode(tokens.astype("<i4").tobytes()).decode()
+
+
+def unpack_tokens(text: str) -> Int32:
+    """int32 [n].
+
+    Raises:
+        ValueError: this is not base64, or not of whole tokens.
+    """
+    return np.frombuffer(base64.b64decode(text, validate=True), "<i4").astype(np.int32)

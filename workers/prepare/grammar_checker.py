@@ -1,0 +1,185 @@
+"""Whether a grammar compiles, within a time and a memory that cannot be passed: native code is not to be interrupted,
+so it runs in a process that can be killed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from ...protocol.errors import Overloaded, RequestError
+from .structured import Structured, refusal
+
+logger = logging.getLogger(__name__)
+
+MAX_KNOWN = 256  # verdicts that are remembered
+MAX_WAITING = 256  # forms that wait for the compiler; each may take it grammar_timeout_s
+START_TIMEOUT_S = 60.0
+REMEMBER_S = 60.0  # that a grammar passed a limit; others are remembered as long as there is room
+_READ_BYTES = 1 << 16
+
+
+class Verdict(NamedTuple):
+    """What came of a form: a grammar, or why it has none."""
+
+    grammar: str = ""
+    error: str = ""
+    until: float = math.inf  # time.monotonic(); what the machine was too slow for may be tried again
+
+    def raise_or_return(self) -> str:
+        if self.error:
+            raise refusal(self.error)
+        return self.grammar
+
+
+class GrammarChecker:
+    """Compiles grammars one after the other; ``compile`` belongs to one thread, ``known`` to any.
+
+    Invariant: a compiler that did not answer in time is dead when ``compile`` returns.
+    """
+
+    def __init__(self, run_dir: Path, *, timeout_s: float, memory_bytes: int) -> None:
+        self._run_dir = run_dir
+        self._timeout_s = timeout_s
+        self._memory_bytes = memory_bytes
+        self._verdicts: dict[Structured, Verdict] = {}
+        self._process: _Process | None = None
+
+    def known(self, structured: Structured) -> Verdict | None:
+        """The verdict on a form that came before, if it is remembered."""
+        verdict = self._verdicts.get(structured)
+        return verdict if verdict is not None and time.monotonic() < verdict.until else None
+
+    def compile(self, structured: Structured) -> str:
+        """The grammar that execute runs.
+
+        Raises:
+            InvalidRequest: it does not compile, or not within the limits, or nothing does for this model.
+        """
+        verdict = self.known(structured) or self._compile(structured)
+        if len(self._verdicts) >= MAX_KNOWN:
+            del self._verdicts[next(iter(self._verdicts))]
+        self._verdicts[structured] = verdict
+        return verdict.raise_or_return()
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def _compile(self, structured: Structured) -> Verdict:
+        try:
+            if self._process is None:
+                self._process = _Process(self._run_dir, self._memory_bytes)
+            self._process.ask(list(structured))
+            return Verdict(*self._process.answer(self._timeout_s))
+        except TimeoutError:
+            error = f"takes longer than {self._timeout_s} s to compile"
+        except (EOFError, BrokenPipeError):
+            error = f"cannot be compiled in {self._memory_bytes >> 20} MiB"
+        except _Unusable as unusable:
+            error = str(unusable)
+        self.close()
+        return Verdict(error=error, until=time.monotonic() + REMEMBER_S)
+
+
+class GrammarQueue:
+    """A checker with a thread of its own, and a bound on those who wait for it."""
+
+    def __init__(self, checker: GrammarChecker) -> None:
+        self._checker = checker
+        self._places = threading.BoundedSemaphore(MAX_WAITING)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compiler")
+
+    def compile(self, structured: Structured, done: Callable[[str | RequestError], None]) -> None:
+        """Calls ``done`` once with the grammar or why there is none: at once if that is known, else from the thread."""
+        if (verdict := self._checker.known(structured)) is not None:
+            done(refusal(verdict.error) if verdict.error else verdict.grammar)
+        elif self._places.acquire(blocking=False):
+            self._thread.submit(self._compile, structured, done)
+        else:
+            done(Overloaded(f"{MAX_WAITING} requests wait for the grammar compiler, which is the limit"))
+
+    def close(self) -> None:
+        """What waits is dropped. The compiler itself ends with the thread, or with this process."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _compile(self, structured: Structured, done: Callable[[str | RequestError], None]) -> None:
+        result: str | RequestError
+        try:
+            result = self._checker.compile(structured)
+        except RequestError as error:
+            result = error
+        except Exception as error:  # whoever waits must hear something
+            logger.exception("a grammar could not be compiled")
+            result = RequestError(f"the grammar could not be compiled: {type(error).__name__}")
+        self._places.release()
+        done(result)
+
+
+class _Unusable(Exception):
+    """No grammar can be compiled for this model, with the reason."""
+
+
+class _Process:
+    """One life of ``grammar_process``."""
+
+    def __init__(self, run_dir: Path, memory_bytes: int) -> None:
+        command = [sys.executable, "-m", f"{__package__}.grammar_process", "--run-dir", str(run_dir)]
+        command += ["--memory-bytes", str(memory_bytes), "--parent", str(os.getpid())]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdin is not None, "a pipe was asked for"
+        assert self._process.stdout is not None, "a pipe was asked for"
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._stdout, selectors.EVENT_READ)
+        try:
+            _, unusable = self.answer(START_TIMEOUT_S)
+        except (TimeoutError, EOFError) as error:
+            self.kill()
+            raise _Unusable("cannot be compiled: the compiler does not start") from error
+        if unusable:
+            self.kill()
+            raise _Unusable(unusable)
+
+    def ask(self, question: list[str]) -> None:
+        self._stdin.write(json.dumps(question).encode() + b"\n")
+        self._stdin.flush()
+
+    def answer(self, timeout_s: float) -> tuple[str, str]:
+        """``(grammar, error)``, one of them empty.
+
+        Raises:
+            TimeoutError: there is none in time.
+            EOFError: the process died.
+        """
+        deadline = time.monotonic() + timeout_s
+        received = b""
+        while not received.endswith(b"\n"):
+            if not self._selector.select(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError
+            received += (chunk := os.read(self._stdout.fileno(), _READ_BYTES))
+            if not chunk:
+                raise EOFError
+        grammar, error = json.loads(received)
+        return grammar, error
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._selector.close()
+        self._stdout.close()
+        try:
+            self._stdin.close()
+        except BrokenPipeError:
+            logger.debug("the compiler died with a question in its pipe")

@@ -1,0 +1,97 @@
+"""The field ``structured`` of a request: the form that an answer must have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from ...protocol.errors import InvalidRequest
+from ...protocol.grammar import MAX_SOURCE_BYTES
+
+MAX_CHOICES = 4096
+MAX_CHOICE_CHARS = 1024
+
+Kind = Literal["json_schema", "regex", "lark"]
+
+
+class Structured(NamedTuple):
+    """A form in one of the three languages that the compiler reads."""
+
+    kind: Kind
+    source: str  # a JSON schema as JSON, a regular expression, or a grammar in Lark's notation
+
+
+def checked_structured(value: Any) -> Structured | None:
+    """The form in a decoded map with exactly one of the fields of ``FORMS``. Whether it compiles is not asked here.
+
+    Raises:
+        InvalidRequest: the map or its one field is not as docs/protocol.md says.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, dict) or len(value) != 1 or next(iter(value)) not in FORMS:
+        got = f"{sorted(map(str, value))!r:.80}" if isinstance(value, dict) else f"{value!r:.80}"
+        raise refusal(f"must be a map with exactly one of {', '.join(FORMS)}, got {got}")
+    [(name, form)] = value.items()
+    structured = FORMS[name](form)
+    size = len(structured.source.encode("utf-8", "surrogatepass"))
+    if size > MAX_SOURCE_BYTES:
+        raise refusal(f".{name} has {size} bytes, the limit is {MAX_SOURCE_BYTES}")
+    return structured
+
+
+def refusal(reason: str) -> InvalidRequest:
+    glue = "" if reason.startswith(".") else " "
+    return InvalidRequest(f"structured{glue}{reason}", param="structured")
+
+
+def _json_schema(value: Any) -> Structured:
+    if not isinstance(value, dict):
+        raise refusal(f".json_schema must be a map, got {value!r:.80}")
+    try:
+        return Structured("json_schema", json.dumps(value, ensure_ascii=False, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise refusal(f".json_schema is no JSON: {error}") from error
+
+
+def _json_object(value: Any) -> Structured:
+    if value is not True:
+        raise refusal(f".json_object must be true, got {value!r:.80}")
+    return Structured("json_schema", '{"type": "object"}')
+
+
+def _regex(value: Any) -> Structured:
+    expression = _text("regex", value)
+    if (len(expression) - len(expression.rstrip("\\"))) % 2:  # which the compiler would leave out without a word
+        raise refusal(f".regex ends with a backslash that escapes nothing: {expression[-80:]!r}")
+    return Structured("regex", expression)
+
+
+def _grammar(value: Any) -> Structured:
+    return Structured("lark", _text("grammar", value))
+
+
+def _choice(value: Any) -> Structured:
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHOICES:
+        raise refusal(f".choice must be an array of 1 to {MAX_CHOICES} strings, got {value!r:.80}")
+    for choice in value:
+        if not isinstance(choice, str) or not 1 <= len(choice) <= MAX_CHOICE_CHARS:
+            raise refusal(f".choice must hold strings of 1 to {MAX_CHOICE_CHARS} characters, got {choice!r:.80}")
+    # A string in Lark is written as in JSON.
+    return Structured("lark", f"start: {' | '.join(json.dumps(choice, ensure_ascii=False) for choice in value)}")
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise refusal(f".{name} must be a string that is not empty, got {value!r:.80}")
+    return value
+
+
+FORMS: dict[str, Callable[[Any], Structured]] = {
+    "json_schema": _json_schema,
+    "json_object": _json_object,
+    "regex": _regex,
+    "grammar": _grammar,
+    "choice": _choice,
+}

@@ -1,0 +1,68 @@
+"""Times by which requests must have ended or begun, kept also where no other worker could keep them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from ...protocol.board import Board
+from ...protocol.errors import DeadlineExceeded
+from ...protocol.journal.layout import ACCEPTED, Journal, split_word
+from ...protocol.record import RequestRecord
+from .answer import Answer
+
+LOOK_AGAIN_NS = 250_000_000  # at a request that execute is to judge
+
+Key = tuple[int, int]  # (slot, generation)
+
+
+class Deadlines:
+    """The next times of live requests.
+
+    An entry of a request that has ended goes when its time comes, or when there are many of them.
+    """
+
+    def __init__(self, journal: Journal, board: Board) -> None:
+        self._journal = journal
+        self._board = board
+        self._heap: list[tuple[int, Key]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, key: Key, record: RequestRecord) -> None:
+        for at_ns in (record.deadline_at, record.queue_deadline_at):
+            if at_ns:
+                heapq.heappush(self._heap, (at_ns, key))
+
+    def wait_s(self, now_ns: int, longest_s: float) -> float:
+        """Seconds until the next time, at most ``longest_s``."""
+        if not self._heap:
+            return longest_s
+        return min(longest_s, max(0.0, (self._heap[0][0] - now_ns) / 1e9))
+
+    def due(self, now_ns: int) -> list[Key]:
+        """Whose time has come; who of them is still live, the caller knows."""
+        keys = []
+        while self._heap and self._heap[0][0] <= now_ns:
+            keys.append(heapq.heappop(self._heap)[1])
+        return keys
+
+    def tidy(self, is_live: Callable[[Key], bool], *, num_live: int) -> None:
+        """Forgets those that are not live, when there are many of them."""
+        if len(self._heap) > 4 * num_live + 64:
+            self._heap = [entry for entry in self._heap if is_live(entry[1])]
+            heapq.heapify(self._heap)
+
+    def judge(self, answer: Answer, now_ns: int) -> DeadlineExceeded | None:
+        """Why a live request whose time has come must end; None if it need not, or if that is not known yet."""
+        record = answer.view.record
+        if 0 < record.deadline_at <= now_ns:
+            return DeadlineExceeded(f"deadline exceeded after {answer.stream.num_tokens} tokens")
+        if answer.has_begun(self._journal):
+            return None
+        has_no_credit = split_word(self._journal.prepare_words[answer.view.slot])[1] == ACCEPTED
+        if has_no_credit or not self._board.ready("execute"):
+            return DeadlineExceeded("deadline exceeded before the request was scheduled")
+        heapq.heappush(self._heap, (now_ns + LOOK_AGAIN_NS, answer.key))  # execute alone knows what has just begun
+        return None
