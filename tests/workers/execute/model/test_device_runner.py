@@ -96,7 +96,8 @@ def test_overlapped_steps_of_a_real_model_say_what_serial_ones_say(tmp_path: Pat
         run_dir=tmp_path,
         progress=lambda done, total: None,
     )
-    for extra in ({}, {"repetition_penalty": 1.3}):
+    extras: list[dict[str, Any]] = [{}, {"repetition_penalty": 1.3}]
+    for extra in extras:
         texts = []
         for depth in (0, 1):
             requests = [make_request(i, 5 + 9 * i, 12, **kind, **extra) for i, kind in enumerate(kinds)]
@@ -133,7 +134,7 @@ class Probe:
 
 def test_what_steps_take_is_measured_and_not_given_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """What two graphs and the largest steps took, eight MiB for each graph that is still to come, and some slack."""
-    monkeypatch.setattr(overhead.torch, "cuda", Cuda(100 << 30, 97 << 30, 100 << 30))
+    monkeypatch.setattr("torch.cuda", Cuda(100 << 30, 97 << 30, 100 << 30))
     taken = overhead.step_overhead(Probe, torch.device("cuda"), 4096)  # type: ignore[arg-type]
     assert taken == (3 << 30) + 33 * (8 << 20) + (256 << 20)
 
