@@ -81,7 +81,7 @@ class DeviceRunner(StepRunner):
 
     @property
     def num_graph_steps(self) -> int:
-        return self._graphs.num_replays if self._graphs else 0
+        return 0 if self._graphs is None else self._graphs.num_replays
 
     def warm_up(self) -> float:
         """As ``StepRunner.warm_up``; besides, what sampling takes at most is taken once."""
@@ -125,7 +125,7 @@ class DeviceRunner(StepRunner):
     def _start(self, inputs: StepInputs) -> _Pending | StepResult:
         kind = kind_of(inputs.sampled)
         masks = self._masks.begin(inputs.sampled)
-        bucket = self._router.bucket(inputs) if self._graphs else None
+        bucket = None if self._graphs is None else self._router.bucket(inputs)
         if bucket is None:
             step = upload_ragged(inputs, self._stage)
             return self._sample(self._forward(step, self._resolved(step)), inputs, kind, masks)

@@ -83,7 +83,8 @@ class GraphShelf:
         self._num_waited = 0
         self.num_replays = 0
 
-    def __len__(self) -> int:
+    @property
+    def num_graphs(self) -> int:
         return len(self._replays)
 
     def capture_all(self, keys: Iterable[GraphKey], progress: Callable[[int, int], None]) -> None:

@@ -18,6 +18,7 @@ from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model import overhead
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.device_runner import DeviceLost, DeviceRunner
+from triptych.workers.execute.model.graphs import GraphCapture
 from triptych.workers.execute.model.pool import PoolSize
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.sequence import Sequence
@@ -37,12 +38,15 @@ class Fails(NextToken):
         return super().__call__(step, token_ids)
 
 
-def make_engine(forward: NextToken, *sequences: Sequence, depth: int = 1, **options: Any) -> Engine:
-    runner = DeviceRunner(
-        [], forward, Sampler(()), device=torch.device("cpu"), max_sampled=8, max_pages=16, capture=None,
+def make_runner(forward: NextToken, capture: GraphCapture | None = None) -> DeviceRunner:
+    return DeviceRunner(
+        [], forward, Sampler(()), device=torch.device("cpu"), max_sampled=8, max_pages=16, capture=capture,
         prefill_tokens=8, decode_rows=4,
     )  # fmt: skip
-    return Engine(make_scheduler(*sequences, **options), runner, depth=depth)
+
+
+def make_engine(forward: NextToken, *sequences: Sequence, depth: int = 1, **options: Any) -> Engine:
+    return Engine(make_scheduler(*sequences, **options), make_runner(forward), depth=depth)
 
 
 def expected(sequence: Sequence) -> list[int]:
@@ -69,6 +73,15 @@ def test_an_error_that_stays_is_no_requests_fault_and_ends_the_process(error: Ex
     engine = make_engine(Fails(error, int(make_sequence().tokens[2])), make_sequence())
     with pytest.raises(DeviceLost):
         engine.step()
+
+
+def test_a_runner_that_starts_without_graphs_gets_them_while_it_serves() -> None:
+    """As after a crash; the steps before a graph is there are computed all the same."""
+    runner = make_runner(NextToken(), capture=lambda run: run)
+    sequence = make_sequence(max_tokens=40)
+    outputs = run(Engine(make_scheduler(sequence), runner, depth=1))
+    assert outputs[sequence.key] == expected(sequence)
+    assert 0 < runner.num_graph_steps < runner.num_steps - 10
 
 
 def test_a_row_that_is_not_a_number_fails_alone() -> None:

@@ -82,7 +82,7 @@ def test_after_a_restart_the_most_used_graph_is_captured_first_and_one_at_a_time
     rows = [8, 4, 8] * 8
     for num_rows in rows:
         shelf.run(GraphKey(num_rows, GREEDY))
-    assert len(shelf) == 1
+    assert shelf.num_graphs == 1
     shelf.run(GraphKey(8, GREEDY))
     shelf.run(GraphKey(4, GREEDY))
     assert notes.log[-2:] == [("replay", 0), ("run", 4)]
