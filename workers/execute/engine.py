@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from .batch import build_inputs
 from .isolation import IsolatingRunner
+from .scheduling.ahead import may_plan_ahead
 from .scheduling.audit import Stats, check, take_stats
 from .scheduling.history import StepHistory, StepRecord
 from .scheduling.plan import Plan
@@ -132,7 +133,7 @@ class Engine:
         """Whether the next step can be planned now: nothing is in flight, or nothing that it must wait for."""
         if not self._in_flight:
             return True
-        return len(self._in_flight) <= self._depth and self._runner.is_sound and self.scheduler.may_plan_ahead()
+        return len(self._in_flight) <= self._depth and self._runner.is_sound and may_plan_ahead(self.scheduler)
 
     def step_tokens(self) -> dict[Key, int]:
         """Runs one step; the tokens it brought, by sequence."""

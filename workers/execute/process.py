@@ -34,6 +34,7 @@ from .trace import StepTrace
 logger = logging.getLogger(__name__)
 
 IDLE_STEP_S = 0.001  # when there is work and none of it can be done, which the scheduler rules out
+COMPILE_S = 30.0  # on a GPU a step may be the first to need some kernel or graph
 PATIENCE_STEPS = 20  # a step that takes so many times as long as usual counts as hung
 
 
@@ -135,6 +136,7 @@ class Execute:
         self._num_tokens = 0
         self._num_prefill_tokens = 0
         self._stats = StatsPublisher(context.page, self._collect)
+        self._least_patience_s = COMPILE_S if card.device.startswith("cuda") else 0.0
         self._set_patience()
         self._links = Links(context.run_dir, "execute", epoch=context.epoch, peers=("summarize",))
         self._poller = Poller(self._links.inbox.socket, self._grammars.bell.file)
@@ -259,7 +261,7 @@ class Execute:
             self._set_patience()
 
     def _set_patience(self) -> None:
-        self._context.page.set_patience(int(PATIENCE_STEPS * self._step_s * 1e9))
+        self._context.page.set_patience(int(max(PATIENCE_STEPS * self._step_s, self._least_patience_s) * 1e9))
 
     def _collect(self) -> dict[str, Any]:
         stats, history = self._engine.stats, self._engine.history.summary()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from ....protocol.config import SchedulerConfig
 from .plan import Plan
 from .sequence import Key, Sequence, SequenceState
+
+if TYPE_CHECKING:
+    from .scheduler import Scheduler
 
 
 class LookAhead:
@@ -56,7 +60,21 @@ class LookAhead:
                 sequence.num_tokens += 1
 
 
-def most_new_tokens(running: Iterable[Sequence], config: SchedulerConfig) -> int:
+def may_plan_ahead(scheduler: Scheduler) -> bool:
+    """Whether ``plan`` can do without the tokens of the step in flight, and certainly takes nobody's pages.
+
+    A preempted sequence must be complete, or it could not be computed again.
+    """
+    if scheduler.num_needing_tokens:
+        return False
+    config, running, cache = scheduler.config, scheduler.running, scheduler.cache
+    num_starts = config.max_live - len(running) if scheduler.waiting else 0
+    num_tokens = config.token_budget if num_starts else _most_prompt_tokens(running.values(), config)
+    # One page more for each decode, and for each prompt, whose chunk may begin and end inside a page.
+    return cache.pages_for(num_tokens) + len(running) + num_starts < cache.num_available
+
+
+def _most_prompt_tokens(running: Iterable[Sequence], config: SchedulerConfig) -> int:
     """Tokens of prompts under way that the next step computes at most."""
     prompts = [s for s in running if s.state is SequenceState.PREFILLING]
     return min(config.token_budget, sum(min(s.num_uncomputed_tokens, config.prefill_chunk) for s in prompts))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ....protocol.config import SchedulerConfig
-from .ahead import LookAhead, most_new_tokens
+from .ahead import LookAhead
 from .cache import PageCache
 from .cost import Work, make_pace
 from .deadlines import Deadlines, exceeded
@@ -61,7 +61,7 @@ class Scheduler:
         self._step = 0
         self.completed_step = 0
         self.ahead = LookAhead()
-        self._num_needing_tokens = 0  # of the live
+        self.num_needing_tokens = 0  # of the live
         self._skips = Skips()
         self._schedule = {
             Phase.DECODES: self._schedule_decodes,
@@ -76,7 +76,7 @@ class Scheduler:
         assert len(self.live) < self.config.max_live, f"{len(self.live)} live, the limit is {self.config.max_live}"
         assert sequence.num_tokens > 0, f"{sequence.key} has no tokens"
         self.live[sequence.key] = sequence
-        self._num_needing_tokens += sequence.needs_its_tokens
+        self.num_needing_tokens += sequence.needs_its_tokens
         self.waiting.push(sequence)
         self._deadlines.add(sequence)
 
@@ -144,20 +144,6 @@ class Scheduler:
                 self._take(sequence, token_id, progress)
         self.cache.complete(plan.step)
         return progress
-
-    # A step is planned while the last one runs.
-
-    def may_plan_ahead(self) -> bool:
-        """Whether ``plan`` can do without the tokens of the step in flight, and certainly takes nobody's pages.
-
-        A preempted sequence must be complete, or it could not be computed again.
-        """
-        if self._num_needing_tokens:
-            return False
-        num_starts = self.config.max_live - len(self.running) if self.waiting else 0
-        num_tokens = self.config.token_budget if num_starts else most_new_tokens(self.running.values(), self.config)
-        # One page more for each decode, and for each prompt, whose chunk may begin and end inside a page.
-        return self.cache.pages_for(num_tokens) + len(self.running) + num_starts < self.cache.num_available
 
     def advance(self, plan: Plan) -> None:
         """Counts ``plan`` as computed, with placeholders for its tokens, which ``apply`` fills in."""
@@ -370,7 +356,7 @@ class Scheduler:
     def _retire(self, sequence: Sequence, reason: str, *, is_sound: bool = True) -> None:
         """Ends a sequence: its row is free at once, its pages go to limbo."""
         del self.live[sequence.key]
-        self._num_needing_tokens -= sequence.needs_its_tokens
+        self.num_needing_tokens -= sequence.needs_its_tokens
         if sequence.key in self.running:
             self._leave(sequence)
             self._fresh_are_held_back = False
