@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.errors import TriptychError
+from ..protocol.keys import ClientKeys
 from ..protocol.messages import MAX_REQUEST_ROWS, Accepted
 from ..protocol.sampling import SamplingParams
 from .client import Client, Messages, Prompt, request_map
@@ -124,10 +125,11 @@ class AsyncClient:
         *,
         submit: str | None = None,
         follow: str | None = None,
+        keys: ClientKeys | str | Path | None = None,
         client: Client | None = None,
     ) -> None:
-        """Connect to the pipeline in ``run_dir`` or at its two endpoints, or share the connection of a ``client``."""
-        self._client = client or Client(run_dir, submit=submit, follow=follow)
+        """Connect as ``Client`` does, or share the connection of a ``client``."""
+        self._client = client or Client(run_dir, submit=submit, follow=follow, keys=keys)
         self._session = self._client.session
         self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import messages as m
-from ..protocol.channels import ipc_endpoint
+from ..protocol.channels import Connection, ipc_endpoint
 from ..protocol.errors import ConfigError, Overloaded, RequestTimeout, TriptychError
+from ..protocol.keys import ClientKeys, own_keys
 from ..protocol.sampling import SamplingParams
 from .session import Question, Session
 from .standing import RequestList, RequestStatus, list_of, status_of
@@ -32,19 +33,31 @@ class Client:
     """
 
     def __init__(
-        self, run_dir: str | Path | None = None, *, submit: str | None = None, follow: str | None = None
+        self,
+        run_dir: str | Path | None = None,
+        *,
+        submit: str | None = None,
+        follow: str | None = None,
+        keys: ClientKeys | str | Path | None = None,
     ) -> None:
         """Connect to the pipeline in ``run_dir``, or to its two endpoints.
 
+        ``keys``: of this client, or the file they are in, needed on ``tcp://``; a run directory has its own.
+
         Raises:
-            ConfigError: neither, or only one endpoint, was given.
+            ConfigError: neither, or only one endpoint, was given, or the keys are missing or open to others.
         """
+        if isinstance(keys, (str, Path)):
+            keys = ClientKeys.read(keys)
         if run_dir is not None:
             submit = submit or ipc_endpoint(Path(run_dir).absolute() / "submit")
             follow = follow or ipc_endpoint(Path(run_dir).absolute() / "follow")
+            keys = keys or own_keys(Path(run_dir))
         if submit is None or follow is None:
             raise ConfigError("a client needs a run directory, or a submit and a follow endpoint")
-        self.session = Session(submit, follow)
+        if keys is None and any(endpoint.startswith("tcp://") for endpoint in (submit, follow)):
+            raise ConfigError("a client needs keys for a tcp:// endpoint", param="keys")
+        self.session = Session(Connection(submit, follow, keys=keys)).start()
 
     def __enter__(self) -> Client:
         return self

@@ -48,8 +48,8 @@ class _Request:
 class Session:
     """All requests of one client over one ``Connection``. Methods may be called from any thread."""
 
-    def __init__(self, submit: str, follow: str) -> None:
-        self._connection = Connection(submit, follow)
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._requests: dict[str, _Request] = {}
         self._questions: dict[str, deque[Future[Any]]] = {}
         self._orders: deque[Callable[[], object]] = deque()
@@ -58,7 +58,10 @@ class Session:
         self._max_frame_bytes: int | None = None  # of the service, once it said so
         self._next_repeat = 0.0
         self._thread = threading.Thread(target=self._run, name="triptych-client", daemon=True)
+
+    def start(self) -> Session:
         self._thread.start()
+        return self
 
     def submit(self, request_id: str, request: dict[str, Any], listener: Listener, *, keep: bool = False) -> None:
         message = m.Submit(request_id, request)
@@ -123,7 +126,7 @@ class Session:
         end: TriptychError = PipelineClosed("the client was closed before the answer came")
         try:
             while not self._closing:
-                self._turn()
+                self.turn()
         except Exception as error:
             logger.exception("the client's thread failed")
             end = RequestError(f"the client's thread failed: {error!r}")
@@ -137,7 +140,8 @@ class Session:
         while self._orders:
             self._orders.popleft()()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Wait for what is due or arrives, and do it."""
         self._take_orders()
         now = time.monotonic()
         if now >= self._next_repeat:

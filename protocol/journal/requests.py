@@ -97,7 +97,8 @@ class RequestWriter:
         entries = (self._journal.records[slot] for slot in self._free)
         # An id whose generation was never published is of a request that was being written when prepare was killed.
         written = [e for e in entries if e["request_id"] and e["id_generation"] == split_word(e["prepare_word"])[0]]
-        return [(bytes(e["request_id"]).decode(), int(e["digest"])) for e in written]
+        # An id that a disk has damaged is nobody's.
+        return [(bytes(e["request_id"]).decode(errors="replace"), int(e["digest"])) for e in written]
 
     def accept(self, record: RequestRecord, times: AcceptTimes) -> tuple[int, int]:
         """Publish a request as ACCEPTED: ``(slot, generation)``. From here on it will be answered.

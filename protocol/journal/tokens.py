@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..messages import FINISH_REASONS
-from .layout import MAX_ERROR_BYTES, TIME_UNIT_NS, Journal, Slots, split_word, word
+from ..messages import FINISH_REASONS, finish_reason
+from .layout import MAX_CHUNK_ENDS, MAX_ERROR_BYTES, TIME_UNIT_NS, Journal, Slots, split_word, word
 from .requests import RequestView
 
 MULTIPLIER = 0x01000193  # odd, so that no token is ever multiplied away
@@ -67,6 +68,11 @@ class TokenWriter:
         at = view.extent.logprobs_at + index * len(row)
         self._journal.words[at : at + len(row)] = row
 
+    def note_chunks(self, slot: int, ends: Sequence[int]) -> None:
+        """Write down where the prompt was cut, before its first token is published. What finds no room is not kept."""
+        kept = ends[:MAX_CHUNK_ENDS]
+        self._journal.records["chunk_ends"][slot] = [*kept, *[0] * (MAX_CHUNK_ENDS - len(kept))]
+
     def add_times(self, slot: int, **amounts: int) -> None:
         """Set ``scheduled_ns``, or add to ``preempted_ns``, ``recovered_ns``, ``num_preemptions``, ..."""
         entry = self._journal.records[slot]
@@ -100,12 +106,18 @@ def read_tokens(journal: Journal, view: RequestView) -> npt.NDArray[np.int32] | 
     return tokens if check_of(view.generation, tokens) == check else None
 
 
+def read_chunk_ends(journal: Journal, slot: int) -> list[int]:
+    """Where the prompt of a request that has tokens was cut, as far as it was written down."""
+    ends = journal.records["chunk_ends"][slot]
+    return [int(end) for end in ends if end]
+
+
 def read_finish(journal: Journal, slot: int, generation: int) -> tuple[str, str] | None:
     """``(finish reason, error)`` if execute finished this request, else None."""
     current, reason = split_word(journal.finish_words[slot])
     if current != generation:
         return None
-    return FINISH_REASONS[reason], bytes(journal.records["error"][slot]).decode(errors="replace")
+    return finish_reason(reason), bytes(journal.records["error"][slot]).decode(errors="replace")
 
 
 def read_times(journal: Journal, view: RequestView, num_tokens: int) -> TokenTimes:

@@ -10,9 +10,17 @@ import numpy.typing as npt
 from ...protocol.errors import DeadlineExceeded, ModelFailed
 from ...protocol.journal.layout import DISPATCHED, Journal
 from ...protocol.journal.requests import RequestView
-from ...protocol.journal.tokens import TokenTimes, TokenWriter, pack_logprobs, read_finish, read_times
+from ...protocol.journal.tokens import (
+    TokenTimes,
+    TokenWriter,
+    pack_logprobs,
+    read_chunk_ends,
+    read_finish,
+    read_times,
+)
 from ...protocol.messages import FINISH_REASONS, StepDone
 from .engine import StepOutputs
+from .scheduling.plan import Plan
 from .scheduling.sequence import Key, Sequence
 
 NO_TOKEN = 0xFFFFFFFF  # index of a row that only says how its request ended
@@ -39,6 +47,7 @@ class Bookkeeper:
         self._writer = TokenWriter(journal)
         self._eos = eos_token_ids
         self._views: dict[Key, RequestView] = {}
+        self._sequences: dict[Key, Sequence] = {}
         self._interruptions: dict[Key, _Interruption] = {}
         self._columns = _columns([])
 
@@ -53,7 +62,7 @@ class Bookkeeper:
         self._views[key] = view
         times = read_times(self._journal, view, len(emitted))
         self._note_recovery(key, times)
-        return Sequence(
+        sequence = Sequence(
             key=key,
             tokens=tokens,
             num_prompt_tokens=len(prompt),
@@ -69,10 +78,20 @@ class Bookkeeper:
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
             final_ids=self._eos if record.grammar else frozenset(),
         )
+        if len(emitted):
+            sequence.chunk_ends = read_chunk_ends(self._journal, view.slot)
+        self._sequences[key] = sequence
+        return sequence
 
     def finish(self, key: Key, reason: str, error: str = "") -> None:
         """Write down an end that no step brought."""
         self._writer.finish(*key, reason, error)
+
+    def put_back(self, key: Key) -> None:
+        """Forget a request that goes on later, adopted once more."""
+        self._views.pop(key, None)
+        self._sequences.pop(key, None)
+        self._interruptions.pop(key, None)
 
     def fail(self, key: Key, why: str) -> None:
         """The same for a request that could not even begin."""
@@ -80,8 +99,7 @@ class Bookkeeper:
 
     def let_go(self, key: Key) -> None:
         """Nothing is written for this request any more: its record may be used again."""
-        self._views.pop(key, None)
-        self._interruptions.pop(key, None)
+        self.put_back(key)
         if read_finish(self._journal, *key) is None:
             self._writer.finish(*key, "abort")
 
@@ -99,6 +117,7 @@ class Bookkeeper:
         """Write a step into the journal; the message that tells summarize, or None if there is nothing to tell."""
         plan, progress = outputs.plan, outputs.progress
         self._note_schedule(outputs)
+        self._note_chunks(outputs.plan)
         if outputs.logprobs:
             self._write_logprobs(outputs)
         if progress.keys != self._columns.keys:
@@ -130,6 +149,12 @@ class Bookkeeper:
             for key in self._interruptions.keys() & set(outputs.progress.keys):
                 interruption = self._interruptions.pop(key)
                 self._writer.add_times(key[0], **{interruption.field: outputs.collected_at - interruption.since_ns})
+
+    def _note_chunks(self, plan: Plan) -> None:
+        for chunk in plan.chunks[plan.num_decodes :]:
+            sequence = self._sequences.get(chunk.key)
+            if chunk.samples and sequence is not None and sequence.replays and sequence.num_output_tokens <= 1:
+                self._writer.note_chunks(chunk.key[0], sequence.chunk_ends)
 
     def _write_logprobs(self, outputs: StepOutputs) -> None:
         indices = dict(zip(outputs.progress.keys, outputs.progress.token_indices, strict=True))

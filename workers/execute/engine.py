@@ -93,7 +93,7 @@ class Engine:
         assert depth in (0, 1), f"depth is {depth}: only the tokens of the step before can be handed on"
         self.scheduler = scheduler
         self._trace = trace
-        self._runner = IsolatingRunner(runner, self._build_inputs, self._rewound)
+        self._runner = IsolatingRunner(runner, self._build_inputs, runner.is_fatal, self._rewound)
         self._clock = clock
         self._depth = depth
         self._in_flight: deque[_InFlight] = deque()
@@ -104,6 +104,11 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self.scheduler.live or self._in_flight)
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a step was launched and not collected."""
+        return bool(self._in_flight)
 
     @property
     def stats(self) -> Stats:

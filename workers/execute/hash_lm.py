@@ -40,6 +40,8 @@ def expected_tokens(
 class HashRunner:
     """A ``Runner`` for the hash model. Its cache holds tokens where a real one holds keys and values."""
 
+    is_batch_invariant = True
+
     def __init__(
         self,
         vocab_size: int,
@@ -59,6 +61,9 @@ class HashRunner:
         self._masks = MaskMaker()
         self._results: deque[StepResult] = deque()
         self._last_tokens: Int32 = np.empty(0, np.int32)  # of the step that was launched last
+
+    def is_fatal(self, error: Exception) -> bool:
+        return False  # there is no device that could be broken
 
     def move(self, moves: Moves) -> None:
         cells, host_cells = self._cells, self._host_cells

@@ -70,6 +70,12 @@ class StepResult:
 class Runner(Protocol):
     """Computes steps over pages it owns. ``launch`` may return before the result is there; ``collect`` waits for it."""
 
+    is_batch_invariant: bool  # a token's result is the same to the bit, whoever and however many are computed with it
+
+    def is_fatal(self, error: Exception) -> bool:
+        """Whether what a step raised makes every later one fail too, so that the process must end."""
+        ...
+
     def move(self, moves: Moves) -> None:
         """Copies pages as ``moves`` says, before the step that is launched next and after those launched before."""
         ...

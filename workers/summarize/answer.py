@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +35,8 @@ class Answer:
         self.stream = stream
         self.lease_until = lease_until  # time.monotonic()
         self.num_seen = 0  # tokens taken from execute, also those after the end
+        self.is_suspect = False  # this process died with it once, see protocol/journal/deaths.py
+        self.number = view.slot << 32 | view.generation
         self.error: tuple[str, str] | None = None  # code and message, if the finish reason is "error"
         self.end_code = ""  # of the error, if it is summarize that found it
         self.peer: bytes | None = None  # who follows
@@ -62,12 +63,11 @@ class Answer:
         return self._rate(self.stream.num_tokens)
 
     def push(self, token_ids: list[int], now_ns: int) -> None:
-        """Take the next tokens from execute."""
+        """Take the next tokens from execute. The caller says afterwards when their text was done."""
         self.num_seen += len(token_ids)
         self.first_token_ns = self.first_token_ns or now_ns
         self.arrived_ns = now_ns
         self.stream.push(token_ids)
-        self.text_done_ns = time.monotonic_ns()
 
     def follow(self, peer: bytes, offset: int, again: bool) -> None:
         """A client asks for what comes after its first ``offset`` tokens."""
@@ -141,7 +141,7 @@ class Answer:
             last_token=_at(times.tokens_ns, -1),
             arrived=self.arrived_ns,
             text_done=self.text_done_ns,
-            sent=time.monotonic_ns(),
+            sent=journal.now_ns(),
             preempted_ns=times.preempted_ns,
             recovered_ns=times.recovered_ns,
             token_times=times.tokens_ns.tolist(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Collection
 
 from ...protocol import messages as m
@@ -16,7 +15,7 @@ def list_requests(journal: Journal, answers: Collection[Answer], limit: int) -> 
     num_rows = max(0, min(limit, m.MAX_REQUEST_ROWS))
     first = heapq.nsmallest(num_rows, answers, key=lambda answer: answer.view.arrival)
     rows = [_row(journal, answer) for answer in first]
-    return m.Requests(limit, rows, len(answers) - len(rows), time.monotonic_ns())
+    return m.Requests(limit, rows, len(answers) - len(rows), journal.now_ns())
 
 
 def _row(journal: Journal, answer: Answer) -> m.RequestRow:

@@ -79,6 +79,7 @@ def make_scheduler(
     host_pages: int = 0,
     **config: Any,
 ) -> Scheduler:
+    replays = bool(config.pop("replays", False))
     options = {"max_num_seqs": 4, "prefill_chunk": 8, "safety_margin": 0.0, **config}
     scheduler = Scheduler(
         SchedulerConfig(**options),
@@ -87,6 +88,7 @@ def make_scheduler(
         max_model_len=max_model_len,
         prefix_cache=prefix_cache,
         num_host_pages=host_pages,
+        replays=replays,
     )
     for sequence in sequences:
         scheduler.add(sequence)

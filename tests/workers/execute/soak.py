@@ -66,6 +66,7 @@ def draw_options(rng: random.Random, policy: str) -> dict[str, Any]:
         "preemption": rng.choice(PREEMPTIONS),
         "prefix_cache": rng.random() < 0.8,
         "host_pages": rng.choice([0, 4, 100]),
+        "replays": rng.random() < 0.5,
     }
 
 

@@ -33,6 +33,7 @@ SETTINGS = st.fixed_dictionaries(
         "host_pages": st.sampled_from([0, 3, 20]),
         "preemption": st.sampled_from(PREEMPTIONS),
         "depth": st.sampled_from([0, 1]),
+        "replays": st.booleans(),
     }
 )
 

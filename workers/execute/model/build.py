@@ -146,7 +146,9 @@ class _Loader:
 
         def make_runner(size: PoolSize) -> DeviceRunner:
             decoder = fused.make_decoder(size.num_pages, size.max_model_len)
-            return self._device_runner(decoder, decoder.caches, fused.facts, size)
+            runner = self._device_runner(decoder, decoder.caches, fused.facts, size)
+            runner.is_batch_invariant = self.config.deterministic
+            return runner
 
         return _Loaded(fused.facts, fused.dtype, fused.backend, fused.shapes, make_runner)
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,11 +25,6 @@ from .device_buffers import DecodeBuffers, HostStage, upload_ragged
 from .device_forward import DeviceForward
 from .graphs import GraphCapture, GraphKey, GraphShelf, Replay, Router
 from .step_runner import StepRunner, trash_decodes
-
-
-class DeviceLost(BaseException):
-    """The device answers every call with the same error from now on. Nothing that isolates one request may catch it:
-    the process ends, and its next life has a new context."""
 
 
 class _Pending(NamedTuple):
@@ -99,22 +93,19 @@ class DeviceRunner(StepRunner):
             return 0
         self._buffers.clear()
         keys = [GraphKey(num_rows, SamplingKind.GREEDY) for num_rows in reversed(self._router.buckets)]
-        with _fatal_errors():
-            self._graphs.capture_all(keys[:at_most], progress)
+        self._graphs.capture_all(keys[:at_most], progress)
         return len(keys[at_most:]) if at_most is not None else 0
 
     def launch(self, inputs: StepInputs) -> None:
-        with _fatal_errors():
-            self._pending.append(self._start(inputs))
-            self.num_steps += 1
+        self._pending.append(self._start(inputs))
+        self.num_steps += 1
 
     def collect(self) -> StepResult:
         pending = self._pending.popleft()
         if isinstance(pending, StepResult):
             return pending
         if pending.is_done is not None:
-            with _fatal_errors():
-                pending.is_done.synchronize()
+            pending.is_done.synchronize()
         return StepResult(pending.token_ids.numpy().astype(np.int32), failed=failures(pending.greatest))
 
     def _step(self, inputs: StepInputs) -> StepResult:
@@ -190,20 +181,3 @@ class DeviceRunner(StepRunner):
         is_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         is_done.record()
         return _Pending(pinned[0], pinned[1], is_done)
-
-
-@contextmanager
-def _fatal_errors() -> Iterator[None]:
-    """An error that the device will not get over ends the process; one of want of memory fails the step.
-
-    Raises:
-        DeviceLost: the device is lost to this process.
-    """
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        if isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error):
-            raise DeviceLost(str(error)) from error
-        raise

@@ -17,6 +17,8 @@ from .step_runner import StepRunner
 class NativeRunner(StepRunner):
     """Owns the decoder and with it the pages."""
 
+    is_batch_invariant = True  # each row of a matrix product is summed up in one fixed order
+
     def __init__(self, decoder: NativeDecoder, sampler: Sampler, **sizes: int) -> None:
         """``sizes`` are those of ``StepRunner``."""
         super().__init__([torch.from_numpy(pool) for pool in decoder.pools], **sizes)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ....protocol.config import SchedulerConfig
+from .chunks import note_chunk
 from .plan import Plan
 from .sequence import Key, Sequence, SequenceState
 
@@ -37,6 +38,8 @@ class LookAhead:
             if sequence is None:
                 continue
             sequence.num_computed_tokens = start + num_tokens
+            if sequence.state is SequenceState.PREFILLING:
+                note_chunk(sequence)
             if samples:
                 sequence.append(0)
                 sampled.append(sequence)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from ....protocol.config import SchedulerConfig
 from .ahead import LookAhead
 from .cache import PageCache
+from .chunks import is_repeated, next_chunk, state_at_start
 from .cost import Work, make_pace
 from .deadlines import Deadlines, exceeded
 from .plan import Draft, Plan, Start
@@ -42,8 +43,10 @@ class Scheduler:
         max_model_len: int,
         prefix_cache: bool = True,  # False also where a layer of the model keeps more than its pages
         num_host_pages: int = 0,
+        replays: bool = False,  # what was said is decoded again after a preemption or a crash, not prefilled
     ) -> None:
         self.config = config
+        self._replays = replays
         self.max_model_len = max_model_len
         self.policy = make_policy(config)
         self._swaps = make_preemption(config)
@@ -75,6 +78,7 @@ class Scheduler:
         assert sequence.key not in self.live, f"{sequence.key} is live already"
         assert len(self.live) < self.config.max_live, f"{len(self.live)} live, the limit is {self.config.max_live}"
         assert sequence.num_tokens > 0, f"{sequence.key} has no tokens"
+        sequence.replays = self._replays
         self.live[sequence.key] = sequence
         self.num_needing_tokens += sequence.needs_its_tokens
         self.waiting.push(sequence)
@@ -217,7 +221,8 @@ class Scheduler:
                 break
             if (match := self._may_start(head)) is not None:
                 self._start(head, match, draft)
-                self._schedule_chunk(head, draft)
+                if head.state is SequenceState.PREFILLING:
+                    self._schedule_chunk(head, draft)
                 for sequence in held_back:
                     sequence.num_overtaken += 1
             else:
@@ -230,7 +235,11 @@ class Scheduler:
             self.waiting.push(sequence)
 
     def _schedule_chunk(self, sequence: Sequence, draft: Draft) -> bool:
-        wanted = draft.room(sequence, min(sequence.num_uncomputed_tokens, self.config.prefill_chunk))
+        chunk = next_chunk(sequence, max_tokens=self.config.prefill_chunk)
+        wanted = draft.room(sequence, chunk)
+        is_urgent = not draft.prefills and (draft.is_empty or self._skips.prefills >= self.config.max_prefill_skip)
+        if wanted < chunk and is_repeated(sequence) and not is_urgent:
+            return False  # it shall be cut as it was the first time
         num_tokens = self.cache.extend(sequence, wanted) if wanted else 0
         if num_tokens:
             draft.schedule(sequence, num_tokens)
@@ -278,7 +287,8 @@ class Scheduler:
         if self.running:
             if self._fresh_are_held_back and not sequence.num_preemptions:
                 return None
-            num_promised = sum(map(self.cache.num_missing, self._in_state(SequenceState.PREFILLING)))
+            growing = (s for s in self.running.values() if s.state is SequenceState.PREFILLING or s.is_catching_up)
+            num_promised = sum(map(self.cache.num_missing, growing))
             num_left = self.cache.num_available - num_promised - max(1, self.policy.margin * self.cache.num_pages)
             if num_left < 1:
                 return None  # whatever the cache knows, one page is needed
@@ -301,7 +311,7 @@ class Scheduler:
         self._leave_queue(sequence)
         self.running[sequence.key] = sequence
         self.cache.enter(sequence, match)
-        sequence.state = SequenceState.PREFILLING
+        sequence.state = state_at_start(sequence)
         draft.starts[sequence.key] = Start(sequence.key, sequence.num_computed_tokens)
         if sequence.num_preemptions:
             self._fresh_are_held_back = False

@@ -49,6 +49,8 @@ class Sequence:
     deadline_at: int = 0  # ns of the engine's clock by which it must have ended; 0: none
     queue_deadline_at: int = 0  # by which it must have begun
     priority: int = 0  # the lowest goes first, see policy.Priority
+    replays: bool = False  # computed again, its output is decoded token by token, as it was the first time
+    chunk_ends: list[int] = field(default_factory=list)  # of the prompt, as it was cut the first time
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # of these, found in the cache when it first started
     block_table: list[int] = field(default_factory=list)
@@ -73,6 +75,16 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens that are computed in chunks; what follows them is decoded."""
+        return self.num_prompt_tokens if self.replays else self.num_tokens
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether it decodes tokens that it has already."""
+        return self.state in (SequenceState.READY, SequenceState.DECODING) and self.num_uncomputed_tokens > 1
 
     @property
     def output_tokens(self) -> Int32:
