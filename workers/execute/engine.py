@@ -106,9 +106,9 @@ class Engine:
         return bool(self.scheduler.live or self._in_flight)
 
     @property
-    def is_in_flight(self) -> bool:
-        """Whether a step was launched and not collected."""
-        return bool(self._in_flight)
+    def num_in_flight(self) -> int:
+        """Steps that were launched and not collected."""
+        return len(self._in_flight)
 
     @property
     def stats(self) -> Stats:

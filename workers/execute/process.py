@@ -199,12 +199,12 @@ class Execute:
         if not self._engine.has_work:
             return
         self._launch()
-        if not self._engine.is_in_flight:
+        if self._engine.num_in_flight == 0:
             self._poller.wait(IDLE_STEP_S)
             return
         outputs = self._engine.collect()
         message = self._books.record(outputs)
-        if not self._engine.is_in_flight:
+        if self._engine.num_in_flight == 0:
             self._intent.end()
         if self._flushes:
             self._journal.flush()
@@ -216,7 +216,7 @@ class Execute:
 
     def _launch(self) -> None:
         """Plans and launches what may be in flight now. With suspects about, one step at a time."""
-        while self._engine.may_plan and not (self._quarantine.is_on and self._engine.is_in_flight):
+        while self._engine.may_plan and not (self._quarantine.is_on and self._engine.num_in_flight):
             plan = self._engine.plan()
             if plan is None:
                 return
