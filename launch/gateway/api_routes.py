@@ -21,7 +21,10 @@ from .state import Gateway
 from .token_routes import detokenize, tokenize
 
 _STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"description": "JSON, or a stream of events if stream is true", "content": {"text/event-stream": {}}}
+    200: {
+        "description": "JSON, or a stream of events if stream is true",
+        "content": {"application/json": {}, "text/event-stream": {}},
+    }
 }
 
 
@@ -55,7 +58,10 @@ def api_routes(gateway: Gateway) -> APIRouter:
         request: Request,
         offset: Annotated[int | None, Query(ge=0, description="tokens that are known already")] = None,
         stream: bool = True,
-        last_event_id: Annotated[str | None, Header(description="what a browser sends in place of offset")] = None,
+        last_event_id: Annotated[
+            str | None,
+            Header(description="what a browser sends in place of offset", json_schema_extra={"pattern": "^[0-9]+$"}),
+        ] = None,
     ) -> Any:
         return await resume_request(gateway, request, request_id, offset=offset, stream=stream, last_id=last_event_id)
 

@@ -18,6 +18,7 @@ from .logprobs import chat_logprobs
 from .parameters import check_stream, form_name, named_as, pipeline_options
 from .replies import ChunkWriter, Head
 from .schemas.chat import ChatRequest
+from .schemas.sampling import StreamOptions
 from .state import Gateway
 from .structure import structured_options
 from .submission import choice_requests, new_id
@@ -72,7 +73,7 @@ class ChatReply:
     tools: ToolUse
     with_logprobs: bool = False
     with_token_ids: bool = False
-    with_usage: bool = False
+    stream_options: StreamOptions | None = None
     with_ids: bool = False  # an id for each event, for a stream that can be resumed
     num_choices: int = 1
     _ends: list[Completion] = field(default_factory=list)
@@ -83,7 +84,7 @@ class ChatReply:
             gateway, head, tools,
             with_logprobs=bool(body.logprobs),
             with_token_ids=bool(body.return_token_ids),
-            with_usage=bool(body.stream_options and body.stream_options.include_usage),
+            stream_options=body.stream_options,
             with_ids=bool(body.resumable),
             num_choices=body.n or 1,
         )  # fmt: skip
@@ -119,9 +120,11 @@ class ChatReply:
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         head = Head(self.head.request_id, "chat.completion.chunk", self.head.model, self.head.created)
+        with_usage = bool(self.stream_options and self.stream_options.include_usage)
         writer = ChunkWriter(
             head, before_text='"delta":{"content":', after_text='},"logprobs":null,"finish_reason":null',
-            with_usage=self.with_usage, with_ids=self.with_ids,
+            with_usage=with_usage, with_ids=self.with_ids,
+            num_prompt_tokens=generation.num_prompt_tokens(self.stream_options, num_choices=self.num_choices),
         )  # fmt: skip
         for index in range(self.num_choices):
             first = {"role": "assistant", "content": "", "refusal": None}
@@ -148,7 +151,7 @@ class ChatReply:
             for delta in deltas:
                 yield writer.choice({**_chunk(piece.index, delta), **extra}, num_tokens=num_tokens)
                 extra = {}
-        if self.with_usage:
+        if with_usage:
             yield writer.usage(usage(self._ends, num_choices=self.num_choices))
         yield b"data: [DONE]\n\n"
 

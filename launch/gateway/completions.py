@@ -121,6 +121,7 @@ class _Reply:
         writer = ChunkWriter(
             self.head, before_text='"text":', after_text=',"logprobs":null,"finish_reason":null',
             with_usage=bool(options and options.include_usage), with_ids=bool(self.body.resumable),
+            num_prompt_tokens=generation.num_prompt_tokens(options, num_choices=n),
         )  # fmt: skip
         is_plain = self.body.logprobs is None and not self.body.return_token_ids
         offsets = [len(echo) for echo in self.echoes for _ in range(n)]

@@ -17,6 +17,8 @@ _OPENAI_CODES = {
     "overloaded": "rate_limit_exceeded",
     "invalid_request": "invalid_value",
 }
+# Routers that go on with a model of a longer context know the case by these words, not by the code.
+_BEFORE = {"prompt_too_long": "This model's maximum context length is exceeded: "}
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _CLIENT_CLOSED = 499  # nobody reads it; it is for the log
 
@@ -48,7 +50,8 @@ def error_map(error: TriptychError) -> dict[str, Any]:
     status = error.http_status
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     code = _OPENAI_CODES.get(error.code, error.code)
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": code}}
+    message = _BEFORE.get(error.code, "") + error.message
+    return {"error": {"message": message, "type": kind, "param": error.param, "code": code}}
 
 
 def error_response(error: TriptychError) -> Response:

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 
 from ...driver.stream import Completion
+from .schemas.sampling import StreamOptions
 from .state import Gateway
 from .streaming import EventStream, answered
 from .submission import Choices, Piece
@@ -50,6 +51,15 @@ class Generation:
     @classmethod
     def resumed(cls, gateway: Gateway, request: Request, choices: Choices) -> Generation:
         return cls(gateway, request, choices, keep=True)
+
+    def num_prompt_tokens(self, options: StreamOptions | None, *, num_choices: int) -> int | None:
+        """Of all prompts, for a stream that says its usage all along; None for one that does not.
+
+        A prompt counts once for its ``num_choices`` choices, which stand next to each other.
+        """
+        if options is None or not options.continuous_usage_stats:
+            return None
+        return sum(self._choices.num_prompt_tokens[::num_choices])
 
     async def results(self) -> list[Completion]:
         """Every whole answer; aborted if the client goes away meanwhile.

@@ -9,7 +9,7 @@ from typing import Any
 from ...protocol.errors import TriptychError
 from ...protocol.sampling import SamplingParams
 from .config import GatewayConfig
-from .errors import unsupported
+from .errors import ApiError, unsupported
 from .schemas.sampling import SamplingFields, bias_map
 
 COMPLETION_TOKENS = 16  # what OpenAI's completions give unless asked for more
@@ -44,6 +44,8 @@ def pipeline_options(
     options: dict[str, Any] = {**params.to_wire(), **_service_options(body)}
     if body.resumable:
         options["lease_s"] = config.resume_s
+    if body.truncate_prompt_tokens == 0:
+        raise ApiError("truncate_prompt_tokens is 0, it must be -1 or at least 1", param="truncate_prompt_tokens")
     if body.truncate_prompt_tokens is not None:
         options["truncation"] = "left"
         if body.truncate_prompt_tokens >= 0:

@@ -26,25 +26,40 @@ class Head:
 class ChunkWriter:
     """Chunks of a stream as bytes. The parts around the text are made once; a token costs one JSON string."""
 
-    def __init__(self, head: Head, *, before_text: str, after_text: str, with_usage: bool, with_ids: bool) -> None:
-        """``before_text`` and ``after_text`` are the JSON of a choice around its text, without the index."""
+    def __init__(
+        self, head: Head, *, before_text: str, after_text: str, with_usage: bool, with_ids: bool,
+        num_prompt_tokens: int | None = None,
+    ) -> None:  # fmt: skip
+        """``before_text`` and ``after_text`` are the JSON of a choice around its text, without the index.
+
+        With ``num_prompt_tokens`` every chunk has the usage so far.
+        """
         self._head = to_json(head.fields())[:-1]
         self._before, self._after = before_text, after_text
         self._usage = ',"usage":null' if with_usage else ""
         self._with_ids = with_ids
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_tokens: dict[int, int] = {}  # of each choice so far
 
     def text(self, index: int, text: str, *, num_tokens: int) -> bytes:
         """A chunk that brings text and nothing else."""
         choice = f'{{"index":{index},{self._before}{json.dumps(text, ensure_ascii=False)}{self._after}}}'
-        return self._event(f"[{choice}]", num_tokens)
+        return self._event(f"[{choice}]", index, num_tokens)
 
     def choice(self, choice: dict[str, Any], *, num_tokens: int) -> bytes:
-        return self._event(to_json([choice]), num_tokens)
+        return self._event(to_json([choice]), choice["index"], num_tokens)
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """The chunk that holds the usage, and no choices."""
         return f'data: {self._head},"choices":[],"usage":{to_json(usage)}}}\n\n'.encode()
 
-    def _event(self, choices: str, num_tokens: int) -> bytes:
+    def _event(self, choices: str, index: int, num_tokens: int) -> bytes:
         head = f"id: {num_tokens}\n" if self._with_ids else ""
-        return f'{head}data: {self._head},"choices":{choices}{self._usage}}}\n\n'.encode()
+        usage = self._usage if self._num_prompt_tokens is None else self._usage_so_far(index, num_tokens)
+        return f'{head}data: {self._head},"choices":{choices}{usage}}}\n\n'.encode()
+
+    def _usage_so_far(self, index: int, num_tokens: int) -> str:
+        self._num_tokens[index] = num_tokens
+        num_prompt, num_output = self._num_prompt_tokens or 0, sum(self._num_tokens.values())
+        total = num_prompt + num_output
+        return f',"usage":{{"prompt_tokens":{num_prompt},"completion_tokens":{num_output},"total_tokens":{total}}}'

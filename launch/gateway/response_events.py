@@ -16,18 +16,20 @@ class EventWriter:
         self._message_id = message_id
         self._number = 0
         self._texts: list[str] | None = None  # of the open message; None: none is open
+        self._logprobs: list[dict[str, Any]] = []  # of the open message
 
     def event(self, kind: str, /, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1
         return event({"type": kind, "sequence_number": number, **fields}, name=kind)
 
-    def text(self, text: str) -> Iterator[bytes]:
-        """More text of the message."""
+    def text(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
+        """More text of the message, and the logprobs of its tokens if they are asked for."""
         if self._texts is None:
             yield from self._open_message()
         assert self._texts is not None, "just opened"
         self._texts.append(text)
-        yield self.event("response.output_text.delta", **self._place(), delta=text, logprobs=[])
+        self._logprobs += logprobs
+        yield self.event("response.output_text.delta", **self._place(), delta=text, logprobs=logprobs)
 
     def call(self, item: dict[str, Any]) -> Iterator[bytes]:
         """A whole call of a tool."""
@@ -44,27 +46,33 @@ class EventWriter:
         self.output.append(item)
         yield self.event("response.output_item.done", output_index=index, item=item)
 
-    def close(self) -> Iterator[bytes]:
-        """The end of the last item; an answer without any text or call is an empty message."""
+    def close(self, logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
+        """The end of the last item; an answer without any text or call is an empty message.
+
+        ``logprobs``: of its last tokens, which have no text, such as the one that ended it.
+        """
         if not self.output and self._texts is None:
             yield from self._open_message()
+        if self._texts is not None and logprobs:
+            yield from self.text("", logprobs)
         yield from self._close_message()
 
     def _open_message(self) -> Iterator[bytes]:
-        self._texts = []
+        self._texts, self._logprobs = [], []
         item = {"id": self._message_id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
         yield self.event("response.output_item.added", output_index=len(self.output), item=item)
-        yield self.event("response.content_part.added", **self._place(), part=_part(""))
+        yield self.event("response.content_part.added", **self._place(), part=_part("", []))
 
     def _close_message(self) -> Iterator[bytes]:
         if self._texts is None:
             return
-        text, place = "".join(self._texts), self._place()
-        yield self.event("response.output_text.done", **place, text=text, logprobs=[])
-        yield self.event("response.content_part.done", **place, part=_part(text))
+        text, place, logprobs = "".join(self._texts), self._place(), self._logprobs
+        part = _part(text, logprobs)
+        yield self.event("response.output_text.done", **place, text=text, logprobs=logprobs)
+        yield self.event("response.content_part.done", **place, part=part)
         item = {
             "id": self._message_id, "type": "message", "role": "assistant", "status": "completed",
-            "content": [_part(text)],
+            "content": [part],
         }  # fmt: skip
         self._texts = None
         yield self.event("response.output_item.done", output_index=len(self.output), item=item)
@@ -74,5 +82,5 @@ class EventWriter:
         return {"item_id": self._message_id, "output_index": len(self.output), "content_index": 0}
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

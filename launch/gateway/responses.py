@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from ...driver.stream import Completion
+from ...driver.stream import Completion, Logprobs
 from .calls import CallReader, ToolUse, tool_use
 from .chat_messages import text_of, wire_messages
 from .errors import ApiError, json_response
@@ -42,10 +42,7 @@ async def create_response(gateway: Gateway, body: ResponseRequest, request: Requ
     check_stream(body)
     tools = tool_use(gateway, _tools(body), _choice(body), single=body.parallel_tool_calls is False)
     reply = ResponseReply(gateway, body, new_id(KIND, body.request_id), model, tools)
-    options = pipeline_options(
-        body, gateway.config, max_tokens=body.max_output_tokens,
-        logprobs=body.top_logprobs,
-    )  # fmt: skip
+    options = pipeline_options(body, gateway.config, max_tokens=body.max_output_tokens, logprobs=body.num_logprobs())
     options |= structured_options(_format(body), body.structured_outputs) | tools.options()
     if body.chat_template_kwargs:
         options["chat_template_kwargs"] = body.chat_template_kwargs
@@ -107,6 +104,13 @@ def _format(body: ResponseRequest) -> ResponseFormat | None:
     return ResponseFormat(type="json_schema", json_schema=schema)
 
 
+def _format_map(body: ResponseRequest) -> dict[str, Any]:
+    if body.text is None or body.text.format is None:
+        return {"type": "text"}
+    wanted = body.text.format.model_dump(by_alias=True, exclude_none=True)
+    return {"name": "answer", **wanted} if wanted["type"] == "json_schema" else wanted
+
+
 @dataclass
 class ResponseReply:
     """The shapes of one reply."""
@@ -124,7 +128,8 @@ class ResponseReply:
         found = reader.push(completion.text) + reader.flush()
         text = "".join(part for part in found if isinstance(part, str))
         calls = [call_item(reader, part) for part in found if isinstance(part, Call)]
-        output = [] if calls and not text.strip() else [self.message(text, self._logprobs(completion))]
+        logprobs = self._logprobs(completion.token_ids, completion.logprobs)
+        output = [] if calls and not text.strip() else [self.message(text, logprobs)]
         return self.response(completion, output + calls)
 
     def response(self, completion: Completion | None, output: list[dict[str, Any]]) -> dict[str, Any]:
@@ -148,15 +153,16 @@ class ResponseReply:
             "reasoning": {"effort": None, "summary": None},
             "store": False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
+            "text": {"format": _format_map(body)},
+            "tool_choice": body.model_dump()["tool_choice"] or "auto",
             "tools": [
                 {"strict": None, "parameters": None, **tool.model_dump(exclude_none=True)} for tool in body.tools or []
             ],
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "usage": None if completion is None else response_usage([completion]),
-            "metadata": {},
+            "metadata": body.metadata or {},
         }
 
     def message(self, text: str, logprobs: list[Any]) -> dict[str, Any]:
@@ -165,29 +171,31 @@ class ResponseReply:
             "id": self.message_id, "type": "message", "role": "assistant", "status": "completed", "content": [content]
         }  # fmt: skip
 
-    def _logprobs(self, completion: Completion) -> list[Any]:
-        if completion.logprobs is None:
-            return []
-        return chat_logprobs(self.gateway.words, completion.token_ids, completion.logprobs)
+    def _logprobs(self, token_ids: list[int], rows: Logprobs | None) -> list[Any]:
+        return [] if rows is None else chat_logprobs(self.gateway.words, token_ids, rows)
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         writer, reader = EventWriter(self.message_id), self.tools.reader()
+        logprobs: list[Any] = []  # of tokens whose text is not out yet
         for name in ("created", "in_progress"):
             yield writer.event(f"response.{name}", response=self.response(None, []))
         async for piece in generation.pieces():
             if piece.end is None:
                 found = reader.push("".join(delta.text for delta in piece.deltas))
+                for delta in piece.deltas:
+                    logprobs += self._logprobs(delta.token_ids, delta.logprobs)
             else:
                 found = reader.flush()
             for part in found:
                 if isinstance(part, str):
-                    for chunk in writer.text(part):
+                    for chunk in writer.text(part, logprobs):
                         yield chunk
+                    logprobs = []
                 else:
                     for chunk in writer.call(call_item(reader, part)):
                         yield chunk
             if piece.end is not None:
-                for chunk in writer.close():
+                for chunk in writer.close(logprobs):
                     yield chunk
                 response = self.response(piece.end, writer.output)
                 yield writer.event(f"response.{response['status']}", response=response)

@@ -7,7 +7,7 @@ import platform
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from ... import __version__
 from .errors import ApiError, json_response
@@ -34,7 +34,10 @@ def server_routes(gateway: Gateway) -> APIRouter:
             {"ready": found["status"] == "ok", **found}, status=200 if found["status"] == "ok" else 503
         )
 
-    @router.get("/metrics", summary="Prometheus metrics, under vLLM's names where they mean the same")
+    @router.get(
+        "/metrics", summary="Prometheus metrics, under vLLM's names where they mean the same",
+        response_class=PlainTextResponse,
+    )  # fmt: skip
     async def get_metrics() -> Response:
         return Response(render(gateway), media_type=CONTENT_TYPE)
 

@@ -12,6 +12,11 @@ from .schemas.chat import Tool
 from .schemas.structure import ResponseFormat, StructuredOutputs
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
+# Words that allow other names than those of "properties", or speak of them.
+_EXTENDING = frozenset((
+    "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "allOf", "anyOf", "oneOf",
+    "not", "if", "$ref", "dependentSchemas",
+))  # fmt: skip
 
 
 def structured_options(response_format: ResponseFormat | None, outputs: StructuredOutputs | None) -> dict[str, Any]:
@@ -36,7 +41,19 @@ def structured_options(response_format: ResponseFormat | None, outputs: Structur
 
 def arguments_form(tool: Tool) -> dict[str, Any]:
     """The form of an answer that is nothing but the arguments of this tool."""
-    return {"json_schema": tool.function.parameters or _ANY_OBJECT}
+    return {"json_schema": _arguments(tool)}
+
+
+def _arguments(tool: Tool) -> dict[str, Any]:
+    """The schema of a tool's arguments, without more of them than it declares unless it says so.
+
+    A schema that is silent allows any other name, but no function takes them: what pydantic and others make of a
+    function's signature is silent. Schemas below are left as they are.
+    """
+    schema = tool.function.parameters or _ANY_OBJECT
+    if not schema.get("properties") or _EXTENDING.intersection(schema):
+        return schema
+    return {**schema, "additionalProperties": False}
 
 
 def calls_form(tools: Sequence[Tool], *, single: bool) -> dict[str, Any]:
@@ -46,7 +63,7 @@ def calls_form(tools: Sequence[Tool], *, single: bool) -> dict[str, Any]:
             "type": "object",
             "properties": {
                 "name": {"const": tool.function.name},
-                "arguments": tool.function.parameters or _ANY_OBJECT,
+                "arguments": _arguments(tool),
             },
             "required": ["name", "arguments"],
             "additionalProperties": False,

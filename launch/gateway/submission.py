@@ -48,6 +48,7 @@ class Choices:
 
     def __init__(self, streams: Sequence[AsyncStream]) -> None:
         self.streams = list(streams)
+        self.num_prompt_tokens: list[int] = []  # of each that was accepted
 
     @classmethod
     async def submit(
@@ -64,7 +65,7 @@ class Choices:
         ])  # fmt: skip
         try:
             for stream in choices.streams:
-                await stream.accepted()
+                choices.num_prompt_tokens.append((await stream.accepted()).num_prompt_tokens)
         except BaseException:
             choices.abort()
             raise

@@ -57,14 +57,21 @@ class TextOptions(ApiModel):
     format: TextFormat | None = None
 
 
+LOGPROBS = "message.output_text.logprobs"
+Included = Literal[
+    "message.output_text.logprobs", "reasoning.encrypted_content", "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url", "file_search_call.results", "message.input_image.image_url",
+    "web_search_call.action.sources", "web_search_call.results",
+]  # fmt: skip
+
+
 class ResponseRequest(SamplingFields):
     """OpenAI's responses, without what would have to be stored: nothing is kept after the reply."""
 
     NEUTRAL: ClassVar[Neutral] = {
-        **COMMON_NEUTRAL,
+        **{name: values for name, values in COMMON_NEUTRAL.items() if name != "metadata"},
         "store": (False, True),  # true is what SDKs send by default; the reply says false
         "background": (False,),
-        "include": ([],),
         "truncation": ("disabled", "auto"),
         "previous_response_id": (),
         "conversation": (),
@@ -79,9 +86,17 @@ class ResponseRequest(SamplingFields):
     input: str | list[InputItem]
     instructions: str | None = None
     max_output_tokens: int | None = limited("max_tokens")
+    include: list[Included] | None = Field(
+        None, max_length=64, description=f"{LOGPROBS}; the others are of things that an answer never has here"
+    )
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    metadata: dict[str, str] | None = Field(None, max_length=16, description="comes back in the reply")
     text: TextOptions | None = None
     tools: list[FunctionTool] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def num_logprobs(self) -> int | None:
+        """Alternatives beside each token; None for no logprobs at all."""
+        return 0 if self.top_logprobs is None and LOGPROBS in (self.include or ()) else self.top_logprobs

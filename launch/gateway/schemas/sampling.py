@@ -54,8 +54,9 @@ COMMON_NEUTRAL: Neutral = {
 class StreamOptions(ApiModel):
     """What a stream says besides its text."""
 
-    NEUTRAL: ClassVar[Neutral] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+    NEUTRAL: ClassVar[Neutral] = {"include_obfuscation": (False,)}
     include_usage: bool | None = Field(None, description="a last chunk, without choices, that holds the usage")
+    continuous_usage_stats: bool | None = Field(None, description="every chunk of a choice has the usage so far")
 
 
 class SamplingFields(ApiModel):
@@ -86,7 +87,10 @@ class SamplingFields(ApiModel):
     max_queue_ms: float | None = Field(None, gt=0, le=1e9, description="from receipt to the first step, else 504")
     cache_salt: str | None = Field(None, max_length=256, description="prefixes are shared within one salt only")
     truncate_prompt_tokens: int | None = Field(
-        None, ge=-1, description="keep so many of the prompt's last tokens; -1: as many as fit"
+        None,
+        ge=-1,
+        json_schema_extra={"not": {"const": 0}},
+        description="keep so many of the prompt's last tokens; -1: as many as fit",
     )
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool | None = Field(None, description="token ids of prompt and choices beside the text")

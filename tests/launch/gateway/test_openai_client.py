@@ -113,6 +113,35 @@ def test_responses_streamed(client: OpenAI) -> None:
     assert names[-1] == "response.completed"
 
 
+def test_a_response_says_what_was_asked(hash_client: OpenAI) -> None:
+    tool: Any = {"type": "function", "name": "f", "parameters": {"type": "object", "additionalProperties": False}}
+    form: Any = {"type": "json_schema", "name": "any", "schema": {"type": "object"}}
+    reply = hash_client.responses.create(
+        model="hash-lm", input="a", tools=[tool], tool_choice={"type": "function", "name": "f"},
+        parallel_tool_calls=False, max_output_tokens=20, text={"format": form}, metadata={"a": "b"},
+    )  # fmt: skip
+    strictly(Response, reply)
+    asked = reply.model_dump(exclude_none=True, by_alias=True)
+    assert asked["tool_choice"] == {"type": "function", "name": "f"}
+    assert (asked["parallel_tool_calls"], asked["text"]["format"]) == (False, form)
+    assert (asked["metadata"], asked["top_logprobs"]) == ({"a": "b"}, 0)
+
+
+def test_logprobs_of_a_response_are_asked_for_by_include(client: OpenAI) -> None:
+    asked: Any = {"model": "demo", "input": "What does len do?", "temperature": 0,
+                  "include": ["message.output_text.logprobs"]}  # fmt: skip
+    whole: Any = client.responses.create(**asked, top_logprobs=2).output[0]
+    entries = whole.content[0].logprobs
+    assert [len(entry.top_logprobs) for entry in entries] == [2] * len(entries)
+    with client.responses.stream(**asked, top_logprobs=2) as stream:
+        deltas = [event for event in stream if event.type == "response.output_text.delta"]
+        final: Any = stream.get_final_response().output[0]
+    assert [entry.token for delta in deltas for entry in delta.logprobs] == [entry.token for entry in entries]
+    assert final.content[0].logprobs == entries
+    alone: Any = client.responses.create(**asked).output[0]
+    assert [entry.top_logprobs for entry in alone.content[0].logprobs] == [[]] * len(entries)
+
+
 def test_decisions(client: OpenAI) -> None:
     reply = client.decisions.create(
         model="demo",
@@ -148,3 +177,20 @@ def test_an_error_within_a_stream_is_raised(hash_client: OpenAI) -> None:
     )
     with pytest.raises(openai.APIError, match="deadline"):
         list(stream)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_usage_so_far_comes_with_every_chunk(hash_client: OpenAI, n: int) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    asked: Any = {"model": "hash-lm", "n": n, "max_tokens": 5, "stream": True, "stream_options": options,
+                  "extra_body": {"ignore_eos": True}}  # fmt: skip
+    for chunks in (
+        list(hash_client.chat.completions.create(messages=LEN, **asked)),
+        list(hash_client.completions.create(prompt="abc", **asked)),
+    ):
+        uses = [chunk.usage for chunk in chunks]
+        counts = [use.completion_tokens for use in uses if use is not None]
+        assert len(counts) == len(chunks)
+        assert counts == sorted(counts)
+        assert counts[-1] == counts[-2] == 5 * n
+        assert len({use.prompt_tokens for use in uses if use is not None}) == 1

@@ -54,3 +54,18 @@ def test_fields_that_must_be_neutral_are_described(document: Any) -> None:
     properties = document["components"]["schemas"]["ChatRequest"]["properties"]
     assert properties["store"]["enum"] == [None, False]
     assert properties["temperature"]["anyOf"][0]["maximum"] == 100
+
+
+def test_content_types_are_those_that_come(api: Site, document: Any) -> None:
+    def promised(path: str, method: str) -> set[str]:
+        return set(document["paths"][path][method]["responses"]["200"]["content"])
+
+    assert promised("/metrics", "get") == {api.http.get("/metrics").headers["content-type"].partition(";")[0]}
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
+        assert promised(path, "post") == {"application/json", "text/event-stream"}
+
+
+def test_a_wrong_method_is_told_all_right_ones(api: Site) -> None:
+    reply = api.http.request("OPTIONS", "/v1/requests/x")
+    assert reply.status_code == 405
+    assert set(reply.headers["allow"].split(", ")) == {"GET", "DELETE"}

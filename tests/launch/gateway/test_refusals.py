@@ -42,6 +42,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"use_beam_search": True}, "use_beam_search"),
     (COMPLETIONS, {"priority": 5000}, "priority"),
     (COMPLETIONS, {"deadline_ms": 0}, "deadline_ms"),
+    (COMPLETIONS, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    (RESPONSES, {"include": ["everything"]}, "include[0]"),
     (COMPLETIONS, {"seed": -1}, "seed"),
     (COMPLETIONS, {"request_id": "a b"}, "request_id"),
     (COMPLETIONS, {"resumable": True, "n": 2}, "resumable"),
@@ -131,6 +133,7 @@ def test_an_unknown_model_is_a_404(api: Site) -> None:
 def test_a_prompt_that_is_too_long_says_so_as_openai_does(api: Site) -> None:
     status, error = api.refusal(COMPLETIONS, prompt=[5] * 5000)
     assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert "maximum context length is" in error["message"], "litellm and others tell the case by these words"
     assert "5000" in error["message"]
     assert "4095" in error["message"]
 

@@ -199,3 +199,18 @@ def test_an_answer_that_the_service_aborts_is_an_error(scripted: Site) -> None:
 def test_a_model_without_words_for_tools_says_so(demo: Site) -> None:
     status, error = demo.refusal(CHAT, messages=MESSAGES, tools=TOOLS)
     assert (status, error["param"]) == (400, "tools")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}], ids=["any", "named"])
+def test_a_forced_call_has_no_arguments_that_are_not_declared(api: Site, choice: Any) -> None:
+    """The hash model writes anything that it is not kept from, so a name that is free would be used soon."""
+    parameters = {"type": "object", "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+                  "required": ["days"]}  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    for seed in range(5):
+        reply = api.ask(
+            "/v1/chat/completions", messages=[{"role": "user", "content": "a"}], tools=tools, tool_choice=choice,
+            parallel_tool_calls=False, seed=seed, max_tokens=2000,
+        )  # fmt: skip
+        [call] = reply["choices"][0]["message"]["tool_calls"]
+        assert set(json.loads(call["function"]["arguments"])) == {"days"}
