@@ -19,6 +19,7 @@ from ...protocol.journal.layout import DISPATCHED, split_word
 from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import read_request
 from ...protocol.run_dir import CARD_FILE, write_private
+from ...protocol.view import View
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
 from .engine import Engine, NoTrace, StepOutputs
@@ -28,6 +29,7 @@ from .hash_model import build_hash_runner
 from .scheduling.audit import measure_memory
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Key
+from .showing import Showing
 from .step import Runner
 from .trace import StepTrace
 
@@ -129,6 +131,7 @@ class Execute:
         self._num_tokens = 0
         self._num_prefill_tokens = 0
         self._stats = StatsPublisher(context.page, self._collect)
+        self._showing = Showing(View(context.run_dir), self._engine)
         self._set_patience()
         self._links = Links(context.run_dir, "execute", epoch=context.epoch, peers=("summarize",))
         self._poller = Poller(self._links.inbox.socket, self._grammars.bell.file)
@@ -145,6 +148,7 @@ class Execute:
 
     def _turn(self) -> None:
         patience = self._stats.publish_if_due()
+        self._showing.show_if_due()
         if not self._engine.has_work:
             self._poller.wait(patience)
             self._grammars.bell.silence()

@@ -30,7 +30,7 @@ from .answer import Answer
 from .deadlines import Deadlines
 from .delivery import Delivery
 from .histograms import RequestHistograms
-from .listing import list_requests
+from .listing import Ended, list_requests
 from .rate import Rate
 from .stream import OutputStream
 from .vocabulary import Vocabulary
@@ -76,6 +76,7 @@ class Summarize:
         self._counts: Counter[str] = Counter()
         self._rate = Rate()
         self._histograms = RequestHistograms()
+        self._ended = Ended()
         self._next_tick = 0.0
         self._stats = StatsPublisher(context.page, self._collect)
         self._links = Links(context.run_dir, "summarize", epoch=context.epoch, peers=("prepare", "execute"))
@@ -262,7 +263,9 @@ class Summarize:
                 self._router.send(peer, self._status(message.request_id))
             case m.GetRequests():
                 self._discover()
-                self._router.send(peer, list_requests(self._journal, self._answers.values(), message.limit))
+                self._router.send(
+                    peer, list_requests(self._journal, self._answers.values(), message.limit, self._ended)
+                )
             case _:
                 self._refuse(peer, BadFrame(f"{type(message).__name__} is not spoken at the follow socket"))
 
@@ -330,6 +333,7 @@ class Summarize:
         self._released.append(answer.key)
         self._counts[f"finished_{reason}"] += 1
         self._histograms.observe(*answer.account(self._journal))
+        self._ended.add(self._journal, answer)
         self._stats.changed = True
 
     def _forget(self, answer: Answer) -> None:

@@ -1,0 +1,22 @@
+"""The view is filled while somebody looks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from triptych.protocol import view as module
+from triptych.protocol.view import View
+
+
+def test_a_look_sees_what_was_shown_and_asks_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watcher, shower = View(tmp_path), View(tmp_path)
+    assert (shower.is_watched, watcher.look()) == (False, {})
+    assert shower.is_watched
+    shower.show({"steps": [1]})
+    assert watcher.look() == {"steps": [1]}
+    monkeypatch.setattr(module, "WATCH_NS", 0)
+    assert not shower.is_watched
+    watcher.close()
+    shower.close()
