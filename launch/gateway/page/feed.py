@@ -40,7 +40,11 @@ class Feed:
         self._poller: asyncio.Task[None] | None = None
         self._latest = b""
         self._next: asyncio.Future[None] | None = None  # done when there is a newer frame
-        self.num_looks = 0
+        self.num_looks = 0  # at the pipeline
+
+    @property
+    def is_looking(self) -> bool:
+        return self._poller is not None
 
     def join(self) -> None:
         """

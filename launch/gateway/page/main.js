@@ -55,7 +55,7 @@ function showWords(frame) {
 function draw() {
   drawRates(byId("rate"), latest.token_rates, HISTORY);
   if (latest.steps) drawSteps(byId("steps"), latest.steps, HISTORY);
-  const request = [...requests.live, ...requests.ended].find(({ id }) => id === chosen.id);
+  const request = requests.live.find(({ id }) => id === chosen.id); // one that ended has no pages
   drawPages(byId("pages"), cells, request ? request.slot : null);
 }
 
@@ -72,8 +72,9 @@ function describeCell(event) {
 
 function showLegend(names) {
   for (const name of names) {
-    make("i", `key ${name}`, byId("legend"));
-    byId("legend").append(name);
+    const entry = make("span", "", byId("legend"));
+    make("i", `key ${name}`, entry);
+    entry.append(name);
   }
 }
 

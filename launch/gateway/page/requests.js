@@ -24,6 +24,7 @@ class Rows {
         this.rows.delete(id);
       }
     }
+    if (chosen.id !== null && !present.has(chosen.id)) this.choose(null, false);
     shown.forEach((request, index) => {
       const row = this.rows.get(request.id) || this.add(request.id);
       this.fill(row, request, frame.stages, pages.get(request.slot));

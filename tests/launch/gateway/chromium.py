@@ -56,6 +56,7 @@ class Browser:
         self.resize(width, height)
         self.prefer(**media)
         self.ask("Page.navigate", url=url)
+        self.wait_for(f"location.href.startsWith({url!r}) && document.readyState === 'complete'")
 
     def resize(self, width: int, height: int) -> None:
         metrics = {"deviceScaleFactor": 1, "mobile": width < 500}
