@@ -9,7 +9,7 @@ from ...protocol.view import View
 from .engine import Engine
 from .scheduling.page_map import map_pages
 
-INTERVAL_S = 0.25
+INTERVAL_S = 0.5
 NUM_STEPS = 120  # of the history that are shown
 
 

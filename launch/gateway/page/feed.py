@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from ....driver.standing import RequestList
 from ....protocol.errors import TriptychError
-from ....protocol.messages import MAX_REQUEST_ROWS
 from ....protocol.view import View
 from ...watch.watched import Sample, Watched
 from ..errors import ApiError
@@ -27,6 +26,7 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 0.5
 ANSWER_S = 1.0  # a pipeline that is silent for longer is shown as silent
 MAX_VIEWERS = 64
+MAX_ROWS = 128  # of the list of requests, which summarize makes for each look
 NOBODY = RequestList([], 0, 0, [])
 
 
@@ -121,7 +121,7 @@ class Feed:
     async def _requests(self, watched: Watched) -> RequestList:
         """The list of requests; the last one where summarize is silent."""
         with suppress(TriptychError):
-            requests = await self._gateway.client.requests(MAX_REQUEST_ROWS, ANSWER_S)
+            requests = await self._gateway.client.requests(MAX_ROWS, ANSWER_S)
             watched.silent_since_s = None
             return requests
         watched.miss(time.monotonic())

@@ -3,6 +3,7 @@
 const MAX_CHIPS = 120; // of one lane; the rest is a number
 const MANY = 40; // from so many on they are small
 const NUM_FINISHED = 32; // of those that ended, as long as they are remembered
+const LANES = { ended: "just ended" }; // where the state is not what one would say
 const OVER = { stop: "finished", length: "finished", abort: "aborted", error: "failed" };
 
 /** A request of a frame as an object; `stages_ms` stays a list in the order of the frame's `stages`. */
@@ -22,7 +23,7 @@ class Panels {
       for (const name of box.dataset.lanes.split(" ")) {
         const lane = make("div", "lane", box);
         const label = make("b", "", lane);
-        label.append(name);
+        label.append(LANES[name] || name);
         const count = make("span", "", label);
         const chips = make("div", "chips", lane);
         chips.setAttribute("aria-hidden", "true"); // the list below says it in words
@@ -34,8 +35,8 @@ class Panels {
   update(frame, requests) {
     for (const [role, panel] of Object.entries(frame.panels)) this.updatePanel(byId(role), panel);
     const inLane = new Map([...this.lanes.keys()].map((name) => [name, []]));
-    for (const request of requests.live) inLane.get(request.state === "ended" ? "finished" : request.state).push(request);
-    inLane.get("finished").push(...requests.ended.slice(0, NUM_FINISHED));
+    for (const request of requests.live) inLane.get(request.state).push(request);
+    inLane.get("ended").push(...requests.ended.slice(0, NUM_FINISHED));
     const before = this.places();
     const seen = new Set();
     for (const [name, list] of inLane) this.fill(this.lanes.get(name), list, seen);

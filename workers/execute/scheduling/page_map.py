@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .scheduler import Scheduler
-from .sequence import Int32
+from .sequence import Int32, Sequence
 
 MAX_CELLS = 2048
 FREE, CACHED, LIMBO, SHARED, FIRST_OWNER = range(5)  # codes of a cell; the owner in slot s is FIRST_OWNER + s
@@ -35,14 +35,21 @@ def map_pages(scheduler: Scheduler, *, max_cells: int = MAX_CELLS) -> PageMap:
         codes[table] = LIMBO
     held = []
     for sequence in scheduler.running.values():
-        table = sequence.block_table
-        if table:
+        table = _table(scheduler, sequence)
+        if len(table):
             codes[table] = FIRST_OWNER + sequence.key[0]
             num_holders[table] += 1
             held.append([sequence.key[0], len(table)])
     codes[num_holders > 1] = SHARED
     pages_per_cell = -(-num_pages // max_cells)
     return PageMap(num_pages, pages_per_cell, _runs(_cells(codes[1:], pages_per_cell)), held)
+
+
+def _table(scheduler: Scheduler, sequence: Sequence) -> Int32 | list[int]:
+    """The pages of a sequence. Of one in a row there is an array already, and making one of a list is what costs."""
+    if sequence.row is None:
+        return sequence.block_table
+    return scheduler.rows.block_tables[sequence.row, : len(sequence.block_table)]
 
 
 def _cells(codes: Int32, pages_per_cell: int) -> Int32:
