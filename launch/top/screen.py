@@ -69,7 +69,8 @@ def _panel(name: str, stage: Stage, lines: list[RenderableType]) -> Panel:
 def _lines(role: str, state: State, width: int) -> list[RenderableType]:
     """The figures of a stage, with its bars and curves below the figures they belong to."""
     assert state.sample is not None, "a frame has a sample"
-    stage, lines = state.sample.stats[role], []
+    stage = state.sample.stats[role]
+    lines: list[RenderableType] = []
     for figure in FIGURES[role](stage, state):
         mark = "█ " if figure.name == "pages" else ""
         lines.append(_pair(mark + figure.label, figure.value, width, TONE_STYLES[figure.tone]))

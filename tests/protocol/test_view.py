@@ -12,8 +12,7 @@ from triptych.protocol.view import View
 
 def test_a_look_sees_what_was_shown_and_asks_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watcher, shower = View(tmp_path), View(tmp_path)
-    assert (shower.is_watched, watcher.look()) == (False, {})
-    assert shower.is_watched
+    assert [shower.is_watched, watcher.look(), shower.is_watched] == [False, {}, True]
     shower.show({"steps": [1]})
     assert watcher.look() == {"steps": [1]}
     monkeypatch.setattr(module, "WATCH_NS", 0)

@@ -3,7 +3,6 @@
 const MAX_CHIPS = 120; // of one lane; the rest is a number
 const MANY = 40; // from so many on they are small
 const NUM_FINISHED = 32; // of those that ended, as long as they are remembered
-const LANES = { ended: "just ended" }; // where the state is not what one would say
 const OVER = { stop: "finished", length: "finished", abort: "aborted", error: "failed" };
 
 /** A request of a frame as an object; `stages_ms` stays a list in the order of the frame's `stages`. */
@@ -23,7 +22,7 @@ class Panels {
       for (const name of box.dataset.lanes.split(" ")) {
         const lane = make("div", "lane", box);
         const label = make("b", "", lane);
-        label.append(LANES[name] || name);
+        label.append(name);
         const count = make("span", "", label);
         const chips = make("div", "chips", lane);
         chips.setAttribute("aria-hidden", "true"); // the list below says it in words

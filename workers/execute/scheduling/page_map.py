@@ -31,8 +31,8 @@ def map_pages(scheduler: Scheduler, *, max_cells: int = MAX_CELLS) -> PageMap:
     codes = np.zeros(num_pages + 1, np.int32)
     num_holders = np.zeros(num_pages + 1, np.int32)
     codes[cache.pool.idle_pages()] = CACHED
-    for table in cache.limbo.tables():
-        codes[table] = LIMBO
+    for pages in cache.limbo.tables():
+        codes[pages] = LIMBO
     held = []
     for sequence in scheduler.running.values():
         table = _table(scheduler, sequence)
@@ -56,7 +56,8 @@ def _cells(codes: Int32, pages_per_cell: int) -> Int32:
     """int32 [num_cells]; the last cell may have fewer pages than the others."""
     padded = np.zeros(-(-len(codes) // pages_per_cell) * pages_per_cell, np.int32)
     padded[: len(codes)] = codes
-    return padded.reshape(-1, pages_per_cell).max(axis=1)
+    cells: Int32 = padded.reshape(-1, pages_per_cell).max(axis=1)
+    return cells
 
 
 def _runs(cells: Int32) -> list[int]:
