@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import time
 from collections import deque
 from collections.abc import Collection
 from itertools import islice
@@ -35,7 +34,7 @@ def list_requests(journal: Journal, answers: Collection[Answer], limit: int, end
     num_rows = max(0, min(limit, m.MAX_REQUEST_ROWS))
     first = heapq.nsmallest(num_rows, answers, key=lambda answer: answer.view.arrival)
     rows = [_row(journal, answer) for answer in first]
-    return m.Requests(limit, rows, len(answers) - len(rows), time.monotonic_ns(), ended.newest(num_rows))
+    return m.Requests(limit, rows, len(answers) - len(rows), journal.now_ns(), ended.newest(num_rows))
 
 
 def _row(journal: Journal, answer: Answer) -> m.RequestRow:
@@ -43,7 +42,7 @@ def _row(journal: Journal, answer: Answer) -> m.RequestRow:
     # Before its first token these fields may still be those of an earlier request in the slot.
     is_known = answer.num_seen > 0
     return [
-        answer.request_id,
+        answer.wire_id,
         _state(journal, answer),
         len(record.prompt) // 4,
         answer.stream.num_tokens,
@@ -70,7 +69,7 @@ def _marks(journal: Journal, answer: Answer) -> Marks:
         dispatched=int(entry["dispatched_ns"]),
         scheduled=times.scheduled_ns,
         first_token=int(times.tokens_ns[0]) if len(times.tokens_ns) else 0,
-        sent=answer.ended_ns if is_ended else time.monotonic_ns(),
+        sent=answer.ended_ns if is_ended else journal.now_ns(),
         preempted_ns=times.preempted_ns,
         recovered_ns=times.recovered_ns,
     )
