@@ -20,7 +20,6 @@ from ...protocol.journal.layout import DISPATCHED, split_word
 from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import read_request
 from ...protocol.run_dir import CARD_FILE, write_private
-from ...protocol.view import View
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
 from .engine import Engine, NoTrace, StepOutputs
@@ -165,7 +164,7 @@ class Execute:
         self._num_tokens = 0
         self._num_prefill_tokens = 0
         self._stats = StatsPublisher(context.page, self._collect)
-        self._showing = Showing(View(context.run_dir), self._engine)
+        self._showing = Showing(context.board.view, self._engine)
         self._set_patience()
         self._links = context.links("summarize")
         self._grammars = GrammarIntake(GrammarCompiler(context.run_dir, card), self._links.bell())

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from ....driver.standing import RequestList
 from ....protocol.errors import TriptychError
-from ....protocol.view import View
 from ...watch.watched import Sample, Watched
 from ..errors import ApiError
 from ..health import health
@@ -93,17 +92,13 @@ class Feed:
             following.set_result(None)
 
     async def _poll(self) -> None:
-        view = View(self._gateway.run_dir)
         watched = Watched(self._gateway.run_dir, {}, {"max_queue": self._gateway.pipeline.service.max_queue})
-        try:
-            while True:
-                await self._look(watched, view)
-                self._wake()
-                await asyncio.sleep(INTERVAL_S)
-        finally:
-            view.close()
+        while True:
+            await self._look(watched)
+            self._wake()
+            await asyncio.sleep(INTERVAL_S)
 
-    async def _look(self, watched: Watched, view: View) -> None:
+    async def _look(self, watched: Watched) -> None:
         gateway = self._gateway
         self.num_looks += 1
         requests = NOBODY
@@ -116,7 +111,7 @@ class Feed:
         watched.see(sample)
         watched.silent_since_s = silent_since_s
         found = health(gateway.board, gateway.pipeline.supervisor)
-        self._latest = event(frame(watched, view.look(), found, now_s=time.monotonic()))
+        self._latest = event(frame(watched, gateway.board.view.look(), found, now_s=time.monotonic()))
 
     async def _requests(self, watched: Watched) -> RequestList:
         """The list of requests; the last one where summarize is silent."""
