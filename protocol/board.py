@@ -17,6 +17,7 @@ import numpy as np
 
 from .codec import pack, unpack
 from .intent import INTENT_BYTES, Intent
+from .view import HEAD_BYTES, View
 
 ROLES = ("prepare", "execute", "summarize")
 PHASES = ("down", "starting", "loading", "warming", "ready", "stopped", "failed")
@@ -25,7 +26,8 @@ PHASES = ("down", "starting", "loading", "warming", "ready", "stopped", "failed"
 RUN, DRAIN, STOP, FAILED, KEEP = 0, 1, 2, 3, 4
 
 PAGE = 1 << 16
-_SIZE = PAGE * (1 + len(ROLES)) + INTENT_BYTES * len(ROLES)
+_VIEW_AT = PAGE * (1 + len(ROLES)) + INTENT_BYTES * len(ROLES)
+_SIZE = _VIEW_AT + HEAD_BYTES + PAGE
 SUSPECT_SLOTS = 1024
 _DRIVER = np.dtype(
     [
@@ -62,6 +64,7 @@ class Board:
         self._driver = np.frombuffer(self._map, _DRIVER, 1)[0]
         self._workers = {role: WorkerPage(self._map, PAGE * (1 + i)) for i, role in enumerate(ROLES)}
         intents_at = PAGE * (1 + len(ROLES))
+        self.view = View(self._map, _VIEW_AT, WorkerPage(self._map, _VIEW_AT + HEAD_BYTES))
         self._intents = {role: Intent(self._map, intents_at + i * INTENT_BYTES) for i, role in enumerate(ROLES)}
 
     @property
@@ -122,6 +125,7 @@ class Board:
             page.close()
         for intent in self._intents.values():
             intent.close()
+        self.view.close()
         self._map.close()
 
 

@@ -415,7 +415,7 @@ def test_lists_of_two_lengths_are_two_questions(service: FakeService, session: S
     futures = {limit: session.ask(m.GetRequests(limit)) for limit in (1, 2)}
     for limit in (2, 1):
         service.hear(m.GetRequests, where=lambda asked, limit=limit: asked.limit == limit)  # type: ignore[misc]
-        service.say("follow", m.Requests(limit, [], 0, 7))
+        service.say("follow", m.Requests(limit, [], 0, 7, []))
     assert {limit: future.result(10).limit for limit, future in futures.items()} == {1: 1, 2: 2}
 
 

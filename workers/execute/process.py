@@ -30,6 +30,7 @@ from .quarantine import Quarantine, StepIntent
 from .scheduling.audit import measure_memory
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Key, Sequence
+from .showing import Showing
 from .step import Runner
 from .trace import StepTrace
 
@@ -171,6 +172,7 @@ class Execute:
         self._num_prefill_tokens = 0
         self._stats = StatsPublisher(context.page, self._collect)
         self._least_patience_s = COMPILE_S if card.device.startswith("cuda") else 0.0
+        self._showing = Showing(context.board.view, self._engine)
         self._set_patience()
         self._links = context.links("summarize")
         self._grammars = GrammarIntake(GrammarCompiler(context.run_dir, card), self._links.bell())
@@ -190,6 +192,7 @@ class Execute:
 
     def wait(self) -> None:
         patience = self._stats.publish_if_due()
+        self._showing.show_if_due()
         if not self._engine.has_work:
             self._poller.wait(patience)
             self._grammars.bell.silence()

@@ -32,7 +32,7 @@ from .columns import is_follow_entry, rows_of
 from .deadlines import Deadlines
 from .delivery import Delivery
 from .histograms import RequestHistograms
-from .listing import list_requests
+from .listing import Ended, list_requests
 from .notices import Notices
 from .rate import Rate
 from .status import status_of
@@ -78,6 +78,7 @@ class Summarize:
         self._counts: Counter[str] = Counter()
         self._rate = Rate()
         self._histograms = RequestHistograms()
+        self._ended = Ended()
         self._next_tick = 0.0
         self._stats = StatsPublisher(context.page, self._collect)
         self._links = context.links("prepare", "execute")
@@ -284,7 +285,9 @@ class Summarize:
                 self._router.send(peer, status_of(message.request_id, answers, self._journal))
             case m.GetRequests():
                 self._discover()
-                self._router.send(peer, list_requests(self._journal, self._answers.values(), message.limit))
+                self._router.send(
+                    peer, list_requests(self._journal, self._answers.values(), message.limit, self._ended)
+                )
             case _:
                 self._refuse(peer, BadFrame(f"{type(message).__name__} is not spoken at the follow socket"))
 
@@ -353,6 +356,7 @@ class Summarize:
         self._notices.released.append(answer.key)
         self._counts[f"finished_{reason}"] += 1
         self._histograms.observe(*answer.account(self._journal))
+        self._ended.add(self._journal, answer)
         self._stats.changed = True
         if answer.choices.is_beam_search and reason in ("abort", "error"):
             for other in answer.choices.answers.values():  # without one of its beams there is no search
