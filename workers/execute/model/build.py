@@ -6,27 +6,29 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from ....protocol.config import CacheConfig, ModelCard, ModelConfig, SchedulerConfig
+from ....protocol.config import CacheConfig, ModelCard, ModelConfig, PipelineConfig, SchedulerConfig
 from ....protocol.errors import ConfigError
 from ..attention.cpu import CpuAttention
 from ..attention.forward_context import PagedLayers
 from ..attention.interface import PagedAttention
 from ..attention.reference import ReferenceAttention
 from ..sampling.sampler import Sampler
-from .checkpoint import find_checkpoint
+from .checkpoint import find_checkpoint, read_config
 from .decoder_spec import Unsupported
+from .group import ALONE, Group, check_divides
 from .loader import ModelFacts, Progress, load_model, resolve_device
 from .memory import available_bytes
 from .native_build import NativeModel, load_native
 from .native_runner import NativeRunner
 from .pool import LayerShape, PoolSize, allocate_pool, bytes_per_token, size_pages
+from .ranks import LeadingRunner, Ranks
 from .runner import TorchRunner
 from .self_test import switch_to_pages
 from .tokenizer import load_tokenizer, write_tokenizer
@@ -71,16 +73,10 @@ def build_runner(
     tokenizer = load_tokenizer(folder)
     write_tokenizer(tokenizer, run_dir)  # first, so that the other processes can start while weights load
     loader = _Loader(model_config, cache_config, scheduler_config, device, folder, tokenizer, progress)
+    if model_config.tensor_parallel_size > 1:
+        loader = loader.with_ranks(run_dir)
     loaded = loader.load_native() or loader.load_transformers()
-    size = size_pages(
-        cache_config,
-        bytes_per_token=bytes_per_token(loaded.shapes),
-        available_bytes=available_bytes(device),
-        on_cpu=device.type == "cpu",
-        max_live=scheduler_config.max_live,
-        max_model_len=_wanted_len(model_config, loaded.facts),
-        may_shrink=model_config.max_model_len is None,
-    )
+    size = loader.size_pages(loaded)
     runner = loaded.make_runner(size)
     card = ModelCard(
         model=model_config.model,
@@ -101,6 +97,23 @@ def build_runner(
     return runner, card
 
 
+def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> TorchRunner:
+    """The runner of a rank of ``group`` other than 0, made as rank 0 makes its own: all that they compute together
+    must come in the same order.
+    """
+    tokenizer = load_tokenizer(folder)
+    loader = _Loader(
+        config.model, config.cache, config.scheduler, group.device, folder, tokenizer, _no_progress, group=group
+    )
+    loaded = loader.load_transformers()
+    runner = loaded.make_runner(loader.size_pages(loaded))
+    assert isinstance(runner, TorchRunner), "the transformers path was asked for"
+    return runner
+
+
+def _no_progress(done: int, total: int) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Loader:
     """The two ways to a model."""
@@ -112,6 +125,41 @@ class _Loader:
     folder: Path
     tokenizer: PreTrainedTokenizerFast
     progress: Progress
+    group: Group = ALONE
+    ranks: Ranks | None = None  # the others of the group, on rank 0
+
+    def with_ranks(self, run_dir: Path) -> _Loader:
+        """This loader as rank 0 of as many as the config says. The others are started, and load what it loads.
+
+        Raises:
+            ConfigError: the model cannot be cut, or what is asked for works on one rank only.
+        """
+        config, size = self.config, self.config.tensor_parallel_size
+        for name, value, common in (
+            ("backend", config.backend, ("auto", "transformers")),
+            ("quantization", config.quantization, ("none",)),
+        ):
+            if value not in common:
+                raise ConfigError(
+                    f"{name} is {value!r} and tensor_parallel_size {size}: it runs on one rank only", param=name
+                )
+        check_divides(read_config(self.folder), self.device, size)
+        configs = (config, self.cache, self.scheduler)
+        ranks = Ranks(configs, folder=self.folder, run_dir=run_dir, device=self.device)
+        return replace(self, device=ranks.group.device, group=ranks.group, ranks=ranks)
+
+    def size_pages(self, loaded: _Loaded) -> PoolSize:
+        """The same for all ranks. On a CPU they share the memory, on GPUs each has its own."""
+        on_cpu = self.device.type == "cpu"
+        return size_pages(
+            self.cache,
+            bytes_per_token=bytes_per_token(loaded.shapes) * (self.group.size if on_cpu else 1),
+            available_bytes=self.group.least(available_bytes(self.device)),
+            on_cpu=on_cpu,
+            max_live=self.scheduler.max_live,
+            max_model_len=_wanted_len(self.config, loaded.facts),
+            may_shrink=self.config.max_model_len is None,
+        )
 
     def load_native(self) -> _Loaded | None:
         """The model on the compiled kernels, or None where the transformers path has to serve it.
@@ -139,6 +187,8 @@ class _Loader:
     def _native_model(self) -> NativeModel:
         if self.config.backend == "transformers":
             raise Unsupported("backend is 'transformers'")
+        if self.group.size > 1:
+            raise Unsupported(f"tensor_parallel_size is {self.group.size}")
         if self.device.type != "cpu":
             raise Unsupported(f"the device is {self.device}")
         return load_native(
@@ -154,18 +204,27 @@ class _Loader:
     def load_transformers(self) -> _Loaded:
         device = self.device
         model, facts = load_model(
-            self.folder, self.tokenizer, dtype=self.config.dtype, device=device, progress=self.progress
+            self.folder,
+            self.tokenizer,
+            dtype=self.config.dtype,
+            device=device,
+            progress=self.progress,
+            group=self.group,
         )
-        torch.set_num_threads(_num_threads(self.config.threads, facts.num_parameters))
+        torch.set_num_threads(_num_threads(self.config.threads, facts.num_parameters, self.group.size))
         kernel: PagedAttention = CpuAttention() if device.type == "cpu" else ReferenceAttention()
         shapes = switch_to_pages(model, kernel, max_model_len=_wanted_len(self.config, facts))
 
         def make_runner(size: PoolSize) -> TorchRunner:
             pool = allocate_pool(shapes, size.num_pages, page_size=self.cache.page_size, device=device)
             layers = PagedLayers(kernel, pool)
-            return TorchRunner(model, layers, Sampler(facts.eos_token_ids), **self._runner_sizes(size))
+            sampler, sizes = Sampler(facts.eos_token_ids), self._runner_sizes(size)
+            if self.ranks is not None:
+                return LeadingRunner(self.ranks, model, layers, sampler, **sizes)
+            return TorchRunner(model, layers, sampler, **sizes)
 
-        backend = f"transformers with {type(kernel).__name__}"
+        shared = f" on {self.group.size} ranks" if self.group.size > 1 else ""
+        backend = f"transformers with {type(kernel).__name__}{shared}"
         return _Loaded(facts, model.dtype, backend, list(shapes.values()), make_runner)
 
     def _runner_sizes(self, size: PoolSize) -> dict[str, int]:
@@ -186,10 +245,12 @@ def _wanted_len(config: ModelConfig, facts: ModelFacts) -> int:
     return config.max_model_len or limit
 
 
-def _num_threads(asked: int | None, num_parameters: int) -> int:
-    """As many as asked for. Otherwise torch's choice within the processors we may run on, or one for a small model."""
+def _num_threads(asked: int | None, num_parameters: int, num_ranks: int) -> int:
+    """As many as asked for. Otherwise torch's choice within the processors we may run on, shared by the ranks, or one
+    for a small model.
+    """
     if asked is not None:
         return asked
     if num_parameters < SMALL_MODEL:
         return 1
-    return min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
+    return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0))) // num_ranks)
