@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,41 @@ from .standing import RequestList, RequestStatus
 from .stream import Completion, Delta
 
 
+class Mailbox:
+    """Calls for an event loop's thread. The loop is woken once for all that came since it last looked: a step of 256
+    requests costs one wake-up and not 256.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._is_awake = False  # a drain is scheduled and has not looked yet
+
+    def put(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Any thread."""
+        self._calls.append((function, arguments))
+        if not self._is_awake and not self._loop.is_closed():  # a loop that ended has nobody left who could listen
+            self._is_awake = True
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        self._is_awake = False  # before the look: what is put from now on wakes the loop again
+        while self._calls:
+            function, arguments = self._calls.popleft()
+            function(*arguments)
+
+
 class AsyncStream:
     """A running request: ``async for`` its deltas, or await its ``result``."""
 
-    def __init__(self, request_id: str, session: Session) -> None:
+    def __init__(self, request_id: str, session: Session, mailbox: Mailbox) -> None:
         self.request_id = request_id
         self._session = session
-        self._loop = asyncio.get_running_loop()
+        self._mailbox = mailbox
+        loop = asyncio.get_running_loop()
         self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()  # None: the end
-        self._accepted: asyncio.Future[Accepted] = self._loop.create_future()
-        self._result: asyncio.Future[Completion] = self._loop.create_future()
+        self._accepted: asyncio.Future[Accepted] = loop.create_future()
+        self._result: asyncio.Future[Completion] = loop.create_future()
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         """Deltas until the end.
@@ -38,6 +64,18 @@ class AsyncStream:
             yield delta
         self._deltas.put_nowait(None)  # for whoever iterates again
         await self._result
+
+    async def take(self) -> list[Delta]:
+        """Every delta that is here, after waiting for the first; none once the request has ended, well or not."""
+        first = await self._deltas.get()
+        taken = []
+        while first is not None:
+            taken.append(first)
+            if self._deltas.empty():
+                return taken
+            first = self._deltas.get_nowait()
+        self._deltas.put_nowait(None)
+        return taken
 
     async def accepted(self) -> Accepted:
         """Wait until the service has taken the request; raises what refused it."""
@@ -54,14 +92,18 @@ class AsyncStream:
     def abort(self) -> None:
         self._session.abort(self.request_id)
 
+    def let_go(self) -> None:
+        """Stop following: the request goes on until somebody resumes it, or its lease ends."""
+        self._session.let_go(self.request_id)
+
     def on_accepted(self, accepted: Accepted) -> None:
-        self._call(_set, self._accepted, accepted)
+        self._mailbox.put(_set, self._accepted, accepted)
 
     def on_delta(self, delta: Delta) -> None:
-        self._call(self._deltas.put_nowait, delta)
+        self._mailbox.put(self._deltas.put_nowait, delta)
 
     def on_end(self, completion: Completion, error: TriptychError | None) -> None:
-        self._call(self._finish, completion, error)
+        self._mailbox.put(self._finish, completion, error)
 
     def _finish(self, completion: Completion, error: TriptychError | None) -> None:
         for future, value in ((self._accepted, None), (self._result, completion)):
@@ -71,10 +113,6 @@ class AsyncStream:
                 future.set_exception(error)
                 future.exception()  # whoever awaits it sees it; nobody has to
         self._deltas.put_nowait(None)
-
-    def _call(self, function: Any, *arguments: Any) -> None:
-        if not self._loop.is_closed():  # a loop that ended has nobody left who could listen
-            self._loop.call_soon_threadsafe(function, *arguments)
 
 
 class AsyncClient:
@@ -91,6 +129,7 @@ class AsyncClient:
         """Connect to the pipeline in ``run_dir`` or at its two endpoints, or share the connection of a ``client``."""
         self._client = client or Client(run_dir, submit=submit, follow=follow)
         self._session = self._client.session
+        self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -108,18 +147,30 @@ class AsyncClient:
         messages: Messages | None = None,
         request_id: str | None = None,
         params: SamplingParams | None = None,
+        keep: bool = False,
         **options: Any,
     ) -> AsyncStream:
-        """Send a request and return at once; to be called in the event loop. Arguments as for ``Client.submit``."""
-        stream = AsyncStream(request_id or uuid.uuid4().hex, self._session)
-        self._session.submit(stream.request_id, request_map(prompt, messages, params, options), stream)
+        """Send a request and return at once; to be called in the event loop. Arguments as for ``Client.submit``.
+
+        ``keep`` leaves the answer with the service until its lease ends, so that it can be resumed after its end.
+        """
+        stream = self._stream(request_id or uuid.uuid4().hex)
+        self._session.submit(stream.request_id, request_map(prompt, messages, params, options), stream, keep=keep)
         return stream
 
-    def resume(self, request_id: str, *, num_tokens: int = 0, num_chars: int = 0) -> AsyncStream:
-        """Follow a request again from what is here of it."""
-        stream = AsyncStream(request_id, self._session)
-        self._session.resume(request_id, stream, num_tokens=num_tokens, num_chars=num_chars)
+    def resume(
+        self, request_id: str, *, num_tokens: int = 0, num_chars: int | None = 0, keep: bool = False
+    ) -> AsyncStream:
+        """Follow a request again from what is here of it; ``num_chars`` is None if that is not known."""
+        stream = self._stream(request_id)
+        self._session.resume(request_id, stream, num_tokens=num_tokens, num_chars=num_chars, keep=keep)
         return stream
+
+    def _stream(self, request_id: str) -> AsyncStream:
+        loop = asyncio.get_running_loop()
+        if loop not in self._mailboxes:
+            self._mailboxes = {loop: Mailbox(loop)}  # an earlier loop has ended, and its streams with it
+        return AsyncStream(request_id, self._session, self._mailboxes[loop])
 
     async def generate(self, prompt: Prompt | None = None, **options: Any) -> Completion:
         """One whole answer. If the caller is cancelled, so is the request."""
@@ -132,6 +183,14 @@ class AsyncClient:
 
     def abort(self, request_id: str) -> None:
         self._session.abort(request_id)
+
+    def let_go(self, request_id: str, error: TriptychError) -> None:
+        """End whatever stream of this client follows the request, with an error; the request goes on."""
+        self._session.let_go(request_id, error)
+
+    def forget(self, request_id: str) -> None:
+        """Tell the service that the answer of an ended request is not needed any more."""
+        self._session.forget(request_id)
 
     async def info(self, timeout: float = 10.0) -> dict[str, Any]:
         return await asyncio.to_thread(self._client.info, timeout)

@@ -42,6 +42,7 @@ class _Request:
     followed_tokens: int = 0  # the offset of the last FOLLOW
     again: bool = True  # ask for everything after the offset once more
     aborting: bool = False
+    keep: bool = False  # the end is not acknowledged, so that somebody can ask for the answer again
 
 
 class Session:
@@ -51,7 +52,7 @@ class Session:
         self._connection = Connection(submit, follow)
         self._requests: dict[str, _Request] = {}
         self._questions: dict[str, deque[Future[Any]]] = {}
-        self._orders: deque[Callable[[], None]] = deque()
+        self._orders: deque[Callable[[], object]] = deque()
         self._closing = False
         self._lock = threading.Lock()  # of the two above: nothing is given to a thread that has ended
         self._max_frame_bytes: int | None = None  # of the service, once it said so
@@ -59,14 +60,34 @@ class Session:
         self._thread = threading.Thread(target=self._run, name="triptych-client", daemon=True)
         self._thread.start()
 
-    def submit(self, request_id: str, request: dict[str, Any], listener: Listener) -> None:
+    def submit(self, request_id: str, request: dict[str, Any], listener: Listener, *, keep: bool = False) -> None:
         message = m.Submit(request_id, request)
-        self._order(lambda: self._begin(_Request(message, Assembly(request_id), listener)))
+        self._order(lambda: self._begin(_Request(message, Assembly(request_id), listener, keep=keep)))
 
-    def resume(self, request_id: str, listener: Listener, *, num_tokens: int, num_chars: int) -> None:
+    def resume(
+        self, request_id: str, listener: Listener, *, num_tokens: int, num_chars: int | None, keep: bool = False
+    ) -> None:
         """Follow a request that some client submitted, from what this caller has of it."""
         assembly = Assembly(request_id, num_tokens=num_tokens, num_chars=num_chars)
-        self._order(lambda: self._begin(_Request(None, assembly, listener, accepted=True)))
+        self._order(lambda: self._begin(_Request(None, assembly, listener, accepted=True, keep=keep)))
+
+    def forget(self, request_id: str) -> None:
+        """The answer is not needed any more: for one that was kept, or that nobody reads."""
+        self._order(
+            lambda: self._connection.queue("follow", ("acknowledge", request_id), m.Acknowledge([request_id]))
+        )  # fmt: skip
+
+    def let_go(self, request_id: str, error: TriptychError | None = None) -> None:
+        """Stop following; the listener hears no more than ``error``. The request goes on until somebody follows it
+        again, or its lease ends.
+        """
+
+        def order() -> None:
+            request = self._requests.pop(request_id, None)
+            if request is not None and error is not None:
+                self._fail(request, error)
+
+        self._order(order)
 
     def abort(self, request_id: str) -> None:
         self._order(lambda: self._abort(request_id))
@@ -89,7 +110,7 @@ class Session:
                 self._connection.wake()
         self._thread.join()
 
-    def _order(self, order: Callable[[], None]) -> None:
+    def _order(self, order: Callable[[], object]) -> None:
         with self._lock:
             if self._closing:
                 raise PipelineClosed("the client is closed")
@@ -270,6 +291,8 @@ class Session:
             del self._requests[end.request_id]
             error = from_wire(end.code, end.message) if isinstance(end, m.Failed) else None
             self._end_listener(request, end, error)
+            if request.keep:
+                return
         # Also for one that is not ours any more: the first acknowledgement may have died with summarize.
         self._connection.queue("follow", ("acknowledge", end.request_id), m.Acknowledge([end.request_id]))
 

@@ -14,6 +14,7 @@ import numpy as np
 from ..protocol.errors import InvalidRequest, RequestTimeout, TriptychError
 from ..protocol.messages import Accepted, Failed, Finished
 
+MAX_MISPLACED = 8
 Logprobs = list[list[Any]]  # a row a token: [logprob of the chosen, [[token id, logprob], ...]]
 
 
@@ -64,10 +65,13 @@ class Listener(Protocol):
 class Assembly:
     """Puts a request's rows together: each token and each character once, in order, however often rows are sent."""
 
-    def __init__(self, request_id: str, *, num_tokens: int = 0, num_chars: int = 0) -> None:
+    def __init__(self, request_id: str, *, num_tokens: int = 0, num_chars: int | None = 0) -> None:
+        """``num_tokens`` and ``num_chars`` are what the caller has if it resumes; None: the first row tells."""
         self.request_id = request_id
-        self.num_tokens = num_tokens  # what the caller has, from an earlier life on if it resumes
-        self.num_chars = num_chars
+        self.num_tokens = num_tokens
+        self._is_placed = num_chars is not None
+        self._num_misplaced = 0
+        self.num_chars = num_chars or 0
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: Logprobs | None = None
@@ -82,6 +86,8 @@ class Assembly:
             InvalidRequest: the caller resumed with fewer characters than its tokens have.
         """
         ids = np.frombuffer(token_ids, "<i4").tolist()
+        if not self._is_placed:
+            self._place(offset, text_offset)
         known_tokens, known_chars = self.num_tokens - offset, self.num_chars - text_offset
         if known_tokens == 0 and known_chars < 0:
             raise InvalidRequest(
@@ -100,6 +106,19 @@ class Assembly:
         if rows is not None:
             self._logprobs = (self._logprobs or []) + rows
         return Delta(text, ids, self.num_tokens, tps, rows)
+
+    def _place(self, offset: int, text_offset: int) -> None:
+        """Learn from a row that begins where the caller asked how many characters come before it."""
+        if offset == self.num_tokens:
+            self._is_placed, self.num_chars = True, text_offset
+            return
+        # One before it may be an earlier reader's, still under way. If it comes again the answer is not that long.
+        self._num_misplaced += offset < self.num_tokens
+        if self._num_misplaced > MAX_MISPLACED:
+            raise InvalidRequest(
+                f"the answer has {offset} tokens so far, {self.num_tokens} were said to be known", param="num_tokens"
+            )
+        raise LookupError(f"{self.request_id}: a row begins at token {offset}, {self.num_tokens} are known")
 
     def completion(self, end: Finished | Failed) -> Completion:
         reason = end.finish_reason if isinstance(end, Finished) else "error"

@@ -17,7 +17,8 @@ from .aliases import canonical
 from .bench.options import BenchOptions
 from .failures import explain
 from .flags import ENV_PREFIX, OutputFormat, given_flags, given_names, option, with_flags
-from .logs import set_up_logging
+from .gateway.config import GatewayConfig
+from .logs import set_up_logging, set_up_stream_logging
 from .replay.options import EngineConfig, StudyOptions
 from .signals import exit_on_signals
 
@@ -85,15 +86,25 @@ def serve(
     *,
     model_name: ModelName = None,
     config: PipelineConfig,
+    gateway: GatewayConfig,
     run_dir: RunDir = None,
     drain_timeout: Annotated[float, option("drain_timeout", "seconds that accepted requests get at a stop")] = 30.0,
     log_level: LogLevel = "info",
 ) -> None:
     """Serve clients until Ctrl-C or SIGTERM: the first one drains, the second one stops at once."""
-    from .serve import serve
+    from .serve import Task, serve
 
-    config = _with_model(config, model_name)
-    raise typer.Exit(serve(config, run_dir=run_dir, drain_timeout=drain_timeout, console=_console(log_level)))
+    console = _console(log_level)
+    if gateway.log_format == "json":
+        set_up_stream_logging(log_level, gateway.log_format, process="driver")
+    task = Task(
+        config=_with_model(config, model_name),
+        gateway=gateway,
+        run_dir=run_dir,
+        drain_timeout=drain_timeout,
+        log_level=log_level,
+    )
+    raise typer.Exit(serve(task, console=console))
 
 
 @app.command(epilog=EPILOG)

@@ -22,6 +22,7 @@ from ..protocol.sampling import SamplingParams
 from .aliases import ALIASES, SHORT
 from .bench.options import BenchOptions
 from .config_file import take_defaults
+from .gateway.config import GatewayConfig
 from .replay.options import EngineConfig, StudyOptions
 
 ENV_PREFIX = "TRIPTYCH_"
@@ -119,10 +120,11 @@ _BUILDERS: dict[Any, Callable[[Mapping[str, Any]], Any]] = {
     PipelineConfig: lambda values: PipelineConfig.from_options(**values),
     EngineConfig: lambda values: EngineConfig.from_options(**values),
     SamplingParams: lambda values: SamplingParams(**values),
+    GatewayConfig: lambda values: GatewayConfig(**values),
     BenchOptions: lambda values: _compose(BenchOptions, values),
     StudyOptions: lambda values: StudyOptions(**values),
 }
-_PANELS = {SamplingParams: "Sampling", StudyOptions: "Simulation"}  # owners of one panel
+_PANELS = {SamplingParams: "Sampling", StudyOptions: "Simulation", GatewayConfig: "HTTP"}  # owners of one panel
 
 
 def _groups(owner: type) -> Iterator[tuple[str, type]]:

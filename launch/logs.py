@@ -1,9 +1,13 @@
-"""Logging of the launcher's own process. The workers' logs lie in the run directory, one file each."""
+"""Logging of the launcher's own processes. The workers' logs lie in the run directory, one file each."""
 
 from __future__ import annotations
 
+import json
 import logging
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigError
 
@@ -19,13 +23,58 @@ def set_up_logging(level: str, console: Console) -> None:
     Raises:
         ConfigError: there is no such level.
     """
-    if level not in LEVELS:
-        raise ConfigError(f"log_level is {level!r}, known are: {', '.join(LEVELS)}", param="log_level")
     handler = _ConsoleHandler(console)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    _use(handler, level)
+
+
+def set_up_stream_logging(level: str, log_format: str, *, process: str) -> None:
+    """Send this package's log to standard error, as text or as one JSON object a line, and that of uvicorn with it.
+
+    Raises:
+        ConfigError: there is no such level.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    if log_format == "json":
+        handler.setFormatter(JsonFormatter(process))
+    else:
+        text = f"%(asctime)s %(levelname)-7s {process}: %(message)s"
+        handler.setFormatter(logging.Formatter(text, "%H:%M:%S"))
+    _use(handler, level)
+    for name in ("uvicorn", "uvicorn.error", "asyncio"):
+        logging.getLogger(name).handlers[:] = [handler]
+        logging.getLogger(name).setLevel("WARNING")
+        logging.getLogger(name).propagate = False
+
+
+def _use(handler: logging.Handler, level: str) -> None:
+    if level not in LEVELS:
+        raise ConfigError(f"log_level is {level!r}, known are: {', '.join(LEVELS)}", param="log_level")
     package = logging.getLogger(__name__.partition(".")[0])
     package.handlers[:] = [handler]
     package.setLevel(level.upper())
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, process, logger, message, and the named arguments of the message."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if isinstance(record.args, Mapping):
+            entry |= {str(key): value for key, value in record.args.items() if key not in entry}
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False, default=str)
 
 
 class _ConsoleHandler(logging.Handler):

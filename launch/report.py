@@ -88,6 +88,8 @@ def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
     table = _table(title, "")
     table.columns[1].justify = "left"
     for name, value in facts.items():
+        if name == "histograms":  # for /metrics, not for reading
+            continue
         table.add_row(name.replace("_", " "), _cell(value))
     return table
 

@@ -28,6 +28,7 @@ class RequestRecord:
     cache_salt: str = ""  # prefixes are shared among requests of the same salt only
     deadline_at: int = 0  # CLOCK_MONOTONIC in ns by which it must have ended; 0: none
     queue_deadline_at: int = 0  # by which it must have begun
+    return_prompt: bool = False  # the summary brings the prompt's token ids
     sampling: dict[str, Any]  # SamplingParams.to_wire()
     grammar: str = ""  # that the answer must match, as llguidance reads it; it was compiled once, to see that it can be
 

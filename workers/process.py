@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
 import os
 import signal
@@ -17,12 +16,12 @@ from typing import Any
 from ..protocol.board import STOP, Board, WorkerPage
 from ..protocol.config import PipelineConfig
 from ..protocol.journal.layout import Journal
+from ..protocol.lifeline import die_with
 from ..protocol.run_dir import CONFIG_FILE, board_path, journal_path
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.25  # an idle worker looks at the journal and shows that it lives so often
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +109,3 @@ def process_start() -> float:
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()  # the name before it may hold spaces
     since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22, starttime
     return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
-
-
-def die_with(parent: int) -> None:
-    """Be killed when the parent ends, also when it ended before this line."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:
-        os._exit(1)

@@ -15,6 +15,7 @@ from tests.launch.conftest import Triptych
 from triptych.launch.aliases import ALIASES, canonical
 from triptych.launch.cli import app
 from triptych.launch.flags import with_flags
+from triptych.launch.gateway.config import GatewayConfig
 from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import TriptychError
 from triptych.protocol.sampling import SamplingParams
@@ -147,3 +148,23 @@ def test_a_flag_wins_over_the_environment(triptych: Triptych, monkeypatch: pytes
     by_env = json.loads(triptych("generate", "hi", "--format", "jsonl").out)
     by_flag = json.loads(triptych("generate", "hi", "--format", "jsonl", "--max-tokens", "3").out)
     assert [len(row["token_ids"]) for row in (by_env, by_flag)] == [2, 3]
+
+
+def test_every_setting_of_the_gateway_is_a_flag_and_a_variable() -> None:
+    seen: list[GatewayConfig] = []
+    probe = typer.Typer()
+
+    @probe.command()
+    @with_flags
+    def verb(*, gateway: GatewayConfig) -> None:
+        seen.append(gateway)
+
+    flags = {item.name: "--" + item.name.replace("_", "-") for item in dataclasses.fields(GatewayConfig)}
+    values = dict.fromkeys(flags, "7") | {"tool_parser": "hermes", "log_format": "json", "max_body_bytes": "4096"}
+    arguments = [part for name, flag in flags.items() for part in (flag, values[name])]
+    environment = {f"TRIPTYCH_{name.upper()}": value for name, value in values.items()}
+    for result in (CliRunner().invoke(probe, arguments), CliRunner().invoke(probe, [], env=environment)):
+        assert result.exit_code == 0, result.output
+    assert seen[0] == seen[1]
+    assert (seen[0].http, seen[0].served_model_name, seen[0].request_timeout_s) == ("7", ("7",), 7.0)
+    assert all(getattr(seen[0], name) != item.default for name, item in GatewayConfig.__dataclass_fields__.items())

@@ -13,7 +13,7 @@ import sys
 from io import FileIO
 from pathlib import Path
 
-from ..process import die_with
+from ...protocol.lifeline import die_with
 
 
 def main() -> None:

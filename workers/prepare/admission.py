@@ -26,8 +26,15 @@ class Admission(NamedTuple):
     capacity: int  # output tokens this request may have
 
 
-def admit(token_ids: Int32, *, truncation: Truncation, params: SamplingParams, card: ModelCard) -> Admission:
-    """The prompt as it will run.
+def admit(
+    token_ids: Int32,
+    *,
+    truncation: Truncation,
+    params: SamplingParams,
+    card: ModelCard,
+    max_prompt_tokens: int | None = None,
+) -> Admission:
+    """The prompt as it will run. ``max_prompt_tokens``: the request's own limit, if it has one.
 
     Raises:
         InvalidRequest: an id in the prompt or the parameters is not in the model's vocabulary.
@@ -36,8 +43,15 @@ def admit(token_ids: Int32, *, truncation: Truncation, params: SamplingParams, c
     check_prompt_ids(token_ids, card.vocab_size)
     check_param_ids(params, card.vocab_size)
     kept, num_truncated = token_ids, 0
-    if len(token_ids) > max_prompt_tokens(card):
-        kept, num_truncated = truncate(token_ids, truncated_length(params, card), truncation)
+    if max_prompt_tokens is not None and len(token_ids) > max_prompt_tokens:
+        if truncation == "none":
+            raise RequestTooLong(
+                f"prompt has {len(token_ids)} tokens, max_prompt_tokens is {max_prompt_tokens}", param="prompt"
+            )
+        kept, num_truncated = truncate(token_ids, max_prompt_tokens, truncation)
+    if len(kept) > longest_prompt(card):
+        kept, num_more = truncate(kept, truncated_length(params, card), truncation)
+        num_truncated += num_more
     return Admission(kept, num_truncated, fit(kept, params, card))
 
 
@@ -47,14 +61,14 @@ def fit(token_ids: Int32, params: SamplingParams, card: ModelCard) -> int:
     Raises:
         RequestTooLong: no room is left for one token.
     """
-    limit = max_prompt_tokens(card)
+    limit = longest_prompt(card)
     if len(token_ids) > limit:
         raise RequestTooLong(f"prompt has {len(token_ids)} tokens, the limit is {limit}", param="prompt")
     room = _context_tokens(card) - len(token_ids)
     return room if params.max_tokens is None else min(params.max_tokens, room)
 
 
-def max_prompt_tokens(card: ModelCard) -> int:
+def longest_prompt(card: ModelCard) -> int:
     """Tokens a prompt may have: one less than the context or the pool holds, so that one token can follow."""
     return _context_tokens(card) - 1
 

@@ -14,7 +14,9 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from .request import Message
+from .tool_fields import Message
+
+_NONE: Mapping[str, Any] = {}
 
 
 class ChatTemplate:
@@ -24,18 +26,22 @@ class ChatTemplate:
         self._source = source
         self._special_tokens = dict(special_tokens)  # "bos_token" -> "<s>": variables of the template
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, variables: Mapping[str, Any] = _NONE
+    ) -> str:
         """The chat's text, ending where the model is to answer; special tokens are in it as text.
+
+        ``variables`` are what the checkpoint's template knows besides, such as ``enable_thinking``.
 
         Raises whatever the template raises: it comes with the checkpoint and may do anything.
         """
-        return self._compiled.render(
-            messages=[dict(message) for message in messages],
-            tools=None,
-            documents=None,
-            add_generation_prompt=True,
-            **self._special_tokens,
-        )
+        own = {
+            "messages": [dict(m) for m in messages],
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
+        return self._compiled.render({**self._special_tokens, **variables, **own})
 
     @cached_property
     def _compiled(self) -> jinja2.Template:

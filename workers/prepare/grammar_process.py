@@ -16,9 +16,9 @@ from typing import Any
 
 from ...protocol.config import ModelCard
 from ...protocol.grammar import PARSER_LIMITS, tokenizer_options
+from ...protocol.lifeline import die_with
 from ...protocol.run_dir import CARD_FILE
 from ...protocol.tokenizer_files import TOKENIZER_FILE
-from ..process import die_with
 
 # A space, or a line break and an indentation: without a bound a small model goes on with white space until max_tokens.
 # The "x-guidance" of a schema is taken instead.

@@ -300,7 +300,13 @@ class Prepare:
         try:
             request = intake.request
             token_ids = self._encoder.encode_request(request)
-            return admit(token_ids, truncation=request.truncation, params=request.sampling, card=self._card)
+            return admit(
+                token_ids,
+                truncation=request.truncation,
+                params=request.sampling,
+                card=self._card,
+                max_prompt_tokens=request.max_prompt_tokens,
+            )
         except RequestError as error:
             return error
         except Exception as error:
@@ -332,6 +338,7 @@ class Prepare:
             cache_salt=request.cache_salt,
             deadline_at=intake.time_after(request.deadline_ms),
             queue_deadline_at=intake.time_after(request.max_queue_ms),
+            return_prompt=request.return_prompt,
             sampling=params.to_wire(),
             grammar=intake.grammar,
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ...protocol.errors import InvalidRequest
 from ...protocol.sampling import SamplingParams
 from .structured import Structured, checked_structured, refusal
+from .tool_fields import CALL_FIELDS, Message, add_calls, checked_template_kwargs, checked_tools
 
 Int32 = npt.NDArray[np.int32]
 Truncation = Literal["none", "left", "right", "middle"]
@@ -28,13 +29,6 @@ _TRUNCATIONS: tuple[Truncation, ...] = ("none", "left", "right", "middle")
 _INT32 = np.iinfo(np.int32)
 
 
-class Message(TypedDict):
-    """One turn of a chat. Text parts of the wire's content are joined to one string, without a separator."""
-
-    role: str
-    content: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GenerationRequest:
     """What one client asks for. Invariant: exactly one of ``prompt``, ``prompt_token_ids`` and ``messages`` is set."""
@@ -48,6 +42,10 @@ class GenerationRequest:
     deadline_ms: float | None = None  # from receipt to the end; then it fails with what was produced
     max_queue_ms: float | None = None  # from receipt to its first step
     cache_salt: str = ""  # prefixes are shared among requests of the same salt only
+    tools: list[Any] | None = None  # for the chat template; on the wire JSON text, for a schema may be deep
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # more variables for the chat template
+    max_prompt_tokens: int | None = None  # a longer prompt is cut, or refused, as one that does not fit
+    return_prompt: bool = False  # the summary brings the prompt's token ids
     structured: Structured | None = None  # the form the answer must have
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
@@ -76,6 +74,10 @@ class GenerationRequest:
             deadline_ms=_checked_limit_ms("deadline_ms", wire.get("deadline_ms")),
             max_queue_ms=_checked_limit_ms("max_queue_ms", wire.get("max_queue_ms")),
             cache_salt=_checked_salt(wire.get("cache_salt", "")),
+            tools=checked_tools(wire.get("tools")),
+            chat_template_kwargs=checked_template_kwargs(wire.get("chat_template_kwargs")),
+            max_prompt_tokens=_checked_max_prompt(wire.get("max_prompt_tokens")),
+            return_prompt=_checked_bool("return_prompt", wire.get("return_prompt", False)),
             structured=checked_structured(wire.get("structured")),
             sampling=SamplingParams.from_wire({k: v for k, v in wire.items() if k not in _OWN_FIELDS}),
         )
@@ -119,13 +121,14 @@ def _checked_messages(value: Any) -> tuple[Message, ...]:
 
 
 def _checked_message(name: str, value: Any) -> Message:
-    _require_keys(name, value, {"role", "content"})
+    _require_keys(name, value, {"role", "content"}, optional=CALL_FIELDS)
     role = value["role"]
     if not isinstance(role, str) or not 1 <= len(role) <= MAX_ROLE_CHARS:
         raise InvalidRequest(
             f"{name}.role must be a string of 1 to {MAX_ROLE_CHARS} characters, got {role!r:.80}", param="messages"
         )
-    return {"role": role, "content": _checked_content(f"{name}.content", value["content"])}
+    message: Message = {"role": role, "content": _checked_content(f"{name}.content", value["content"])}
+    return add_calls(message, name, value)
 
 
 def _checked_content(name: str, value: Any) -> str:
@@ -148,12 +151,12 @@ def _checked_part(name: str, value: Any) -> str:
     return text
 
 
-def _require_keys(name: str, value: Any, keys: set[str]) -> None:
+def _require_keys(name: str, value: Any, keys: set[str], *, optional: Set[str] = frozenset()) -> None:
     if not isinstance(value, dict):
         raise InvalidRequest(f"{name} must be a map, got {value!r:.80}", param="messages")
     for key in keys - value.keys():
         raise InvalidRequest(f"{name} has no {key}", param="messages")
-    for key in value.keys() - keys:
+    for key in value.keys() - keys - optional:
         raise InvalidRequest(f"{name} has the unknown field {key!r:.80}", param="messages")
 
 
@@ -199,6 +202,20 @@ def _checked_salt(value: Any) -> str:
         raise InvalidRequest(
             f"cache_salt has {len(value)} characters, the limit is {MAX_SALT_CHARS}", param="cache_salt"
         )
+    return value
+
+
+def _checked_max_prompt(value: Any) -> int | None:
+    if value is not None and (type(value) is not int or not 1 <= value <= _INT32.max):
+        raise InvalidRequest(
+            f"max_prompt_tokens is {value!r:.80}, the limits are 1 and {_INT32.max}", param="max_prompt_tokens"
+        )
+    return value
+
+
+def _checked_bool(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be true or false, got {value!r:.80}", param=name)
     return value
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -12,7 +13,10 @@ from tokenizers import Tokenizer
 from ...protocol.errors import EmptyPrompt, InvalidRequest, TokenizationFailed
 from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_facts
 from .chat_template import ChatTemplate
-from .request import GenerationRequest, Int32, Message
+from .request import GenerationRequest, Int32
+from .tool_fields import Message
+
+_NONE: Mapping[str, Any] = {}
 
 
 class TextEncoder:
@@ -43,7 +47,7 @@ class TextEncoder:
             TokenizationFailed: the tokenizer or the template raised.
         """
         if request.messages is not None:
-            return self.encode_chat(request.messages)
+            return self.encode_chat(request.messages, tools=request.tools, variables=request.chat_template_kwargs)
         if request.prompt is not None:
             return self.encode(request.prompt)
         assert request.prompt_token_ids is not None, "a request has one of three prompts"
@@ -55,12 +59,14 @@ class TextEncoder:
             ids = self._ids(text, add_special_tokens=True)
         return self._at_least_one(ids, param="prompt")
 
-    def encode_chat(self, messages: Sequence[Message]) -> Int32:
+    def encode_chat(
+        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, variables: Mapping[str, Any] = _NONE
+    ) -> Int32:
         """int32 [num_tokens] of the rendered chat; the template wrote the special tokens itself."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template, send a prompt", param="messages")
         with _blaming("messages", "the chat template"):
-            text = self._template.render(messages)
+            text = self._template.render(messages, tools=tools, variables=variables)
         with _blaming("messages", "the tokenizer"):
             ids = self._ids(text, add_special_tokens=False)
         return self._at_least_one(ids, param="messages")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,16 @@ from ...protocol.journal.layout import Journal
 from ...protocol.journal.requests import RequestView
 from ...protocol.journal.tokens import read_logprobs, read_times
 from ...protocol.messages import DeltaRow, Failed, Finished, Status
-from .ledger import Marks, make_ledger
+from .ledger import Ledger, Marks, make_ledger
 from .stream import OutputStream
+
+
+class Account(NamedTuple):
+    """A request's time, and when each of its tokens was made (ns of CLOCK_MONOTONIC)."""
+
+    ledger: Ledger
+    token_times_ns: list[int]
+    num_prompt_tokens: int
 
 
 class Answer:
@@ -118,7 +126,8 @@ class Answer:
         elapsed_ns = self.arrived_ns - self.first_token_ns
         return (num_tokens - 1) * 1e9 / elapsed_ns if num_tokens > 1 and elapsed_ns > 0 else None
 
-    def _summary(self, journal: Journal) -> dict[str, Any]:
+    def account(self, journal: Journal) -> Account:
+        """Where the time of this request went until now."""
         entry = journal.records[self.view.slot]
         times = read_times(journal, self.view, self.stream.num_tokens)
         marks = Marks(
@@ -140,13 +149,20 @@ class Answer:
         ledger = make_ledger(
             marks, num_cached_tokens=times.num_cached_tokens, num_preemptions=times.num_preemptions
         )  # fmt: skip
+        return Account(ledger, marks.token_times, len(self.view.record.prompt) // 4)
+
+    def _summary(self, journal: Journal) -> dict[str, Any]:
+        ledger, record = self.account(journal).ledger, self.view.record
         usage = {
-            "prompt_tokens": len(self.view.record.prompt) // 4,
+            "prompt_tokens": len(record.prompt) // 4,
             "completion_tokens": self.stream.num_tokens,
-            "cached_tokens": times.num_cached_tokens,
-            "truncated_tokens": self.view.record.num_truncated_tokens,
+            "cached_tokens": ledger.num_cached_tokens,
+            "truncated_tokens": record.num_truncated_tokens,
         }
-        return {"usage": usage, "ledger": ledger.to_wire(), "matched": self.stream.matched}
+        summary: dict[str, Any] = {"usage": usage, "ledger": ledger.to_wire(), "matched": self.stream.matched}
+        if record.return_prompt:
+            summary["prompt_token_ids"] = record.prompt
+        return summary
 
 
 def _at(times_ns: npt.NDArray[np.int64], index: int) -> int:

@@ -29,6 +29,7 @@ from ..process import TICK_S, StatsPublisher, WorkerContext
 from .answer import Answer
 from .deadlines import Deadlines
 from .delivery import Delivery
+from .histograms import RequestHistograms
 from .listing import list_requests
 from .rate import Rate
 from .stream import OutputStream
@@ -74,6 +75,7 @@ class Summarize:
         self._deadlines = Deadlines(context.journal, context.board)
         self._counts: Counter[str] = Counter()
         self._rate = Rate()
+        self._histograms = RequestHistograms()
         self._next_tick = 0.0
         self._stats = StatsPublisher(context.page, self._collect)
         self._links = Links(context.run_dir, "summarize", epoch=context.epoch, peers=("prepare", "execute"))
@@ -327,6 +329,7 @@ class Summarize:
         self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason, code=answer.end_code)
         self._released.append(answer.key)
         self._counts[f"finished_{reason}"] += 1
+        self._histograms.observe(*answer.account(self._journal))
         self._stats.changed = True
 
     def _forget(self, answer: Answer) -> None:
@@ -393,6 +396,7 @@ class Summarize:
             "tokens": self._counts["tokens"],
             "tokens_per_second": rate,
             "finished": reasons,
+            "histograms": self._histograms.to_wire(),
             "forgotten_unread": self._counts["forgotten_unread"],
             "stale_tokens": self._counts["stale_tokens"],
             "bad_frames": self._counts["bad_frames"] + self._router.num_bad_frames,

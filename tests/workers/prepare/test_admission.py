@@ -121,3 +121,12 @@ def test_what_is_admitted_fits_the_context_and_the_pool(
     assert num_kept + admission.num_truncated == num_tokens
     assert min(num_kept, admission.capacity) >= 1
     assert num_kept + admission.capacity <= min(card.max_model_len, num_pages * page_size)
+
+
+def test_a_request_may_limit_its_own_prompt() -> None:
+    ids = np.arange(10, dtype=np.int32)
+    params = SamplingParams(max_tokens=2)
+    cut = admit(ids, truncation="left", params=params, card=CARD, max_prompt_tokens=4)
+    assert (cut.token_ids.tolist(), cut.num_truncated) == ([6, 7, 8, 9], 6)
+    with pytest.raises(RequestTooLong, match="10 tokens, max_prompt_tokens is 4"):
+        admit(ids, truncation="none", params=params, card=CARD, max_prompt_tokens=4)

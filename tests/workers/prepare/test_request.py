@@ -71,7 +71,7 @@ REFUSED: dict[str, tuple[dict[Any, Any], str, str]] = {
     "messages in a map": ({"messages": HELLO}, "messages", "must be a list of maps"),
     "a message in a string": ({"messages": ["Hello"]}, "messages", "messages[0] must be a map"),
     "no content": ({"messages": [{"role": "user"}]}, "messages", "messages[0] has no content"),
-    "a field too many": ({"messages": [{**HELLO, "name": "x"}]}, "messages", "unknown field 'name'"),
+    "a field too many": ({"messages": [{**HELLO, "mood": "x"}]}, "messages", "unknown field 'mood'"),
     "a role that is no string": ({"messages": [{"role": 1, "content": ""}]}, "messages", "messages[0].role"),
     "no text content": ({"messages": [{"role": "user", "content": 5}]}, "messages", "messages[0].content must be"),
     "an image": (

@@ -15,8 +15,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from tests.workers import tokenizer_zoo
 from triptych.protocol.errors import EmptyPrompt, InvalidRequest, TokenizationFailed
 from triptych.protocol.tokenizer_files import TokenizerFacts, save_tokenizer
-from triptych.workers.prepare.request import GenerationRequest, Message
+from triptych.workers.prepare.request import GenerationRequest
 from triptych.workers.prepare.text_encoder import TextEncoder
+from triptych.workers.prepare.tool_fields import Message
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 CHAT: list[Message] = [

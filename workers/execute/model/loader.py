@@ -55,8 +55,8 @@ def load_model(
     _check_vocabulary(config, tokenizer)
     check_weights(folder)
     with _reporting(progress):
-        model = _read_weights(folder, config, dtype, group).to(device)
-    return LoadedModel(model, _facts(model, tokenizer))
+        model: Any = _read_weights(folder, config, dtype, group)
+    return LoadedModel(model.to(device), _facts(model, tokenizer))
 
 
 def resolve_device(name: str) -> torch.device:

@@ -1,0 +1,146 @@
+"""What does HTTP add to the time between tokens? Prints one JSON line.
+
+256 streams at once on the hash model, whose step pretends to cost what a real one might: once followed by a ZeroMQ
+client, once as server-sent events through a gateway process, in turns. Both readers are asyncio and note when each
+token was there. A stall is the longest gap of any stream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.report import environment  # noqa: E402
+from triptych import AsyncClient, Driver  # noqa: E402
+from triptych.launch.gateway.config import GatewayConfig  # noqa: E402
+from triptych.launch.gateway.processes import gateways  # noqa: E402
+
+STREAMS, OUTPUT_TOKENS, TURNS, STEP_MS = 256, 60, 3, 30.0
+NUM_TOKENS = re.compile(rb"^id: (\d+)$", re.MULTILINE)
+OPTIONS = {"max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--streams", type=int, default=STREAMS)
+    parser.add_argument("--step-ms", type=float, default=STEP_MS)
+    parser.add_argument("--stream-interval", type=int, default=1)
+    asked = parser.parse_args()
+    limits = {"max_num_seqs": asked.streams, "num_pages": 16 * asked.streams}
+    config = GatewayConfig(http=":0", stream_interval=asked.stream_interval, resume_s=1.0)
+    with (
+        Driver("hash-lm", hash_step_ms=asked.step_ms, **limits) as driver,
+        gateways(config, driver.run_dir, log_level="error") as url,
+    ):
+        assert url is not None
+        asyncio.run(over_http(url, 4, 0))  # warm-up
+        before = gateway_cpu_s()
+        results = [run_turn(driver, url, asked.streams, turn) for turn in range(1, asked.turns + 1)]
+        cpu_us = (gateway_cpu_s() - before) * 1e6 / (asked.turns * asked.streams * OUTPUT_TOKENS)
+    about = environment("fastapi", "uvicorn", "uvloop", "httptools", "pyzmq")
+    setting = {"streams": asked.streams, "tokens": OUTPUT_TOKENS, "step_ms": asked.step_ms, "turns": asked.turns,
+               "stream_interval": asked.stream_interval}  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "what": "gateway",
+                **about,
+                **setting,
+                "results": {**summarise(results), "gateway_cpu_us_per_token": round(cpu_us, 1)},
+            }
+        )
+    )
+
+
+def gateway_cpu_s() -> float:
+    """Processor time that the gateway process has used."""
+    children = psutil.Process().children()
+    [gateway] = [child for child in children if "triptych.launch.gateway" in child.cmdline()]
+    return float(sum(gateway.cpu_times()[:2]))
+
+
+def run_turn(driver: Driver, url: str, num_streams: int, turn: int) -> dict[str, list[list[float]]]:
+    """Arrival times of each stream's tokens, by the way they came. The prompts of a turn are new to the cache."""
+    return {
+        "zeromq": asyncio.run(over_zeromq(driver, num_streams, 2 * turn)),
+        "http": asyncio.run(over_http(url, num_streams, 2 * turn + 1)),
+    }
+
+
+def prompt(stream: int, turn: int) -> list[int]:
+    return [int(token) for token in np.random.default_rng([stream, turn]).integers(10, 250, 16)]
+
+
+async def over_zeromq(driver: Driver, num_streams: int, turn: int) -> list[list[float]]:
+    async with AsyncClient(driver.run_dir) as client:
+
+        async def read(number: int) -> list[float]:
+            times: list[float] = []
+            stream = client.submit(prompt(number, turn), **OPTIONS)
+            while deltas := await stream.take():
+                times += [time.perf_counter()] * sum(len(delta.token_ids) for delta in deltas)
+            return times
+
+        return await asyncio.gather(*(read(number) for number in range(num_streams)))
+
+
+async def over_http(url: str, num_streams: int, turn: int) -> list[list[float]]:
+    """Plain sockets: a real client's parser costs more than the gateway, on the same cores."""
+    host, port = url.removeprefix("http://").split(":")
+
+    async def read(number: int) -> list[float]:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        wanted = {"prompt": prompt(number, turn), "stream": True, "resumable": True, **OPTIONS}
+        body = json.dumps(wanted)
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode())
+        times: list[float] = []
+        text = b""
+        while chunk := await reader.read(1 << 16):
+            *events, text = (text + chunk).split(b"\n\n")
+            now = time.perf_counter()
+            for event in events:
+                if found := NUM_TOKENS.search(event):  # the id of an event is the number of tokens so far
+                    times += [now] * (int(found[1]) - len(times))
+        writer.close()
+        return times
+
+    return await asyncio.gather(*(read(number) for number in range(num_streams)))
+
+
+def summarise(turns: list[dict[str, list[list[float]]]]) -> dict[str, Any]:
+    medians: dict[str, list[float]] = {"zeromq": [], "http": []}
+    report: dict[str, Any] = {}
+    for way, of_turns in medians.items():
+        gaps = [np.concatenate([np.diff(times) for times in turn[way]]) * 1e3 for turn in turns]
+        assert all(len(times) == OUTPUT_TOKENS for turn in turns for times in turn[way]), "a stream has too few tokens"
+        of_turns += [float(np.median(each)) for each in gaps]
+        whole = np.concatenate(gaps)
+        stalls = [max(float(np.diff(times).max()) * 1e3 for times in turn[way]) for turn in turns]
+        report[way] = {
+            "itl_p50_ms": statistics.median(of_turns),
+            "itl_p99_ms": float(np.percentile(whole, 99)),
+            "longest_gap_ms": max(stalls),
+        }
+    report["added_itl_p50_ms"] = statistics.median(
+        b - a for a, b in zip(medians["zeromq"], medians["http"], strict=True)
+    )
+    return report
+
+
+if __name__ == "__main__":
+    main()

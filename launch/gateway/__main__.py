@@ -1,0 +1,21 @@
+"""``python -m triptych.launch.gateway``: HTTP for a pipeline that runs already, in this process."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    if "--supervised" in sys.argv[1:]:
+        from .server import run_supervised
+        from .settings import Settings
+
+        run_supervised(Settings.from_json(sys.stdin.read()))
+    else:
+        from .command import main as command
+
+        command()
+
+
+if __name__ == "__main__":
+    main()

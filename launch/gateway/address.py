@@ -1,0 +1,74 @@
+"""Where the gateway listens: text to a bound socket, and the URL that clients use."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import stat
+from pathlib import Path
+
+from ...protocol.errors import ConfigError
+
+DEFAULT_HOST = "127.0.0.1"
+BACKLOG = 2048  # connections that wait while a gateway process is started again
+URL_FILE = "http_url"  # in the run directory: where the gateway can be reached
+
+
+def listen(address: str) -> socket.socket:
+    """A socket that listens at ``HOST:PORT``, ``:PORT``, ``PORT``, ``[IPv6]:PORT`` or ``unix:PATH``.
+
+    Raises:
+        ConfigError: the address is none, or it cannot be had.
+    """
+    try:
+        return _listen_unix(address[5:]) if address.startswith("unix:") else _listen_tcp(*split_address(address))
+    except OSError as error:
+        raise ConfigError(f"cannot listen at {address}: {error}", param="http") from error
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port."""
+    host, _, port = address.rpartition(":")
+    if not port.isascii() or not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise ConfigError(f"http is {address!r}, the form is HOST:PORT, :PORT or unix:PATH", param="http")
+    return host.strip("[]") or DEFAULT_HOST, int(port)
+
+
+def url_of(listener: socket.socket) -> str:
+    """What a client on this machine connects to."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _listen_tcp(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _listen_unix(path: str) -> socket.socket:
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(Path(path).stat().st_mode) and not _is_served(path):
+            Path(path).unlink()  # left behind by a server that was killed
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _is_served(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(path) == 0

@@ -1,0 +1,74 @@
+"""Routes that ask the model something."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import Response
+from starlette.requests import Request
+
+from .chat import create_chat_completion
+from .completions import create_completion
+from .decisions import create_decision
+from .responses import create_response
+from .resume import forget_request, resume_request
+from .schemas.chat import ChatRequest
+from .schemas.completions import CompletionRequest
+from .schemas.other import DecisionRequest, DetokenizeRequest, TokenizeRequest
+from .schemas.responses import ResponseRequest
+from .state import Gateway
+from .token_routes import detokenize, tokenize
+
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"description": "JSON, or a stream of events if stream is true", "content": {"text/event-stream": {}}}
+}
+
+
+def api_routes(gateway: Gateway) -> APIRouter:
+    # Annotations are evaluated where the functions stand, so the replies are plain ASGI applications for FastAPI.
+    router = APIRouter(tags=["model"])
+
+    @router.post("/v1/completions", responses=_STREAM, summary="continue a text", response_class=Response)
+    async def post_completions(body: CompletionRequest, request: Request) -> Any:
+        return await create_completion(gateway, body, request)
+
+    @router.post("/v1/chat/completions", responses=_STREAM, summary="answer a chat", response_class=Response)
+    async def post_chat_completions(body: ChatRequest, request: Request) -> Any:
+        return await create_chat_completion(gateway, body, request)
+
+    @router.post(
+        "/v1/responses", responses=_STREAM, summary="answer, in the words of Responses", response_class=Response
+    )
+    async def post_responses(body: ResponseRequest, request: Request) -> Any:
+        return await create_response(gateway, body, request)
+
+    @router.post("/v1/decisions", summary="answer short questions about one state by the probabilities of options")
+    async def post_decisions(body: DecisionRequest, request: Request) -> Response:
+        return await create_decision(gateway, body, request)
+
+    @router.get(
+        "/v1/requests/{request_id}", responses=_STREAM, summary="take a request up again", response_class=Response
+    )
+    async def get_request(
+        request_id: str,
+        request: Request,
+        offset: Annotated[int | None, Query(ge=0, description="tokens that are known already")] = None,
+        stream: bool = True,
+        last_event_id: Annotated[str | None, Header(description="what a browser sends in place of offset")] = None,
+    ) -> Any:
+        return await resume_request(gateway, request, request_id, offset=offset, stream=stream, last_id=last_event_id)
+
+    @router.delete("/v1/requests/{request_id}", summary="end a request, or forget its answer")
+    async def delete_request(request_id: str) -> Response:
+        return await forget_request(gateway, request_id)
+
+    @router.post("/tokenize", summary="token ids of a text or a chat")
+    async def post_tokenize(body: TokenizeRequest, request: Request) -> Response:
+        return await tokenize(gateway, body, request)
+
+    @router.post("/detokenize", summary="the text of token ids")
+    async def post_detokenize(body: DetokenizeRequest) -> Response:
+        return await detokenize(gateway, body)
+
+    return router

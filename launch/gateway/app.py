@@ -1,0 +1,79 @@
+"""The application: routes, the shape of errors, and the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from ... import __version__
+from ...protocol.errors import TriptychError
+from .api_routes import api_routes
+from .edge import CLIENT_CLOSED, BodyRefused, Edge
+from .errors import ApiError, ClientGone, error_response, validation_error
+from .openapi import describe
+from .server_routes import server_routes
+from .state import Gateway
+
+
+def create_app(gateway: Gateway) -> ASGIApp:
+    """The gateway as an ASGI application. The pipeline need not be ready; until it is, requests get a 503."""
+    app = FastAPI(title="Triptych", version=__version__, lifespan=_lifespan(gateway), docs_url=None, redoc_url=None)
+    app.include_router(server_routes(gateway))
+    app.include_router(api_routes(gateway))
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(TriptychError, _failed)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ClientGone, _gone)
+    app.add_exception_handler(Exception, _broken)
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
+    return Edge(app, gateway)
+
+
+def _lifespan(gateway: Gateway) -> Any:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await gateway.client.close()
+
+    return lifespan
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError), "registered for it"
+    return error_response(validation_error(list(error.errors())))
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    assert isinstance(error, TriptychError), "registered for it"
+    return error_response(error)
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for it"
+    if isinstance(error, BodyRefused):
+        return error_response(error.error)
+    codes = {404: "unknown_route", 405: "method_not_allowed"}
+    what = f"{request.method} {request.url.path}" if error.status_code in codes else str(error.detail)
+    reply = error_response(
+        ApiError(f"{error.detail}: {what}" if what != error.detail else what, status=error.status_code,
+                 code=codes.get(error.status_code, "bad_request"))
+    )  # fmt: skip
+    reply.headers.update(error.headers or {})
+    return reply
+
+
+async def _broken(_: Request, error: Exception) -> Response:
+    """A fault of ours; the server logs it."""
+    return error_response(ApiError(f"internal error: {type(error).__name__}", status=500, code="internal_error"))
+
+
+async def _gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED)  # nobody reads it

@@ -1,0 +1,122 @@
+"""Whether a request may call tools, and the calls of its answer in OpenAI's shape."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .chat_messages import wire_tools
+from .errors import ApiError, unsupported
+from .schemas.chat import NamedTool, Tool
+from .state import Gateway
+from .structure import arguments_form, calls_form
+from .tools.parser import Call, Found, make_parser
+
+MISTRAL_ID_CHARS = 9  # its template refuses ids of another length
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What one request may do with tools."""
+
+    tools: tuple[Tool, ...] = ()
+    parser: str = "none"
+    single: bool = False  # only the first call counts
+    form: dict[str, Any] | None = None  # of an answer that must be a call
+
+    def options(self) -> dict[str, Any]:
+        """What the pipeline is asked for besides. The template gets the tools. The text keeps its special tokens, among
+        which are the marks of a call, unless it is nothing but a call.
+        """
+        if not self.tools:
+            return {}
+        if self.form:
+            return {"tools": wire_tools(self.tools), "structured": self.form}
+        return {"tools": wire_tools(self.tools), "skip_special_tokens": False}
+
+    def reader(self) -> CallReader:
+        return CallReader(self.parser, single=self.single)
+
+    @property
+    def id_part(self) -> str:
+        """What the id of the answer says of the calls in it, for whoever resumes it."""
+        return "" if self.parser == "none" else f".{self.parser.partition(':')[0]}"
+
+
+def tool_use(
+    gateway: Gateway, tools: Sequence[Tool] | None, choice: str | NamedTool | None, *, single: bool
+) -> ToolUse:
+    """
+    Raises:
+        ApiError: tools are asked for that this model cannot call, or a choice that cannot be kept.
+    """
+    if choice not in (None, "none", "auto") and not tools:
+        raise ApiError("tool_choice needs tools", param="tool_choice")
+    if not tools or choice == "none":
+        return ToolUse()
+    if isinstance(choice, NamedTool):
+        return _forced(tools, choice.function.name)
+    if choice == "required":
+        return ToolUse(tuple(tools), "required", single, calls_form(tools, single=single))
+    if gateway.tool_parser == "none":
+        raise unsupported("tools", "the chat template of this model has no words for tools (see --tool-parser)")
+    return ToolUse(tuple(tools), gateway.tool_parser, single)
+
+
+def _forced(tools: Sequence[Tool], name: str) -> ToolUse:
+    tool = next((tool for tool in tools if tool.function.name == name), None)
+    if tool is None:
+        raise ApiError(f"tool_choice names {name!r:.100}, which is not in tools", param="tool_choice")
+    return ToolUse(tuple(tools), f"named:{name}", True, arguments_form(tool))
+
+
+class CallReader:
+    """One answer's text as content and calls."""
+
+    def __init__(self, parser: str, *, single: bool = False) -> None:
+        self._parser = make_parser(parser)
+        self._name = parser
+        self._single = single
+        self._num_calls = 0
+
+    @property
+    def is_plain(self) -> bool:
+        return self._name == "none"
+
+    def push(self, text: str) -> Found:
+        return self._kept(self._parser.push(text))
+
+    def flush(self) -> Found:
+        return self._kept(self._parser.flush())
+
+    def finish_reason(self, reason: str) -> str:
+        return "tool_calls" if self._num_calls and reason == "stop" else reason
+
+    def call_map(self, call: Call) -> dict[str, Any]:
+        call_id = uuid.uuid4().hex
+        call_id = call_id[:MISTRAL_ID_CHARS] if self._name == "mistral" else f"call_{call_id[:24]}"
+        return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+    def deltas(self, found: Found) -> list[dict[str, Any]]:
+        """A delta of a chat chunk for each thing that was found."""
+        first = self._num_calls - sum(isinstance(part, Call) for part in found)
+        result: list[dict[str, Any]] = []
+        for part in found:
+            if isinstance(part, str):
+                result.append({"content": part})
+            else:
+                result.append({"tool_calls": [{"index": first, **self.call_map(part)}]})
+                first += 1
+        return result
+
+    def _kept(self, found: Found) -> Found:
+        kept: Found = []
+        for part in found:
+            if isinstance(part, Call):
+                if self._single and self._num_calls:
+                    continue
+                self._num_calls += 1
+            kept.append(part)
+        return kept

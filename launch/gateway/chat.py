@@ -1,0 +1,165 @@
+"""/v1/chat/completions: the next turn of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from ...driver.stream import Completion, Delta
+from .calls import ToolUse, tool_use
+from .chat_messages import wire_messages
+from .errors import ApiError, json_response
+from .generation import Generation
+from .logprobs import chat_logprobs
+from .parameters import check_stream, form_name, named_as, pipeline_options
+from .replies import ChunkWriter, Head
+from .schemas.chat import ChatRequest
+from .state import Gateway
+from .structure import structured_options
+from .submission import choice_requests, new_id
+from .token_ids import prompt_ids
+from .tools.parser import Call
+from .usage import usage
+
+KIND = "chatcmpl"
+OBJECT = "chat.completion"
+
+
+async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: Request) -> ASGIApp:
+    """The reply, whole or as a stream.
+
+    Raises:
+        TriptychError: it was refused.
+    """
+    gateway.check_ready()
+    model = gateway.check_model(body.model)
+    check_stream(body)
+    tools = tool_use(gateway, body.tools, body.tool_choice, single=body.parallel_tool_calls is False)
+    head = Head(new_id(KIND + tools.id_part, body.request_id), OBJECT, model)
+    asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    form = "tool_choice" if tools.form else form_name(body)
+    with named_as(max_tokens=asked, logprobs="top_logprobs", structured=form):
+        requests = choice_requests(_request(gateway, body, tools), body.n or 1)
+        generation = await Generation.begin(gateway, request, head.request_id, requests, keep=bool(body.resumable))
+        reply = ChatReply.of(gateway, head, body, tools)
+        if body.stream:
+            return generation.stream(reply.events(generation))
+        return json_response(reply.whole(await generation.results()))
+
+
+def _request(gateway: Gateway, body: ChatRequest, tools: ToolUse) -> dict[str, Any]:
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(f"top_logprobs is {body.top_logprobs}, it needs logprobs: true", param="top_logprobs")
+    options = pipeline_options(body, gateway.config, max_tokens=max_tokens, logprobs=logprobs)
+    options |= structured_options(body.response_format, body.structured_outputs) | tools.options()
+    if body.chat_template_kwargs:
+        options["chat_template_kwargs"] = body.chat_template_kwargs
+    return {"messages": wire_messages(body.messages, template=gateway.facts.chat_template or ""), **options}
+
+
+@dataclass
+class ChatReply:
+    """The shapes of one reply."""
+
+    gateway: Gateway
+    head: Head
+    tools: ToolUse
+    with_logprobs: bool = False
+    with_token_ids: bool = False
+    with_usage: bool = False
+    with_ids: bool = False  # an id for each event, for a stream that can be resumed
+    num_choices: int = 1
+    _ends: list[Completion] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, gateway: Gateway, head: Head, body: ChatRequest, tools: ToolUse) -> ChatReply:
+        return cls(
+            gateway, head, tools,
+            with_logprobs=bool(body.logprobs),
+            with_token_ids=bool(body.return_token_ids),
+            with_usage=bool(body.stream_options and body.stream_options.include_usage),
+            with_ids=bool(body.resumable),
+            num_choices=body.n or 1,
+        )  # fmt: skip
+
+    def whole(self, completions: list[Completion]) -> dict[str, Any]:
+        choices = [self._choice(index, completion) for index, completion in enumerate(completions)]
+        return {**self.head.fields(), "choices": choices, "usage": usage(completions, num_choices=self.num_choices)}
+
+    def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        reader = self.tools.reader()
+        found = reader.push(completion.text) + reader.flush()
+        calls = [part for part in found if isinstance(part, Call)]
+        text = "".join(part for part in found if isinstance(part, str))
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+        if calls:
+            message["content"] = text.strip() or None
+            message["tool_calls"] = [reader.call_map(call) for call in calls]
+        choice = {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(completion.token_ids, completion.logprobs),
+            "finish_reason": reader.finish_reason(completion.finish_reason),
+        }
+        if self.with_token_ids:
+            choice["token_ids"] = completion.token_ids
+            choice["prompt_token_ids"] = prompt_ids(completion.summary)
+        return choice
+
+    def _logprobs(self, token_ids: list[int], rows: Any) -> dict[str, Any] | None:
+        if not self.with_logprobs:
+            return None
+        return {"content": chat_logprobs(self.gateway.words, token_ids, rows or []), "refusal": None}
+
+    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
+        head = Head(self.head.request_id, "chat.completion.chunk", self.head.model, self.head.created)
+        writer = ChunkWriter(
+            head, before_text='"delta":{"content":', after_text='},"logprobs":null,"finish_reason":null',
+            with_usage=self.with_usage, with_ids=self.with_ids,
+        )  # fmt: skip
+        for index in range(self.num_choices):
+            first = {"role": "assistant", "content": "", "refusal": None}
+            yield writer.choice(_chunk(index, first), num_tokens=0)
+        is_plain = not (self.with_logprobs or self.with_token_ids)
+        readers = [self.tools.reader() for _ in range(self.num_choices)]
+        async for piece in generation.pieces():
+            reader = readers[piece.index]
+            if piece.end is not None:
+                self._ends.append(piece.end)
+                num_tokens = len(piece.end.token_ids)
+                for delta in reader.deltas(reader.flush()):
+                    yield writer.choice(_chunk(piece.index, delta), num_tokens=num_tokens)
+                reason = reader.finish_reason(piece.end.finish_reason)
+                yield writer.choice(_chunk(piece.index, {}, reason), num_tokens=num_tokens)
+                continue
+            text, num_tokens = "".join(delta.text for delta in piece.deltas), piece.deltas[-1].num_tokens
+            if is_plain and reader.is_plain:
+                if text:  # half of a character or a special token has none
+                    yield writer.text(piece.index, text, num_tokens=num_tokens)
+                continue
+            extra = self._extra(piece.deltas)
+            deltas = reader.deltas(reader.push(text)) or ([{"content": ""}] if extra else [])
+            for delta in deltas:
+                yield writer.choice({**_chunk(piece.index, delta), **extra}, num_tokens=num_tokens)
+                extra = {}
+        if self.with_usage:
+            yield writer.usage(usage(self._ends, num_choices=self.num_choices))
+        yield b"data: [DONE]\n\n"
+
+    def _extra(self, deltas: list[Delta]) -> dict[str, Any]:
+        """What a chunk says of its tokens, besides their text."""
+        token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+        extra: dict[str, Any] = {"token_ids": token_ids} if self.with_token_ids else {}
+        if self.with_logprobs:
+            extra["logprobs"] = self._logprobs(token_ids, [row for delta in deltas for row in delta.logprobs or []])
+        return extra
+
+
+def _chunk(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}

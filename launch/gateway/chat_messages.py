@@ -1,0 +1,43 @@
+"""The messages and tools of a chat as the pipeline takes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from .schemas.chat import ChatMessage, ContentPart, Tool
+
+
+def wire_messages(messages: Sequence[ChatMessage], *, template: str) -> list[dict[str, Any]]:
+    """Maps of role and content, and of calls where there are some.
+
+    A "developer" is a "system" to a template that does not know the word.
+    """
+    return [_wire_message(message, knows_developer="developer" in template) for message in messages]
+
+
+def _wire_message(message: ChatMessage, *, knows_developer: bool) -> dict[str, Any]:
+    role = "system" if message.role == "developer" and not knows_developer else message.role
+    wire: dict[str, Any] = {"role": role, "content": text_of(message.content)}
+    if message.tool_calls:
+        wire["tool_calls"] = [
+            {"type": "function", "id": call.id or "", "function": call.function.model_dump()}
+            for call in message.tool_calls
+        ]
+    for name in ("name", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            wire[name] = value
+    return wire
+
+
+def text_of(content: str | Sequence[ContentPart] | None) -> str:
+    """Text parts, joined."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
+
+
+def wire_tools(tools: Sequence[Tool]) -> str:
+    """JSON text, for a schema may be nested deeper than a frame."""
+    return json.dumps([tool.model_dump(exclude_none=True) for tool in tools], ensure_ascii=False)

@@ -1,0 +1,50 @@
+"""The gateway's own command line, for a pipeline that somebody else started."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from ...protocol.errors import TriptychError
+from ..flags import option, with_flags
+from .address import listen, url_of
+from .config import GatewayConfig
+from .processes import check_installed
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+DEFAULT_ADDRESS = "127.0.0.1:8000"
+
+
+@app.command()
+@with_flags
+def gateway(
+    *,
+    run_dir: Annotated[Path, option("run_dir", "of the pipeline: `triptych serve` prints it")],
+    config: GatewayConfig,
+    log_level: Annotated[str, option("log_level", "debug, info, warning or error")] = "info",
+) -> None:
+    """Serve OpenAI's API for a running pipeline, in one process, until Ctrl-C or SIGTERM."""
+    from ..logs import set_up_stream_logging
+
+    check_installed()
+    set_up_stream_logging(log_level, config.log_format, process="gateway")
+    from .server import logger, make_gateway, serve
+
+    config = replace(config, http=config.http or DEFAULT_ADDRESS)
+    with listen(config.http or DEFAULT_ADDRESS) as listener:
+        made = make_gateway(config, run_dir)
+        logger.info("%s serves the pipeline in %s", url_of(listener), run_dir)
+        serve(made, listener)
+
+
+def main() -> NoReturn:
+    try:
+        app()
+    except TriptychError as error:
+        typer.secho(f"error: {error.message}", fg="red", err=True)
+        sys.exit(2)
+    raise AssertionError("typer exits when a verb has ended")

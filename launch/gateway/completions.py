@@ -1,0 +1,153 @@
+"""/v1/completions: text that goes on where a prompt ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from ...driver.stream import Completion, Logprobs
+from .errors import ApiError, json_response, unsupported
+from .generation import Generation
+from .logprobs import completion_logprobs, mean_logprob
+from .parameters import COMPLETION_TOKENS, check_stream, form_name, named_as, pipeline_options
+from .replies import ChunkWriter, Head
+from .schemas.completions import MAX_PROMPTS, CompletionRequest
+from .state import Gateway
+from .structure import structured_options
+from .submission import choice_requests, new_id
+from .token_ids import prompt_ids
+from .usage import usage
+
+KIND = "cmpl"
+OBJECT = "text_completion"
+
+
+async def create_completion(gateway: Gateway, body: CompletionRequest, request: Request) -> ASGIApp:
+    """The reply, whole or as a stream.
+
+    Raises:
+        TriptychError: it was refused.
+    """
+    gateway.check_ready()
+    head = Head(new_id(KIND, body.request_id), OBJECT, gateway.check_model(body.model))
+    check_stream(body)
+    _check_combination(body)
+    with named_as(prompt_token_ids="prompt", structured=form_name(body)):
+        requests = _requests(gateway, body)
+        generation = await Generation.begin(gateway, request, head.request_id, requests, keep=bool(body.resumable))
+        echoes = _echoes(gateway, body)
+        reply = _Reply(gateway, head, body, echoes)
+        if body.stream:
+            return generation.stream(reply.events(generation))
+        return json_response(reply.whole(await generation.results()))
+
+
+def _check_combination(body: CompletionRequest) -> None:
+    n, best_of = body.n or 1, body.best_of or body.n or 1
+    num_prompts = len(body.prompts())
+    if not 1 <= num_prompts <= MAX_PROMPTS:
+        raise ApiError(f"prompt has {num_prompts} entries, the limits are 1 and {MAX_PROMPTS}", param="prompt")
+    if best_of < n:
+        raise ApiError(f"best_of is {best_of}, it must be at least n, {n}", param="best_of")
+    if best_of > n and body.stream:
+        raise unsupported("best_of", "best_of chooses among whole answers, so it does not go with stream")
+    if body.echo and body.logprobs is not None:
+        raise unsupported("logprobs", "logprobs of the prompt cannot be had: leave out echo or logprobs")
+    if body.resumable and num_prompts > 1:
+        raise unsupported("resumable", f"prompt has {num_prompts} entries, a request that is resumable has one")
+
+
+def _requests(gateway: Gateway, body: CompletionRequest) -> list[dict[str, Any]]:
+    count = body.best_of or body.n or 1
+    logprobs = body.logprobs if count == (body.n or 1) else body.logprobs or 0
+    max_tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    options = pipeline_options(body, gateway.config, max_tokens=max_tokens, logprobs=logprobs)
+    options |= structured_options(body.response_format, body.structured_outputs)
+    return [one for prompt in body.prompts() for one in choice_requests({"prompt": prompt, **options}, count)]
+
+
+def _echoes(gateway: Gateway, body: CompletionRequest) -> list[str]:
+    """What stands in front of the text, for each prompt."""
+    if not body.echo:
+        return [""] * len(body.prompts())
+    return [prompt if isinstance(prompt, str) else gateway.words.decode(prompt) for prompt in body.prompts()]
+
+
+@dataclass
+class _Reply:
+    """The shapes of one reply."""
+
+    gateway: Gateway
+    head: Head
+    body: CompletionRequest
+    echoes: list[str]
+
+    def whole(self, completions: list[Completion]) -> dict[str, Any]:
+        n, count = self.body.n or 1, self.body.best_of or self.body.n or 1
+        choices = []
+        for number, echo in enumerate(self.echoes):
+            candidates = completions[number * count : (number + 1) * count]
+            best = (
+                sorted(candidates, key=lambda completion: -mean_logprob(completion.logprobs))
+                if count > n
+                else candidates
+            )
+            choices += [self._choice(number * n + place, echo, each) for place, each in enumerate(best[:n])]
+        return {**self.head.fields(), "choices": choices, "usage": usage(completions, num_choices=count)}
+
+    def _choice(self, index: int, echo: str, completion: Completion) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "text": echo + completion.text,
+            "logprobs": self._logprobs(completion.token_ids, completion.logprobs, offset=len(echo)),
+            "finish_reason": completion.finish_reason,
+        }
+        if self.body.return_token_ids:
+            choice["token_ids"] = completion.token_ids
+            choice["prompt_token_ids"] = prompt_ids(completion.summary)
+        return choice
+
+    def _logprobs(self, token_ids: list[int], rows: Logprobs | None, *, offset: int) -> dict[str, Any] | None:
+        if self.body.logprobs is None:
+            return None
+        return completion_logprobs(self.gateway.words, token_ids, rows or [], offset=offset)
+
+    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
+        options, n = self.body.stream_options, self.body.n or 1
+        writer = ChunkWriter(
+            self.head, before_text='"text":', after_text=',"logprobs":null,"finish_reason":null',
+            with_usage=bool(options and options.include_usage), with_ids=bool(self.body.resumable),
+        )  # fmt: skip
+        is_plain = self.body.logprobs is None and not self.body.return_token_ids
+        offsets = [len(echo) for echo in self.echoes for _ in range(n)]
+        for index, length in enumerate(offsets):
+            if length:
+                yield writer.text(index, self.echoes[index // n], num_tokens=0)
+        ends: list[Completion] = []
+        async for piece in generation.pieces():
+            text = "".join(delta.text for delta in piece.deltas)
+            if piece.end is not None:
+                ends.append(piece.end)
+                choice = {"index": piece.index, "text": "", "logprobs": None, "finish_reason": piece.end.finish_reason}
+                yield writer.choice(choice, num_tokens=len(piece.end.token_ids))
+            elif is_plain:
+                yield writer.text(piece.index, text, num_tokens=piece.deltas[-1].num_tokens)
+            else:
+                token_ids = [token_id for delta in piece.deltas for token_id in delta.token_ids]
+                rows = [row for delta in piece.deltas for row in delta.logprobs or []]
+                choice = {
+                    "index": piece.index,
+                    "text": text,
+                    "logprobs": self._logprobs(token_ids, rows, offset=offsets[piece.index]),
+                    "finish_reason": None,
+                    **({"token_ids": token_ids} if self.body.return_token_ids else {}),
+                }
+                offsets[piece.index] += len(text)
+                yield writer.choice(choice, num_tokens=piece.deltas[-1].num_tokens)
+        if options and options.include_usage:
+            yield writer.usage(usage(ends, num_choices=n))
+        yield b"data: [DONE]\n\n"

@@ -1,0 +1,103 @@
+"""What the HTTP gateway can be told. Light: the command line reads it to make its flags."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...protocol.errors import ConfigError
+
+LOG_FORMATS = ("text", "json")
+TOOL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "none")
+MAX_WORKERS = 64
+
+
+def _option(default: Any, text: str, *, secret: bool = False) -> Any:
+    return field(default=default, metadata={"help": text}, repr=not secret)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """Flags of ``serve`` that concern HTTP.
+
+    Raises:
+        ConfigError: a value cannot work.
+    """
+
+    http: str | None = _option(
+        None, "serve OpenAI's API at HOST:PORT, :PORT (on 127.0.0.1; port 0 is any free one) or unix:PATH"
+    )
+    http_workers: int = _option(1, "processes that serve HTTP, all at the same address")
+    served_model_name: tuple[str, ...] = _option(
+        (), "name of the model in the API; by default its own. May be given several times"
+    )
+    api_key: str | None = _option(
+        None, "what clients must send as bearer token; better a file or the environment", secret=True
+    )
+    api_key_file: str | None = _option(None, "file with keys that clients may send, one a line")
+    max_body_bytes: int = _option(8 << 20, "of one HTTP request")
+    body_timeout_s: float = _option(30.0, "until the body of an HTTP request must be there")
+    request_timeout_s: float | None = _option(
+        None, "until an HTTP request must be answered; by default without a limit"
+    )
+    keep_alive_s: float = _option(75.0, "that an idle HTTP connection is kept open")
+    stream_interval: int = _option(1, "tokens that a streamed event brings at least, but for the first and the last")
+    resume_s: float = _option(60.0, "that a resumable answer is kept for nobody; see docs/http.md")
+    tool_parser: str = _option("auto", f"{', '.join(TOOL_PARSERS)}; auto tells it by the chat template")
+    otlp_traces_endpoint: str | None = _option(None, "OTLP/HTTP endpoint that gets a span for each stage of a request")
+    log_format: str = _option("text", f"of the log: {', '.join(LOG_FORMATS)}")
+
+    def __post_init__(self) -> None:
+        _between("http_workers", self.http_workers, 1, MAX_WORKERS)
+        _between("max_body_bytes", self.max_body_bytes, 1 << 10, 1 << 30)
+        _between("body_timeout_s", self.body_timeout_s, 0.1, 1e6)
+        _between("keep_alive_s", self.keep_alive_s, 0, 1e6)
+        _between("stream_interval", self.stream_interval, 1, 1 << 20)
+        _between("resume_s", self.resume_s, 0.05, 1e9)
+        if self.request_timeout_s is not None:
+            _between("request_timeout_s", self.request_timeout_s, 0.01, 1e9)
+        _one_of("tool_parser", self.tool_parser, TOOL_PARSERS)
+        _one_of("log_format", self.log_format, LOG_FORMATS)
+
+    def api_keys(self) -> tuple[str, ...]:
+        """Every key that opens the gateway; none: it is open to all.
+
+        Raises:
+            ConfigError: the file cannot be read or holds no key.
+        """
+        keys = [] if self.api_key is None else [self.api_key]
+        if self.api_key_file is not None:
+            keys += _read_keys(Path(self.api_key_file))
+        if any(not key.strip() for key in keys):
+            raise ConfigError("api_key is empty", param="api_key")
+        return tuple(keys)
+
+
+def is_known_key(given: bytes, keys: tuple[str, ...]) -> bool:
+    """Whether ``given`` is one of the keys, in a time that does not tell how much of it was right."""
+    # A list: any() of a generator would stop at the key that fits.
+    matches = [hmac.compare_digest(given, key.encode()) for key in keys]
+    return any(matches)
+
+
+def _read_keys(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"api_key_file cannot be read: {error}", param="api_key_file") from error
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise ConfigError(f"api_key_file {path} holds no key", param="api_key_file")
+    return keys
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{name} is {value}, the limits are {low} and {high}", param=name)
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name} is {value!r}, known are: {', '.join(known)}", param=name)

@@ -1,0 +1,51 @@
+"""Counts of HTTP requests. Each gateway process keeps its own in a file of the run directory, and any process that is
+asked for metrics adds them up, so it does not matter which one is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ...protocol.run_dir import write_private
+
+_NAME = "gateway-{}.json"
+Key = tuple[str, str]  # route and status
+
+
+class Counters:
+    """Of one gateway process. A restart begins at 0, as Prometheus expects of counters."""
+
+    def __init__(self, run_dir: Path, index: int) -> None:
+        self._path = run_dir / _NAME.format(index)
+        self._run_dir = run_dir
+        self.index = index
+        self.requests: Counter[Key] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)  # by route
+        self.num_open = 0  # requests under way
+        self.num_disconnects = 0
+        self._written = ""
+
+    def publish(self) -> None:
+        """Write what changed; once a second."""
+        text = json.dumps({
+            "requests": [[*key, count] for key, count in self.requests.items()],
+            "seconds": dict(self.seconds),
+            "open": self.num_open,
+            "disconnects": self.num_disconnects,
+        })  # fmt: skip
+        if text != self._written:
+            with suppress(OSError):  # the run directory goes when the pipeline does
+                write_private(self._path, text)
+                self._written = text
+
+    def everybody(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Index and counts of each gateway process, this one's as they are now."""
+        self.publish()
+        for path in sorted(self._run_dir.glob(_NAME.format("*"))):
+            with suppress(OSError, ValueError):
+                yield path.stem.removeprefix("gateway-"), json.loads(path.read_text(encoding="utf-8"))

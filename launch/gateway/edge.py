@@ -1,0 +1,128 @@
+"""What every request passes first and last: its id, its key, its size, and its line in the log. Pure ASGI."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from typing import Any
+
+import anyio
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .config import is_known_key
+from .errors import ApiError, error_response
+from .state import Gateway
+
+logger = logging.getLogger(__name__)
+
+OPEN_ROUTES = ("/health", "/ready")  # probes have no key
+QUIET_ROUTES = (*OPEN_ROUTES, "/metrics")  # asked every few seconds: their lines are DEBUG
+CLIENT_CLOSED = 499  # for the log and the metrics; nobody is there to read it
+MAX_ID_CHARS = 128
+
+
+class BodyRefused(HTTPException):
+    """Raised out of ``receive``, where only an ``HTTPException`` passes the framework as it is."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.http_status, error.message)
+        self.error = error
+
+
+class Edge:
+    """The application with a doorkeeper."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app = app
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        visit = _Visit(scope, receive, send, self._gateway)
+        counters = self._gateway.counters
+        counters.num_open += 1
+        try:
+            if (refusal := visit.refusal()) is not None:
+                await error_response(refusal)(scope, visit.receive, visit.send)
+            else:
+                await self._app(scope, visit.receive, visit.send)
+        finally:
+            counters.num_open -= 1
+            visit.close()
+
+
+class _Visit:
+    """One request."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, gateway: Gateway) -> None:
+        self._scope, self._receive, self._send, self._gateway = scope, receive, send, gateway
+        self._began = time.monotonic()
+        self._headers = Headers(scope=scope)
+        given = self._headers.get("x-request-id", "")
+        is_fit = 0 < len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable()
+        self._id = given if is_fit else uuid.uuid4().hex
+        self._num_bytes = 0
+        self._has_body = False
+        self._status = CLIENT_CLOSED
+        scope.setdefault("state", {})
+
+    def refusal(self) -> ApiError | None:
+        """Why this request is not let in."""
+        keys = self._gateway.api_keys
+        if keys and self._scope["path"] not in OPEN_ROUTES and not is_known_key(self._given_key(), keys):
+            return ApiError("no valid API key was given", status=401, code="invalid_api_key")
+        length = self._headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and int(length) > self._gateway.config.max_body_bytes:
+            return self._too_large(int(length))
+        return None
+
+    def _given_key(self) -> bytes:
+        scheme, _, key = self._headers.get("authorization", "").partition(" ")
+        return key.strip().encode("utf-8", "replace") if scheme.lower() == "bearer" else b""
+
+    def _too_large(self, num_bytes: int) -> ApiError:
+        limit = self._gateway.config.max_body_bytes
+        return ApiError(f"the body has {num_bytes} bytes, the limit is {limit}", status=413, code="body_too_large")
+
+    async def receive(self) -> Message:
+        if self._has_body:
+            return await self._receive()
+        left_s = self._began + self._gateway.config.body_timeout_s - time.monotonic()
+        try:
+            with anyio.fail_after(max(0.0, left_s)):
+                message = await self._receive()
+        except TimeoutError as error:
+            limit_s = self._gateway.config.body_timeout_s
+            text = f"the body was not there within {limit_s} s"
+            raise BodyRefused(ApiError(text, status=408, code="body_timeout")) from error
+        self._num_bytes += len(message.get("body", b""))
+        self._has_body = not message.get("more_body", False)
+        if self._num_bytes > self._gateway.config.max_body_bytes:
+            raise BodyRefused(self._too_large(self._num_bytes))
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._id.encode())]
+        await self._send(message)
+
+    def close(self) -> None:
+        seconds = time.monotonic() - self._began
+        route = getattr(self._scope.get("route"), "path", "other")
+        counters = self._gateway.counters
+        counters.requests[route, str(self._status)] += 1
+        counters.seconds[route] += seconds
+        counters.num_disconnects += self._status == CLIENT_CLOSED
+        extra: dict[str, Any] = {
+            "method": self._scope["method"], "path": self._scope["path"], "status": self._status,
+            "duration_ms": round(seconds * 1e3, 1), "x_request_id": self._id,
+            "request_id": self._scope["state"].get("request_id"),
+        }  # fmt: skip
+        level = logging.DEBUG if route in QUIET_ROUTES else logging.INFO
+        logger.log(level, "%(method)s %(path)s %(status)s in %(duration_ms)s ms, %(x_request_id)s", extra)

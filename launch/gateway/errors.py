@@ -1,0 +1,95 @@
+"""Every failure as OpenAI's clients expect it: ``{"error": {message, type, param, code}}`` and the right status."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from ...protocol.errors import TriptychError
+
+RETRY_AFTER_S = 1
+# Codes that clients look for, where ours is another.
+_OPENAI_CODES = {
+    "prompt_too_long": "context_length_exceeded",
+    "overloaded": "rate_limit_exceeded",
+    "invalid_request": "invalid_value",
+}
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+_CLIENT_CLOSED = 499  # nobody reads it; it is for the log
+
+
+class ApiError(TriptychError):
+    """A refusal by the gateway itself."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.http_status = status
+        self.code = code or "invalid_value"
+
+
+class ClientGone(Exception):
+    """Whoever asked closed the connection."""
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    return ApiError(message, code="unsupported_value", param=param)
+
+
+def aborted(what: str = "the request was aborted by the service") -> ApiError:
+    """The pipeline ended a request that its client did not end."""
+    return ApiError(what, status=503, code="aborted")
+
+
+def error_map(error: TriptychError) -> dict[str, Any]:
+    """The body of an error reply, and of an error event in a stream."""
+    status = error.http_status
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    code = _OPENAI_CODES.get(error.code, error.code)
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": code}}
+
+
+def error_response(error: TriptychError) -> Response:
+    headers = {"retry-after": str(RETRY_AFTER_S)} if error.http_status in (429, 503) else {}
+    if error.http_status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return json_response(error_map(error), status=error.http_status, headers=headers)
+
+
+def json_response(content: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    return Response(body, status, headers, media_type="application/json")
+
+
+def validation_error(errors: list[Any]) -> ApiError:
+    """The first thing that is wrong with a body, by the name of the field."""
+    # Of a field with alternatives pydantic tells what is wrong with each: the deepest is the one that was meant.
+    first = min(errors, key=lambda error: (error["type"] != "extra_forbidden", -len(error["loc"])))
+    path = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    param = _dotted(path) or None
+    if first["type"] == "extra_forbidden":
+        return ApiError(f"unknown field {param!r}", code="unknown_parameter", param=param)
+    if first["type"] == "missing":
+        return ApiError(f"{param or 'the body'} is required", code="missing_required_parameter", param=param)
+    if first["type"] == "json_invalid":
+        return ApiError(f"the body is no JSON: {first.get('ctx', {}).get('error', '')}", code="invalid_json")
+    if first["type"] == "unsupported":
+        return unsupported(_dotted([*path, first["ctx"]["param"]]), first["msg"])
+    return ApiError(f"{param or 'the body'}: {first['msg']}, got {first.get('input')!r:.80}", param=param)
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    return validation_error(list(error.errors(include_url=False)))
+
+
+def _dotted(path: list[str | int]) -> str:
+    """``messages[0].content``, without the names of the alternatives that pydantic tried."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part.isidentifier() and not part[0].isupper() and part not in ("str", "int", "float", "bool", "list"):
+            text += f".{part}" if text else part
+    return text

@@ -1,0 +1,84 @@
+"""One HTTP request on its way through the pipeline: from its submission to its end, whatever its reply looks like."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from ...driver.stream import Completion
+from .state import Gateway
+from .streaming import EventStream, answered
+from .submission import Choices, Piece
+
+logger = logging.getLogger(__name__)
+
+
+class Generation:
+    """Invariant: unless it is to be kept, what was submitted has ended or was aborted when the reply is over."""
+
+    def __init__(self, gateway: Gateway, request: Request, choices: Choices, *, keep: bool) -> None:
+        self._gateway = gateway
+        self._request = request
+        self._choices = choices
+        self._keep = keep
+        self.ends: list[Completion] = []
+
+    @classmethod
+    async def begin(
+        cls,
+        gateway: Gateway,
+        request: Request,
+        request_id: str,
+        requests: Sequence[Mapping[str, Any]],
+        *,
+        keep: bool = False,
+    ) -> Generation:
+        """Submit, and wait until the pipeline has accepted it.
+
+        Raises:
+            RequestError: it was refused.
+            ClientGone: nobody waits for it any more.
+        """
+        request.state.request_id = request_id
+        work = Choices.submit(gateway.client, request_id, requests, keep=keep)
+        choices = await answered(request, work, timeout_s=gateway.config.request_timeout_s)
+        return cls(gateway, request, choices, keep=keep)
+
+    @classmethod
+    def resumed(cls, gateway: Gateway, request: Request, choices: Choices) -> Generation:
+        return cls(gateway, request, choices, keep=True)
+
+    async def results(self) -> list[Completion]:
+        """Every whole answer; aborted if the client goes away meanwhile.
+
+        Raises:
+            TriptychError: one failed, or it took too long.
+            ClientGone: nobody waits for it any more.
+        """
+        try:
+            self.ends = await answered(
+                self._request, self._choices.results(), timeout_s=self._gateway.config.request_timeout_s
+            )
+            return self.ends
+        finally:
+            self._close()
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """See ``Choices.pieces``."""
+        async for piece in self._choices.pieces(interval=self._gateway.config.stream_interval):
+            if piece.end is not None:
+                self.ends.append(piece.end)
+            yield piece
+
+    def stream(self, events: AsyncIterator[bytes]) -> EventStream:
+        return EventStream(events, on_close=self._close, timeout_s=self._gateway.config.request_timeout_s)
+
+    def _close(self) -> None:
+        if self._keep:
+            self._choices.let_go()
+        else:
+            self._choices.abort()
+        self._gateway.tracer(self._request, self.ends)

@@ -1,0 +1,50 @@
+"""Whether the pipeline can answer, told from what its three stages do and not from what they say."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from ...protocol.board import DRAIN, ROLES, RUN, Board
+from ...protocol.config import SupervisorConfig
+from ...protocol.run_dir import CARD_FILE
+
+MODES = {RUN: "run", DRAIN: "drain"}
+
+
+def is_loaded(board: Board, run_dir: Path) -> bool:
+    """Whether the pipeline has been ready since it started: the card says that the model was loaded."""
+    if not (run_dir / CARD_FILE).exists():
+        return False
+    return all(board.ready(role) or board.epoch(role) > 1 for role in ROLES)
+
+
+def stages(board: Board, config: SupervisorConfig) -> dict[str, dict[str, Any]]:
+    """Each stage's phase, life, and seconds since it last did something, with the seconds after which it is stuck."""
+    now_ns = time.monotonic_ns()
+    result = {}
+    for role in ROLES:
+        page, epoch = board.worker(role), board.epoch(role)
+        phase = page.phase(epoch)
+        age_s = max(0.0, (now_ns - page.progress_ns) / 1e9)
+        limit_s = max(config.hang_s, page.patience_ns / 1e9)
+        done, total = page.done_of_total
+        result[role] = {
+            "phase": phase,
+            "life": epoch,
+            "progress_age_s": round(age_s, 3),
+            "stuck_after_s": round(limit_s, 3),
+            "healthy": phase == "ready" and age_s <= limit_s,
+            **({"done": done, "total": total} if phase in ("loading", "warming") and total else {}),
+        }
+    return result
+
+
+def health(board: Board, config: SupervisorConfig) -> dict[str, Any]:
+    """``status`` is "ok" where every stage is ready and makes progress; else it names what is wrong."""
+    found = stages(board, config)
+    ill = [role for role, stage in found.items() if not stage["healthy"]]
+    is_starting = any(found[role]["phase"] in ("starting", "loading", "warming") for role in ill)
+    status = "ok" if not ill else "loading" if is_starting else "unhealthy"
+    return {"status": status, "mode": MODES.get(board.mode, "stop"), "unhealthy": ill, "stages": found}

@@ -1,0 +1,180 @@
+"""Prometheus metrics of the whole pipeline, made when they are asked for.
+
+Nothing is counted here: every figure comes from the board, which the workers write, or from the gateways' own counts.
+So each request counts once, whichever client sent it and whichever gateway process is asked, and names that vLLM has
+too mean what they mean there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from .health import stages
+
+if TYPE_CHECKING:
+    from .state import Gateway
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("ttft_s", "from receipt to the first token"),
+    "inter_token_latency_seconds": ("inter_token_s", "between two tokens of a request"),
+    "request_time_per_output_token_seconds": ("time_per_output_token_s", "mean time between a request's tokens"),
+    "e2e_request_latency_seconds": ("e2e_s", "from receipt to the end"),
+    "request_queue_time_seconds": ("queue_s", "from receipt to the first step, without tokenisation"),
+    "request_prefill_time_seconds": ("prefill_s", "from the first step to the first token"),
+    "request_decode_time_seconds": ("decode_s", "from the first token to the last"),
+    "request_inference_time_seconds": ("inference_s", "from the first step to the last token"),
+    "request_prompt_tokens": ("prompt_tokens", "tokens of a prompt"),
+    "request_generation_tokens": ("output_tokens", "tokens of an answer"),
+}
+_STAGE_GAUGES = {
+    "live_requests": ("prepare", "live", "requests that hold a credit"),
+    "max_live_requests": ("prepare", "max_live", "credits"),
+    "pending_bytes": ("prepare", "pending_bytes", "of prompts that wait for the tokenizer"),
+    "journal_records_used": ("prepare", "records_used", "records of the journal in use"),
+    "journal_records_free": ("prepare", "records_free", "records of the journal to be had"),
+    "ready_sequences": ("execute", "ready", "sequences that are prefilled and wait for a row"),
+    "decoding_sequences": ("execute", "decoding", "sequences in the decode batch"),
+    "prefilling_sequences": ("execute", "prefilling", "sequences whose prompt is under way"),
+    "step_ms": ("execute", "step_ms_median", "median time of the last steps"),
+    "step_ms_max": ("execute", "step_ms_max", "longest of the last steps"),
+    "unread_answers": ("summarize", "unread", "answers that ended and were not acknowledged"),
+    "followed_answers": ("summarize", "followed", "answers that somebody reads"),
+    "tokens_per_second": ("summarize", "tokens_per_second", "of all answers together"),
+}
+_STAGE_COUNTERS = {
+    "steps": ("execute", "steps", "forward passes"),
+    "prefill_tokens": ("execute", "prefill_tokens", "tokens of prompts that were computed"),
+    "swaps": ("execute", "swaps", "sequences moved to host memory"),
+    "forgotten_unread": ("summarize", "forgotten_unread", "answers that nobody came for"),
+    "stale_tokens": ("summarize", "stale_tokens", "tokens that came for a request that had ended"),
+}
+_PAGES = ("free", "held", "cached", "limbo", "lost")
+
+
+def render(gateway: Gateway) -> bytes:
+    """The text that Prometheus scrapes."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(gateway))
+    return bytes(generate_latest(registry))
+
+
+class _Collector:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def collect(self) -> Iterator[Metric]:
+        gateway = self._gateway
+        stats, name = gateway.board.stats(), gateway.model_names[0]
+        if all("phase" in stage and len(stage) > 2 for stage in stats.values()):  # each has published something
+            yield from _vllm(stats, name, gateway)
+            yield from _pipeline(stats, name)
+        yield from _health(gateway, name)
+        yield from _http(gateway, name)
+
+
+def _vllm(stats: Mapping[str, Any], name: str, gateway: Gateway) -> Iterator[Metric]:
+    prepare, execute, summarize = stats["prepare"], stats["execute"], stats["summarize"]
+    num_used = execute["pages"] - execute["pages_free"] - execute["pages_cached"]
+    running = execute["prefilling"] + execute["ready"] + execute["decoding"]
+    waiting = prepare["waiting"] + execute["waiting"]
+    yield _gauge("vllm:num_requests_running", "requests that have pages", running, name)
+    yield _gauge("vllm:num_requests_waiting", "requests accepted and not begun", waiting, name)
+    yield _gauge("vllm:num_requests_swapped", "requests swapped out", execute["swapped"], name)
+    share = num_used / execute["pages"] if execute["pages"] else 0.0
+    yield _gauge("vllm:kv_cache_usage_perc", "share of the pages in use, 1 is all", share, name)
+    yield _counter("vllm:prefix_cache_queries", "prompt tokens looked up", execute["cache_queries"], name)
+    yield _counter("vllm:prefix_cache_hits", "prompt tokens found", execute["cache_hits"], name)
+    yield _counter("vllm:num_preemptions", "sequences that gave their pages back", execute["preemptions"], name)
+    yield _counter("vllm:prompt_tokens", "tokens of accepted prompts", prepare["prompt_tokens"], name)
+    yield _counter("vllm:generation_tokens", "tokens of answers", summarize["tokens"], name)
+    success = CounterMetricFamily(
+        "vllm:request_success", "requests that ended", labels=["model_name", "finished_reason"]
+    )
+    for reason, count in summarize["finished"].items():
+        success.add_metric([name, reason], count)
+    yield success
+    histograms = summarize["histograms"]
+    for metric, (key, text) in _HISTOGRAMS.items():
+        yield _histogram(f"vllm:{metric}", text, histograms[key], name)
+    cache = gateway.pipeline.cache
+    info = GaugeMetricFamily(
+        "vllm:cache_config_info", "of the KV cache",
+        labels=["model_name", "block_size", "num_gpu_blocks", "enable_prefix_caching"],
+    )  # fmt: skip
+    info.add_metric([name, str(cache.page_size), str(execute["pages"]), str(cache.prefix_cache)], 1)
+    yield info
+
+
+def _pipeline(stats: Mapping[str, Any], name: str) -> Iterator[Metric]:
+    for metric, (stage, key, text) in _STAGE_GAUGES.items():
+        yield _gauge(f"triptych_{metric}", text, stats[stage].get(key) or 0, name)
+    for metric, (stage, key, text) in _STAGE_COUNTERS.items():
+        yield _counter(f"triptych_{metric}", text, stats[stage].get(key) or 0, name)
+    pages = GaugeMetricFamily("triptych_pages", "KV pages by state", labels=["model_name", "state"])
+    for state in _PAGES:
+        pages.add_metric([name, state], stats["execute"][f"pages_{state}"])
+    yield pages
+    refused = CounterMetricFamily("triptych_rejected", "requests that were refused", labels=["model_name", "code"])
+    for code, count in stats["prepare"]["rejected"].items():
+        refused.add_metric([name, code], count)
+    yield refused
+    spent = CounterMetricFamily(
+        "triptych_request_stage_seconds", "time of all ended requests, by where it went", labels=["model_name", "stage"]
+    )
+    for stage, seconds in stats["summarize"]["histograms"]["stages_s"].items():
+        spent.add_metric([name, stage], seconds)
+    yield spent
+
+
+def _health(gateway: Gateway, name: str) -> Iterator[Metric]:
+    found = stages(gateway.board, gateway.pipeline.supervisor)
+    for metric, key, text in (
+        ("triptych_stage_healthy", "healthy", "1 if the stage is ready and makes progress"),
+        ("triptych_stage_life", "life", "how often the stage was started"),
+        ("triptych_stage_progress_age_seconds", "progress_age_s", "since the stage last did something"),
+    ):
+        family = GaugeMetricFamily(metric, text, labels=["model_name", "stage"])
+        for stage, values in found.items():
+            family.add_metric([name, stage], float(values[key]))
+        yield family
+
+
+def _http(gateway: Gateway, name: str) -> Iterator[Metric]:
+    labels = ["model_name", "gateway"]
+    requests = CounterMetricFamily("triptych_http_requests", "HTTP requests", labels=[*labels, "route", "status"])
+    seconds = CounterMetricFamily("triptych_http_request_seconds", "time they took", labels=[*labels, "route"])
+    gone = CounterMetricFamily("triptych_http_disconnects", "requests whose client went away", labels=labels)
+    under_way = GaugeMetricFamily("triptych_http_requests_open", "HTTP requests under way", labels=labels)
+    for index, counts in gateway.counters.everybody():
+        for route, status, count in counts["requests"]:
+            requests.add_metric([name, index, route, status], count)
+        for route, total in counts["seconds"].items():
+            seconds.add_metric([name, index, route], total)
+        gone.add_metric([name, index], counts["disconnects"])
+        under_way.add_metric([name, index], counts["open"])
+    yield from (requests, seconds, gone, under_way)
+
+
+def _gauge(metric: str, text: str, value: float, name: str) -> Metric:
+    family = GaugeMetricFamily(metric, text, labels=["model_name"])
+    family.add_metric([name], value)
+    return family
+
+
+def _counter(metric: str, text: str, value: float, name: str) -> Metric:
+    family = CounterMetricFamily(metric, text, labels=["model_name"])
+    family.add_metric([name], value)
+    return family
+
+
+def _histogram(metric: str, text: str, wire: Mapping[str, Any], name: str) -> Metric:
+    family = HistogramMetricFamily(metric, text, labels=["model_name"])
+    bounds = [*(str(float(bound)) for bound in wire["bounds"]), "+Inf"]
+    family.add_metric([name], list(zip(bounds, accumulate(wire["counts"]), strict=True)), wire["sum"])
+    return family

@@ -1,0 +1,63 @@
+"""The OpenAPI document: what FastAPI makes of the routes, with our errors in place of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_STATUSES = {
+    "400": "a field is unknown, of the wrong type, or outside its limits; param names it",
+    "401": "no valid API key",
+    "404": "there is no such model, request or route",
+    "408": "the body did not come in time",
+    "409": "another request of this id is live",
+    "413": "the body is too large",
+    "429": "a queue is full: try again after Retry-After seconds",
+    "500": "the request failed",
+    "503": "the pipeline is loading, stopping, or not well",
+    "504": "a deadline passed",
+}
+_OPEN = ("/health", "/ready")
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The document, made once."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas.pop("HTTPValidationError", None)
+        schemas.pop("ValidationError", None)
+        schemas["Error"] = _ERROR
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for path, methods in document["paths"].items():
+            for operation in methods.values():
+                _describe(operation, needs_key=path not in _OPEN)
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+def _describe(operation: dict[str, Any], *, needs_key: bool) -> None:
+    operation["responses"].pop("422", None)
+    for status, text in _STATUSES.items():
+        content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+        operation["responses"].setdefault(status, {"description": text, "content": content})
+    if needs_key:
+        operation["security"] = [{}, {"key": []}]

@@ -1,0 +1,104 @@
+"""How likely a model finds each of several continuations of a prompt: a request for each token that needs one.
+
+The pipeline says the log-probability of the token that it chose and of the likeliest others. A bias makes it choose
+the token of interest; the log-probability is the model's own, before any bias. Options that begin alike share what
+they have in common.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...driver.async_client import AsyncStream
+from ...driver.stream import Completion
+from ...protocol.sampling import MAX_LOGPROBS
+from .errors import ApiError, aborted
+from .state import Gateway
+from .token_ids import prompt_ids
+
+FORCE = 100.0
+MAX_OPTION_TOKENS = 64
+Path = tuple[int, ...]  # tokens of an option, from its first on
+
+
+class OptionScorer:
+    """The requests of one decision. Their ids are ``request_id`` and a number."""
+
+    def __init__(self, gateway: Gateway, request_id: str, options: Mapping[str, Any]) -> None:
+        self.request_id = request_id
+        self.completions: list[Completion] = []
+        self._gateway = gateway
+        self._options = dict(options)
+        self._streams: set[AsyncStream] = set()
+        self._num_sent = 0
+
+    async def prompt_ids(self, prompt: Mapping[str, Any]) -> list[int]:
+        """The tokens of a text or a chat, as the pipeline makes them."""
+        completion = await self._ask({**prompt, "max_tokens": 0, "return_prompt": True})
+        return prompt_ids(completion.summary)
+
+    async def score(self, prompt: Sequence[int], options: Sequence[str]) -> list[float]:
+        """The log-probability of each option, all its tokens together."""
+        paths = [self._tokens(option) for option in options]
+        known: dict[Path, float] = {}  # of the path's last token, given the others
+        wanted = sorted({path[:size] for path in paths for size in range(1, len(path) + 1)})
+        parents: dict[Path, list[int]] = {}
+        for path in wanted:
+            parents.setdefault(path[:-1], []).append(path[-1])
+        await asyncio.gather(*(self._score_children([*prompt, *p], p, c, known) for p, c in parents.items()))
+        return [sum(known[path[:size]] for size in range(1, len(path) + 1)) for path in paths]
+
+    def abort(self) -> None:
+        for stream in self._streams:
+            if not stream.done:
+                stream.abort()
+
+    def _tokens(self, option: str) -> Path:
+        tokens = tuple(self._gateway.words.encode(option, add_special_tokens=False))
+        if not 1 <= len(tokens) <= MAX_OPTION_TOKENS:
+            raise ApiError(
+                f"the option {option!r:.80} has {len(tokens)} tokens, the limits are 1 and {MAX_OPTION_TOKENS}",
+                param="questions",
+            )
+        return tokens
+
+    async def _score_children(
+        self, prompt: list[int], path: Path, children: Sequence[int], known: dict[Path, float]
+    ) -> None:
+        """What may follow ``path``. One answer tells of the likeliest tokens too, often of all that are asked for."""
+        for child in children:
+            if (*path, child) not in known:
+                known.update(
+                    {(*path, token_id): value for token_id, value in (await self._logprobs(prompt, child)).items()}
+                )
+
+    async def _logprobs(self, prompt: list[int], token_id: int) -> dict[int, float]:
+        """Log-probabilities of the tokens after ``prompt``: of ``token_id``, and of the likeliest."""
+        completion = await self._ask({
+            "prompt": prompt, "max_tokens": 1, "logprobs": MAX_LOGPROBS, "logit_bias": {token_id: FORCE},
+            "ignore_eos": True,
+        })  # fmt: skip
+        [chosen], [[logprob, others]] = completion.token_ids, completion.logprobs or [[0.0, []]]
+        if chosen != token_id:
+            raise ApiError(
+                f"token {token_id} of an option cannot be scored: the model insists on {chosen}",
+                status=500,
+                code="model_failed",
+            )
+        return {**dict(others), token_id: logprob}
+
+    async def _ask(self, wanted: Mapping[str, Any]) -> Completion:
+        request_id = f"{self.request_id}.{self._num_sent}"
+        self._num_sent += 1
+        stream = self._gateway.client.submit(request_id=request_id, **{**self._options, **wanted})
+        self._streams.add(stream)
+        try:
+            completion = await stream.result()
+        finally:
+            self._streams.discard(stream)
+        if completion.finish_reason == "abort":
+            raise aborted()
+        self.completions.append(completion)
+        return completion

@@ -1,0 +1,83 @@
+"""The fields of a request as the pipeline names them, checked where the limits are written once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ...protocol.errors import TriptychError
+from ...protocol.sampling import SamplingParams
+from .config import GatewayConfig
+from .errors import unsupported
+from .schemas.sampling import SamplingFields, bias_map
+
+COMPLETION_TOKENS = 16  # what OpenAI's completions give unless asked for more
+TEMPERATURE = 1.0
+_SAME_NAME = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
+    "stop", "stop_token_ids", "skip_special_tokens", "ignore_eos", "min_tokens",
+)  # fmt: skip
+_SERVICE = ("priority", "deadline_ms", "max_queue_ms", "cache_salt")
+
+
+def pipeline_options(
+    body: SamplingFields, config: GatewayConfig, *, max_tokens: int | None, logprobs: int | None = None
+) -> dict[str, Any]:
+    """What ``AsyncClient.submit`` takes besides the prompt. ``max_tokens`` None: until the context is full.
+
+    Raises:
+        InvalidRequest: a value lies outside its limits.
+    """
+    given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
+    params = SamplingParams(
+        **{
+            "temperature": TEMPERATURE,
+            **given,
+            "max_tokens": max_tokens,
+            "logprobs": logprobs,
+            "logit_bias": bias_map(body.logit_bias),
+            "include_stop_str": bool(body.include_stop_str_in_output),
+        }
+    )
+    # to_wire leaves out what is the pipeline's default already, which max_tokens None is not.
+    options: dict[str, Any] = {**params.to_wire(), **_service_options(body)}
+    if body.resumable:
+        options["lease_s"] = config.resume_s
+    if body.truncate_prompt_tokens is not None:
+        options["truncation"] = "left"
+        if body.truncate_prompt_tokens >= 0:
+            options["max_prompt_tokens"] = body.truncate_prompt_tokens
+    if body.return_token_ids:
+        options["return_prompt"] = True
+    return options
+
+
+def _service_options(body: SamplingFields) -> dict[str, Any]:
+    return {name: value for name in _SERVICE if (value := getattr(body, name)) is not None}
+
+
+def check_stream(body: SamplingFields) -> None:
+    """
+    Raises:
+        ApiError: fields that do not go together.
+    """
+    if body.stream_options is not None and not body.stream:
+        raise unsupported("stream_options", "stream_options is for stream: true only")
+    if body.resumable and (body.n or 1) > 1:
+        raise unsupported("resumable", f"n is {body.n}, the limit is 1 for a request that is resumable")
+
+
+def form_name(body: SamplingFields) -> str:
+    """The field that asked for the form of the answer."""
+    return "response_format" if body.structured_outputs is None else "structured_outputs"
+
+
+@contextmanager
+def named_as(**names: str) -> Iterator[None]:
+    """Errors that name a field of the pipeline get the name that the client used: ``named_as(max_tokens="...")``."""
+    try:
+        yield
+    except TriptychError as error:
+        error.param = names.get(error.param or "", error.param)
+        raise

@@ -1,0 +1,166 @@
+"""The gateway's processes, started and watched by ``serve``: one that dies or hangs is started again.
+
+All share one listening socket, which is this process's own. Connections that come while a gateway is being started
+again wait in its backlog, and are served.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ...protocol.errors import ConfigError
+from ...protocol.run_dir import write_private
+from .address import URL_FILE, listen, url_of
+from .config import GatewayConfig
+from .settings import Settings
+
+logger = logging.getLogger(__name__)
+
+START_S = 30.0  # until the first sign of life
+HANG_S = 10.0  # without one before a gateway is killed
+STOP_S = 8.0  # that a gateway gets to finish its connections
+FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.05, 5.0
+NEEDED = ("fastapi", "uvicorn", "prometheus_client")
+
+
+@contextmanager
+def gateways(config: GatewayConfig, run_dir: Path, *, log_level: str) -> Iterator[str | None]:
+    """HTTP for the pipeline in ``run_dir``, at the URL that is given, until the block ends; None without an address.
+
+    Raises:
+        ConfigError: the address cannot be had, or what HTTP needs is not installed.
+    """
+    if config.http is None:
+        yield None
+        return
+    check_installed()
+    config.api_keys()
+    with listen(config.http) as listener:
+        url = url_of(listener)
+        write_private(run_dir / URL_FILE, url)
+        running = [
+            _Process(config, run_dir, index=index, listener=listener, log_level=log_level)
+            for index in range(config.http_workers)
+        ]
+        for process in running:
+            process.start()
+        try:
+            yield url
+        finally:
+            for process in running:
+                process.begin_stop()
+            for process in running:
+                process.join()
+            if listener.family == socket.AF_UNIX:
+                with suppress(OSError):
+                    os.unlink(listener.getsockname())
+
+
+def check_installed() -> None:
+    """
+    Raises:
+        ConfigError: a package of the extra ``http`` is missing.
+    """
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"http needs {', '.join(missing)}: pip install 'triptych[http]'", param="http")
+
+
+class _Process(threading.Thread):
+    """One gateway process after the other, in a thread of its own: Linux ties a child that dies with its parent to
+    the thread that started it.
+    """
+
+    def __init__(
+        self, config: GatewayConfig, run_dir: Path, *, index: int, listener: socket.socket, log_level: str
+    ) -> None:
+        super().__init__(name=f"triptych-gateway-{index}", daemon=True)
+        self._config, self._run_dir, self._index = config, run_dir, index
+        self._listener, self._log_level = listener, log_level
+        self._stopping = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def begin_stop(self) -> None:
+        self._stopping.set()
+        if (process := self._process) is not None:
+            process.send_signal(signal.SIGTERM)
+
+    def run(self) -> None:
+        back_off_s = FIRST_BACK_OFF_S
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            code = self._live()
+            if self._stopping.is_set():
+                return
+            lasted_s = time.monotonic() - began
+            back_off_s = FIRST_BACK_OFF_S if lasted_s > START_S else min(MAX_BACK_OFF_S, 2 * back_off_s)
+            logger.warning(
+                "gateway %d ended with exit code %s; starting it again in %.2f s", self._index, code, back_off_s
+            )
+            self._stopping.wait(back_off_s)
+
+    def _live(self) -> int:
+        """Start one and wait for its end."""
+        pulse, childs_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(childs_end, False)
+        listen_fd = self._listener.fileno()
+        settings = Settings(
+            config=self._config, run_dir=self._run_dir, index=self._index, listen_fd=listen_fd,
+            heartbeat_fd=childs_end, parent=os.getpid(), log_level=self._log_level,
+        )  # fmt: skip
+        process = subprocess.Popen(
+            [sys.executable, "-m", __package__, "--supervised"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(listen_fd, childs_end),
+            env=_environment(),
+            start_new_session=True,
+        )
+        self._process = process
+        os.close(childs_end)
+        try:
+            assert process.stdin is not None, "a pipe was asked for"
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(settings.to_json().encode())
+            if self._stopping.is_set():  # the signal may have missed this process
+                process.send_signal(signal.SIGTERM)
+            self._watch(process, pulse)
+            return process.wait()
+        finally:
+            os.close(pulse)
+
+    def _watch(self, process: subprocess.Popen[bytes], pulse: int) -> None:
+        """Return when the process has ended; kill it when it is silent for too long."""
+        patience_s, stop_at = START_S, None
+        while True:
+            if self._stopping.is_set():
+                stop_at = stop_at or time.monotonic() + STOP_S
+                patience_s = max(0.0, stop_at - time.monotonic())
+            ready, _, _ = select.select([pulse], [], [], min(patience_s, 1.0) if stop_at else patience_s)
+            if ready and not os.read(pulse, 4096):
+                return
+            if ready:
+                patience_s = HANG_S
+            elif stop_at is None or time.monotonic() >= stop_at:
+                logger.warning("gateway %d gave no sign of life for %.0f s: killing it", self._index, patience_s)
+                process.kill()
+                return
+
+
+def _environment() -> dict[str, str]:
+    """The parent's environment, with this package importable also from a bare checkout."""
+    root = str(Path(sys.modules[__package__.partition(".")[0]].__file__ or "").absolute().parent.parent)
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "false"}

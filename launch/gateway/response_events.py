@@ -1,0 +1,78 @@
+"""The typed events of a streamed response: each item is opened, filled and closed, and all are numbered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .streaming import event
+
+
+class EventWriter:
+    """Invariant: at most one item is open, and an item that was closed stands in ``output``."""
+
+    def __init__(self, message_id: str) -> None:
+        self.output: list[dict[str, Any]] = []
+        self._message_id = message_id
+        self._number = 0
+        self._texts: list[str] | None = None  # of the open message; None: none is open
+
+    def event(self, kind: str, /, **fields: Any) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return event({"type": kind, "sequence_number": number, **fields}, name=kind)
+
+    def text(self, text: str) -> Iterator[bytes]:
+        """More text of the message."""
+        if self._texts is None:
+            yield from self._open_message()
+        assert self._texts is not None, "just opened"
+        self._texts.append(text)
+        yield self.event("response.output_text.delta", **self._place(), delta=text, logprobs=[])
+
+    def call(self, item: dict[str, Any]) -> Iterator[bytes]:
+        """A whole call of a tool."""
+        yield from self._close_message()
+        index = len(self.output)
+        yield self.event(
+            "response.output_item.added", output_index=index, item={**item, "arguments": "", "status": "in_progress"}
+        )
+        place = {"item_id": item["id"], "output_index": index}
+        yield self.event("response.function_call_arguments.delta", **place, delta=item["arguments"])
+        yield self.event(
+            "response.function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"]
+        )
+        self.output.append(item)
+        yield self.event("response.output_item.done", output_index=index, item=item)
+
+    def close(self) -> Iterator[bytes]:
+        """The end of the last item; an answer without any text or call is an empty message."""
+        if not self.output and self._texts is None:
+            yield from self._open_message()
+        yield from self._close_message()
+
+    def _open_message(self) -> Iterator[bytes]:
+        self._texts = []
+        item = {"id": self._message_id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+        yield self.event("response.output_item.added", output_index=len(self.output), item=item)
+        yield self.event("response.content_part.added", **self._place(), part=_part(""))
+
+    def _close_message(self) -> Iterator[bytes]:
+        if self._texts is None:
+            return
+        text, place = "".join(self._texts), self._place()
+        yield self.event("response.output_text.done", **place, text=text, logprobs=[])
+        yield self.event("response.content_part.done", **place, part=_part(text))
+        item = {
+            "id": self._message_id, "type": "message", "role": "assistant", "status": "completed",
+            "content": [_part(text)],
+        }  # fmt: skip
+        self._texts = None
+        yield self.event("response.output_item.done", output_index=len(self.output), item=item)
+        self.output.append(item)
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._message_id, "output_index": len(self.output), "content_index": 0}
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

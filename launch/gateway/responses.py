@@ -1,0 +1,202 @@
+"""/v1/responses: chats in the words of OpenAI's Responses API. Nothing is stored."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from ...driver.stream import Completion
+from .calls import CallReader, ToolUse, tool_use
+from .chat_messages import text_of, wire_messages
+from .errors import ApiError, json_response
+from .generation import Generation
+from .logprobs import chat_logprobs
+from .parameters import check_stream, named_as, pipeline_options
+from .response_events import EventWriter
+from .schemas.chat import ChatMessage, Function, FunctionCall, NamedFunction, NamedTool, Tool, ToolCall
+from .schemas.responses import InputItem, ResponseRequest
+from .schemas.structure import JsonSchema, ResponseFormat
+from .state import Gateway
+from .structure import structured_options
+from .submission import new_id
+from .tools.parser import Call
+from .usage import response_usage
+
+KIND = "resp"
+
+
+async def create_response(gateway: Gateway, body: ResponseRequest, request: Request) -> ASGIApp:
+    """The reply, whole or as a stream of typed events.
+
+    Raises:
+        TriptychError: it was refused.
+    """
+    gateway.check_ready()
+    model = gateway.check_model(body.model)
+    check_stream(body)
+    tools = tool_use(gateway, _tools(body), _choice(body), single=body.parallel_tool_calls is False)
+    reply = ResponseReply(gateway, body, new_id(KIND, body.request_id), model, tools)
+    options = pipeline_options(
+        body, gateway.config, max_tokens=body.max_output_tokens,
+        logprobs=body.top_logprobs,
+    )  # fmt: skip
+    options |= structured_options(_format(body), body.structured_outputs) | tools.options()
+    if body.chat_template_kwargs:
+        options["chat_template_kwargs"] = body.chat_template_kwargs
+    form = "tool_choice" if tools.form else "structured_outputs" if body.structured_outputs else "text.format"
+    with named_as(max_tokens="max_output_tokens", logprobs="top_logprobs", messages="input", structured=form):
+        messages = wire_messages(_messages(body), template=gateway.facts.chat_template or "")
+        generation = await Generation.begin(gateway, request, reply.request_id, [{"messages": messages, **options}])
+        if body.stream:
+            return generation.stream(reply.events(generation))
+        [completion] = await generation.results()
+        return json_response(reply.whole(completion))
+
+
+def _messages(body: ResponseRequest) -> list[ChatMessage]:
+    system = [ChatMessage(role="system", content=body.instructions)] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*system, ChatMessage(role="user", content=body.input)]
+    return [*system, *(_message(index, item) for index, item in enumerate(body.input))]
+
+
+def _message(index: int, item: InputItem) -> ChatMessage:
+    name = f"input[{index}]"
+    if item.type == "function_call":
+        if item.name is None or item.call_id is None:
+            raise ApiError(f"{name} is a function_call and needs name and call_id", param=name)
+        call = ToolCall(
+            id=item.call_id, type="function", function=FunctionCall(name=item.name, arguments=item.arguments or "{}")
+        )
+        return ChatMessage(role="assistant", content="", tool_calls=[call])
+    if item.type == "function_call_output":
+        return ChatMessage(role="tool", content=text_of(item.output), tool_call_id=item.call_id)
+    if item.role is None:
+        raise ApiError(f"{name} is a message and needs a role", param=name)
+    return ChatMessage(role=item.role, content=text_of(item.content))
+
+
+def _tools(body: ResponseRequest) -> list[Tool] | None:
+    if not body.tools:
+        return None
+    functions = [
+        Function(name=tool.name, description=tool.description, parameters=tool.parameters) for tool in body.tools
+    ]
+    return [Tool(type="function", function=function) for function in functions]
+
+
+def _choice(body: ResponseRequest) -> str | NamedTool | None:
+    if body.tool_choice is None or isinstance(body.tool_choice, str):
+        return body.tool_choice
+    return NamedTool(type="function", function=NamedFunction(name=body.tool_choice.name))
+
+
+def _format(body: ResponseRequest) -> ResponseFormat | None:
+    if body.text is None or body.text.format is None:
+        return None
+    wanted = body.text.format
+    if wanted.type != "json_schema":
+        return ResponseFormat(type=wanted.type)
+    schema = JsonSchema.model_validate({"name": wanted.name or "answer", "schema": wanted.schema_})
+    return ResponseFormat(type="json_schema", json_schema=schema)
+
+
+@dataclass
+class ResponseReply:
+    """The shapes of one reply."""
+
+    gateway: Gateway
+    body: ResponseRequest
+    request_id: str
+    model: str
+    tools: ToolUse
+    created: float = field(default_factory=time.time)
+    message_id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
+
+    def whole(self, completion: Completion) -> dict[str, Any]:
+        reader = self.tools.reader()
+        found = reader.push(completion.text) + reader.flush()
+        text = "".join(part for part in found if isinstance(part, str))
+        calls = [call_item(reader, part) for part in found if isinstance(part, Call)]
+        output = [] if calls and not text.strip() else [self.message(text, self._logprobs(completion))]
+        return self.response(completion, output + calls)
+
+    def response(self, completion: Completion | None, output: list[dict[str, Any]]) -> dict[str, Any]:
+        """The response object; without a completion it is under way."""
+        body, is_cut = self.body, completion is not None and completion.finish_reason == "length"
+        status = "in_progress" if completion is None else "incomplete" if is_cut else "completed"
+        return {
+            "id": self.request_id,
+            "object": "response",
+            "created_at": int(self.created),
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "model": self.model,
+            "output": output,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "auto",
+            "tools": [
+                {"strict": None, "parameters": None, **tool.model_dump(exclude_none=True)} for tool in body.tools or []
+            ],
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "truncation": "disabled",
+            "usage": None if completion is None else response_usage([completion]),
+            "metadata": {},
+        }
+
+    def message(self, text: str, logprobs: list[Any]) -> dict[str, Any]:
+        content = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+        return {
+            "id": self.message_id, "type": "message", "role": "assistant", "status": "completed", "content": [content]
+        }  # fmt: skip
+
+    def _logprobs(self, completion: Completion) -> list[Any]:
+        if completion.logprobs is None:
+            return []
+        return chat_logprobs(self.gateway.words, completion.token_ids, completion.logprobs)
+
+    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
+        writer, reader = EventWriter(self.message_id), self.tools.reader()
+        for name in ("created", "in_progress"):
+            yield writer.event(f"response.{name}", response=self.response(None, []))
+        async for piece in generation.pieces():
+            if piece.end is None:
+                found = reader.push("".join(delta.text for delta in piece.deltas))
+            else:
+                found = reader.flush()
+            for part in found:
+                if isinstance(part, str):
+                    for chunk in writer.text(part):
+                        yield chunk
+                else:
+                    for chunk in writer.call(call_item(reader, part)):
+                        yield chunk
+            if piece.end is not None:
+                for chunk in writer.close():
+                    yield chunk
+                response = self.response(piece.end, writer.output)
+                yield writer.event(f"response.{response['status']}", response=response)
+
+
+def call_item(reader: CallReader, call: Call) -> dict[str, Any]:
+    """A call as an item of the output."""
+    call_map = reader.call_map(call)
+    return {
+        "id": f"fc_{uuid.uuid4().hex[:24]}", "type": "function_call", "call_id": call_map["id"], "name": call.name,
+        "arguments": call.arguments, "status": "completed",
+    }  # fmt: skip

@@ -1,0 +1,76 @@
+"""What all requests have in common: strict types, no unknown fields, and null for "not given"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from ....protocol.sampling import SamplingParams
+
+Neutral = Mapping[str, tuple[Any, ...]]
+_LIMITS = {item.name: item.metadata for item in fields(SamplingParams)}
+ANYTHING: tuple[Any, ...] = (...,)  # the field changes nothing here, whatever it says
+
+
+def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    return neutral is ANYTHING or any(type(value) is type(known) and value == known for known in neutral)
+
+
+def _neutral_schema(neutral: tuple[Any, ...]) -> dict[str, Any]:
+    if neutral is ANYTHING:
+        return {"description": "accepted and not looked at"}
+    return {"enum": [None, *neutral], "description": "accepted where it asks for nothing"}
+
+
+class ApiModel(BaseModel):
+    """A map of a request.
+
+    Routers and SDKs add fields that ask for nothing, so null is "not given" for every field, and ``NEUTRAL`` names
+    what is accepted of fields whose other values cannot be done.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+    NEUTRAL: ClassVar[Neutral] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        kept: dict[str, Any] = {}
+        for name, item in value.items():
+            if item is None:
+                if name not in cls.model_fields and name not in cls.NEUTRAL:
+                    kept[name] = item  # unknown, and refused as such
+            elif name not in cls.NEUTRAL:
+                kept[name] = item
+            elif not _is_neutral(item, cls.NEUTRAL[name]):
+                raise unsupported_value(name, item)
+        return kept
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        schema: dict[str, Any] = handler.resolve_ref_schema(handler(core_schema))
+        properties = schema.setdefault("properties", {})
+        for name, neutral in cls.NEUTRAL.items():
+            properties[name] = _neutral_schema(neutral)
+        return schema
+
+
+def unsupported_value(param: str, value: Any) -> PydanticCustomError:
+    """What pydantic carries to ``errors.validation_error``."""
+    return PydanticCustomError("unsupported", "{text}", {"param": param, "text": unsupported_text(param, value)})
+
+
+def unsupported_text(param: str, value: Any) -> str:
+    return f"{param} is {value!r:.80}, which this server does not do"
+
+
+def limited(name: str, **more: Any) -> Any:
+    """A field with the limits that ``SamplingParams`` has for ``name``."""
+    limits = _LIMITS[name]
+    return Field(default=None, ge=limits["low"], le=limits["high"], **more)

@@ -1,0 +1,109 @@
+"""The body of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from .base import ANYTHING, ApiModel, Neutral, limited
+from .sampling import COMMON_NEUTRAL, SamplingFields
+from .structure import ResponseFormat
+
+
+class ContentPart(ApiModel):
+    """A piece of a message: text is the only kind."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+    NEUTRAL: ClassVar[Neutral] = {"annotations": ANYTHING, "logprobs": ANYTHING, "prompt_cache_breakpoint": ANYTHING}
+
+
+class FunctionCall(ApiModel):
+    name: str = Field(min_length=1)
+    arguments: str = Field(description="JSON text")
+
+
+class ToolCall(ApiModel):
+    """A call that the assistant made."""
+
+    NEUTRAL: ClassVar[Neutral] = {"index": ANYTHING}
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCall
+
+
+class ChatMessage(ApiModel):
+    """One turn. Replies of this API can be sent back as they are."""
+
+    NEUTRAL: ClassVar[Neutral] = {
+        "type": ("message",),
+        "refusal": ANYTHING,
+        "annotations": ANYTHING,
+        "audio": (),
+        "function_call": (),
+        "reasoning": ANYTHING,
+        "reasoning_content": ANYTHING,
+        "token_ids": ANYTHING,
+    }
+    role: str = Field(min_length=1, max_length=64)
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class Function(ApiModel):
+    name: str = Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="a JSON schema")
+    strict: bool | None = None
+
+
+class Tool(ApiModel):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(ApiModel):
+    name: str
+
+
+class NamedTool(ApiModel):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(SamplingFields):
+    """The next turn of a conversation."""
+
+    NEUTRAL: ClassVar[Neutral] = {
+        **COMMON_NEUTRAL,
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "web_search_options": (),
+        "functions": ([],),
+        "function_call": ("none",),
+        "verbosity": ("medium",),
+        "reasoning_effort": ("none",),
+        "echo": (False,),
+        "best_of": (1,),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "documents": ([],),
+        "chat_template": (),
+        "mm_processor_kwargs": ({},),
+        "separate_reasoning": ANYTHING,
+        "stream_reasoning": ANYTHING,
+        "include_reasoning": ANYTHING,
+    }
+    messages: list[ChatMessage] = Field(min_length=1, max_length=1024)
+    max_completion_tokens: int | None = limited("max_tokens", description="by default until the context is full")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = Field(None, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = Field(None, description="false: the first call only")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables for the chat template")

@@ -1,0 +1,33 @@
+"""The body of /v1/completions."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from .base import Neutral
+from .sampling import COMMON_NEUTRAL, SamplingFields
+from .structure import ResponseFormat
+
+MAX_PROMPTS = 1024
+
+
+class CompletionRequest(SamplingFields):
+    """Text that continues one prompt or several."""
+
+    NEUTRAL: ClassVar[Neutral] = {**COMMON_NEUTRAL, "suffix": ("",)}
+    prompt: str | list[str] | list[int] | list[list[int]] = Field(description="text, token ids, or a list of either")
+    best_of: int | None = Field(None, ge=1, le=128, description="candidates, of which the n likeliest are returned")
+    echo: bool | None = Field(None, description="the prompt in front of the text")
+    logprobs: int | None = Field(None, ge=0, le=20, description="of the chosen tokens and so many alternatives")
+    response_format: ResponseFormat | None = None
+
+    def prompts(self) -> list[str] | list[list[int]]:
+        """Every prompt of the request."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if prompt and isinstance(prompt[0], int):
+            return [prompt]
+        return prompt  # type: ignore[return-value]

@@ -1,0 +1,69 @@
+"""Bodies of the smaller routes."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from .base import ANYTHING, ApiModel, Neutral
+from .chat import ChatMessage, Tool
+
+
+class TokenizeRequest(ApiModel):
+    """A text or a chat."""
+
+    NEUTRAL: ClassVar[Neutral] = {"add_generation_prompt": (True,), "continue_final_message": (False,)}
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = Field(None, description="of a text; true by default")
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(ApiModel):
+    model: str | None = None
+    tokens: list[int] = Field(max_length=1 << 20)
+    skip_special_tokens: bool | None = None
+
+
+class Choice(ApiModel):
+    value: str | bool
+    description: str | None = None
+
+
+class Level(ApiModel):
+    label: str
+    description: str | None = None
+
+
+class Question(ApiModel):
+    """A question about the state. With ``options`` alone it is one of type ``choice``."""
+
+    type: Literal["choice", "predicate", "score"] | None = None
+    name: str | None = None
+    instructions: str | None = Field(None, description="the question; question is another name of it")
+    question: str | None = None
+    choices: list[Choice] | None = Field(None, min_length=2, max_length=255)
+    options: list[str] | None = Field(None, min_length=2, max_length=255, description="choices by their values alone")
+    levels: list[Level] | None = Field(None, min_length=2, max_length=255)
+
+
+class DecisionRequest(ApiModel):
+    """Questions about one shared state."""
+
+    NEUTRAL: ClassVar[Neutral] = {
+        "prompt_cache_key": ANYTHING,
+        "prompt_cache_options": ANYTHING,
+        "safety_identifier": ANYTHING,
+        "user": ANYTHING,
+    }
+    model: str | None = None
+    state: str | None = Field(None, description="what the questions are about; input is another name of it")
+    input: str | list[ChatMessage] | None = None
+    questions: list[Question] = Field(min_length=1, max_length=400)
+    cache_salt: str | None = Field(None, max_length=256)
+    priority: int | None = Field(None, ge=-1000, le=1000)
+    deadline_ms: float | None = Field(None, gt=0, le=1e9)

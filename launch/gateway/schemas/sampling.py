@@ -1,0 +1,103 @@
+"""How tokens are chosen and when they end: the fields that completions, chats and responses share."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from .base import ANYTHING, ApiModel, Neutral, limited
+from .structure import StructuredOutputs
+
+# Fields of OpenAI, vLLM and SGLang that ask for nothing with these values.
+COMMON_NEUTRAL: Neutral = {
+    "user": ANYTHING,
+    "safety_identifier": ANYTHING,
+    "prompt_cache_key": ANYTHING,
+    "metadata": ANYTHING,
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0, 1),
+    "early_stopping": (False,),
+    "spaces_between_special_tokens": (True,),
+    "prompt_logprobs": (0,),
+    "add_special_tokens": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "ebnf": (),
+    "regex": (),
+    "logits_processors": ([],),
+    "kv_transfer_params": (),
+    "vllm_xargs": ({},),
+    "lora_path": (),
+    "session_params": (),
+    "no_stop_trim": (False,),
+    "return_hidden_states": (False,),
+    "return_routed_experts": (False,),
+    "custom_logit_processor": (),
+    "custom_params": (),
+    "rid": ANYTHING,
+    "data_parallel_rank": (0,),
+    "bootstrap_host": (),
+    "bootstrap_port": (),
+    "bootstrap_room": (),
+}
+
+
+class StreamOptions(ApiModel):
+    """What a stream says besides its text."""
+
+    NEUTRAL: ClassVar[Neutral] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+    include_usage: bool | None = Field(None, description="a last chunk, without choices, that holds the usage")
+
+
+class SamplingFields(ApiModel):
+    """Named as OpenAI and vLLM name them. Null is the default."""
+
+    model: str | None = Field(None, description="as /v1/models lists it; the one that is served if left out")
+    temperature: float | None = limited("temperature", description="1 by default; 0 is greedy")
+    top_p: float | None = limited("top_p")
+    top_k: int | None = limited("top_k", description="0 and -1: off")
+    min_p: float | None = limited("min_p")
+    repetition_penalty: float | None = limited("repetition_penalty")
+    presence_penalty: float | None = limited("presence_penalty")
+    frequency_penalty: float | None = limited("frequency_penalty")
+    seed: int | None = limited("seed", description="the same seed, the same answer")
+    logit_bias: dict[str, float] | None = Field(None, description="token id to bias, -100 to 100")
+    stop: str | list[str] | None = Field(None, description="at most 16 strings of at most 256 characters")
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    ignore_eos: bool | None = Field(None, description="go on after the end of sequence")
+    min_tokens: int | None = limited("min_tokens")
+    max_tokens: int | None = limited("max_tokens")
+    n: int | None = Field(None, ge=1, le=128, description="choices for each prompt")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = Field(None, ge=-1000, le=1000, description="the lowest goes first (--policy priority)")
+    deadline_ms: float | None = Field(None, gt=0, le=1e9, description="from receipt to the end, else 504")
+    max_queue_ms: float | None = Field(None, gt=0, le=1e9, description="from receipt to the first step, else 504")
+    cache_salt: str | None = Field(None, max_length=256, description="prefixes are shared within one salt only")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, description="keep so many of the prompt's last tokens; -1: as many as fit"
+    )
+    structured_outputs: StructuredOutputs | None = None
+    return_token_ids: bool | None = Field(None, description="token ids of prompt and choices beside the text")
+    request_id: str | None = Field(
+        None, pattern=r"^[A-Za-z0-9._-]{1,40}$", description="the end of the reply's id; by default drawn"
+    )
+    resumable: bool | None = Field(
+        None, description="a lost connection does not abort; GET /v1/requests/{id} goes on where it stopped"
+    )
+
+
+def bias_map(value: dict[str, float] | None) -> dict[Any, float]:
+    """Token ids as integers; a key that is none stays, and is refused with the others' limits."""
+    return {int(key) if key.isascii() and key.isdigit() else key: bias for key, bias in (value or {}).items()}

@@ -1,0 +1,70 @@
+"""The form that an answer must have."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from ..errors import ApiError
+from .base import ANYTHING, ApiModel, Neutral
+
+
+class JsonSchema(ApiModel):
+    """A named JSON schema. The answer keeps to it whether ``strict`` says so or not."""
+
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(ApiModel):
+    """``{"type": "text"}``, ``{"type": "json_object"}``, or a JSON schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(ApiModel):
+    """The form of the answer in vLLM's words: exactly one of the fields."""
+
+    NEUTRAL: ClassVar[Neutral] = {
+        "disable_fallback": ANYTHING,
+        "disable_any_whitespace": (False,),
+        "disable_additional_properties": (False,),
+        "whitespace_pattern": (),
+        "structural_tag": (),
+    }
+    json_: dict[str, Any] | str | None = Field(None, alias="json", description="a JSON schema")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = Field(None, description="a context-free grammar, in Lark's syntax")
+
+    def form(self) -> dict[str, Any]:
+        """As the pipeline takes it.
+
+        Raises:
+            ApiError: none is given, or several are, or a schema that is no JSON.
+        """
+        given = {name: value for name in _FORMS if (value := getattr(self, name)) not in (None, False)}
+        if len(given) != 1:
+            raise ApiError(f"exactly one form is needed, got {len(given)}", param="structured_outputs")
+        [(name, value)] = given.items()
+        if name == "json_":
+            return {"json_schema": _schema(value)}
+        return {name: value}
+
+
+_FORMS = ("json_", "json_object", "regex", "choice", "grammar")
+
+
+def _schema(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ApiError(f"structured_outputs.json is no JSON: {error}", param="structured_outputs.json") from error

@@ -1,0 +1,98 @@
+"""One gateway process: a socket that listens already, an event loop, and a sign of life for whoever watches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from ...protocol.errors import ConfigError
+from ...protocol.lifeline import die_with
+from ..logs import set_up_stream_logging
+from .app import create_app
+from .config import GatewayConfig
+from .settings import Settings
+from .state import Gateway
+from .tracing import make_tracer
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.5
+GRACE_S = 5.0  # that open connections get at a stop
+
+
+def run_supervised(settings: Settings) -> None:
+    """Serve until SIGTERM; die with the process that supervises."""
+    die_with(settings.parent)
+    set_up_stream_logging(settings.log_level, settings.config.log_format, process=f"gateway {settings.index}")
+    with socket.socket(fileno=settings.listen_fd) as listener:
+        gateway = make_gateway(settings.config, settings.run_dir, index=settings.index)
+        serve(gateway, listener, heartbeat_fd=settings.heartbeat_fd)
+
+
+def make_gateway(config: GatewayConfig, run_dir: Path, *, index: int = 0) -> Gateway:
+    """
+    Raises:
+        ConfigError: no pipeline was started in ``run_dir``, or a setting cannot work.
+    """
+    gateway = Gateway(config, run_dir, index, make_tracer(config.otlp_traces_endpoint))
+    try:
+        _ = gateway.pipeline, gateway.board, gateway.api_keys
+    except OSError as error:
+        raise ConfigError(f"no pipeline runs in {run_dir}: {error}", param="run_dir") from error
+    return gateway
+
+
+def serve(gateway: Gateway, listener: socket.socket, *, heartbeat_fd: int | None = None) -> None:
+    """Serve at a bound socket until SIGINT or SIGTERM; then open requests get a few seconds."""
+    server = make_server(gateway, heartbeat_fd=heartbeat_fd)
+    server.run(sockets=[listener])
+    gateway.board.close()
+    if not server.started:
+        sys.exit(1)
+
+
+def make_server(gateway: Gateway, *, heartbeat_fd: int | None = None) -> uvicorn.Server:
+    """The HTTP server, to be ``run`` with its sockets; ``should_exit`` ends it."""
+    config = uvicorn.Config(
+        create_app(gateway),
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=int(gateway.config.keep_alive_s),
+        timeout_graceful_shutdown=int(GRACE_S),
+    )
+    return _Server(config, gateway, heartbeat_fd)
+
+
+class _Server(uvicorn.Server):
+    """With a pulse: a byte for the supervisor twice a second, for as long as the event loop turns."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, heartbeat_fd: int | None) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+        self._heartbeat_fd = heartbeat_fd
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._pulse = asyncio.create_task(self._beat())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._gateway.counters.publish()
+        await super().shutdown(sockets)
+        self._pulse.cancel()
+
+    async def _beat(self) -> None:
+        while True:
+            if self._heartbeat_fd is not None:
+                with contextlib.suppress(OSError):  # nobody watches any more, or it is full
+                    os.write(self._heartbeat_fd, b".")
+            self._gateway.counters.publish()
+            await asyncio.sleep(HEARTBEAT_S)

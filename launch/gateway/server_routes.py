@@ -1,0 +1,80 @@
+"""Routes about the server: is it well, what does it serve, how is it set."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ... import __version__
+from .errors import ApiError, json_response
+from .health import health
+from .metrics import CONTENT_TYPE, render
+from .state import Gateway
+
+_SECRET = ("api_key",)
+
+
+def server_routes(gateway: Gateway) -> APIRouter:
+    router = APIRouter(tags=["server"])
+
+    @router.get("/health", summary="200 if all three stages make progress, else 503")
+    async def get_health() -> Response:
+        found = health(gateway.board, gateway.pipeline.supervisor)
+        return json_response(found, status=200 if found["status"] == "ok" else 503)
+
+    @router.get("/ready", summary="200 if new requests are taken, else 503")
+    async def get_ready() -> Response:
+        gateway.check_ready()
+        found = health(gateway.board, gateway.pipeline.supervisor)
+        return json_response(
+            {"ready": found["status"] == "ok", **found}, status=200 if found["status"] == "ok" else 503
+        )
+
+    @router.get("/metrics", summary="Prometheus metrics, under vLLM's names where they mean the same")
+    async def get_metrics() -> Response:
+        return Response(render(gateway), media_type=CONTENT_TYPE)
+
+    @router.get("/version")
+    async def get_version() -> Response:
+        return json_response({"version": __version__})
+
+    @router.get("/server_info", summary="the model, limits, settings, and what every stage says of itself")
+    async def get_server_info() -> Response:
+        return json_response(_server_info(gateway))
+
+    @router.get("/v1/models", summary="the models that are served")
+    async def get_models() -> Response:
+        return json_response({"object": "list", "data": [_model(gateway, name) for name in gateway.model_names]})
+
+    @router.get("/v1/models/{model_id:path}", summary="one model")
+    async def get_model(model_id: str) -> Response:
+        return json_response(_model(gateway, gateway.check_model(model_id)))
+
+    return router
+
+
+def _model(gateway: Gateway, name: str) -> dict[str, Any]:
+    model = {"id": name, "object": "model", "created": gateway.created, "owned_by": "triptych"}
+    if not gateway.is_loaded:
+        return model
+    return {**model, "root": gateway.card.model, "parent": None, "max_model_len": gateway.card.max_model_len}
+
+
+def _server_info(gateway: Gateway) -> dict[str, Any]:
+    if not gateway.is_loaded:
+        raise ApiError("the model is being loaded, try again later", status=503, code="loading")
+    settings = dataclasses.asdict(gateway.pipeline)
+    settings["gateway"] = {k: v for k, v in dataclasses.asdict(gateway.config).items() if k not in _SECRET}
+    return {
+        "version": __version__,
+        "python": platform.python_version(),
+        "model": gateway.card.to_wire(),
+        "served_model_names": list(gateway.model_names),
+        "tool_parser": gateway.tool_parser,
+        "settings": settings,
+        "stages": gateway.board.stats(),
+    }

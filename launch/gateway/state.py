@@ -1,0 +1,112 @@
+"""What a gateway process knows of its pipeline: files of the run directory, read once they are there, and a client."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from ...driver.async_client import AsyncClient
+from ...protocol.board import RUN, Board
+from ...protocol.config import ModelCard, PipelineConfig
+from ...protocol.run_dir import CARD_FILE, CONFIG_FILE, board_path, follow_endpoint, submit_endpoint
+from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_facts
+from .config import GatewayConfig
+from .counters import Counters
+from .errors import ApiError
+from .health import is_loaded
+from .tools.parser import find_parser
+from .tracing import Tracer, no_tracer
+from .words import Words
+
+
+@dataclass
+class Gateway:
+    """Everything that routes share. Made in the event loop's thread, before the first request."""
+
+    config: GatewayConfig
+    run_dir: Path
+    index: int = 0  # among the gateway processes of one pipeline
+    tracer: Tracer = no_tracer
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def pipeline(self) -> PipelineConfig:
+        return PipelineConfig.from_json((self.run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
+
+    @cached_property
+    def board(self) -> Board:
+        return Board(board_path(self.run_dir))
+
+    @cached_property
+    def client(self) -> AsyncClient:
+        run_dir, service = self.run_dir.absolute(), self.pipeline.service
+        return AsyncClient(submit=submit_endpoint(run_dir, service), follow=follow_endpoint(run_dir, service))
+
+    @cached_property
+    def counters(self) -> Counters:
+        return Counters(self.run_dir, self.index)
+
+    @cached_property
+    def api_keys(self) -> tuple[str, ...]:
+        return self.config.api_keys()
+
+    @cached_property
+    def card(self) -> ModelCard:
+        """Only after ``check_loaded``."""
+        return ModelCard.from_wire(json.loads((self.run_dir / CARD_FILE).read_text(encoding="utf-8")))
+
+    @cached_property
+    def facts(self) -> TokenizerFacts:
+        facts = load_facts(self.run_dir)
+        assert facts is not None, "a loaded model has its tokenizer beside its card"
+        return facts
+
+    @cached_property
+    def words(self) -> Words:
+        """The tokenizer. Loaded when first needed: most requests are tokenised by the pipeline alone."""
+        return Words(Tokenizer.from_file(str(self.run_dir / TOKENIZER_FILE)))
+
+    @cached_property
+    def tool_parser(self) -> str:
+        """How this model writes tool calls; "none" if nobody knows."""
+        return find_parser(self.config.tool_parser, self.facts.chat_template or "")
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return self.config.served_model_name or (self.pipeline.model.model,)
+
+    @property
+    def is_loaded(self) -> bool:
+        return is_loaded(self.board, self.run_dir)
+
+    def check_ready(self) -> None:
+        """
+        Raises:
+            ApiError: 503, the model is not there yet or the pipeline stops. A worker that is being restarted is no
+                reason: what is asked meanwhile waits and is answered.
+        """
+        if not self.is_loaded:
+            raise ApiError("the model is being loaded, try again later", status=503, code="loading")
+        if self.board.mode != RUN:
+            raise ApiError("the pipeline is stopping and takes no new requests", status=503, code="draining")
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with.
+
+        Raises:
+            ApiError: 404, it is not served here.
+        """
+        if name is None or name in self.model_names:
+            return name or self.model_names[0]
+        known = ", ".join(self.model_names)
+        raise ApiError(
+            f"the model {name!r:.200} is not served here, known are: {known}",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )

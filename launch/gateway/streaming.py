@@ -1,0 +1,119 @@
+"""Server-sent events, as plain bytes: what one costs is paid for every token of every client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from ...protocol.errors import RequestError, RequestTimeout, TriptychError
+from .errors import ClientGone, error_map
+
+logger = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # nginx would collect events otherwise
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def to_json(content: Any) -> str:
+    return _encode(content)
+
+
+def event(content: Any, *, event_id: str | None = None, name: str | None = None) -> bytes:
+    """One event. ``event_id`` is what a browser sends back as Last-Event-ID."""
+    head = f"id: {event_id}\n" if event_id is not None else ""
+    if name is not None:
+        head += f"event: {name}\n"
+    return f"{head}data: {_encode(content)}\n\n".encode()
+
+
+class EventStream(Response):
+    """A response that sends what ``events`` yields. ``on_close`` is called once, however it ends."""
+
+    def __init__(self, events: AsyncIterator[bytes], *, on_close: Callable[[], None], timeout_s: float | None) -> None:
+        self.status_code, self.background = 200, None
+        self.media_type = "text/event-stream"
+        self.init_headers(_HEADERS)  # not the base's __init__, which would promise the length of a body
+        self._events = events
+        self._on_close = on_close
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            with suppress(ClientGone):
+                await unless_gone(receive, self._send_all(send))
+        finally:
+            self._on_close()
+
+    async def _send_all(self, send: Send) -> None:
+        try:
+            with anyio.fail_after(self._timeout_s):
+                async for chunk in self._events:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except TimeoutError:
+            await send(_last(event(error_map(late(self._timeout_s))) + DONE))
+        except TriptychError as error:
+            await send(_last(event(error_map(error)) + DONE))
+        except Exception as error:  # the headers are out: this is the only way left to tell
+            logger.exception("a stream failed")
+            await send(_last(event(error_map(RequestError(f"internal error: {type(error).__name__}"))) + DONE))
+        else:
+            await send(_last(b""))
+
+
+def _last(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": False}
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
+    """The result of ``work``; cancelled as soon as the client closes its connection.
+
+    Raises:
+        ClientGone: it did.
+    """
+    task = asyncio.ensure_future(work)
+    watch = asyncio.create_task(_gone(receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        for each in (task, watch):
+            each.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await task
+
+
+async def answered(request: Request, work: Awaitable[Any], *, timeout_s: float | None) -> Any:
+    """The result of ``work``, for a reply that is no stream.
+
+    Raises:
+        ClientGone: nobody waits for it any more.
+        RequestTimeout: it took longer than the gateway allows.
+    """
+    try:
+        with anyio.fail_after(timeout_s):
+            return await unless_gone(request.receive, work)
+    except TimeoutError as error:
+        raise late(timeout_s) from error
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def late(timeout_s: float | None) -> RequestTimeout:
+    """What is told to a client whose request took too long."""
+    return RequestTimeout(f"the request was not answered within {timeout_s} s")

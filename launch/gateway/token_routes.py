@@ -1,0 +1,55 @@
+"""/tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .chat_messages import wire_messages, wire_tools
+from .errors import ApiError, json_response
+from .generation import Generation
+from .schemas.other import DetokenizeRequest, TokenizeRequest
+from .state import Gateway
+from .submission import new_id
+from .token_ids import prompt_ids
+
+
+async def tokenize(gateway: Gateway, body: TokenizeRequest, request: Request) -> Response:
+    """Ids of a text by the tokenizer here, those of a chat by the pipeline, which has the template."""
+    gateway.check_ready()
+    gateway.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError("exactly one of prompt and messages is needed", param="prompt")
+    if body.prompt is not None:
+        ids = gateway.words.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    else:
+        ids = await _chat_ids(gateway, body, request)
+    reply = {"count": len(ids), "max_model_len": gateway.card.max_model_len, "tokens": ids}
+    if body.return_token_strs:
+        reply["token_strs"] = [gateway.words.raw(token_id) for token_id in ids]
+    return json_response(reply)
+
+
+async def _chat_ids(gateway: Gateway, body: TokenizeRequest, request: Request) -> list[int]:
+    assert body.messages is not None, "one of the two is there"
+    messages = wire_messages(body.messages, template=gateway.facts.chat_template or "")
+    wanted = {"messages": messages, "max_tokens": 0, "return_prompt": True}
+    if body.tools:
+        wanted["tools"] = wire_tools(body.tools)
+    if body.chat_template_kwargs:
+        wanted["chat_template_kwargs"] = body.chat_template_kwargs
+    generation = await Generation.begin(gateway, request, new_id("tok"), [wanted])
+    [completion] = await generation.results()
+    return prompt_ids(completion.summary)
+
+
+async def detokenize(gateway: Gateway, body: DetokenizeRequest) -> Response:
+    gateway.check_ready()
+    gateway.check_model(body.model)
+    for index, token_id in enumerate(body.tokens):
+        if not 0 <= token_id < gateway.card.vocab_size:
+            limit = gateway.card.vocab_size - 1
+            raise ApiError(f"tokens[{index}] is {token_id}, the limits are 0 and {limit}", param=f"tokens[{index}]")
+    return json_response(
+        {"prompt": gateway.words.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))}
+    )

@@ -1,0 +1,48 @@
+"""``{"name": ..., "parameters": {...}}``, several divided by semicolons, maybe after ``<|python_tag|>``: Llama 3."""
+
+from __future__ import annotations
+
+import json
+
+from .parser import Found, call_of
+
+TAG = "<|python_tag|>"
+
+
+class LlamaParser:
+    """An answer that begins like a call is held until its end; any other is text."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._is_text = False
+
+    def push(self, text: str) -> Found:
+        if self._is_text:
+            return [text] if text else []
+        self._text += text
+        begun = self._text.lstrip()
+        if begun.startswith("{") or TAG.startswith(begun[: len(TAG)]):
+            return []
+        self._is_text, rest = True, self._text
+        return [rest]
+
+    def flush(self) -> Found:
+        if self._is_text or not self._text:
+            return []
+        return _read(self._text.strip().removeprefix(TAG)) or [self._text]
+
+
+def _read(text: str) -> Found:
+    """The calls, none if anything else is there."""
+    decoder, found = json.JSONDecoder(), []
+    text = text.strip()
+    while text:
+        try:
+            value, end = decoder.raw_decode(text)
+        except ValueError:
+            return []
+        if (call := call_of(value)) is None:
+            return []
+        found.append(call)
+        text = text[end:].lstrip().removeprefix(";").lstrip()
+    return list(found)

@@ -1,0 +1,62 @@
+"""``[TOOL_CALLS][{"name": ..., "arguments": {...}}]``, and the later ``[TOOL_CALLS]name[ARGS]{...}``: Mistral."""
+
+from __future__ import annotations
+
+import json
+
+from .parser import Call, Found, call_of, held_back
+
+MARKER, ARGS = "[TOOL_CALLS]", "[ARGS]"
+
+
+class MistralParser:
+    """Text up to the marker is text; everything after it is calls."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._inside = False
+
+    def push(self, text: str) -> Found:
+        self._text += text
+        if self._inside:
+            return []
+        before, marker, after = self._text.partition(MARKER)
+        if marker:
+            self._text, self._inside = after, True
+            return [before] if before else []
+        keep = held_back(self._text, MARKER)
+        visible, self._text = self._text[: len(self._text) - keep], self._text[len(self._text) - keep :]
+        return [visible] if visible else []
+
+    def flush(self) -> Found:
+        rest, self._text = self._text, ""
+        if not self._inside:
+            return [rest] if rest else []
+        calls = _read_list(rest) or _read_named(rest)
+        return calls or [MARKER + rest]
+
+
+def _read_list(text: str) -> Found:
+    """Calls of a JSON list, none if it is not one."""
+    try:
+        values, _ = json.JSONDecoder().raw_decode(text.lstrip())
+    except ValueError:
+        return []
+    calls = [call_of(value) for value in values] if isinstance(values, list) else []
+    return [call for call in calls if call is not None] if all(calls) else []
+
+
+def _read_named(text: str) -> Found:
+    """Calls as a name and an object each, with or without a marker between."""
+    found: Found = []
+    for part in text.split(MARKER):
+        name, brace, rest = part.partition("{")
+        name = name.removesuffix(ARGS).strip()
+        try:
+            arguments, end = json.JSONDecoder().raw_decode(brace + rest)
+        except ValueError:
+            return []
+        if not name or (brace + rest)[end:].strip():
+            return []
+        found.append(Call(name, json.dumps(arguments, ensure_ascii=False)))
+    return found

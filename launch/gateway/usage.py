@@ -1,0 +1,51 @@
+"""What an answer cost, in OpenAI's words, with the account of its time beside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...driver.stream import Completion
+
+
+def usage(completions: Sequence[Completion], *, num_choices: int = 1) -> dict[str, Any]:
+    """Of all choices; a prompt counts once for its ``num_choices`` choices, which stand next to each other.
+
+    ``triptych.ledgers`` has the milliseconds of every stage for each choice.
+    """
+    firsts = [completion.summary["usage"] for completion in completions[::num_choices]]
+    num_prompt = sum(use["prompt_tokens"] for use in firsts)
+    num_output = sum(completion.summary["usage"]["completion_tokens"] for completion in completions)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": sum(use["cached_tokens"] for use in firsts)},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+        "triptych": extra(completions),
+    }
+
+
+def response_usage(completions: Sequence[Completion]) -> dict[str, Any]:
+    """The same in the words of /v1/responses and /v1/decisions."""
+    whole = usage(completions)
+    return {
+        "input_tokens": whole["prompt_tokens"],
+        "input_tokens_details": {
+            "cached_tokens": whole["prompt_tokens_details"]["cached_tokens"],
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": whole["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": whole["total_tokens"],
+        "triptych": whole["triptych"],
+    }
+
+
+def extra(completions: Sequence[Completion]) -> dict[str, Any]:
+    """What OpenAI has no name for."""
+    return {
+        "ledgers": [completion.summary["ledger"] for completion in completions],
+        "truncated_tokens": completions[0].summary["usage"]["truncated_tokens"],
+        "matched": [completion.summary.get("matched") for completion in completions],
+    }

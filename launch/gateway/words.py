@@ -1,0 +1,63 @@
+"""Token ids as text, and text as token ids, for what the pipeline does not say: token strings and their bytes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from tokenizers import Tokenizer
+
+CACHED_TOKENS = 1 << 16
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class Words:
+    """The model's tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self._tokenizer = tokenizer
+        self._bytes = lru_cache(CACHED_TOKENS)(self._bytes_of)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def raw(self, token_id: int) -> str:
+        """The token as the vocabulary has it."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """The UTF-8 bytes of one token: half of a character is half of its bytes."""
+        return self._bytes(token_id)
+
+    def text_of(self, token_id: int) -> str:
+        """One token as text; ``\\ufffd`` for what is no whole character."""
+        return self.bytes_of(token_id).decode("utf-8", "replace")
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # a byte of SentencePiece
+            return bytes([int(token[3:5], 16)])
+        text = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+        if REPLACEMENT not in text and text:
+            return (" " + text if token.startswith("\u2581") and not text.startswith(" ") else text).encode()
+        try:
+            return bytes(_BYTE_OF[character] for character in token)
+        except KeyError:
+            return text.encode()
+
+
+def _byte_characters() -> dict[str, int]:
+    """The printable character that stands for each byte in byte-level tokenizers (Radford et al. 2019, GPT-2)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return {chr(byte) if byte in printable else chr(next(others)): byte for byte in range(256)}
+
+
+_BYTE_OF = _byte_characters()

@@ -1,0 +1,95 @@
+"""Answers that stay with the service, and readers that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.driver.fake_service import FakeService, finished, row
+from triptych.driver.async_client import Mailbox
+from triptych.driver.session import Session
+from triptych.driver.stream import MAX_MISPLACED, Assembly, Stream
+from triptych.protocol import messages as m
+from triptych.protocol.errors import DuplicateId, InvalidRequest
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[FakeService]:
+    service = FakeService(tmp_path)
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def session(service: FakeService) -> Iterator[Session]:
+    session = service.client()
+    yield session
+    session.close()
+
+
+def test_the_end_of_a_kept_answer_is_not_acknowledged_until_it_is_forgotten(
+    service: FakeService, session: Session
+) -> None:
+    streams = {name: Stream(name, session.abort) for name in ("kept", "plain")}
+    for name, stream in streams.items():
+        session.submit(name, {"prompt": "hi"}, stream, keep=name == "kept")
+        service.accept(name)
+        service.say("follow", finished(name, 0, 1, text="a"))
+        assert stream.result(10).text == "a"
+    assert service.hear(m.Acknowledge).request_ids == ["plain"]
+    session.forget("kept")
+    assert service.hear(m.Acknowledge).request_ids == ["kept"]
+
+
+def test_a_request_that_is_let_go_is_neither_followed_nor_aborted(service: FakeService, session: Session) -> None:
+    stream, other = Stream("a", session.abort), Stream("b", session.abort)
+    session.submit("a", {"prompt": "hi"}, stream)
+    service.accept("a")
+    session.submit("b", {"prompt": "hi"}, other)
+    service.accept("b")
+    session.let_go("a", DuplicateId("somebody else reads"))
+    with pytest.raises(DuplicateId):
+        stream.result(10)
+    follow = service.hear(m.Follow, where=lambda follow: all(entry[0] != "a" for entry in follow.entries))
+    assert [entry[0] for entry in follow.entries] == ["b"]
+
+
+def test_a_reader_who_knows_only_the_tokens_learns_the_characters() -> None:
+    assembly = Assembly("a", num_tokens=2, num_chars=None)
+    _, offset, text_offset, ids, text, *_ = row("a", 2, 7, 8, text="cd", text_offset=5)
+    delta = assembly.add(offset, text_offset, ids, text, None)
+    assert delta is not None
+    assert (delta.text, delta.num_tokens, assembly.num_chars) == ("cd", 4, 7)
+
+
+def test_a_reader_who_claims_too_many_tokens_is_told() -> None:
+    assembly = Assembly("a", num_tokens=9, num_chars=None)
+    for _ in range(MAX_MISPLACED):
+        with pytest.raises(LookupError):
+            assembly.add(3, 3, b"", "", None)
+    with pytest.raises(InvalidRequest, match="3 tokens so far, 9"):
+        assembly.add(3, 3, b"", "", None)
+
+
+def test_many_calls_wake_the_loop_once() -> None:
+    async def scenario() -> tuple[list[int], int]:
+        loop, seen, wakes = asyncio.get_running_loop(), list[int](), 0
+        mailbox, wake = Mailbox(loop), loop.call_soon_threadsafe
+
+        def counted(*arguments: object) -> object:
+            nonlocal wakes
+            wakes += 1
+            return wake(*arguments)  # type: ignore[arg-type]
+
+        loop.call_soon_threadsafe = counted  # type: ignore[assignment,method-assign]
+        for number in range(100):
+            mailbox.put(seen.append, number)
+        await asyncio.sleep(0)
+        mailbox.put(seen.append, 100)
+        await asyncio.sleep(0)
+        return seen, wakes
+
+    assert asyncio.run(scenario()) == (list(range(101)), 2)

@@ -1,0 +1,97 @@
+"""A pipeline of the hash model and a gateway before it, in this process and at a free port."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.pipeline.checks import assert_quiet
+from tests.waiting import eventually
+from triptych import Driver
+from triptych.launch.gateway.address import listen, url_of
+from triptych.launch.gateway.config import GatewayConfig
+from triptych.launch.gateway.server import make_gateway, make_server
+from triptych.launch.gateway.state import Gateway
+
+
+@dataclass
+class Site:
+    """A gateway that is served, and a client of it."""
+
+    url: str
+    gateway: Gateway
+    http: httpx2.Client
+    driver: Driver | None = None
+
+    def post(self, path: str, **body: Any) -> httpx2.Response:
+        return self.http.post(path, json=body)
+
+    def ask(self, path: str, **body: Any) -> dict[str, Any]:
+        """The reply to a request that must go well."""
+        reply = self.post(path, **body)
+        assert reply.status_code == 200, reply.text
+        return dict(reply.json())
+
+    def refusal(self, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
+        """Status and error of a request that must not."""
+        reply = self.post(path, **body)
+        assert reply.status_code >= 400, reply.text
+        return reply.status_code, reply.json()["error"]
+
+
+@contextmanager
+def site(run_dir: Path, **options: Any) -> Iterator[Site]:
+    """A gateway for the pipeline in ``run_dir``."""
+    gateway = make_gateway(GatewayConfig(**options), run_dir)
+    server = make_server(gateway)
+    with listen("127.0.0.1:0") as listener:
+        url = url_of(listener)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            eventually(lambda: server.started)
+            with httpx2.Client(base_url=url, timeout=30, trust_env=False) as http:
+                yield Site(url, gateway, http)
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def pipeline() -> Iterator[Driver]:
+    with Driver("hash-lm", lease_s=5.0, max_restarts=1000) as driver:
+        yield driver
+        assert_quiet(driver)
+
+
+@pytest.fixture(scope="session")
+def _shared_api(pipeline: Driver) -> Iterator[Site]:
+    with site(pipeline.run_dir, tool_parser="hermes") as api:
+        api.driver = pipeline
+        yield api
+
+
+@pytest.fixture
+def api(_shared_api: Site) -> Site:
+    """A gateway of the hash model that all tests share."""
+    return _shared_api
+
+
+@pytest.fixture(scope="session")
+def _shared_demo() -> Iterator[Site]:
+    with Driver("demo", device="cpu", threads=1, num_pages=256) as driver, site(driver.run_dir) as api:
+        yield api
+
+
+@pytest.fixture
+def demo(_shared_demo: Site) -> Site:
+    """A gateway of the model that ships with the package."""
+    return _shared_demo

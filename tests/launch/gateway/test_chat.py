@@ -1,0 +1,85 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.launch.gateway.conftest import Site
+from tests.launch.gateway.sse import stream, text_of
+
+PATH = "/v1/chat/completions"
+LEN = [{"role": "user", "content": "What does len do?"}]
+ANSWER = "Return the number of items in a container."
+
+
+def test_a_chat_is_answered(demo: Site) -> None:
+    reply = demo.ask(PATH, model="demo", messages=LEN, temperature=0)
+    [choice] = reply["choices"]
+    assert choice["message"]["role"] == "assistant"
+    assert choice["message"]["content"] == ANSWER
+    assert (choice["finish_reason"], reply["object"]) == ("stop", "chat.completion")
+    assert reply["id"].startswith("chatcmpl-")
+
+
+def test_a_stream_begins_with_the_role_and_ends_with_the_reason(demo: Site) -> None:
+    found = stream(demo.http, PATH, messages=LEN, temperature=0, stream_options={"include_usage": True})
+    assert text_of(found) == ANSWER
+    first, *_, last, usage, done = (event.data for event in found)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
+    assert (last["choices"][0]["delta"], last["choices"][0]["finish_reason"]) == ({}, "stop")
+    assert (usage["choices"], done) == ([], "[DONE]")
+    assert usage["usage"]["prompt_tokens_details"]["cached_tokens"] >= 0
+    assert {event.data["object"] for event in found[:-1]} == {"chat.completion.chunk"}
+    assert len({event.data["id"] for event in found[:-1]}) == 1
+
+
+def test_several_choices_are_told_apart(api: Site) -> None:
+    wanted = {"messages": LEN, "n": 3, "max_tokens": 10, "seed": 1}
+    whole = api.ask(PATH, **wanted)
+    found = stream(api.http, PATH, **wanted)
+    texts = [choice["message"]["content"] for choice in whole["choices"]]
+    assert [text_of(found, index) for index in range(3)] == texts
+    ends = [c["index"] for e in found[:-1] for c in e.data["choices"] if c["finish_reason"]]
+    assert sorted(ends) == [0, 1, 2]
+
+
+def test_text_parts_are_one_text(demo: Site) -> None:
+    parts = [{"type": "text", "text": "What does "}, {"type": "text", "text": "len do?"}]
+    reply = demo.ask(PATH, messages=[{"role": "user", "content": parts}], temperature=0)
+    assert reply["choices"][0]["message"]["content"] == ANSWER
+
+
+def test_the_older_name_of_the_limit_works_too(api: Site) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        assert api.ask(PATH, messages=LEN, **{name: 7})["usage"]["completion_tokens"] == 7
+
+
+def test_an_answer_can_be_sent_back_as_it_is(demo: Site) -> None:
+    first = demo.ask(PATH, messages=LEN, temperature=0)["choices"][0]["message"]
+    reply = demo.ask(PATH, messages=[*LEN, first, *LEN], temperature=0, max_tokens=5)
+    assert reply["usage"]["completion_tokens"] == 5
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_logprobs_have_bytes_and_alternatives(demo: Site, count: int) -> None:
+    wanted = {"messages": LEN, "temperature": 0, "max_tokens": 5, "logprobs": True, "top_logprobs": count}
+    [choice] = demo.ask(PATH, **wanted)["choices"]
+    content = choice["logprobs"]["content"]
+    assert b"".join(bytes(entry["bytes"]) for entry in content).decode() == choice["message"]["content"]
+    assert all(len(entry["top_logprobs"]) == count for entry in content)
+    streamed = stream(demo.http, PATH, **wanted)
+    rows = [c["logprobs"]["content"] for e in streamed[:-1] for c in e.data["choices"] if c["logprobs"]]
+    assert [entry["token"] for row in rows for entry in row] == [entry["token"] for entry in content]
+
+
+def test_characters_of_several_tokens_arrive_whole(demo: Site) -> None:
+    text = "grüße 你好 👩‍👩‍👧"
+    ids = demo.gateway.words.encode(text, add_special_tokens=False)
+    assert demo.gateway.words.decode(ids) == text
+    assert b"".join(demo.gateway.words.bytes_of(i) for i in ids).decode() == text
+
+
+def test_what_a_template_refuses_is_a_400(demo: Site) -> None:
+    status, error = demo.refusal(PATH, messages=[{"role": "wizard", "content": "hi"}])
+    assert (status, error["code"], error["param"]) == (400, "tokenization_failed", "messages")
+    assert "wizard" in error["message"]

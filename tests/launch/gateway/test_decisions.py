@@ -1,0 +1,78 @@
+"""/v1/decisions against the probabilities that the model itself gives."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.launch.gateway.conftest import Site
+
+PATH = "/v1/decisions"
+STATE = "len returns the number of items in a container. " * 8
+
+
+def logprob_by_completions(api: Site, prompt: str, option: str) -> float:
+    """The sum over an option's tokens, each forced by a bias: the slow way, through another route."""
+    words = api.gateway.words
+    ids, total = words.encode(prompt, add_special_tokens=False), 0.0
+    for token_id in words.encode(option, add_special_tokens=False):
+        wanted = {"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": 0, "logit_bias": {str(token_id): 100}}
+        [choice] = api.ask("/v1/completions", **wanted)["choices"]
+        total += choice["logprobs"]["token_logprobs"][0]
+        ids = [*ids, token_id]
+    return total
+
+
+def test_options_have_the_probabilities_of_their_tokens(demo: Site) -> None:
+    options = ["items", "item", "numbers of things"]
+    question = {"question": "What does it count?", "options": options}
+    [answer] = demo.ask(PATH, state=STATE, questions=[question])["answers"]
+    text = f"{STATE}\n\nWhat does it count?\nAnswer with one of:\n- items\n- item\n- numbers of things"
+    prompt = f"<|user|>{text}<|end|><|assistant|>"
+    logprobs = [logprob_by_completions(demo, prompt, option) for option in options]
+    assert [row["logprob"] for row in answer["probabilities"]] == pytest.approx(logprobs, abs=0.05)
+    total = sum(math.exp(value - max(logprobs)) for value in logprobs)
+    shares = [math.exp(value - max(logprobs)) / total for value in logprobs]
+    assert [row["probability"] for row in answer["probabilities"]] == pytest.approx(shares, rel=0.1, abs=1e-6)
+    assert answer["choice"] == options[shares.index(max(shares))]
+
+
+def test_the_state_is_computed_once(demo: Site) -> None:
+    questions = [{"question": f"Question number {i}?", "options": ["yes", "no"]} for i in range(6)]
+    usage = demo.ask(PATH, state=STATE + "once", questions=questions)["usage"]
+    assert usage["input_tokens_details"]["cached_tokens"] > 0.6 * usage["input_tokens"]
+
+
+def test_each_type_has_its_answer(demo: Site) -> None:
+    questions = [
+        {"type": "predicate", "name": "p", "instructions": "Is it long?"},
+        {"type": "choice", "instructions": "Which?", "choices": [{"value": "a", "description": "1"}, {"value": False}]},
+        {"type": "score", "instructions": "How good?", "levels": [{"label": x} for x in ("bad", "fair", "good")]},
+    ]
+    reply = demo.ask(PATH, input=[{"role": "user", "content": STATE}], questions=questions)
+    predicate, choice, score = reply["answers"]
+    assert predicate["name"] == "p"
+    assert 0 <= predicate["probability"] <= 1
+    assert choice["choice"] in ("a", False)
+    assert sum(row["probability"] for row in choice["probabilities"]) == pytest.approx(1)
+    assert 0 <= score["score"] <= 2
+    assert [row["label"] for row in score["probabilities"]] == ["bad", "fair", "good"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"questions": [{"question": "?", "options": ["a", "b"]}]}, "state"),
+        ({"state": "s", "input": "s", "questions": [{"question": "?", "options": ["a", "b"]}]}, "state"),
+        ({"state": "s", "questions": []}, "questions"),
+        ({"state": "s", "questions": [{"options": ["a", "b"]}]}, "questions[0].instructions"),
+        ({"state": "s", "questions": [{"question": "?", "options": ["a", "a"]}]}, "questions[0].choices"),
+        ({"state": "s", "questions": [{"question": "?", "options": ["a"]}]}, "questions[0].options"),
+        ({"state": "s", "questions": [{"type": "score", "question": "?"}]}, "questions[0].levels"),
+        ({"state": "s", "questions": [{"question": "?", "options": ["a", "b"], "x": 1}]}, "questions[0].x"),
+    ],
+)
+def test_a_question_that_is_none_is_refused(demo: Site, body: dict[str, object], param: str) -> None:
+    status, error = demo.refusal(PATH, **body)
+    assert (status, error["param"]) == (400, param)

@@ -1,0 +1,132 @@
+"""Keys, limits, ids, disconnects: what happens around a request."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.sse import events
+from tests.waiting import eventually
+from triptych import Driver
+from triptych.launch.gateway.config import GatewayConfig, is_known_key
+from triptych.launch.logs import JsonFormatter
+from triptych.protocol.errors import ConfigError
+
+PATH = "/v1/completions"
+LONG = {"prompt": "hi", "max_tokens": 3000, "ignore_eos": True}
+
+
+def live(api: Site) -> int:
+    assert api.driver is not None
+    return int(api.driver.stats()["summarize"]["live"])
+
+
+def raw(api: Site) -> socket.socket:
+    host, port = api.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), 10)
+
+
+def head_of(num_bytes: int) -> bytes:
+    """The head of a completion's request."""
+    lines = ("host: a", "content-type: application/json", f"content-length: {num_bytes}", "", "")
+    return "\r\n".join([f"POST {PATH} HTTP/1.1", *lines]).encode()
+
+
+def test_every_route_but_the_probes_wants_a_key(pipeline: Driver, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# ours\nfirst\nsecond\n")
+    with site(pipeline.run_dir, api_key="third", api_key_file=str(tmp_path / "keys")) as api:
+        assert {api.http.get(path).status_code for path in ("/health", "/ready")} == {200}
+        for path in ("/metrics", "/v1/models", "/openapi.json", "/server_info", "/nowhere", "/docs"):
+            reply = api.http.get(path)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert reply.headers["www-authenticate"] == "Bearer"
+        for key, status in (("first", 200), ("second", 200), ("third", 200), ("fourth", 401), ("# ours", 401)):
+            assert api.http.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == status
+        info = api.http.get("/server_info", headers={"authorization": "bearer first"})
+        assert "third" not in info.text
+
+
+def test_keys_are_compared_as_a_whole() -> None:
+    assert is_known_key(b"key", ("other", "key"))
+    assert not any(is_known_key(given, ("key",)) for given in (b"", b"ke", b"key2", b"KEY"))
+
+
+@pytest.mark.parametrize("content", [None, "\n# nothing\n"])
+def test_a_key_file_without_a_key_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "keys").write_text(content)
+    with pytest.raises(ConfigError, match="api_key_file"):
+        GatewayConfig(api_key_file=str(tmp_path / "keys")).api_keys()
+
+
+def test_a_body_that_is_too_large_is_refused(pipeline: Driver) -> None:
+    with site(pipeline.run_dir, max_body_bytes=2000) as api:
+        reply = api.post(PATH, prompt="x" * 3000)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")
+        chunks = (b'{"prompt": "', *[b"x" * 500] * 6, b'"}')
+        reply = api.http.post(PATH, content=iter(chunks), headers={"content-type": "application/json"})
+        assert reply.status_code == 413
+        api.ask(PATH, prompt="x", max_tokens=1)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(pipeline: Driver) -> None:
+    with site(pipeline.run_dir, body_timeout_s=0.2) as api, raw(api) as connection:
+        connection.sendall(head_of(50) + b"{")
+        assert b" 408 " in connection.recv(4096).splitlines()[0]
+
+
+def test_a_request_that_takes_too_long_is_ended(pipeline: Driver) -> None:
+    with Driver("hash-lm", hash_step_ms=5) as slow, site(slow.run_dir, request_timeout_s=0.3) as api:
+        reply = api.post(PATH, **LONG)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (504, "timeout")
+        with api.http.stream("POST", PATH, json={**LONG, "stream": True}) as streamed:
+            *_, error, done = events(streamed)
+        assert (error.data["error"]["code"], done.data) == ("timeout", "[DONE]")
+        eventually(lambda: slow.stats()["summarize"]["live"] == 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
+    with Driver("hash-lm", hash_step_ms=5, lease_s=60) as slow, site(slow.run_dir) as api:
+        api.driver = slow
+        body = json.dumps({**LONG, "stream": stream, "n": 2}).encode()
+        with raw(api) as connection:
+            connection.sendall(head_of(len(body)) + body)
+            eventually(lambda: live(api) == 2)
+        eventually(lambda: live(api) == 0, timeout=5)
+        assert slow.stats()["summarize"]["finished"]["abort"] == 2
+
+
+def test_the_id_of_a_request_is_the_client_s_or_a_new_one(api: Site) -> None:
+    assert api.http.get("/version", headers={"x-request-id": "mine"}).headers["x-request-id"] == "mine"
+    drawn = {api.http.get("/version", headers={"x-request-id": "x" * 500}).headers["x-request-id"] for _ in range(2)}
+    assert len(drawn) == 2
+    assert api.http.get("/nowhere").headers["x-request-id"]
+
+
+def test_a_full_queue_is_a_429_that_says_when_to_come_again() -> None:
+    with Driver("hash-lm", hash_step_ms=20, max_num_seqs=1, max_queue=2) as small, site(small.run_dir) as api:
+        for number in range(4):
+            small.submit("hi", max_tokens=3000, request_id=f"r{number}").accepted(10)
+            # The first two get a credit each; the others wait.
+            eventually(lambda: small.stats()["prepare"]["waiting"] == max(0, number - 1))  # noqa: B023
+        reply = api.post(PATH, prompt="hi")
+        assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
+        assert reply.json()["error"]["type"] == "rate_limit_error"
+        for number in range(4):
+            small.abort(f"r{number}")
+
+
+def test_the_log_has_a_line_a_request_and_no_prompt(api: Site, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "triptych.launch.gateway.edge"):
+        api.http.post(PATH, json={"prompt": "a secret", "max_tokens": 1}, headers={"x-request-id": "find-me"})
+        record = eventually(lambda: next((r for r in caplog.records if "find-me" in r.getMessage()), None))
+    entry = json.loads(JsonFormatter("gateway 0").format(record))
+    assert (entry["status"], entry["path"], entry["x_request_id"]) == (200, PATH, "find-me")
+    assert entry["request_id"].startswith("cmpl-")
+    assert "secret" not in json.dumps(entry)

@@ -1,0 +1,92 @@
+"""/health and /ready say what is, and nothing is asked of the model for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.launch.gateway.conftest import Site, site
+from tests.waiting import eventually
+from triptych import Driver
+from triptych.protocol.board import DRAIN, ROLES, RUN, Board
+from triptych.protocol.run_dir import board_path
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that is there and does nothing."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_pipeline_that_works_is_healthy(api: Site) -> None:
+    reply = api.http.get("/health")
+    assert (reply.status_code, reply.json()["status"]) == (200, "ok")
+    assert set(reply.json()["stages"]) == set(ROLES)
+    assert api.http.get("/ready").json()["ready"] is True
+
+
+def test_a_stage_that_is_stuck_is_not(pipeline: Driver) -> None:
+    with Driver("hash-lm", hang_s=1.0) as driver, site(driver.run_dir) as api:
+        for role in ROLES:
+            pid = driver.pids[role]
+            assert pid is not None
+            with stopped(pid):
+                reply = eventually(lambda: r if (r := api.http.get("/health")).status_code == 503 else None)
+            assert role in reply.json()["unhealthy"]
+            eventually(lambda: api.http.get("/health").status_code == 200)
+
+
+def test_a_model_that_is_being_loaded_is_a_503() -> None:
+    driver = Driver("demo", device="cpu", threads=1)
+    driver.start(wait=False)
+    try:
+        with site(driver.run_dir) as api:
+            assert [api.http.get(path).status_code for path in ("/health", "/ready")] == [503, 503]
+            reply = api.post("/v1/completions", prompt="hi")
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "loading")
+            assert reply.headers["retry-after"]
+            assert api.http.get("/v1/models").status_code == 200
+            assert api.http.get("/metrics").status_code == 200
+            eventually(lambda: api.http.get("/ready").status_code == 200, timeout=60)
+            api.ask("/v1/completions", prompt="hi", max_tokens=1)
+    finally:
+        driver.stop(mode="abort")
+
+
+def test_a_pipeline_that_drains_is_not_ready_and_still_healthy(pipeline: Driver, api: Site) -> None:
+    board = Board(board_path(pipeline.run_dir))
+    board.set_mode(DRAIN)
+    try:
+        assert [api.http.get(path).status_code for path in ("/health", "/ready")] == [200, 503]
+        assert api.refusal("/v1/completions", prompt="hi")[1]["code"] == "draining"
+    finally:
+        board.set_mode(RUN)
+        board.close()
+
+
+def test_a_request_waits_for_a_stage_that_is_being_restarted(pipeline: Driver, api: Site) -> None:
+    pid = pipeline.pids["prepare"]
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert api.ask("/v1/completions", prompt="hi", max_tokens=3)["usage"]["completion_tokens"] == 3
+
+
+def test_the_server_tells_what_it_is(api: Site) -> None:
+    info = api.http.get("/server_info").json()
+    assert (info["model"]["model"], info["served_model_names"]) == ("hash-lm", ["hash-lm"])
+    assert info["settings"]["gateway"]["stream_interval"] == 1
+    assert api.http.get("/version").json()["version"] == info["version"]
+
+
+def test_a_model_can_have_other_names(pipeline: Driver) -> None:
+    with site(pipeline.run_dir, served_model_name=("mine", "also/mine")) as api:
+        assert [model["id"] for model in api.http.get("/v1/models").json()["data"]] == ["mine", "also/mine"]
+        assert api.http.get("/v1/models/also/mine").json()["id"] == "also/mine"
+        assert api.ask("/v1/completions", prompt="hi", max_tokens=1)["model"] == "mine"
+        assert api.refusal("/v1/completions", prompt="hi", model="hash-lm")[0] == 404

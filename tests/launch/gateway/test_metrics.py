@@ -1,0 +1,96 @@
+"""/metrics as Prometheus reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.launch.gateway.conftest import Site, site
+from tests.waiting import eventually
+from triptych import Driver
+
+# What vLLM's own dashboard and the schedulers of llm-d and the gateway API look for.
+VLLM = (
+    "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total",
+    "prefix_cache_hits_total", "prompt_tokens_total", "generation_tokens_total", "num_preemptions_total",
+    "request_success_total", "time_to_first_token_seconds_bucket", "inter_token_latency_seconds_bucket",
+    "e2e_request_latency_seconds_bucket", "request_queue_time_seconds_bucket",
+    "request_prefill_time_seconds_bucket", "request_decode_time_seconds_bucket", "request_prompt_tokens_bucket",
+    "request_generation_tokens_bucket", "cache_config_info",
+)  # fmt: skip
+DASHBOARD = Path(__file__).parents[3] / "launch" / "gateway" / "grafana.json"
+
+
+def samples(api: Site) -> dict[str, float]:
+    """Values by name and labels other than the model's."""
+    text = api.http.get("/metrics").text
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = {name: value for name, value in sample.labels.items() if name != "model_name"}
+            found[sample.name + (json.dumps(labels, sort_keys=True) if labels else "")] = sample.value
+    return found
+
+
+def names(api: Site) -> set[str]:
+    return {name.partition("{")[0] for name in samples(api)}
+
+
+def test_vllm_s_names_are_there(api: Site) -> None:
+    api.ask("/v1/completions", prompt="hi", max_tokens=5)
+    assert {f"vllm:{name}" for name in VLLM} <= names(api)
+    assert 'model_name="hash-lm"' in api.http.get("/metrics").text
+
+
+def test_each_request_counts_once_whoever_sent_it_and_whoever_is_asked() -> None:
+    with Driver("hash-lm") as driver, site(driver.run_dir) as one, site(driver.run_dir) as other:
+        one.ask("/v1/completions", prompt=[1, 2, 3], max_tokens=10)
+        other.ask("/v1/completions", prompt=[1, 2, 3], max_tokens=10)
+        driver.generate([1, 2, 3], max_tokens=10)
+        eventually(lambda: samples(one)["vllm:e2e_request_latency_seconds_count"] == 3)
+        for api in (one, other):
+            found = samples(api)
+            assert found["vllm:e2e_request_latency_seconds_count"] == 3
+            assert found["vllm:generation_tokens_total"] == 30
+            assert found["vllm:prompt_tokens_total"] == 9
+            assert found["vllm:time_to_first_token_seconds_count"] == 3
+            assert found["vllm:inter_token_latency_seconds_count"] == 27
+            assert found['vllm:request_success_total{"finished_reason": "length"}'] == 3
+            assert found["vllm:request_generation_tokens_sum"] == 30
+
+
+def test_histograms_grow_and_end_with_their_count(api: Site) -> None:
+    api.ask("/v1/completions", prompt="hi", max_tokens=5)
+    rows = re.findall(r'vllm:e2e_request_latency_seconds_bucket{le="([^"]+)".*} (\S+)', api.http.get("/metrics").text)
+    counts = [float(count) for _, count in rows]
+    assert counts == sorted(counts)
+    assert rows[-1][0] == "+Inf"
+    assert counts[-1] == samples(api)["vllm:e2e_request_latency_seconds_count"]
+
+
+def test_the_stages_and_the_gateways_have_their_own(api: Site) -> None:
+    api.ask("/v1/completions", prompt="hi", max_tokens=5)
+    found = samples(api)
+    assert found['triptych_stage_healthy{"stage": "execute"}'] == 1
+    assert found['triptych_http_requests_total{"gateway": "0", "route": "/v1/completions", "status": "200"}'] >= 1
+    assert found['triptych_request_stage_seconds_total{"stage": "decode"}'] > 0
+    pages = sum(value for name, value in found.items() if name.startswith("triptych_pages{"))
+    assert pages == pytest.approx(4096)
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are(api: Site) -> None:
+    api.ask("/v1/completions", prompt="hi", max_tokens=5)
+    api.refusal("/v1/completions", prompt=[5] * 5000)
+    dashboard = json.loads(DASHBOARD.read_text())
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel.get("targets", ())
+        for name in re.findall(r"(?:vllm:|triptych_)\w+", target["expr"])
+    }
+    assert len(asked) > 15
+    eventually(lambda: asked <= names(api))

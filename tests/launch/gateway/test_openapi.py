@@ -1,0 +1,56 @@
+"""The OpenAPI document describes what is done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.gateway.conftest import Site
+
+ROUTES = {
+    "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/models", "/v1/models/{model_id}", "/tokenize",
+    "/detokenize", "/health", "/ready", "/metrics", "/version", "/server_info", "/v1/requests/{request_id}",
+    "/v1/decisions",
+}  # fmt: skip
+PAGE = (Path(__file__).parents[3] / "docs" / "http.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def document(api: Site) -> Any:
+    return api.http.get("/openapi.json").json()
+
+
+def test_every_route_is_in_the_document_and_on_the_page(document: Any) -> None:
+    assert set(document["paths"]) == ROUTES
+    assert {route for route in ROUTES if route not in PAGE} == set()
+
+
+def test_no_route_promises_errors_of_another_shape(document: Any) -> None:
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            assert "422" not in operation["responses"]
+            error = operation["responses"]["400"]["content"]["application/json"]["schema"]
+            assert error == {"$ref": "#/components/schemas/Error"}
+
+
+@pytest.mark.parametrize("name", ["CompletionRequest", "ChatRequest", "ResponseRequest", "DecisionRequest"])
+def test_requests_are_closed_and_their_fields_on_the_page(document: Any, name: str) -> None:
+    schema = document["components"]["schemas"][name]
+    assert schema["additionalProperties"] is False
+    offered = [field for field, value in schema["properties"].items() if "accepted" not in value.get("description", "")]
+    assert [field for field in offered if f"`{field}`" not in PAGE] == []
+
+
+def test_references_lead_somewhere(document: Any) -> None:
+    text = json.dumps(document)
+    names = set(document["components"]["schemas"])
+    assert {part.partition('"')[0] for part in text.split('"#/components/schemas/')[1:]} <= names
+
+
+def test_fields_that_must_be_neutral_are_described(document: Any) -> None:
+    properties = document["components"]["schemas"]["ChatRequest"]["properties"]
+    assert properties["store"]["enum"] == [None, False]
+    assert properties["temperature"]["anyOf"][0]["maximum"] == 100

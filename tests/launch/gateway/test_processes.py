@@ -1,0 +1,215 @@
+"""Gateways under ``serve``: started, watched, started again, and stopped without a lost answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.launch.gateway.sse import events, text_of
+from tests.launch.test_processes import process
+from tests.waiting import eventually
+from triptych import Driver
+from triptych.launch.gateway.address import URL_FILE, listen, split_address, url_of
+from triptych.launch.gateway.config import GatewayConfig
+from triptych.launch.gateway.processes import gateways
+from triptych.launch.gateway.settings import Settings
+from triptych.protocol.errors import ConfigError
+
+PATH = "/v1/completions"
+
+
+def children_of(pid: int, module: str) -> list[int]:
+    """Processes that ``pid`` started from a module."""
+    found = [int(p) for f in Path(f"/proc/{pid}/task").glob("*/children") for p in f.read_text().split()]
+    return [p for p in found if module in Path(f"/proc/{p}/cmdline").read_text().split("\0")]
+
+
+def gateway_pids() -> list[int]:
+    return children_of(os.getpid(), "triptych.launch.gateway")
+
+
+def connected(url: str) -> httpx2.Client:
+    return httpx2.Client(base_url=url, timeout=60, trust_env=False)
+
+
+@contextmanager
+def served(driver: Driver, **options: object) -> Iterator[httpx2.Client]:
+    config = GatewayConfig(**{"http": ":0", **options})  # type: ignore[arg-type]
+    with gateways(config, driver.run_dir, log_level="error") as url:
+        assert url is not None
+        assert (driver.run_dir / URL_FILE).read_text() == url
+        with connected(url) as http:
+            yield http
+    assert gateway_pids() == []
+
+
+def test_several_processes_serve_one_address(pipeline: Driver) -> None:
+    with served(pipeline, http_workers=2) as http:
+        eventually(lambda: len(gateway_pids()) == 2)
+        assert http.post(PATH, json={"prompt": "hi", "max_tokens": 2}).status_code == 200
+        eventually(lambda: 'gateway="1"' in http.get("/metrics").text)
+
+
+def test_a_gateway_that_is_killed_is_started_again_and_connections_wait_for_it(pipeline: Driver) -> None:
+    with served(pipeline) as http:
+        assert http.get("/version").status_code == 200
+        for _ in range(2):
+            [pid] = gateway_pids()
+            os.kill(pid, signal.SIGKILL)
+            with connected(str(http.base_url)) as other:
+                assert other.post(PATH, json={"prompt": "hi", "max_tokens": 2}).status_code == 200
+
+
+def test_a_stream_is_resumed_after_its_gateway_was_killed() -> None:
+    with Driver("hash-lm", hash_step_ms=5, lease_s=60) as slow, served(slow) as http:
+        body = {"prompt": "hi", "max_tokens": 200, "temperature": 0, "stream": True, "resumable": True}
+        with http.stream("POST", PATH, json=body) as reply:
+            reading = events(reply)
+            first = [next(reading) for _ in range(10)]
+            os.kill(gateway_pids()[0], signal.SIGKILL)
+            with pytest.raises(httpx2.HTTPError):
+                list(reading)
+        with http.stream("GET", f"/v1/requests/{first[0].data['id']}", params={"offset": first[-1].id}) as reply:
+            found = list(events(reply))
+        whole = http.post(PATH, json={**body, "stream": False, "resumable": False}).json()
+        assert text_of(first) + text_of(found) == whole["choices"][0]["text"]
+
+
+def test_gateways_die_with_their_supervisor(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with process("serve", "hash-lm", "--run-dir", str(tmp_path), "--http", ":0") as server:
+        assert server.stderr is not None
+        next(line for line in server.stderr if "ready: " in line)
+        [pid] = eventually(lambda: children_of(server.pid, "triptych.launch.gateway"))
+        server.kill()
+        eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_a_stop_lets_streams_end(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with process("serve", "hash-lm", "--hash-step-ms", "5", "--run-dir", str(tmp_path), "--http", ":0") as server:
+        assert server.stderr is not None
+        next(line for line in server.stderr if "ready: " in line)
+        url = (tmp_path / URL_FILE).read_text()
+        body = {"prompt": "hi", "max_tokens": 150, "temperature": 0, "stream": True}
+        with (
+            httpx2.Client(base_url=url, timeout=60, trust_env=False) as http,
+            http.stream("POST", PATH, json=body) as r,
+        ):
+            reading = events(r)
+            first = next(reading)
+            server.send_signal(signal.SIGTERM)
+            drain = threading.Thread(target=server.stderr.read)
+            drain.start()
+            *_, end, done = [first, *reading]
+        assert (end.data["choices"][0]["finish_reason"], done.data) == ("length", "[DONE]")
+        assert server.wait(20) == 0
+        drain.join()
+
+
+def test_a_second_signal_tells_clients_that_they_were_cut(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with process("serve", "hash-lm", "--hash-step-ms", "5", "--run-dir", str(tmp_path), "--http", ":0") as server:
+        assert server.stderr is not None
+        next(line for line in server.stderr if "ready: " in line)
+        url = (tmp_path / URL_FILE).read_text()
+        body = {"prompt": "hi", "max_tokens": 3900, "stream": True}
+        with (
+            httpx2.Client(base_url=url, timeout=60, trust_env=False) as http,
+            http.stream("POST", PATH, json=body) as r,
+        ):
+            reading = events(r)
+            next(reading)
+            server.send_signal(signal.SIGTERM)
+            next(line for line in server.stderr if "draining" in line)
+            server.send_signal(signal.SIGTERM)
+            *_, error, done = reading
+        assert (error.data["error"]["code"], done.data) == ("aborted", "[DONE]")
+        server.stderr.read()
+        assert server.wait(20) == 0
+
+
+def test_keys_are_not_in_the_list_of_processes(pipeline: Driver) -> None:
+    with served(pipeline, api_key="open sesame") as http:
+        eventually(lambda: http.get("/health").status_code == 200)
+        [pid] = gateway_pids()
+        shown = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"sesame" not in shown
+        assert "sesame" not in repr(GatewayConfig(api_key="open sesame"))
+
+
+def test_a_gateway_has_no_torch_and_the_command_line_no_web_framework() -> None:
+    code = (
+        "import importlib, sys; importlib.import_module(sys.argv[1]); print(*[n in sys.modules for n in sys.argv[2:]])"
+    )
+    for module, banned in (("gateway.server", ["torch", "transformers"]), ("cli", ["torch", "fastapi", "uvicorn"])):
+        command = [sys.executable, "-c", code, f"triptych.launch.{module}", *banned]
+        assert set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()) == {"False"}
+
+
+def test_settings_travel_as_json(tmp_path: Path) -> None:
+    config = GatewayConfig(http=":0", served_model_name=("a", "b"), api_key="k", stream_interval=3)
+    settings = Settings(
+        config=config, run_dir=tmp_path, index=1, listen_fd=2, heartbeat_fd=3, parent=4, log_level="info"
+    )  # fmt: skip
+    assert Settings.from_json(settings.to_json()) == settings
+
+
+def test_a_unix_socket_will_do(pipeline: Driver, tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with gateways(GatewayConfig(http=f"unix:{path}"), pipeline.run_dir, log_level="error") as url:
+        assert url == f"unix:{path}"
+        transport = httpx2.HTTPTransport(uds=str(path))
+        with httpx2.Client(base_url="http://gateway", transport=transport, timeout=60) as http:
+            assert http.get("/version").status_code == 200
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        (":8000", ("127.0.0.1", 8000)),
+        ("8000", ("127.0.0.1", 8000)),
+        ("0.0.0.0:1", ("0.0.0.0", 1)),
+        ("[::1]:2", ("::1", 2)),
+    ],
+)
+def test_addresses(address: str, expected: tuple[str, int]) -> None:
+    assert split_address(address) == expected
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:port", ":70000", "host:-1"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="http"):
+        listen(address)
+
+
+def test_an_address_that_is_taken_is_refused_with_its_name() -> None:
+    with listen(":0") as first:
+        taken = url_of(first).removeprefix("http://")
+        with pytest.raises(ConfigError, match=taken):
+            listen(taken)
+
+
+def test_the_gateway_is_a_command_too(pipeline: Driver, tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    command = [sys.executable, "-m", "triptych.launch.gateway", "--run-dir", str(pipeline.run_dir)]
+    with subprocess.Popen([*command, "--http", f"unix:{path}"], stderr=subprocess.PIPE, text=True) as gateway:
+        try:
+            transport = httpx2.HTTPTransport(uds=str(path), retries=0)
+            eventually(path.exists)
+            with httpx2.Client(base_url="http://gateway", transport=transport, timeout=60) as http:
+                assert http.post(PATH, json={"prompt": "hi", "max_tokens": 2}).status_code == 200
+            gateway.send_signal(signal.SIGINT)
+            gateway.wait(20)
+        finally:
+            gateway.kill()

@@ -1,0 +1,157 @@
+"""What cannot be done is said with the name of the field; what asks for nothing passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.launch.gateway.conftest import Site
+
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+MESSAGES = [{"role": "user", "content": "hi"}]
+BASE: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "hi", "max_tokens": 1},
+    CHAT: {"messages": MESSAGES, "max_tokens": 1},
+    RESPONSES: {"input": "hi", "max_output_tokens": 1},
+}
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    (COMPLETIONS, {"max_toks": 1}, "max_toks"),
+    (COMPLETIONS, {"temperature": "hot"}, "temperature"),
+    (COMPLETIONS, {"temperature": -1}, "temperature"),
+    (COMPLETIONS, {"temperature": True}, "temperature"),
+    (COMPLETIONS, {"top_p": 1.5}, "top_p"),
+    (COMPLETIONS, {"max_tokens": 1.5}, "max_tokens"),
+    (COMPLETIONS, {"n": 0}, "n"),
+    (COMPLETIONS, {"n": 3, "best_of": 2}, "best_of"),
+    (COMPLETIONS, {"best_of": 2, "stream": True}, "best_of"),
+    (COMPLETIONS, {"suffix": "tail"}, "suffix"),
+    (COMPLETIONS, {"prompt": []}, "prompt"),
+    (COMPLETIONS, {"prompt": [1, "a"]}, "prompt[0]"),
+    (COMPLETIONS, {"prompt": [999999]}, "prompt"),
+    (COMPLETIONS, {"logit_bias": {"a": 1}}, "logit_bias"),
+    (COMPLETIONS, {"logit_bias": {"5": 101}}, "logit_bias"),
+    (COMPLETIONS, {"stop": ["x"] * 17}, "stop"),
+    (COMPLETIONS, {"stop_token_ids": [10**6]}, "stop_token_ids"),
+    (COMPLETIONS, {"min_tokens": 2, "max_tokens": 1}, "min_tokens"),
+    (COMPLETIONS, {"echo": True, "logprobs": 1}, "logprobs"),
+    (COMPLETIONS, {"logprobs": 21}, "logprobs"),
+    (COMPLETIONS, {"stream_options": {"include_usage": True}}, "stream_options"),
+    (COMPLETIONS, {"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+    (COMPLETIONS, {"use_beam_search": True}, "use_beam_search"),
+    (COMPLETIONS, {"priority": 5000}, "priority"),
+    (COMPLETIONS, {"deadline_ms": 0}, "deadline_ms"),
+    (COMPLETIONS, {"seed": -1}, "seed"),
+    (COMPLETIONS, {"request_id": "a b"}, "request_id"),
+    (COMPLETIONS, {"resumable": True, "n": 2}, "resumable"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+     "messages[0].content[0].image_url"),
+    (CHAT, {"messages": [{"content": "hi"}]}, "messages[0].role"),
+    (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    (CHAT, {"max_completion_tokens": -1}, "max_completion_tokens"),
+    (CHAT, {"functions": [{"name": "f"}]}, "functions"),
+    (CHAT, {"modalities": ["audio"]}, "modalities"),
+    (CHAT, {"tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"tools": [{"type": "code"}]}, "tools[0].type"),
+    (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
+    (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id"),
+    (RESPONSES, {"background": True}, "background"),
+    (RESPONSES, {"resumable": True}, "resumable"),
+    (RESPONSES, {"n": 2}, "n"),
+    (COMPLETIONS, {"response_format": {"type": "xml"}}, "response_format.type"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}},
+     "response_format"),
+    (COMPLETIONS, {"structured_outputs": {}}, "structured_outputs"),
+    (COMPLETIONS, {"structured_outputs": {"regex": "("}}, "structured_outputs"),
+    (COMPLETIONS, {"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nonsense"}}}},
+     "text.format"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}],
+            "tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}],
+            "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+    (RESPONSES, {"input": [{"type": "message", "content": "hi"}]}, "input[0]"),
+    (RESPONSES, {"max_output_tokens": -5}, "max_output_tokens"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "field", "param"), WRONG, ids=[f"{p[4:]} {f}" for p, f, _ in WRONG])
+def test_a_wrong_field_is_named(api: Site, path: str, field: dict[str, Any], param: str) -> None:
+    status, error = api.refusal(path, **{**BASE[path], **field})
+    assert (status, error["param"], error["type"]) == (400, param, "invalid_request_error")
+    assert error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+NEUTRAL: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {
+        "suffix": None, "echo": False, "best_of": 1, "use_beam_search": False, "user": "me", "presence_penalty": 0,
+        "length_penalty": 1.0, "add_special_tokens": True, "guided_json": None, "lora_path": None, "top_k": -1,
+        "stream": False, "stream_options": None, "logit_bias": {}, "stop": [], "no_stop_trim": False,
+    },
+    CHAT: {
+        "store": False, "metadata": {}, "service_tier": "auto", "modalities": ["text"], "parallel_tool_calls": True,
+        "tool_choice": None, "tools": None, "response_format": {"type": "text"}, "function_call": None,
+        "functions": None, "separate_reasoning": True, "stream_reasoning": True, "n": 1, "logprobs": False,
+        "reasoning_effort": None, "prediction": None, "audio": None, "web_search_options": None, "top_logprobs": None,
+        "continue_final_message": False, "return_hidden_states": False, "session_params": None, "rid": "abc",
+        "frequency_penalty": 0.0, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": False, "regex": None,
+    },
+    RESPONSES: {
+        "store": True, "truncation": "disabled", "include": None, "reasoning": None, "previous_response_id": None,
+        "background": False, "metadata": {"a": "b"}, "tool_choice": "auto", "text": {"format": {"type": "text"}},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [(path, name) for path, fields in NEUTRAL.items() for name in fields], ids=str
+)
+def test_a_field_that_asks_for_nothing_passes(api: Site, path: str, name: str) -> None:
+    api.ask(path, **{**BASE[path], name: NEUTRAL[path][name]})
+
+
+@pytest.mark.parametrize("path", BASE)
+def test_all_of_them_and_nulls_together_pass(api: Site, path: str) -> None:
+    nulls = dict.fromkeys(["temperature", "top_p", "seed", "stop", "n", "user", "max_completion_tokens"][:6])
+    api.ask(path, **{**BASE[path], **NEUTRAL[path], **nulls})
+
+
+def test_an_unknown_model_is_a_404(api: Site) -> None:
+    status, error = api.refusal(CHAT, messages=MESSAGES, model="gpt-9")
+    assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
+
+
+def test_a_prompt_that_is_too_long_says_so_as_openai_does(api: Site) -> None:
+    status, error = api.refusal(COMPLETIONS, prompt=[5] * 5000)
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert "5000" in error["message"]
+    assert "4095" in error["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff"])
+def test_a_body_that_is_no_map_is_a_400(api: Site, body: bytes) -> None:
+    reply = api.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", CHAT, 405)])
+def test_a_wrong_route_answers_in_the_same_shape(api: Site, method: str, path: str, status: int) -> None:
+    reply = api.http.request(method, path)
+    assert reply.status_code == status
+    assert path in reply.json()["error"]["message"]
+
+
+def test_a_refused_request_leaves_nothing(api: Site) -> None:
+    from tests.pipeline.checks import assert_quiet
+
+    api.refusal(COMPLETIONS, prompt=[[1, 2], [999999]], n=2)
+    assert api.driver is not None
+    assert_quiet(api.driver)

@@ -1,0 +1,123 @@
+"""An answer outlives the connection that asked for it, the gateway, and any worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.sse import Event, events, text_of
+from tests.pipeline.checks import assert_quiet
+from tests.waiting import eventually
+from triptych import Driver
+
+PATH = "/v1/completions"
+WANTED = {"prompt": "tell me", "max_tokens": 150, "temperature": 0, "resumable": True}
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Driver]:
+    """4 ms a token, so that there is something left to resume."""
+    with Driver("hash-lm", hash_step_ms=4, max_restarts=1000) as driver:
+        yield driver
+
+
+def begin(api: Site, request_id: str, *, num_events: int) -> tuple[str, list[Event]]:
+    """The reply's id and its first events, of a connection that is then closed."""
+    with api.http.stream("POST", PATH, json={**WANTED, "stream": True, "request_id": request_id}) as reply:
+        first = [event for event, _ in zip(events(reply), range(num_events), strict=False)]
+    return first[0].data["id"], first
+
+
+def rest(api: Site, request_id: str, **options: str | int) -> list[Event]:
+    headers = {"last-event-id": str(options.pop("last_id"))} if "last_id" in options else {}
+    with api.http.stream("GET", f"/v1/requests/{request_id}", params=options, headers=headers) as reply:
+        assert reply.status_code == 200, reply.read()
+        return list(events(reply))
+
+
+def expected_text(api: Site) -> str:
+    return str(api.ask(PATH, **{**WANTED, "resumable": False})["choices"][0]["text"])
+
+
+@pytest.mark.parametrize("how", ["offset", "last_id"])
+def test_a_stream_goes_on_where_it_stopped(slow: Driver, how: str) -> None:
+    with site(slow.run_dir) as api:
+        request_id, first = begin(api, f"a-{how}", num_events=20)
+        known = first[-1].id
+        assert known is not None
+        found = rest(api, request_id, **{how: known})
+        api.http.delete(f"/v1/requests/{request_id}")
+        assert text_of(first) + text_of(found) == expected_text(api)
+        assert found[-1].data == "[DONE]"
+        assert found[-2].data["usage"]["completion_tokens"] == 150
+
+
+def test_any_gateway_can_go_on_also_after_all_workers_died(slow: Driver) -> None:
+    with site(slow.run_dir) as api:
+        request_id, first = begin(api, "b", num_events=20)
+    for pid in slow.pids.values():
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+    with site(slow.run_dir) as other:
+        found = rest(other, request_id, offset=int(first[-1].id or 0))
+        other.http.delete(f"/v1/requests/{request_id}")
+        assert text_of(first) + text_of(found) == expected_text(other)
+
+
+def test_an_answer_that_has_ended_can_be_had_again_and_then_forgotten(slow: Driver) -> None:
+    with site(slow.run_dir) as api:
+        whole = api.ask(PATH, **WANTED, request_id="c")
+        again = api.http.get(f"/v1/requests/{whole['id']}", params={"stream": False}).json()
+        assert again["choices"][0]["text"] == whole["choices"][0]["text"]
+        assert text_of(rest(api, whole["id"])) == whole["choices"][0]["text"]
+        assert api.http.delete(f"/v1/requests/{whole['id']}").json()["deleted"] is True
+        eventually(lambda: api.http.get(f"/v1/requests/{whole['id']}").status_code == 404)
+        assert_quiet(slow)
+
+
+def test_deleting_ends_a_request(slow: Driver) -> None:
+    with site(slow.run_dir) as api:
+        request_id, _ = begin(api, "d", num_events=3)
+        assert api.http.delete(f"/v1/requests/{request_id}").status_code == 200
+        assert_quiet(slow)
+
+
+def test_whoever_asks_last_reads(slow: Driver) -> None:
+    with (
+        site(slow.run_dir) as api,
+        api.http.stream("POST", PATH, json={**WANTED, "stream": True, "request_id": "e"}) as reply,
+    ):
+        reading = events(reply)
+        request_id = next(reading).data["id"]
+        assert text_of(rest(api, request_id)) == expected_text(api)
+        api.http.delete(f"/v1/requests/{request_id}")
+        assert [event.data for event in reading][-2]["error"]["code"] == "duplicate_id"
+
+
+def test_a_request_that_is_not_resumable_ends_with_its_connection(slow: Driver) -> None:
+    with site(slow.run_dir) as api:
+        body = {**WANTED, "resumable": False, "stream": True, "max_tokens": 3000, "request_id": "f"}
+        with api.http.stream("POST", PATH, json=body) as reply:
+            next(iter(events(reply)))
+        eventually(lambda: slow.stats()["summarize"]["live"] == 0, timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("cmpl-nobody", 404), ("other-x", 404), ("cmpl-x?offset=-1", 400), ("cmpl-x?offset=a", 400)]
+)
+def test_what_cannot_be_resumed_is_refused(slow: Driver, path: str, status: int) -> None:
+    with site(slow.run_dir) as api:
+        reply = api.http.get(f"/v1/requests/{path}")
+        assert (reply.status_code, reply.json()["error"]["type"]) == (status, "invalid_request_error")
+
+
+def test_an_offset_beyond_the_answer_is_an_error(slow: Driver) -> None:
+    with site(slow.run_dir) as api:
+        whole = api.ask(PATH, **WANTED, request_id="g")
+        found = rest(api, whole["id"], offset=1000)
+        assert found[0].data["error"]["param"] == "num_tokens"
+        api.http.delete(f"/v1/requests/{whole['id']}")

@@ -1,0 +1,49 @@
+"""Forms of answers and forced calls, through the whole pipeline."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion
+
+from tests.launch.gateway.conftest import Site
+from tests.launch.gateway.sse import stream
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "What does len do?"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 2]}, "b": {"type": "boolean"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+
+
+def test_an_answer_has_the_form_of_its_schema(demo: Site) -> None:
+    wanted: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    [choice] = demo.ask(CHAT, messages=MESSAGES, response_format=wanted, max_tokens=60)["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert set(json.loads(choice["message"]["content"])) == {"a", "b"}
+
+
+def test_an_answer_is_one_of_the_choices(demo: Site) -> None:
+    wanted = {"choice": ["yes", "no"]}
+    [choice] = demo.ask("/v1/completions", prompt="Sure?", structured_outputs=wanted)["choices"]
+    assert choice["text"] in ("yes", "no")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}], ids=["any", "named"])
+def test_a_forced_call_has_the_arguments_of_its_tool(demo: Site, choice: Any) -> None:
+    wanted = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "max_tokens": 200,
+              "parallel_tool_calls": False}  # fmt: skip
+    reply = demo.ask(CHAT, **wanted)
+    [call] = reply["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "f"
+    assert set(json.loads(call["function"]["arguments"])) == {"a", "b"}
+    ChatCompletion.model_validate_json(json.dumps(reply), strict=True)
+    streamed = [c["delta"].get("tool_calls") for e in stream(demo.http, CHAT, **wanted)[:-1] for c in e.data["choices"]]
+    assert [calls[0]["function"]["name"] for calls in streamed if calls] == ["f"]

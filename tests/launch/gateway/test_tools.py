@@ -1,0 +1,201 @@
+"""Tool calls: how each family writes them, and what becomes of them in a reply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response
+
+from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.scripted import ScriptedClient
+from tests.launch.gateway.sse import stream
+from triptych import Driver
+from triptych.launch.gateway.tools.parser import Call, Found, find_parser, make_parser
+
+WEATHER = Call("weather", '{"city": "Rom {}"}')
+TIME = Call("time", "{}")
+CASES: list[tuple[str, str, Found]] = [
+    ("hermes", "plain text < and <tool", ["plain text < and <tool"]),
+    ("hermes", 'so: <tool_call>\n{"name": "weather", "arguments": {"city": "Rom {}"}}\n</tool_call>',
+     ["so: ", WEATHER]),
+    ("hermes", '<tool_call>{"name":"weather","arguments":{"city": "Rom {}"}}</tool_call>\n<tool_call>{"name":"time"}'
+     "</tool_call>", [WEATHER, "\n", TIME]),
+    ("hermes", '<tool_call>{"name": "time", "arguments": "{}"}', [TIME]),  # the end of sequence in place of the tag
+    ("hermes", "<tool_call>no json</tool_call>!", ["<tool_call>no json</tool_call>!"]),
+    ("hermes", "<tool_call>{cut", ["<tool_call>{cut"]),
+    ("mistral", "plain [TOOL", ["plain [TOOL"]),
+    ("mistral", '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rom {}"}}, {"name": "time"}]',
+     [WEATHER, TIME]),
+    ("mistral", 'a[TOOL_CALLS]weather[ARGS]{"city": "Rom {}"}[TOOL_CALLS]time{}', ["a", WEATHER, TIME]),
+    ("mistral", "[TOOL_CALLS]nothing", ["[TOOL_CALLS]nothing"]),
+    ("llama3_json", "plain { text", ["plain { text"]),
+    ("llama3_json", '{"name": "weather", "parameters": {"city": "Rom {}"}}', [WEATHER]),
+    ("llama3_json", '<|python_tag|>{"name": "weather", "parameters": {"city": "Rom {}"}}; {"name": "time"}',
+     [WEATHER, TIME]),
+    ("llama3_json", '{"a": 1}', ['{"a": 1}']),
+    ("llama3_json", "{not json", ["{not json"]),
+    ("required", '[{"name": "weather", "arguments": {"city": "Rom {}"}} ,\n{"name": "time", "arguments": {}}]',
+     [WEATHER, TIME]),
+    ("required", '[{"name": "time", "arguments": {}}, {"name": "wea', [TIME]),
+    ("required", '[{"name": "ti', ['[{"name": "ti']),
+    ("named:time", "{}", [TIME]),
+    ("none", "<tool_call>{}</tool_call>", ["<tool_call>{}</tool_call>"]),
+]  # fmt: skip
+
+
+def joined(found: Found) -> Found:
+    """Texts next to each other as one."""
+    result: Found = []
+    for part in found:
+        if isinstance(part, str) and result and isinstance(result[-1], str):
+            result[-1] += part
+        else:
+            result.append(part)
+    return result
+
+
+@pytest.mark.parametrize("size", [1, 3, 10_000], ids=["characters", "threes", "whole"])
+@pytest.mark.parametrize(("parser", "text", "expected"), CASES, ids=[f"{p}-{i}" for i, (p, _, _) in enumerate(CASES)])
+def test_calls_are_found_however_the_text_is_cut(parser: str, text: str, expected: Found, size: int) -> None:
+    reader = make_parser(parser)
+    found = [part for start in range(0, len(text), size) for part in reader.push(text[start : start + size])]
+    assert joined([*found, *reader.flush()]) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "parser"),
+    [
+        ("... <tool_call> ...", "hermes"),
+        ("{% if tools %}[TOOL_CALLS]", "mistral"),
+        ("<|python_tag|>", "llama3_json"),
+        ("{{ messages }}", "none"),
+    ],
+)
+def test_the_template_tells_the_parser(template: str, parser: str) -> None:
+    assert find_parser("auto", template) == parser
+    assert find_parser("mistral", template) == "mistral"
+
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+MESSAGES = [{"role": "user", "content": "hi"}]
+PIECES = ("I look. ", "<tool_", 'call>{"name": "weather", "arguments": {"city": "Rom"}}</tool', "_call>",
+          '<tool_call>{"name": "time", "arguments": {}}</tool_call>')  # fmt: skip
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def scripted(pipeline: Driver) -> Iterator[Site]:
+    with site(pipeline.run_dir, tool_parser="hermes") as api:
+        yield api
+
+
+def script(api: Site, *pieces: str, **options: Any) -> ScriptedClient:
+    client = ScriptedClient(*pieces, **options)
+    api.gateway.__dict__["client"] = client
+    return client
+
+
+def test_calls_are_in_the_message(scripted: Site) -> None:
+    client = script(scripted, *PIECES)
+    reply = scripted.ask(CHAT, messages=MESSAGES, tools=TOOLS)
+    [choice] = reply["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "I look.")
+    functions = [call["function"] for call in choice["message"]["tool_calls"]]
+    assert functions == [{"name": "weather", "arguments": '{"city": "Rom"}'}, {"name": "time", "arguments": "{}"}]
+    assert json.loads(client.asked[0]["tools"]) == TOOLS
+    assert client.asked[0]["skip_special_tokens"] is False
+    ChatCompletion.model_validate_json(json.dumps(reply), strict=True)
+
+
+def test_calls_are_streamed_each_as_a_whole(scripted: Site) -> None:
+    script(scripted, *PIECES)
+    found = stream(scripted.http, CHAT, messages=MESSAGES, tools=TOOLS)
+    deltas = [event.data["choices"][0]["delta"] for event in found[:-1]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "I look. "
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert [(call["index"], call["function"]["name"]) for call in calls] == [(0, "weather"), (1, "time")]
+    assert len({call["id"] for call in calls}) == 2
+    assert found[-2].data["choices"][0]["finish_reason"] == "tool_calls"
+    for event in found[:-1]:
+        ChatCompletionChunk.model_validate_json(json.dumps(event.data), strict=True)
+
+
+def test_without_parallel_calls_the_first_counts(scripted: Site) -> None:
+    script(scripted, *PIECES)
+    reply = scripted.ask(CHAT, messages=MESSAGES, tools=TOOLS, parallel_tool_calls=False)
+    assert len(reply["choices"][0]["message"]["tool_calls"]) == 1
+
+
+def test_with_the_choice_none_nothing_is_looked_for(scripted: Site) -> None:
+    client = script(scripted, *PIECES)
+    reply = scripted.ask(CHAT, messages=MESSAGES, tools=TOOLS, tool_choice="none")
+    assert reply["choices"][0]["message"]["content"] == "".join(PIECES)
+    assert "tools" not in client.asked[0]
+
+
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "text", "names"),
+    [
+        (NAMED, '{"city": "Rom"}', ["weather"]),
+        ("required", '[{"name": "weather", "arguments": {"city": "Rom"}}, {"name": "time", "arguments": {}}]',
+         ["weather", "time"]),
+    ],
+    ids=["named", "required"],
+)  # fmt: skip
+def test_a_call_that_is_forced_is_a_form(scripted: Site, choice: Any, text: str, names: list[str]) -> None:
+    client = script(scripted, *text)
+    reply = scripted.ask(CHAT, messages=MESSAGES, tools=TOOLS, tool_choice=choice)
+    calls = [call["function"] for call in reply["choices"][0]["message"]["tool_calls"]]
+    assert [call["name"] for call in calls] == names
+    assert json.loads(calls[0]["arguments"]) == {"city": "Rom"}
+    assert reply["choices"][0]["finish_reason"] == "tool_calls"
+    assert client.asked[0]["structured"]["json_schema"]["type"] == ("object" if choice is NAMED else "array")
+
+
+@pytest.mark.parametrize(
+    ("asked", "form"),
+    [
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}},
+         {"json_schema": {"type": "null"}}),
+        ({"structured_outputs": {"json": '{"type": "null"}'}}, {"json_schema": {"type": "null"}}),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}),
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+    ],
+)  # fmt: skip
+def test_the_form_of_the_answer_reaches_the_pipeline(
+    scripted: Site, asked: dict[str, Any], form: dict[str, Any]
+) -> None:
+    client = script(scripted, "x")
+    scripted.ask(CHAT, messages=MESSAGES, **asked)
+    scripted.ask("/v1/completions", prompt="hi", **asked)
+    assert [request["structured"] for request in client.asked] == [form, form]
+
+
+def test_calls_are_items_of_a_response(scripted: Site) -> None:
+    wanted = {"input": "hi", "tools": [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]}
+    script(scripted, *PIECES)
+    reply = scripted.ask("/v1/responses", **wanted)
+    assert [item["type"] for item in reply["output"]] == ["message", "function_call", "function_call"]
+    Response.model_validate_json(json.dumps(reply), strict=True)
+    found = stream(scripted.http, "/v1/responses", **wanted)
+    assert [event.data["sequence_number"] for event in found] == list(range(len(found)))
+    assert [item["type"] for item in found[-1].data["response"]["output"]] == [item["type"] for item in reply["output"]]
+
+
+def test_an_answer_that_the_service_aborts_is_an_error(scripted: Site) -> None:
+    script(scripted, "half an", finish_reason="abort")
+    status, error = scripted.refusal(CHAT, messages=MESSAGES)
+    assert (status, error["code"]) == (503, "aborted")
+
+
+def test_a_model_without_words_for_tools_says_so(demo: Site) -> None:
+    status, error = demo.refusal(CHAT, messages=MESSAGES, tools=TOOLS)
+    assert (status, error["param"]) == (400, "tools")

@@ -1,0 +1,80 @@
+"""Spans out of the ledger."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from tests.launch.gateway.conftest import Site, site
+from tests.waiting import eventually
+from triptych import Driver
+from triptych.launch.gateway.tracing import make_tracer, no_tracer, tracer_to
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def spans(pipeline: Driver) -> Iterator[tuple[Site, InMemorySpanExporter]]:
+    exporter = InMemorySpanExporter()
+    with site(pipeline.run_dir) as api:
+        api.gateway.tracer = tracer_to(SimpleSpanProcessor(exporter))
+        yield api, exporter
+
+
+def test_a_request_is_a_span_of_the_caller_s_trace(spans: tuple[Site, InMemorySpanExporter]) -> None:
+    api, exporter = spans
+    body = {"prompt": "hi", "max_tokens": 20}
+    api.http.post("/v1/completions", json=body, headers={"traceparent": TRACEPARENT})
+    eventually(lambda: any(span.name == "llm_request" for span in exporter.get_finished_spans()))
+    found = exporter.get_finished_spans()
+    [whole] = [span for span in found if span.name == "llm_request"]
+    assert whole.context is not None
+    assert whole.parent is not None
+    assert f"{whole.context.trace_id:032x}" == TRACE
+    assert whole.attributes is not None
+    assert whole.attributes["gen_ai.usage.output_tokens"] == 20
+    stages = [span for span in found if span.name != "llm_request"]
+    assert {"prefill", "decode", "tokenize"} <= {span.name for span in stages}
+    assert all(span.parent is not None and span.parent.span_id == whole.context.span_id for span in stages)
+    assert sum(map(duration, stages)) == pytest.approx(duration(whole), rel=0.02)
+
+
+def duration(span: ReadableSpan) -> int:
+    assert span.start_time is not None
+    assert span.end_time is not None
+    return span.end_time - span.start_time
+
+
+def test_spans_of_a_stream_are_sent_to_the_endpoint(pipeline: Driver) -> None:
+    received = threading.Event()
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.end_headers()
+            received.set()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        thread = threading.Thread(target=collector.serve_forever)
+        thread.start()
+        endpoint = f"http://127.0.0.1:{collector.server_port}/v1/traces"
+        with site(pipeline.run_dir, otlp_traces_endpoint=endpoint) as api:
+            api.http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2, "stream": True})
+        assert received.wait(20)
+        collector.shutdown()
+        thread.join()
+
+
+def test_without_an_endpoint_nothing_is_traced() -> None:
+    assert make_tracer(None) is no_tracer
