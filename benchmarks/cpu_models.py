@@ -12,6 +12,19 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 SHAPES: dict[str, dict[str, Any]] = {
+    "llama-6m": {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "intermediate_size": 704,
+        "vocab_size": 2048,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 2048,
+    },
     "smollm2-135m": {
         "model_type": "llama",
         "hidden_size": 576,

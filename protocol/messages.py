@@ -12,6 +12,12 @@ from typing import Any
 
 FINISH_REASONS = ("", "stop", "length", "abort", "error")  # the index is what travels in StepDone and the journal
 
+
+def finish_reason(index: int) -> str:
+    """The reason of this index; an index that no worker writes, as on a damaged disk, is an error."""
+    return FINISH_REASONS[index] if index < len(FINISH_REASONS) else "error"
+
+
 # [request id, index of the first token, characters of text before it, token ids as int32 bytes, text, logprobs or
 # None, tokens per second so far or None]. The two offsets make a row idempotent: a client that has some of it already
 # takes only the rest.

@@ -45,7 +45,8 @@ class Gateway:
     @cached_property
     def client(self) -> AsyncClient:
         run_dir, service = self.run_dir.absolute(), self.pipeline.service
-        return AsyncClient(submit=submit_endpoint(run_dir, service), follow=follow_endpoint(run_dir, service))
+        submit, follow = submit_endpoint(run_dir, service), follow_endpoint(run_dir, service)
+        return AsyncClient(run_dir, submit=submit, follow=follow)
 
     @cached_property
     def counters(self) -> Counters:

@@ -28,8 +28,13 @@ CONFIG_VALUES: dict[str, Any] = {
     "submit": "ipc:///tmp/a",
     "follow": "ipc:///tmp/b",
     "journal": "/tmp/journal",
+    "curve_keys": "/tmp/keys",
     "page_size": 32,
     "prefix_cache": False,
+    "recovery": "exact",
+    "journal_flush": "step",
+    "journal_flush_ms": 50.0,
+    "spares": True,
     "preemption": "swap",
     "decode_join_fill": 0.75,
     "trace": "/tmp/trace.jsonl",
@@ -49,6 +54,9 @@ SAMPLING_VALUES: dict[str, tuple[list[str], Any]] = {
     "ignore_eos": ([], True),
     "include_stop_str": ([], True),
     "skip_special_tokens": ([], False),
+    "best_of": (["4"], 4),
+    "num_beams": (["4"], 4),
+    "early_stopping": (["never"], "never"),
 }
 
 
@@ -86,7 +94,8 @@ FIELDS = [(owner, name, 64 if name in ("threads", "max_num_seqs") else value) fo
 @pytest.mark.parametrize(("owner", "name", "value"), FIELDS, ids=[name for _, name, _ in FIELDS])
 def test_every_config_field_is_a_flag_and_an_environment_variable(owner: str, name: str, value: Any) -> None:
     flag = f"--{name.replace('_', '-')}"
-    by_flag, _ = parse([f"--no-{flag[2:]}"] if value is False else [flag, str(value)])
+    switch = {True: [flag], False: [f"--no-{flag[2:]}"]}
+    by_flag, _ = parse(switch[value] if isinstance(value, bool) else [flag, str(value)])
     by_env, _ = parse([], env={f"TRIPTYCH_{name.upper()}": str(value)})
     assert value_of(by_flag, owner, name) == value_of(by_env, owner, name) == value
 
@@ -128,7 +137,8 @@ def test_every_flag_has_a_help_text() -> None:
         (["--num-pages", "1"], "num_pages is 1, the limits are 2 and 2147483647"),
         (["--dtype", "int3"], "dtype is 'int3', known are: auto, float32"),
         (["--policy", "lottery"], "policy is 'lottery', known are: fifo"),
-        (["--submit", "tcp://*:1"], "only ipc:// endpoints"),
+        (["--submit", "tcp://*:1"], "name the address to serve at"),
+        (["--submit", "tcp://127.0.0.1:5555"], "make some with triptych keys init"),
         (["--num-pages", "many"], "Invalid value for '--num-pages'"),
         (["--max-tokens", "many"], "'many' is neither an integer nor none"),
         (["--no-such-flag"], "No such option"),

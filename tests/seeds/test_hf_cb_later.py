@@ -16,16 +16,15 @@ from tests.workers.execute.factories import (
     chunks_of,
     expected_output,
     make_engine,
+    make_group,
     make_scheduler,
     make_sequence,
     run,
 )
 from triptych import Driver
 from triptych.protocol.config import SchedulerConfig
-from triptych.protocol.errors import ConfigError, InvalidRequest, RequestTooLong
+from triptych.protocol.errors import ConfigError, RequestTooLong
 from triptych.workers.execute.hash_model import VOCAB_SIZE
-
-SAMPLES = "later: several samples of one prompt (n)"
 
 
 def test_r_hf_10_a_prompt_that_was_computed_before_is_not_computed_again(driver: Driver) -> None:
@@ -59,13 +58,17 @@ def test_r_hf_12_sharing_of_prefixes_can_be_turned_off() -> None:
     assert [answer.usage["cached_tokens"] for answer in answers] == [0, 0]
 
 
-@pytest.mark.xfail(strict=True, raises=InvalidRequest, reason=SAMPLES)
 def test_r_hf_13_several_samples_compute_their_prompt_once(driver: Driver) -> None:
     """n=3 prefills once and gives three different answers."""
     answer = driver.generate([5] * 40, max_tokens=6, n=3, temperature=1.0, seed=1)
-    choices = answer.choices  # type: ignore[attr-defined]
-    assert len({tuple(choice.token_ids) for choice in choices}) == 3
+    assert len({tuple(choice.token_ids) for choice in answer.choices}) == 3
     assert answer.usage["prompt_tokens"] == 40
+    assert [choice.usage["cached_tokens"] for choice in answer.choices[1:]] == [39, 39]
+    assert [len(c.token_ids) for c in driver.generate([6] * 40, max_tokens=1, n=3, temperature=1.0).choices] == [
+        1,
+        1,
+        1,
+    ]
 
 
 @pytest.mark.gpu
@@ -165,10 +168,15 @@ def test_n_hf_6_there_is_no_silent_stall(seed: int) -> None:
         assert len(produced) == sequence.max_tokens or sequence.num_tokens > 40 - options["page_size"]
 
 
-@pytest.mark.xfail(strict=True, raises=InvalidRequest, reason=SAMPLES)
 def test_n_hf_7_a_group_is_forked_only_after_its_prompt_was_computed(driver: Driver) -> None:
     """A group whose prompt step fails leaves no half-made members; one that works has all of them."""
     answer = driver.generate([VOCAB_SIZE - 2] * 20, max_tokens=3, n=4)
-    assert [choice.token_ids for choice in answer.choices] == [  # type: ignore[attr-defined]
-        expected([VOCAB_SIZE - 2] * 20, 3)
-    ] * 4
+    assert [choice.token_ids for choice in answer.choices] == [expected([VOCAB_SIZE - 2] * 20, 3)] * 4
+    group = make_group(0, 3, num_tokens=20)
+    engine = make_engine(*group, prefill_chunk=64)
+    plan = engine.scheduler.plan()
+    assert plan is not None
+    assert plan.sampled == [group[0].key]
+    engine.scheduler.apply(plan, [0], failed={group[0].key: "bad luck"})
+    assert not any(sequence.block_table for sequence in group)
+    assert list(run(engine).values()) == [expected_output(sequence) for sequence in group[1:]]

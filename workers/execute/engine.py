@@ -74,7 +74,7 @@ class Engine:
     ) -> None:
         self.scheduler = scheduler
         self._trace = trace
-        self._runner = IsolatingRunner(runner, self._build_inputs)
+        self._runner = IsolatingRunner(runner, self._build_inputs, runner.is_fatal)
         self._clock = clock
         self._in_flight: tuple[Plan, int] | None = None  # with when it was launched
         self._planned_at = 0
@@ -131,7 +131,7 @@ class Engine:
         (plan, launched_at), self._in_flight = self._in_flight, None
         computed = self._runner.collect()
         collected_at = self._clock()
-        progress = self.scheduler.apply(plan, computed.token_ids, computed.failed)
+        progress = self.scheduler.apply(plan, computed.token_ids, computed.failed, computed.candidates)
         self.scheduler.observe(plan, collected_at - self._planned_at)
         stats = self.stats
         self.history.append(StepRecord.of(plan, stats, launched_at=launched_at, collected_at=collected_at))

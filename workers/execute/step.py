@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .scheduling.beam_search import Candidates
 from .scheduling.moves import Moves
 from .scheduling.sequence import Sequence
 
@@ -50,10 +51,17 @@ class StepResult:
     token_ids: Int32  # [R]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # row -> for those who asked
     failed: dict[int, str] = field(default_factory=dict)  # row -> why it has no valid token (its id is then void)
+    candidates: dict[int, Candidates] = field(default_factory=dict)  # row -> of the beams, whose token id is void
 
 
 class Runner(Protocol):
     """Computes steps over pages it owns. ``launch`` may return before the result is there; ``collect`` waits for it."""
+
+    is_batch_invariant: bool  # a token's result is the same to the bit, whoever and however many are computed with it
+
+    def is_fatal(self, error: Exception) -> bool:
+        """Whether what a step raised makes every later one fail too, so that the process must end."""
+        ...
 
     def move(self, moves: Moves) -> None:
         """Copies pages as ``moves`` says, before the step that is launched next and after those launched before."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Collection
 
 from ...protocol import messages as m
@@ -16,7 +15,7 @@ def list_requests(journal: Journal, answers: Collection[Answer], limit: int) -> 
     num_rows = max(0, min(limit, m.MAX_REQUEST_ROWS))
     first = heapq.nsmallest(num_rows, answers, key=lambda answer: answer.view.arrival)
     rows = [_row(journal, answer) for answer in first]
-    return m.Requests(limit, rows, len(answers) - len(rows), time.monotonic_ns())
+    return m.Requests(limit, rows, len(answers) - len(rows), journal.now_ns())
 
 
 def _row(journal: Journal, answer: Answer) -> m.RequestRow:
@@ -24,7 +23,7 @@ def _row(journal: Journal, answer: Answer) -> m.RequestRow:
     # Before its first token these fields may still be those of an earlier request in the slot.
     is_known = answer.num_seen > 0
     return [
-        answer.request_id,
+        answer.wire_id,
         _state(journal, answer),
         len(record.prompt) // 4,
         answer.stream.num_tokens,

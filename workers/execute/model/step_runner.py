@@ -20,6 +20,8 @@ from .moves import PageMover
 class StepRunner(ABC):
     """Computes steps in the order of their launch; ``_step`` is what a subclass adds."""
 
+    is_batch_invariant = False
+
     def __init__(
         self, pools: list[torch.Tensor], *, prefill_tokens: int, decode_rows: int, num_host_pages: int = 0
     ) -> None:
@@ -49,6 +51,12 @@ class StepRunner(ABC):
             self._step(inputs)
             seconds.append(time.perf_counter() - start)
         return max(seconds)
+
+    def is_fatal(self, error: Exception) -> bool:
+        """Whether the device is of no use after this error. One of memory is not: the next step finds it free."""
+        if isinstance(error, torch.OutOfMemoryError):
+            return False
+        return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
 
     @abstractmethod
     def _step(self, inputs: StepInputs) -> StepResult: ...

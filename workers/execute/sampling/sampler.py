@@ -10,6 +10,7 @@ import torch
 
 from ....protocol.sampling import SamplingParams
 from ..grammar.masks import NO_MASKS, PendingMasks
+from ..scheduling.beam_search import Candidates, num_candidates
 from ..scheduling.sequence import Sequence
 from ..step import StepResult, TokenLogprobs
 from .adjust import adjust_logits
@@ -37,6 +38,9 @@ class Sampler:
             return StepResult(np.empty(0, dtype=np.int32))
         asked = [row for row, sequence in enumerate(sequences) if sequence.params.logprobs is not None]
         raw = logits[asked].log_softmax(dim=-1)
+        beams = [row for row, sequence in enumerate(sequences) if sequence.params.is_beam_search]
+        if beams:
+            logits[beams] = logits[beams].log_softmax(dim=-1)  # before the penalties, as in transformers
         allowed, without_mask = NO_MASKS if masks is None else masks.wait()
         adjust_logits(logits, sequences, self._eos_token_ids, allowed)
         greatest, tokens = logits.max(dim=-1)  # of equal logits the one with the lowest id, as in transformers
@@ -52,7 +56,15 @@ class Sampler:
             for i, row in enumerate(asked)
             if row not in failed
         }
-        return StepResult(token_ids, logprobs, failed)
+        candidates = {row: _likeliest(logits[row], sequences[row]) for row in beams if row not in failed}
+        return StepResult(token_ids, logprobs, failed, candidates)
+
+
+def _likeliest(logprobs: torch.Tensor, sequence: Sequence) -> Candidates:
+    """Of one beam's logprobs [V]."""
+    count = num_candidates(sequence.params, len(sequence.stop_ids))
+    best = logprobs.topk(min(count, len(logprobs)))
+    return Candidates(best.indices.cpu().numpy().astype(np.int32), best.values.cpu().numpy())
 
 
 def _parts(rows: list[int], logits: torch.Tensor) -> Iterator[list[int]]:
