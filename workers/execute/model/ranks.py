@@ -37,11 +37,8 @@ _RENDEZVOUS = "ranks-"  # a file in the run directory, read and written as long 
 _LAST_WORDS_S = 5.0  # for a rank that failed to say why and end, before rank 0 tells what it saw of it
 
 
-class OutOfStep(BaseException):
-    """A rank failed in the middle of a step: what the others computed is void, and so are all pages.
-
-    No ``Exception``: nobody may run the step's sequences one by one instead, with ranks that are somewhere else.
-    """
+class OutOfStep(Exception):
+    """A rank failed in the middle of a step: what the others computed is void, and so are all pages."""
 
 
 class Ranks:
@@ -126,6 +123,10 @@ class LeadingRunner(TorchRunner):
         """All but ``ranks`` is as for ``TorchRunner``."""
         super().__init__(model, layers, sampler, **sizes)
         self.ranks = ranks
+
+    def is_fatal(self, error: Exception) -> bool:
+        """Nobody may run the step's sequences in halves instead, with ranks that are somewhere else."""
+        return isinstance(error, OutOfStep) or super().is_fatal(error)
 
     def move(self, moves: Moves) -> None:
         with self.ranks.computing(moves):

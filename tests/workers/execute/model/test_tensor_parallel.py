@@ -122,8 +122,9 @@ def test_death_of_a_rank_is_told_and_ends_the_step(tmp_path: Path, monkeypatch: 
         assert isinstance(runner, LeadingRunner)
         runner.ranks._children[0].kill()
         assert heard.wait(20)
-        with pytest.raises(OutOfStep):
+        with pytest.raises(OutOfStep) as caught:
             runner.compute_logits(trash_decodes(2))
+        assert runner.is_fatal(caught.value)
     assert deaths == [(1, -signal.SIGKILL)]
 
 
