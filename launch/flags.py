@@ -19,7 +19,7 @@ import typer
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError
 from ..protocol.sampling import SamplingParams
-from .aliases import ALIASES
+from .aliases import ALIASES, SHORT
 from .bench.options import BenchOptions
 from .config_file import take_defaults
 from .gateway.config import GatewayConfig
@@ -158,6 +158,8 @@ def _flag(item: dataclasses.Field[Any], hint: Any, panel: str) -> inspect.Parame
     if hint is bool:  # only the form that changes something
         flag = name.replace("_", "-")
         declarations, settings["show_default"] = [f" /--no-{flag}" if default else f"--{flag}"], False
+    elif name in SHORT:
+        declarations = ["--" + name.replace("_", "-"), SHORT[name]]
     elif get_origin(hint) is tuple:
         kind, default = list[get_args(hint)[0]], None  # type: ignore[misc]
     elif get_origin(hint) is Mapping:

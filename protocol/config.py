@@ -67,7 +67,8 @@ class ModelConfig:
     cuda_graphs: bool = _option(True, "on a GPU, decodes run as CUDA graphs")
     overlap: bool = _option(True, "on a GPU, a step is planned and launched while the last one runs")
     max_model_len: int | None = _option(None, "tokens of prompt and output together; by default the model's own limit")
-    threads: int | None = _option(None, "of execute on a CPU; by default one per physical core")
+    threads: int | None = _option(None, "of execute on a CPU, of each rank; by default one per physical core in all")
+    tensor_parallel_size: int = _option(1, "processes, one a GPU, that share each layer of the model on this machine")
     hash_step_ms: float = _option(0.0, f"{HASH_MODEL} only: what a step pretends to cost, in ms")
     hash_token_us: float = _option(0.0, f"{HASH_MODEL} only: what each of its tokens adds to that, in us")
 
@@ -84,6 +85,11 @@ class ModelConfig:
             _between("max_model_len", self.max_model_len, 2)
         if self.threads is not None:
             _between("threads", self.threads, 1, 4096)
+        _between("tensor_parallel_size", self.tensor_parallel_size, 1, 64)
+        _require(
+            self.model != HASH_MODEL or self.tensor_parallel_size == 1,
+            f"tensor_parallel_size is {self.tensor_parallel_size}, {HASH_MODEL} has no layers to share",
+        )
         _between("hash_step_ms", self.hash_step_ms, 0, 60_000)
         _between("hash_token_us", self.hash_token_us, 0, 1_000_000)
 

@@ -45,6 +45,7 @@ CONFIG_VALUES: dict[str, Any] = {
     "overlap": False,
     "kv_memory_fraction": 0.25,
     "safety_margin": 0.5,
+    "tensor_parallel_size": 4,
     "policy": "fifo",
     "max_pending_bytes": 1 << 30,
 }
@@ -107,6 +108,10 @@ def test_what_other_servers_call_it_is_understood() -> None:
         if name != "drain-timeout":  # of serve alone
             value = [] if name.startswith("no-") else ["64"]
             assert parse([f"--{alias}", *value]) == parse([f"--{name}", *value]) != parse([])
+
+
+def test_the_short_form_of_tensor_parallelism_is_taken() -> None:
+    assert parse(["--model", "demo", "-tp", "2"])[0].model.tensor_parallel_size == 2
 
 
 def test_without_flags_everything_has_its_default() -> None:
