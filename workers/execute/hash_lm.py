@@ -18,7 +18,7 @@ import numpy as np
 from .grammar.masks import NO_MASKS, MaskMaker, PendingMasks, first_allowed
 from .scheduling.beam_search import Candidates, num_candidates
 from .scheduling.moves import Moves
-from .step import Int32, Int64, StepInputs, StepResult, TokenLogprobs
+from .step import Int32, Int64, StepInputs, StepResult, TokenLogprobs, resolve
 
 _STRIDE = (1 << 31) - 1  # a cell is position * _STRIDE + token, so that a token at a wrong position is a wrong token
 _POISON = (1 << 61) - 1  # both are primes, so that they do not vanish modulo a vocabulary
@@ -59,6 +59,7 @@ class HashRunner:
         self._host_cells: Int64 = np.full((num_host_pages, page_size), _POISON, np.int64)
         self._masks = MaskMaker()
         self._results: deque[StepResult] = deque()
+        self._last_tokens: Int32 = np.empty(0, np.int32)  # of the step that was launched last
 
     def is_fatal(self, error: Exception) -> bool:
         return False  # there is no device that could be broken
@@ -76,10 +77,13 @@ class HashRunner:
         masks = self._masks.begin(inputs.sampled)
         if pretended_s := self._step_s + self._token_s * len(inputs.token_ids):
             time.sleep(pretended_s)
+        inputs = resolve(inputs, self._last_tokens)
         cells = inputs.positions.astype(np.int64) * _STRIDE + inputs.token_ids
         self._cells.reshape(-1)[inputs.slot_mapping] = cells
         self._cells[0] = _POISON  # whoever reads the trash page says something else
-        self._results.append(self._sample(inputs, masks))
+        result = self._sample(inputs, masks)
+        self._last_tokens = result.token_ids
+        self._results.append(result)
 
     def collect(self) -> StepResult:
         return self._results.popleft()

@@ -141,6 +141,7 @@ def make_engine(
     *sequences: Sequence,
     runner: type[HashRunner] = HashRunner,
     clock: Callable[[], int] = lambda: 0,
+    depth: int = 0,
     trace_file: IO[str] | None = None,
     **options: Any,
 ) -> Engine:
@@ -151,6 +152,7 @@ def make_engine(
         scheduler,
         runner(VOCAB_SIZE, num_pages=pool.num_pages, page_size=pool.page_size, num_host_pages=host.num_pages),
         clock=clock,
+        depth=depth,
         trace=NoTrace() if trace_file is None else StepTrace(trace_file, scheduler, secret=b"secret"),
     )
     for sequence in sequences:

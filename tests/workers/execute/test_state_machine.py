@@ -42,6 +42,7 @@ SETTINGS = st.fixed_dictionaries(
         "prefix_cache": st.booleans(),
         "host_pages": st.sampled_from([0, 3, 20]),
         "preemption": st.sampled_from(PREEMPTIONS),
+        "depth": st.sampled_from([0, 1]),
         "replays": st.booleans(),
     }
 )
@@ -185,9 +186,12 @@ class Clients(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(choice=st.integers(0, 100))
     def abort_during_a_step(self, choice: int) -> None:
-        plan = self.engine.plan()
-        assert plan is not None
-        self.engine.launch(plan)
+        is_ahead = bool(self.engine._in_flight)
+        if self.engine.may_plan:
+            plan = self.engine.plan()
+            assert plan is not None or is_ahead
+            if plan is not None:
+                self.engine.launch(plan)
         if self.live:
             self.give_up(choice)
         self.take(self.engine.collect())

@@ -44,7 +44,7 @@ class Sampler:
         allowed, without_mask = NO_MASKS if masks is None else masks.wait()
         adjust_logits(logits, sequences, self._eos_token_ids, allowed)
         greatest, tokens = logits.max(dim=-1)  # of equal logits the one with the lowest id, as in transformers
-        failed = {**_failures(greatest), **without_mask}
+        failed = {**failures(greatest), **without_mask}
         drawn = [row for row, s in enumerate(sequences) if not s.params.is_greedy and row not in failed]
         for rows in _parts(drawn, logits):
             # One row as a slice, which is no copy.
@@ -73,7 +73,7 @@ def _parts(rows: list[int], logits: torch.Tensor) -> Iterator[list[int]]:
     return (rows[start : start + size] for start in range(0, len(rows), max(1, size)))
 
 
-def _failures(greatest: torch.Tensor) -> dict[int, str]:
+def failures(greatest: torch.Tensor) -> dict[int, str]:
     """Rows that cannot be sampled, by their greatest logit [R]: a not-a-number anywhere in a row is its greatest."""
     rows = (~greatest.isfinite()).nonzero()[:, 0].tolist()
     return {row: _reason(float(greatest[row])) for row in rows}

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ....protocol.config import SchedulerConfig
+from .ahead import LookAhead
 from .beam_search import Candidates
 from .beams import Beams
 from .bounds import Bounds
 from .cache import PageCache
-from .chunks import is_repeated, next_chunk, note_chunk, state_at_start
+from .chunks import is_repeated, next_chunk, state_at_start
 from .cost import Work, make_pace
 from .deadlines import Deadlines, exceeded
 from .groups import Groups
@@ -69,6 +70,9 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._expired: list[tuple[Key, str]] = []  # and not reported yet
         self._step = 0
+        self.completed_step = 0
+        self.ahead = LookAhead()
+        self.num_needing_tokens = 0  # of the live
         self._skips = Skips()
         self._schedule = {
             Phase.DECODES: self._schedule_decodes,
@@ -84,6 +88,7 @@ class Scheduler:
         assert sequence.num_tokens > 0, f"{sequence.key} has no tokens"
         sequence.replays = self._replays
         self.live[sequence.key] = sequence
+        self.num_needing_tokens += sequence.needs_its_tokens
         self.groups.join(sequence)
         first = self.beams.join(sequence)
         self._enter_queue(sequence)
@@ -138,20 +143,21 @@ class Scheduler:
 
         Those in ``failed`` end here, each for its reason; what was sampled for one that was released is dropped.
         """
+        self.advance(plan)
+        self.ahead.settle()
+        self.completed_step = plan.step
         progress = Progress(finished=dict(plan.finished), expired=dict(plan.expired), failed=dict(plan.failed))
         sampled, computing = iter(token_ids), self.groups.computing
-        for key, start, num_tokens, samples in plan.chunks:
+        for key, _, _, samples in plan.chunks:
             token_id = next(sampled) if samples else None
             sequence = self.running.get(key)
             if sequence is None:
                 continue
             if (why := failed.get(key)) is not None:
                 progress.failed[key] = why
+                sequence.num_tokens -= samples and not sequence.is_beam  # its placeholder
                 self._retire(sequence, "error", is_sound=False)
                 continue
-            sequence.num_computed_tokens = start + num_tokens
-            if sequence.state is SequenceState.PREFILLING:
-                note_chunk(sequence)
             if self.cache.publish(sequence) and sequence.row is not None:
                 self.rows.write_pages(sequence, 0)
             if key in computing:
@@ -162,6 +168,16 @@ class Scheduler:
                 self._take(sequence, token_id, progress)
         self.cache.complete(plan.step)
         return progress
+
+    def advance(self, plan: Plan) -> None:
+        """Counts ``plan`` as computed, with placeholders for its tokens, which ``apply`` fills in."""
+        for sequence in self.ahead.advance(plan, self.running):
+            if sequence.is_full(self.max_model_len):
+                if sequence.row is not None:
+                    self.rows.leave(sequence)
+                sequence.state = SequenceState.ENDING
+            elif sequence.state is SequenceState.PREFILLING:
+                sequence.state = SequenceState.READY
 
     def observe(self, plan: Plan, elapsed_ns: int) -> None:
         """A step took so long. Only of interest with ``itl_target_ms``."""
@@ -351,13 +367,11 @@ class Scheduler:
     # What becomes of a sequence after its step.
 
     def _take(self, sequence: Sequence, token_id: int, progress: Progress) -> None:
-        sequence.append(token_id)
+        sequence.tokens[sequence.num_tokens - 1] = token_id
         progress.emit(sequence.key, sequence.num_output_tokens - 1, token_id)
         if reason := sequence.end_reason(self.max_model_len):
             progress.finished[sequence.key] = reason
             self._retire(sequence, reason)
-        elif sequence.state is SequenceState.PREFILLING:
-            sequence.state = SequenceState.READY
 
     def _branch(self, sequence: Sequence, found: Candidates, progress: Progress) -> None:
         """A beam has taken its step. With the last one of its search all go on, or the search is over."""
@@ -373,6 +387,7 @@ class Scheduler:
     def _retire(self, sequence: Sequence, reason: str, *, is_sound: bool = True) -> None:
         """Ends a sequence: its row is free at once, its pages go to limbo."""
         del self.live[sequence.key]
+        self.num_needing_tokens -= sequence.needs_its_tokens
         if sequence.key in self.running:
             self._leave(sequence)
             self._fresh_are_held_back = False

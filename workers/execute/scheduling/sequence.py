@@ -26,6 +26,7 @@ class SequenceState(Enum):
     PAUSED = "paused"  # a beam that has taken its step, until the others of its search have
     READY = "ready"  # prompt computed, first token sampled, no row yet
     DECODING = "decoding"  # holds a row
+    ENDING = "ending"  # its last token is being computed
     FINISHED = "finished"  # row given back, pages in limbo until released
 
 
@@ -100,6 +101,22 @@ class Sequence:
         """int32 [num_output_tokens], a view."""
         return self.tokens[self.num_prompt_tokens : self.num_tokens]
 
+    @property
+    def needs_its_tokens(self) -> bool:
+        """Whether the host must know every token before it can ask for the next one."""
+        p = self.params
+        has_penalties = p.repetition_penalty != 1.0 or bool(p.presence_penalty or p.frequency_penalty)
+        return self.is_beam or has_penalties or self.grammar is not None
+
+    @property
+    def is_beam(self) -> bool:
+        """Whether its next token is chosen among those of other sequences too, once all of them are known."""
+        return self.params.is_beam_search
+
+    def is_full(self, max_model_len: int) -> bool:
+        """Whether no token has room after the last one."""
+        return self.num_tokens >= min(len(self.tokens), max_model_len)
+
     def append(self, token_id: int) -> None:
         """Adds what was sampled after the last token."""
         self.tokens[self.num_tokens] = token_id
@@ -113,4 +130,4 @@ class Sequence:
             return "stop"
         if self.final_ids and int(self.tokens[self.num_tokens - 1]) in self.final_ids:
             return "stop"
-        return "length" if self.num_tokens >= min(len(self.tokens), max_model_len) else None
+        return "length" if self.is_full(max_model_len) else None
