@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..protocol.errors import TriptychError
 from ..protocol.keys import ClientKeys
 from ..protocol.messages import MAX_REQUEST_ROWS, Accepted
 from ..protocol.sampling import SamplingParams
+from .choices import choice_ids, num_choices
 from .client import Client, Messages, Prompt, request_map
 from .session import Session
 from .standing import RequestList, RequestStatus
@@ -90,6 +91,11 @@ class AsyncStream:
     def done(self) -> bool:
         return self._result.done()
 
+    @property
+    def choices(self) -> Sequence[AsyncStream]:
+        """A stream for each choice of the request; of a plain request the one that this is."""
+        return [self]
+
     def abort(self) -> None:
         self._session.abort(self.request_id)
 
@@ -114,6 +120,18 @@ class AsyncStream:
                 future.set_exception(error)
                 future.exception()  # whoever awaits it sees it; nobody has to
         self._deltas.put_nowait(None)
+
+
+class AsyncGroupStream(AsyncStream):
+    """A running request with several choices: iterate for the deltas of all, or read each of ``choices``."""
+
+    def __init__(self, request_id: str, num_choices: int, session: Session, mailbox: Mailbox) -> None:
+        super().__init__(request_id, session, mailbox)
+        self._choices = [AsyncStream(wire_id, session, mailbox) for wire_id in choice_ids(request_id, num_choices)]
+
+    @property
+    def choices(self) -> list[AsyncStream]:
+        return self._choices
 
 
 class AsyncClient:
@@ -156,23 +174,36 @@ class AsyncClient:
 
         ``keep`` leaves the answer with the service until its lease ends, so that it can be resumed after its end.
         """
-        stream = self._stream(request_id or uuid.uuid4().hex)
-        self._session.submit(stream.request_id, request_map(prompt, messages, params, options), stream, keep=keep)
+        request_id = request_id or uuid.uuid4().hex
+        request = request_map(prompt, messages, params, options)
+        if (count := num_choices(request)) > 1:
+            group = AsyncGroupStream(request_id, count, self._session, self._mailbox())
+            self._session.submit(request_id, request, group, group.choices, keep=keep)
+            return group
+        stream = AsyncStream(request_id, self._session, self._mailbox())
+        self._session.submit(request_id, request, stream, keep=keep)
         return stream
 
     def resume(
-        self, request_id: str, *, num_tokens: int = 0, num_chars: int | None = 0, keep: bool = False
+        self, request_id: str, *, num_tokens: int = 0, num_chars: int | None = 0, n: int = 1, keep: bool = False
     ) -> AsyncStream:
-        """Follow a request again from what is here of it; ``num_chars`` is None if that is not known."""
-        stream = self._stream(request_id)
+        """Follow a request again from what is here of it; ``num_chars`` is None if that is not known.
+
+        One with ``n`` choices is followed from their beginning; see ``Client.resume``.
+        """
+        if n > 1:
+            group = AsyncGroupStream(request_id, n, self._session, self._mailbox())
+            self._session.resume_all(request_id, group, group.choices, keep=keep)
+            return group
+        stream = AsyncStream(request_id, self._session, self._mailbox())
         self._session.resume(request_id, stream, num_tokens=num_tokens, num_chars=num_chars, keep=keep)
         return stream
 
-    def _stream(self, request_id: str) -> AsyncStream:
+    def _mailbox(self) -> Mailbox:
         loop = asyncio.get_running_loop()
         if loop not in self._mailboxes:
             self._mailboxes = {loop: Mailbox(loop)}  # an earlier loop has ended, and its streams with it
-        return AsyncStream(request_id, self._session, self._mailboxes[loop])
+        return self._mailboxes[loop]
 
     async def generate(self, prompt: Prompt | None = None, **options: Any) -> Completion:
         """One whole answer. If the caller is cancelled, so is the request."""

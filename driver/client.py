@@ -15,6 +15,7 @@ from ..protocol.channels import Connection, ipc_endpoint
 from ..protocol.errors import ConfigError, Overloaded, RequestTimeout, TriptychError
 from ..protocol.keys import ClientKeys, own_keys
 from ..protocol.sampling import SamplingParams
+from .choices import GroupStream, num_choices
 from .session import Question, Session
 from .standing import RequestList, RequestStatus, list_of, status_of
 from .stream import Completion, Stream
@@ -86,15 +87,28 @@ class Client:
         ``prompt`` is text or token ids; ``messages`` is a chat. Options are the fields of ``SamplingParams``, and
         ``truncation`` ("none", "left", "right", "middle"), ``lease_s``, ``priority``, ``deadline_ms``, ``max_queue_ms``
         and ``cache_salt`` (see docs/protocol.md). What is wrong with them is raised by the stream, as is every other
-        error of this request.
+        error of this request. With ``n`` above 1 the stream has the deltas of all choices, and a stream for each in
+        ``choices``; its result is the first choice, with all of them in ``choices``.
         """
         request_id = request_id or uuid.uuid4().hex
+        request = request_map(prompt, messages, params, options)
+        if (count := num_choices(request)) > 1:
+            group = GroupStream(request_id, count, self.session.abort)
+            self.session.submit(request_id, request, group, group.choices)
+            return group
         stream = Stream(request_id, self.session.abort)
-        self.session.submit(request_id, request_map(prompt, messages, params, options), stream)
+        self.session.submit(request_id, request, stream)
         return stream
 
-    def resume(self, request_id: str, *, num_tokens: int = 0, num_chars: int = 0) -> Stream:
-        """Follow a request again from what is here of it: its first ``num_tokens`` tokens, ``num_chars`` of text."""
+    def resume(self, request_id: str, *, num_tokens: int = 0, num_chars: int = 0, n: int = 1) -> Stream:
+        """Follow a request again from what is here of it: its first ``num_tokens`` tokens, ``num_chars`` of text.
+
+        One with ``n`` choices is followed from its beginning, or choice by choice, by the ids of its ``choices``.
+        """
+        if n > 1:
+            group = GroupStream(request_id, n, self.session.abort)
+            self.session.resume_all(request_id, group, group.choices)
+            return group
         stream = Stream(request_id, self.session.abort)
         self.session.resume(request_id, stream, num_tokens=num_tokens, num_chars=num_chars)
         return stream

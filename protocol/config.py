@@ -20,8 +20,8 @@ POLICIES = ("fifo", "prefill_first", "round_robin", "priority")
 PREEMPTIONS = ("auto", "recompute", "swap")
 RECOVERIES = ("auto", "exact", "fast")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-BACKENDS = ("auto", "native", "transformers")
-QUANTIZATIONS = ("none", "int8")
+BACKENDS = ("auto", "fused", "native", "transformers")
+QUANTIZATIONS = ("none", "int8", "fp8")
 FLUSHES = ("none", "interval", "accept", "step")
 DEVICES = ("auto", "cpu", "cuda")
 DEMO_MODEL = "demo"  # the checkpoint that ships with the package
@@ -56,8 +56,16 @@ class ModelConfig:
     model: str = _option(DEMO_MODEL, "a local directory, a hub id, demo (ships with Triptych), or hash-lm (no weights)")
     dtype: str = _option("auto", f"{', '.join(DTYPES)}; auto is the checkpoint's own")
     device: str = _option("auto", "auto, cpu, cuda or cuda:N; auto is cuda where there is one")
-    backend: str = _option("transformers", "transformers, native (compiled kernels, CPU), or auto: native where it can")
-    quantization: str = _option("none", "of weights and activations: none, or int8 (native only)")
+    backend: str = _option(
+        "transformers",
+        "transformers, native (compiled kernels, CPU), fused (Triton kernels, GPU), or auto: the fastest that can",
+    )
+    quantization: str = _option("none", "of weights and activations: none, int8 (native only) or fp8 (fused only)")
+    deterministic: bool = _option(
+        False, "an answer does not depend on batch mates, chunks, preemptions or crashes, in any dtype; costs speed"
+    )
+    cuda_graphs: bool = _option(True, "on a GPU, decodes run as CUDA graphs")
+    overlap: bool = _option(True, "on a GPU, a step is planned and launched while the last one runs")
     max_model_len: int | None = _option(None, "tokens of prompt and output together; by default the model's own limit")
     threads: int | None = _option(None, "of execute on a CPU; by default one per physical core")
     hash_step_ms: float = _option(0.0, f"{HASH_MODEL} only: what a step pretends to cost, in ms")

@@ -29,7 +29,7 @@ LAYOUT_VERSION = 2
 HEADER_BYTES = 4096
 TIME_UNIT_NS = 10_000
 MAX_ID_BYTES = 64
-MAX_ERROR_BYTES = 112
+MAX_ERROR_BYTES = 104
 MAX_CHUNK_ENDS = 6
 
 # prepare_word
@@ -70,7 +70,9 @@ RECORD = np.dtype(
         ("request_id", f"S{MAX_ID_BYTES}"),  # kept after the record is free, so that a late repeat is recognised
         ("digest", "<u4"),
         ("id_generation", "<u4"),  # whose id and digest these are: not the record's until prepare_word says so too
-        ("_prepare", "V40"),
+        ("last_slot", "<u4"),  # of the record that was published last of those of the same request, perhaps this one
+        ("last_generation", "<u4"),
+        ("_prepare", "V32"),
         # execute writes these, tokens_word after each token, finish_word last
         ("tokens_word", "<u8"),
         ("finish_word", "<u8"),
@@ -80,6 +82,7 @@ RECORD = np.dtype(
         ("num_cached_tokens", "<u4"),
         ("num_preemptions", "<u4"),
         ("error", f"S{MAX_ERROR_BYTES}"),
+        ("score", "<f8"),  # of a hypothesis of a beam search
         ("survived_word", "<u8"),  # see deaths
         ("chunk_ends", "<u4", (MAX_CHUNK_ENDS,)),  # of the prompt, as far as there is room; then 0
         # summarize writes these, release_word last

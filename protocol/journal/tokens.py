@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..messages import FINISH_REASONS, finish_reason
 from .layout import MAX_CHUNK_ENDS, MAX_ERROR_BYTES, TIME_UNIT_NS, Journal, Slots, split_word, word
-from .requests import RequestView
+from .requests import RequestView, logprob_words
 
 MULTIPLIER = 0x01000193  # odd, so that no token is ever multiplied away
 MASK = 0xFFFFFFFF
@@ -62,6 +62,22 @@ class TokenWriter:
         checks = self._checks[slots] * MULTIPLIER + tokens + 1
         self._checks[slots] = checks
         self._journal.tokens_words[slots] = (indices + 1) << 32 | checks
+
+    def publish_all(self, view: RequestView, token_ids: list[int], now_ns: int, *, score: float) -> None:
+        """Write a whole answer, of which nothing was written before: it is there at once or not at all."""
+        slot, words = view.slot, self._journal.words
+        tokens = np.array(token_ids, np.int32)
+        self._journal.records["score"][slot] = score
+        words[view.extent.tokens_at : view.extent.tokens_at + len(tokens)] = tokens.view(np.uint32)
+        time = now_ns // TIME_UNIT_NS - self._accepted_at[slot]
+        words[view.extent.times_at : view.extent.times_at + len(tokens)] = time
+        self._checks[slot] = check_of(view.generation, tokens)
+        self._journal.tokens_words[slot] = word(len(tokens), int(self._checks[slot]))
+
+    def clear(self, view: RequestView) -> None:
+        """What an earlier life wrote of this request does not count."""
+        self._checks[view.slot] = check_of(view.generation, np.empty(0, np.int32))
+        self._journal.tokens_words[view.slot] = word(0, view.generation)
 
     def publish_logprobs(self, view: RequestView, index: int, row: npt.NDArray[np.uint32]) -> None:
         """Write one token's logprobs (see ``pack_logprobs``); to be called before the token is published."""
@@ -150,7 +166,7 @@ def pack_logprobs(
 
 def read_logprobs(journal: Journal, view: RequestView, start: int, stop: int) -> list[list[float | list[list[float]]]]:
     """``[[chosen logprob, [[token id, logprob], ...]], ...]`` for output tokens ``start`` to ``stop``."""
-    width = view.record.sampling["logprobs"] * 2 + 1
+    width = logprob_words(view.record.num_logprobs)
     at = view.extent.logprobs_at
     rows = journal.words[at + start * width : at + stop * width].reshape(-1, width)
     ids, values = rows.view(np.int32), rows.view(np.float32)

@@ -40,6 +40,9 @@ CONFIG_VALUES: dict[str, Any] = {
     "trace": "/tmp/trace.jsonl",
     "backend": "auto",
     "quantization": "int8",
+    "deterministic": True,
+    "cuda_graphs": False,
+    "overlap": False,
     "kv_memory_fraction": 0.25,
     "safety_margin": 0.5,
     "policy": "fifo",
@@ -53,6 +56,9 @@ SAMPLING_VALUES: dict[str, tuple[list[str], Any]] = {
     "ignore_eos": ([], True),
     "include_stop_str": ([], True),
     "skip_special_tokens": ([], False),
+    "best_of": (["4"], 4),
+    "num_beams": (["4"], 4),
+    "early_stopping": (["never"], "never"),
 }
 
 

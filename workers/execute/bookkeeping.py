@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from ...protocol.errors import DeadlineExceeded, ModelFailed
 from ...protocol.journal.layout import DISPATCHED, Journal
-from ...protocol.journal.requests import RequestView
+from ...protocol.journal.requests import RequestView, read_request
 from ...protocol.journal.tokens import (
     TokenTimes,
     TokenWriter,
@@ -17,6 +18,7 @@ from ...protocol.journal.tokens import (
     read_chunk_ends,
     read_finish,
     read_times,
+    read_tokens,
 )
 from ...protocol.messages import FINISH_REASONS, StepDone
 from .engine import StepOutputs
@@ -55,7 +57,10 @@ class Bookkeeper:
         """The sequence of a request, with the tokens it has from an earlier life of this process, if any."""
         key = (view.slot, view.generation)
         record, emitted = view.record, self._writer.adopt(view)
-        params, prompt = record.params, record.prompt_ids
+        if record.params.is_beam_search and not self._has_ended(view):
+            self._writer.clear(view)
+            emitted = emitted[:0]
+        params, prompt = replace(record.params, logprobs=record.num_logprobs), record.prompt_ids
         tokens = np.zeros(len(prompt) + record.token_capacity, np.int32)
         tokens[: len(prompt)] = prompt
         tokens[len(prompt) : len(prompt) + len(emitted)] = emitted
@@ -70,6 +75,7 @@ class Bookkeeper:
             params=params,
             seed=record.seed,
             arrival=view.arrival,
+            group_key=view.group if params.group_size > 1 else None,
             accepted_at=view.accepted_ns,
             cache_salt=record.cache_salt,
             deadline_at=record.deadline_at,
@@ -82,6 +88,13 @@ class Bookkeeper:
             sequence.chunk_ends = read_chunk_ends(self._journal, view.slot)
         self._sequences[key] = sequence
         return sequence
+
+    def _has_ended(self, view: RequestView) -> bool:
+        """Whether all hypotheses of a search are written: that of its last record is, and none is before it."""
+        slot, generation = view.group
+        last = read_request(self._journal, slot)
+        tokens = None if last is None or last.generation != generation else read_tokens(self._journal, last)
+        return tokens is not None and len(tokens) > 0
 
     def finish(self, key: Key, reason: str, error: str = "") -> None:
         """Write down an end that no step brought."""
@@ -126,6 +139,8 @@ class Bookkeeper:
         token_ids = np.array(progress.token_ids, np.int32)
         if len(token_ids):
             self._writer.publish(self._columns.slots, indices, token_ids, outputs.collected_at)
+        for key, found in progress.hypotheses.items():  # in the order of their records, so that the last comes last
+            self._writer.publish_all(self._views[key], found.tokens, outputs.collected_at, score=found.score)
         ends = self._write_ends(outputs)
         if not (len(token_ids) or ends):
             return None
@@ -161,7 +176,7 @@ class Bookkeeper:
         for key, logprobs in outputs.logprobs.items():
             if key in indices:
                 view = self._views[key]
-                row = pack_logprobs(*logprobs, num_alternatives=view.record.sampling["logprobs"])
+                row = pack_logprobs(*logprobs, num_alternatives=view.record.num_logprobs or 0)
                 self._writer.publish_logprobs(view, indices[key], row)
 
     def _write_ends(self, outputs: StepOutputs) -> dict[Key, str]:

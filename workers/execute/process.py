@@ -36,6 +36,7 @@ from .trace import StepTrace
 logger = logging.getLogger(__name__)
 
 IDLE_STEP_S = 0.001  # when there is work and none of it can be done, which the scheduler rules out
+COMPILE_S = 30.0  # on a GPU a step may be the first to need some kernel or graph
 PATIENCE_STEPS = 20  # a step that takes so many times as long as usual counts as hung
 
 
@@ -96,7 +97,10 @@ def _build_torch_runner(context: WorkerContext, cache: CacheConfig) -> tuple[Run
         progress=context.page.progress,
     )
     context.set_phase("warming")
-    return runner, card, runner.warm_up()
+    step_s = runner.warm_up()
+    if _known_card(context) is None:  # a later life serves at once, and makes its graphs as they are used
+        runner.capture_graphs(context.page.progress)
+    return runner, card, step_s
 
 
 def _open_trace(path: str | None) -> TextIO | None:
@@ -147,7 +151,10 @@ class Execute:
         )
         self._trace_file = _open_trace(context.config.scheduler.trace)
         trace = NoTrace() if self._trace_file is None else _make_trace(self._trace_file, scheduler, card.model)
-        self._engine = Engine(scheduler, runner, clock=context.journal.now_ns, trace=trace)
+        # A trace tells steps one by one, so that they can be replayed.
+        overlaps = context.config.model.overlap and card.device.startswith("cuda") and self._trace_file is None
+        self._engine = Engine(scheduler, runner, clock=context.journal.now_ns, depth=int(overlaps), trace=trace)
+        self._runner = runner
         # After a storm of deaths one request at a time is served: slowly, but what one does hits nobody else.
         self._is_degraded = context.board.is_degraded
         self._max_live = 1 if self._is_degraded else card.max_live
@@ -163,6 +170,7 @@ class Execute:
         self._num_tokens = 0
         self._num_prefill_tokens = 0
         self._stats = StatsPublisher(context.page, self._collect)
+        self._least_patience_s = COMPILE_S if card.device.startswith("cuda") else 0.0
         self._set_patience()
         self._links = context.links("summarize")
         self._grammars = GrammarIntake(GrammarCompiler(context.run_dir, card), self._links.bell())
@@ -190,15 +198,14 @@ class Execute:
         self._receive()
         if not self._engine.has_work:
             return
-        plan = self._engine.plan()
-        if plan is None:
+        self._launch()
+        if self._engine.num_in_flight == 0:
             self._poller.wait(IDLE_STEP_S)
             return
-        self._intent.begin(plan, self._engine.scheduler.rows)
-        self._engine.launch(plan)
         outputs = self._engine.collect()
         message = self._books.record(outputs)
-        self._intent.end()
+        if self._engine.num_in_flight == 0:
+            self._intent.end()
         if self._flushes:
             self._journal.flush()
         if message is not None:
@@ -206,6 +213,15 @@ class Execute:
         if self._quarantine.is_on and (key := self._quarantine.observe(outputs.progress)) is not None:
             self._put_back(key)
         self._count(outputs)
+
+    def _launch(self) -> None:
+        """Plans and launches what may be in flight now. With suspects about, one step at a time."""
+        while self._engine.may_plan and not (self._quarantine.is_on and self._engine.num_in_flight):
+            plan = self._engine.plan()
+            if plan is None:
+                return
+            self._intent.begin(plan, self._engine.scheduler.rows)
+            self._engine.launch(plan)
 
     def _receive(self) -> None:
         """Releases first: they make the room that a new request was given a credit for."""
@@ -329,13 +345,14 @@ class Execute:
             self._set_patience()
 
     def _set_patience(self) -> None:
-        self._context.page.set_patience(int(PATIENCE_STEPS * self._step_s * 1e9))
+        self._context.page.set_patience(int(max(PATIENCE_STEPS * self._step_s, self._least_patience_s) * 1e9))
 
     def _collect(self) -> dict[str, Any]:
         stats, history = self._engine.stats, self._engine.history.summary()
         memory = measure_memory(self._engine.scheduler)
         return {
             "steps": self._num_steps,
+            "graph_steps": getattr(self._runner, "num_graph_steps", 0),
             "step_ms": self._step_s * 1e3,
             "tokens": self._num_tokens,
             "prefill_tokens": self._num_prefill_tokens,

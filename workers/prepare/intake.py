@@ -11,6 +11,8 @@ from typing import Any
 
 from ...protocol.codec import pack
 from ...protocol.errors import DuplicateId, InvalidRequest
+from ...protocol.groups import member_id
+from ...protocol.journal.layout import MAX_ID_BYTES
 from ...protocol.messages import Accepted
 from .request import GenerationRequest
 
@@ -51,6 +53,20 @@ def check_request_id(request_id: str) -> None:
     if not _VALID_ID.fullmatch(request_id):
         raise InvalidRequest(
             f"request_id must be 1 to 64 printable ASCII characters without spaces, got {request_id!r:.100}",
+            param="request_id",
+        )
+
+
+def check_member_ids(request_id: str, size: int) -> None:
+    """
+    Raises:
+        InvalidRequest: the ids of so many sequences are longer than an id may be.
+    """
+    num_more = len(member_id(request_id, size - 1, size)) - MAX_ID_BYTES
+    if num_more > 0:
+        raise InvalidRequest(
+            f"request_id has {len(request_id)} characters, the limit for {size} sequences is"
+            f" {len(request_id) - num_more}",
             param="request_id",
         )
 

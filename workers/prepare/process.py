@@ -7,6 +7,7 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from ...protocol.errors import (
     RequestError,
     TokenizationFailed,
 )
+from ...protocol.groups import member_id, member_seed, request_of
 from ...protocol.journal.deaths import POISONED
 from ...protocol.journal.layout import ACCEPTED, FORGOTTEN, RELEASED
 from ...protocol.journal.releases import is_released
@@ -34,8 +36,8 @@ from ..process import TICK_S, StatsPublisher, WorkerContext
 from .admission import Admission, admit
 from .beside import Beside
 from .grammar_checker import GrammarChecker, GrammarQueue
-from .intake import Intake, KnownIds, check_request_id, digest_of
-from .queue import CreditQueue
+from .intake import Intake, KnownIds, check_member_ids, check_request_id, digest_of
+from .queue import CreditQueue, Waiting
 from .quotas import Quotas
 from .request import GenerationRequest
 from .text_encoder import TextEncoder
@@ -70,7 +72,7 @@ def _wait_for_model(context: WorkerContext) -> tuple[ModelCard | None, TextEncod
 class Prepare:
     """State of the worker. All of it is in the journal too, from which ``__init__`` takes it.
 
-    Invariant: at most ``max_live`` requests are dispatched and not released.
+    Invariant: at most ``max_live`` sequences are dispatched and not released.
     """
 
     def __init__(self, context: WorkerContext, card: ModelCard, encoder: TextEncoder) -> None:
@@ -78,8 +80,10 @@ class Prepare:
         self._context, self._service, self._card, self._encoder = context, service, card, encoder
         self._journal = context.journal
         self._writer = RequestWriter(context.journal)
-        self._ids = KnownIds(self._writer.past_ids(), max_past=service.max_records)
+        past = [(request_of(member), digest) for member, digest in self._writer.past_ids()]
+        self._ids = KnownIds(past, max_past=service.max_records)
         self._slots: dict[int, tuple[int, str]] = {}  # every record in use: generation and request id
+        self._num_records: Counter[str] = Counter()  # of each request id, among these
         self._live: dict[int, int] = {}  # dispatched and not released: slot -> generation
         self._waiting = CreditQueue(context.config.scheduler.arrivals_per_level)  # accepted, no credit yet
         self._grammars = GrammarQueue(
@@ -143,8 +147,7 @@ class Prepare:
         released = self._journal.release_states()
         for view in sorted((v for v in views if v is not None), key=lambda view: view.arrival):
             record = view.record
-            self._slots[view.slot] = (view.generation, record.request_id)
-            self._ids.accept(_accepted(record), record.digest)
+            self._ids.accept(self._enter(view.slot, view.generation, record), record.digest)
             if released[view.slot] or record.token_capacity == 0:
                 continue
             if view.state == ACCEPTED:
@@ -189,22 +192,27 @@ class Prepare:
     def _forget(self, slot: int, generation: int) -> None:
         self._released(slot, generation)
         if self._slots.get(slot, (None, ""))[0] == generation and self._writer.recycle(slot, generation):
-            self._ids.forget(self._slots.pop(slot)[1])
+            request_id = self._slots.pop(slot)[1]
+            self._num_records[request_id] -= 1
+            if not self._num_records[request_id]:
+                del self._num_records[request_id]
+                self._ids.forget(request_id)
             self._stats.changed = True
 
     def _dispatch(self) -> None:
-        while self._waiting and len(self._live) < self._card.max_live:
-            slot, generation, record = self._waiting.pop()
-            if is_released(self._journal, slot, generation):
-                continue  # ended while it waited
-            self._writer.dispatch(slot, generation, self._journal.now_ns())
-            self._live[slot] = generation
-            self._links.send("execute", m.Prepared(slot, generation, record))
+        while waiting := self._waiting.pop(self._card.max_live - len(self._live)):
+            for slot, generation, record in waiting:
+                if is_released(self._journal, slot, generation):
+                    continue  # ended while it waited
+                self._writer.dispatch(slot, generation, self._journal.now_ns())
+                self._live[slot] = generation
+                self._links.send("execute", m.Prepared(slot, generation, record))
             self._stats.changed = True
 
     def _wait_for_credit(self, slot: int, generation: int, record: RequestRecord) -> None:
+        waiting = Waiting(slot, generation, record.to_bytes())
         arrival = int(self._journal.records["arrival"][slot])
-        self._waiting.push(slot, generation, record.to_bytes(), arrival=arrival, priority=record.priority)
+        self._waiting.push(request_of(record.request_id), waiting, arrival=arrival, priority=record.priority)
 
     # -- from the clients
 
@@ -247,6 +255,7 @@ class Prepare:
             if deaths and self._pending_bytes:
                 return  # a suspect is tokenised alone; its client sends it again
             request = GenerationRequest.from_wire(message.request)
+            check_member_ids(request_id, request.sampling.group_size)
             intake = Intake(peer, self._router.owner(peer), request_id, digest, num_bytes, request, received_ns)
             num_waiting_bytes = num_bytes if intake.is_long or request.structured is not None else 0
             self._check_room(num_waiting_bytes)
@@ -357,8 +366,8 @@ class Prepare:
 
     def _accept(self, intake: Intake, admission: Admission) -> None:
         request, params = intake.request, intake.request.sampling
-        record = RequestRecord(
-            request_id=intake.request_id,
+        first = RequestRecord(
+            request_id=member_id(intake.request_id, 0, params.group_size),
             digest=intake.digest,
             prompt=admission.token_ids.astype("<i4").tobytes(),
             num_truncated_tokens=admission.num_truncated,
@@ -376,13 +385,13 @@ class Prepare:
         times = AcceptTimes(
             intake.received_ns, intake.tokenize_start_ns, intake.tokenize_end_ns, self._journal.now_ns()
         )  # fmt: skip
-        slot, generation = self._writer.accept(record, times)
-        self._slots[slot] = (generation, record.request_id)
-        self._quotas.accepted(intake.owner, slot, generation)
-        accepted = _accepted(record)
-        self._ids.accept(accepted, record.digest)
-        if record.token_capacity > 0:  # one that asked for no tokens is answered by summarize alone
-            self._wait_for_credit(slot, generation, record)
+        records = [_member(first, intake.request_id, index) for index in range(params.group_size)]
+        for (slot, generation), record in zip(self._writer.accept_all(records, times), records, strict=True):
+            accepted = self._enter(slot, generation, record)
+            self._quotas.accepted(intake.owner, slot, generation)
+            if record.token_capacity > 0:  # one that asked for no tokens is answered by summarize alone
+                self._wait_for_credit(slot, generation, record)
+        self._ids.accept(accepted, intake.digest)
         self._counts["accepted"] += 1
         self._counts["prompt_tokens"] += accepted.num_prompt_tokens
         self._confirm(intake.peer, accepted)
@@ -401,6 +410,14 @@ class Prepare:
             for peer, accepted in self._unsynced:
                 self._router.send(peer, accepted)
             self._unsynced.clear()
+
+    def _enter(self, slot: int, generation: int, record: RequestRecord) -> m.Accepted:
+        """Take note of a record that is in use; what its client is told."""
+        request_id = request_of(record.request_id)
+        self._slots[slot] = (generation, request_id)
+        self._num_records[request_id] += 1
+        num_prompt_tokens = len(record.prompt) // 4
+        return m.Accepted(request_id, num_prompt_tokens, record.num_truncated_tokens, record.token_capacity)
 
     def _refuse(self, peer: bytes, request_id: str, error: RequestError) -> None:
         self._counts[f"rejected_{error.code}"] += 1
@@ -438,10 +455,11 @@ class Prepare:
         }
 
 
-def _accepted(record: RequestRecord) -> m.Accepted:
-    return m.Accepted(
-        record.request_id, len(record.prompt) // 4, record.num_truncated_tokens, record.token_capacity
-    )  # fmt: skip
+def _member(first: RequestRecord, request_id: str, index: int) -> RequestRecord:
+    """The record of sequence ``index`` of the request whose first is given."""
+    size = first.params.group_size
+    seed = member_seed(first.seed, index)
+    return replace(first, request_id=member_id(request_id, index, size), seed=seed, index=index)
 
 
 def _pairs(message: m.Release | m.Forgotten) -> list[tuple[int, int]]:

@@ -23,7 +23,7 @@ def _row(journal: Journal, answer: Answer) -> m.RequestRow:
     # Before its first token these fields may still be those of an earlier request in the slot.
     is_known = answer.num_seen > 0
     return [
-        answer.request_id,
+        answer.wire_id,
         _state(journal, answer),
         len(record.prompt) // 4,
         answer.stream.num_tokens,

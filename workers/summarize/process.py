@@ -27,12 +27,15 @@ from ...protocol.run_dir import CARD_FILE, follow_endpoint
 from ...protocol.tokenizer_files import load_facts
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .answer import Answer
-from .columns import columns_of, is_follow_entry, rows_of
+from .choices import Choices, Requests, unknown
+from .columns import is_follow_entry, rows_of
 from .deadlines import Deadlines
 from .delivery import Delivery
 from .histograms import RequestHistograms
 from .listing import list_requests
+from .notices import Notices
 from .rate import Rate
+from .status import status_of
 from .stream import OutputStream
 from .vocabulary import Vocabulary
 
@@ -69,10 +72,8 @@ class Summarize:
         self._journal = context.journal
         self._writer = ReleaseWriter(context.journal)
         self._answers: dict[int, Answer] = {}  # by slot
-        self._by_id: dict[str, Answer] = {}
+        self._requests = Requests()
         self._generations = np.zeros(context.journal.num_records, np.uint64)  # last known in each slot
-        self._released: list[tuple[int, int]] = []
-        self._forgotten: list[tuple[int, int]] = []
         self._deadlines = Deadlines(context.journal, context.board)
         self._counts: Counter[str] = Counter()
         self._rate = Rate()
@@ -80,6 +81,7 @@ class Summarize:
         self._next_tick = 0.0
         self._stats = StatsPublisher(context.page, self._collect)
         self._links = context.links("prepare", "execute")
+        self._notices = Notices(self._links)
         self._router = self._links.router(
             follow_endpoint(context.run_dir, service),
             epoch=context.epoch,
@@ -118,7 +120,7 @@ class Summarize:
             self._next_tick = now + TICK_S
             self._tick(now)
         self._end_overdue()
-        self._tell_workers()
+        self._notices.send()
         self._delivery.deliver()
 
     def _end_all(self) -> None:
@@ -157,7 +159,7 @@ class Summarize:
         try:
             self._push_named(answer, token_ids, now_ns)
         except BaseException as error:  # a panic of the tokenizer's Rust code is not an Exception
-            logger.exception("request %s could not be turned into text", answer.request_id)
+            logger.exception("request %s could not be turned into text", answer.wire_id)
             answer.stream.abandon("error")
             self._fail(answer, RequestError(f"the tokens could not be turned into text: {type(error).__name__}"))
             return
@@ -185,6 +187,8 @@ class Summarize:
         count, _ = split_word(self._journal.tokens_words[answer.view.slot])
         if answer.stream.is_finished or (finish is None and count <= answer.num_seen):
             return
+        if finish is None and answer.choices.is_beam_search:
+            return  # a hypothesis counts once all of them are written
         now_ns = self._journal.now_ns()
         tokens = read_tokens(self._journal, answer.view)
         if tokens is not None and len(tokens) > answer.num_seen:
@@ -213,9 +217,9 @@ class Summarize:
         self._generations[slot] = view.generation
         if int(self._journal.release_words[slot]) == word(view.generation, FORGOTTEN):
             return None
-        answer = Answer(view, self._stream(view), time.monotonic() + view.record.lease_s)
+        answer = Answer(view, self._stream(view))
         self._answers[slot] = answer
-        self._by_id[answer.request_id] = answer
+        self._requests.join(answer)
         self._deadlines.add(answer.key, view.record)
         against = held_against(self._journal, "summarize", slot, view.generation)
         answer.is_suspect = against > 0
@@ -242,6 +246,7 @@ class Summarize:
             if tokens is not None and ended[0]:
                 self._push_named(answer, tokens[: ended[0]].tolist(), self._journal.now_ns())
             self._close(answer, ended[1])
+            self._decide(answer.choices)
         elif answer.view.record.token_capacity == 0:
             self._end(answer, "length")
         else:
@@ -266,16 +271,17 @@ class Summarize:
             case m.Follow():
                 self._follow(peer, message)
             case m.Abort():
-                if (answer := self._find(message.request_id)) is not None:
+                for answer in self._find(message.request_id):
                     self._end(answer, "abort")
             case m.Acknowledge():
                 for request_id in message.request_ids:
-                    if type(request_id) is str and (answer := self._by_id.get(request_id)) is not None:
-                        self._forget(answer)
+                    if type(request_id) is str:
+                        self._acknowledge(request_id)
             case m.GetStats():
                 self._router.send(peer, m.Stats(self._context.board.stats()))
             case m.GetStatus():
-                self._router.send(peer, self._status(message.request_id))
+                answers = self._find(message.request_id)
+                self._router.send(peer, status_of(message.request_id, answers, self._journal))
             case m.GetRequests():
                 self._discover()
                 self._router.send(peer, list_requests(self._journal, self._answers.values(), message.limit))
@@ -293,25 +299,26 @@ class Summarize:
                 self._refuse(peer, BadFrame(f"a FOLLOW entry is [request id, tokens, again], got {entry!r:.100}"))
                 return
             request_id, offset, again = entry
-            answer = self._find(request_id)
-            if answer is None:
-                text = f"no request {request_id!r:.100} is live or kept"
-                self._router.send(peer, m.Failed(request_id, 0, 0, b"", "", None, "unknown_id", text, {}))
+            choices = self._request(request_id)
+            index = None if choices is None else choices.index_of(request_id)
+            if choices is None or index is None:
+                self._router.send(peer, unknown(request_id, choices))
                 continue
-            answer.lease_until = now + answer.view.record.lease_s
-            answer.follow(peer, offset, again)
-            self._delivery.mark(answer)
+            choices.lease_until = now + choices.lease_s
+            if answer := choices.follow(index, peer, offset, again):
+                self._delivery.mark(answer)
 
-    def _find(self, request_id: str) -> Answer | None:
-        if request_id not in self._by_id:
+    def _request(self, wire_id: str) -> Choices | None:
+        """The request to which what a client names so belongs."""
+        choices = self._requests.get(wire_id)
+        if choices is None or not choices.are_complete:
             self._discover()
-        return self._by_id.get(request_id)
+        return self._requests.get(wire_id)
 
-    def _status(self, request_id: str) -> m.Status:
-        answer = self._find(request_id)
-        if answer is None:
-            return m.Status(request_id, "unknown", 0, 0, 0)
-        return answer.status(self._journal)
+    def _find(self, wire_id: str) -> list[Answer]:
+        """The answers of a choice, or of a whole request."""
+        choices = self._request(wire_id)
+        return [] if choices is None else choices.of(wire_id)
 
     # -- ends
 
@@ -343,22 +350,35 @@ class Summarize:
         reason = answer.stream.finish_reason or "error"
         slot, generation = answer.key
         self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason, code=answer.end_code)
-        self._released.append(answer.key)
+        self._notices.released.append(answer.key)
         self._counts[f"finished_{reason}"] += 1
         self._histograms.observe(*answer.account(self._journal))
         self._stats.changed = True
+        if answer.choices.is_beam_search and reason in ("abort", "error"):
+            for other in answer.choices.answers.values():  # without one of its beams there is no search
+                other.error = other.error or answer.error
+                other.end_code = answer.error[0] if answer.error else ""
+                self._end(other, reason)
+        self._decide(answer.choices)
 
-    def _forget(self, answer: Answer) -> None:
-        """The client has the end, or nobody will come for it."""
-        if not answer.stream.is_finished:
-            return  # an acknowledgement of something that was never sent
-        slot, generation = answer.key
-        self._writer.forget(slot, generation)
-        self._forgotten.append(answer.key)
-        del self._answers[slot]
-        if self._by_id.get(answer.request_id) is answer:
-            del self._by_id[answer.request_id]
-        self._delivery.drop(answer)
+    def _decide(self, choices: Choices) -> None:
+        for answer in choices.decide(self._journal):
+            self._delivery.mark(answer)
+
+    def _acknowledge(self, wire_id: str) -> None:
+        if (choices := self._requests.get(wire_id)) and choices.acknowledge(wire_id):
+            self._forget(choices)
+
+    def _forget(self, choices: Choices) -> None:
+        """The client has all that ended, or nobody will come for it."""
+        for answer in choices.answers.values():
+            slot, generation = answer.key
+            self._writer.forget(slot, generation)
+            self._notices.forgotten.append(answer.key)
+            if self._answers.get(slot) is answer:
+                del self._answers[slot]
+            self._delivery.drop(answer)
+        self._requests.drop(choices)
         self._stats.changed = True
 
     def _tick(self, now: float) -> None:
@@ -369,13 +389,14 @@ class Summarize:
             self._catch_up(answer)
             if gave_up and not answer.stream.is_finished:
                 self._fail(answer, PipelineFailed("a worker died again and again, and the pipeline gave up"))
-            if now > answer.lease_until:
-                if answer.stream.is_finished:
-                    self._counts["forgotten_unread"] += 1
-                    self._forget(answer)
-                else:
+        for choices in self._requests.overdue(now):
+            if choices.have_ended:
+                self._counts["forgotten_unread"] += 1
+                self._forget(choices)
+            else:
+                for answer in choices.answers.values():
                     self._end(answer, "abort")
-                    answer.lease_until = now + answer.view.record.lease_s
+                choices.lease_until = now + choices.lease_s
 
     def _end_overdue(self) -> None:
         """Deadlines, whatever the other workers are at: a request may have no credit, or execute may be away."""
@@ -393,16 +414,6 @@ class Summarize:
         return answer is not None and answer.key == key and not answer.stream.is_finished
 
     # -- out
-
-    def _tell_workers(self) -> None:
-        if self._released:
-            release = m.Release(*columns_of(self._released))
-            self._links.send("execute", release)
-            self._links.send("prepare", release)
-            self._released.clear()
-        if self._forgotten:
-            self._links.send("prepare", m.Forgotten(*columns_of(self._forgotten)))
-            self._forgotten.clear()
 
     def _collect(self) -> dict[str, Any]:
         rate = self._rate.per_second()

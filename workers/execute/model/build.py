@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerFast
@@ -17,19 +17,28 @@ from ....protocol.config import CacheConfig, ModelCard, ModelConfig, SchedulerCo
 from ....protocol.errors import ConfigError
 from ..attention.cpu import CpuAttention
 from ..attention.forward_context import PagedLayers
-from ..attention.interface import PagedAttention
+from ..attention.interface import LayerCache
 from ..attention.reference import ReferenceAttention
+from ..kernels.support import why_no_triton
 from ..sampling.sampler import Sampler
 from .checkpoint import find_checkpoint
 from .decoder_spec import Unsupported
+from .device_forward import DeviceAttention, DeviceForward, TransformersForward
+from .device_runner import DeviceRunner
+from .graphs import CudaGraphCapture
 from .loader import ModelFacts, Progress, load_model, resolve_device
 from .memory import available_bytes
 from .native_build import NativeModel, load_native
 from .native_runner import NativeRunner
+from .overhead import step_overhead
 from .pool import LayerShape, PoolSize, allocate_pool, bytes_per_token, size_pages
 from .runner import TorchRunner
 from .self_test import switch_to_pages
+from .step_runner import StepRunner
 from .tokenizer import load_tokenizer, write_tokenizer
+
+if TYPE_CHECKING:
+    from .fused_build import FusedModel
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +55,7 @@ class _Loaded(NamedTuple):
     dtype: torch.dtype
     backend: str
     shapes: list[LayerShape]
-    make_runner: Callable[[PoolSize], TorchRunner | NativeRunner]
+    make_runner: Callable[[PoolSize], StepRunner]
 
 
 def build_runner(
@@ -57,7 +66,7 @@ def build_runner(
     model_dir: str | Path,
     run_dir: Path,
     progress: Progress,
-) -> tuple[TorchRunner | NativeRunner, ModelCard]:
+) -> tuple[StepRunner, ModelCard]:
     """The runner of the checkpoint in ``model_dir`` (a directory or a hub id), and its card.
 
     The tokenizer is written to ``run_dir``; ``progress`` is called with (done, total) tensors while weights load.
@@ -71,14 +80,16 @@ def build_runner(
     tokenizer = load_tokenizer(folder)
     write_tokenizer(tokenizer, run_dir)  # first, so that the other processes can start while weights load
     loader = _Loader(model_config, cache_config, scheduler_config, device, folder, tokenizer, progress)
-    loaded = loader.load_native() or loader.load_transformers()
+    loaded = loader.load_fused() or loader.load_native() or loader.load_transformers()
+    wanted_len = _wanted_len(model_config, loaded.facts)
+    overhead = 0 if cache_config.num_pages else step_overhead(loaded.make_runner, device, wanted_len)
     size = size_pages(
         cache_config,
         bytes_per_token=bytes_per_token(loaded.shapes),
-        available_bytes=available_bytes(device),
+        available_bytes=available_bytes(device) - overhead,
         on_cpu=device.type == "cpu",
         max_live=scheduler_config.max_live,
-        max_model_len=_wanted_len(model_config, loaded.facts),
+        max_model_len=wanted_len,
         may_shrink=model_config.max_model_len is None,
     )
     runner = loaded.make_runner(size)
@@ -113,6 +124,67 @@ class _Loader:
     tokenizer: PreTrainedTokenizerFast
     progress: Progress
 
+    def load_fused(self) -> _Loaded | None:
+        """The model on fused kernels of the GPU, or None where another path has to serve it.
+
+        Raises:
+            ConfigError: these kernels were asked for, by name or by what only they do.
+        """
+        config = self.config
+        is_asked_for = config.backend == "fused" or config.quantization == "fp8"
+        is_asked_for |= config.deterministic and self.device.type == "cuda"
+        if not is_asked_for and (config.backend != "auto" or self.device.type != "cuda"):
+            return None
+        try:
+            fused = self._fused_model()
+        except Unsupported as error:
+            if is_asked_for:
+                reason = f"{config.model} cannot run on the fused kernels: {error}"
+                raise ConfigError(reason, param="backend") from error
+            logger.warning("transformers' own modules run the model, not the fused kernels: %s", error)
+            return None
+
+        def make_runner(size: PoolSize) -> DeviceRunner:
+            decoder = fused.make_decoder(size.num_pages, size.max_model_len)
+            runner = self._device_runner(decoder, decoder.caches, fused.facts, size)
+            runner.is_batch_invariant = self.config.deterministic
+            return runner
+
+        return _Loaded(fused.facts, fused.dtype, fused.backend, fused.shapes, make_runner)
+
+    def _fused_model(self) -> FusedModel:
+        if self.config.backend not in ("auto", "fused"):
+            raise Unsupported(f"backend is {self.config.backend!r}, it must be 'fused' or 'auto'")
+        if (why := why_no_triton(self.device)) is not None:
+            raise Unsupported(why)
+        from .fused_build import load_fused  # here, since Triton does not exist for every device
+
+        return load_fused(
+            self.folder,
+            self.tokenizer,
+            dtype=self.config.dtype,
+            quantization=self.config.quantization,
+            is_invariant=self.config.deterministic,
+            page_size=self.cache.page_size,
+            device=self.device,
+            progress=self.progress,
+        )
+
+    def _device_runner(
+        self, forward: DeviceForward, caches: Iterable[LayerCache], facts: ModelFacts, size: PoolSize
+    ) -> DeviceRunner:
+        is_graphed = self.device.type == "cuda" and self.config.cuda_graphs
+        return DeviceRunner(
+            [pages for cache in caches for pages in cache],
+            forward,
+            Sampler(facts.eos_token_ids),
+            device=self.device,
+            max_sampled=self.scheduler.max_live,
+            max_pages=-(-size.max_model_len // self.cache.page_size),
+            capture=CudaGraphCapture() if is_graphed else None,
+            **self._runner_sizes(size),
+        )
+
     def load_native(self) -> _Loaded | None:
         """The model on the compiled kernels, or None where the transformers path has to serve it.
 
@@ -123,7 +195,7 @@ class _Loader:
         try:
             native = self._native_model()
         except Unsupported as error:
-            if config.backend == "native" or config.quantization != "none":
+            if config.backend == "native" or config.quantization != "none" or config.deterministic:
                 reason = f"{config.model} cannot run on the native kernels: {error}"
                 raise ConfigError(reason, param="backend") from error
             if config.backend == "auto" and self.device.type == "cpu":
@@ -157,13 +229,16 @@ class _Loader:
             self.folder, self.tokenizer, dtype=self.config.dtype, device=device, progress=self.progress
         )
         torch.set_num_threads(_num_threads(self.config.threads, facts.num_parameters))
-        kernel: PagedAttention = CpuAttention() if device.type == "cpu" else ReferenceAttention()
+        kernel = CpuAttention() if device.type == "cpu" else _device_kernel(device)
         shapes = switch_to_pages(model, kernel, max_model_len=_wanted_len(self.config, facts))
 
-        def make_runner(size: PoolSize) -> TorchRunner:
+        def make_runner(size: PoolSize) -> StepRunner:
             pool = allocate_pool(shapes, size.num_pages, page_size=self.cache.page_size, device=device)
             layers = PagedLayers(kernel, pool)
-            return TorchRunner(model, layers, Sampler(facts.eos_token_ids), **self._runner_sizes(size))
+            if isinstance(kernel, (CpuAttention, ReferenceAttention)):
+                return TorchRunner(model, layers, Sampler(facts.eos_token_ids), **self._runner_sizes(size))
+            forward = TransformersForward(model, layers, kernel)
+            return self._device_runner(forward, pool.values(), facts, size)
 
         backend = f"transformers with {type(kernel).__name__}"
         return _Loaded(facts, model.dtype, backend, list(shapes.values()), make_runner)
@@ -174,6 +249,16 @@ class _Loader:
             "decode_rows": self.scheduler.max_num_seqs,
             "num_host_pages": self.cache.host_pages,
         }
+
+
+def _device_kernel(device: torch.device) -> DeviceAttention | ReferenceAttention:
+    """Attention by Triton where there is one, else by its definition, which is slow."""
+    if (why := why_no_triton(device)) is not None:
+        logger.warning("attention runs by its definition, which is slow: %s", why)
+        return ReferenceAttention()
+    from ..attention.triton import TritonAttention
+
+    return TritonAttention(device)
 
 
 def _wanted_len(config: ModelConfig, facts: ModelFacts) -> int:

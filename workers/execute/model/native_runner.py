@@ -39,6 +39,7 @@ def _all_plain(sequences: Iterable[Sequence]) -> bool:
     return all(
         p.temperature == 0.0
         and p.logprobs is None
+        and not p.is_beam_search
         and p.repetition_penalty == 1.0
         and p.presence_penalty == p.frequency_penalty == 0.0
         and not p.min_tokens

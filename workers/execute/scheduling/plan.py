@@ -112,6 +112,13 @@ class Draft:
         self.num_prefill_left -= 0 if is_decode else num_tokens
         sequence.last_step = self.step
 
+    def end(self, key: Key, reason: str, why: str = "") -> None:
+        """A sequence ends without a forward pass; ``why`` is for an error."""
+        if reason == "error":
+            self.failed.append((key, why))
+        else:
+            self.finished.append((key, reason))
+
     def drop(self, key: Key) -> None:
         self.starts.pop(key, None)
         chunk = self.decodes.pop(key, None) or self.prefills.pop(key, None)
