@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from ..protocol.board import Board
+from ..protocol.board import ROLES, Board
 from ..protocol.journal.deaths import POISONED, DeathWriter
 from ..protocol.journal.layout import Journal
 
@@ -22,6 +22,9 @@ class Blame:
     def __init__(self, board: Board, journal: Journal) -> None:
         self._board = board
         self._deaths = DeathWriter(journal)
+        # What a worker left that died with an earlier driver is no work of the one that is started now.
+        for role in ROLES:
+            board.intent(role).clear()
 
     def note_death(self, role: str, *, internal: bool) -> None:
         """A worker died. For the supervisor, before it starts the next one."""

@@ -14,8 +14,9 @@ from triptych.protocol.journal.tokens import read_tokens
 from triptych.workers.execute.process import Execute
 
 if TYPE_CHECKING:
-    from tests.simulation.processes import Process, Reader
+    from tests.simulation.processes import Process
     from tests.simulation.requests import Request
+    from tests.simulation.users import Reader
     from tests.simulation.world import World
 
 
@@ -136,6 +137,12 @@ class Checks:
             self._require(request.may_expire, f"{name} has no deadline and passed it")
         elif end == "model_failed":
             self._require(request.is_poison, f"{name} failed and is no poison: {reader.error}")
+        elif end == "poisoned":
+            self._require(
+                request.is_killer or self._world.num_chance_deaths > 0, f"{name} kills nobody and was called poisoned"
+            )
+        elif end == "pipeline_failed":
+            self._require(self._world.num_give_ups > 0, f"{name} failed with a pipeline that did not")
         elif end == "invalid_request":
             self._require(not request.is_valid, f"{name} is valid and was refused: {reader.error}")
         elif end in ("unknown_id", "duplicate_id"):
@@ -147,6 +154,13 @@ class Checks:
             self._require(end == "overloaded", f"{name} got {end}: {reader.error}")
             request.was_refused = True
 
+    def killing(self, prompt: list[int]) -> None:
+        """A request is to blame for a death: it must be named after two that one driver has seen."""
+        request = next(r for r in self._world.requests.values() if r.is_killer and r.prompt == prompt)
+        request.num_killings += 1
+        limit = 1 + self._world.num_drivers
+        self._require(request.num_killings <= limit, f"{request.request_id} killed {request.num_killings} workers")
+
     # -- at rest
 
     def is_at_rest(self) -> bool:
@@ -155,6 +169,8 @@ class Checks:
     def what_is_open(self) -> list[str]:
         world = self._world
         waiting = [f"{client.name} waits" for client in world.clients if client.is_waiting]
+        if world.has_given_up:
+            return waiting  # nobody says for execute that it does not write any more, so records stay in use
         slots = np.flatnonzero(world.journal.states() != 0).tolist()
         down = [role for role in ("prepare", "execute", "summarize") if role not in world.workers]
         return waiting + [f"record {slot} is in use" for slot in slots] + [f"{role} is down" for role in down]
@@ -162,6 +178,8 @@ class Checks:
     def at_rest(self) -> None:
         """Nobody holds anything of anybody."""
         for role, worker in self._world.workers.items():
+            if self._world.has_given_up:
+                return
             body = worker.body
             if role == "prepare":
                 figures = body._collect()

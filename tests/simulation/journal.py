@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from triptych.protocol.intent import Intent
 from triptych.protocol.journal.layout import HEADER, HEADER_BYTES, LAYOUT_VERSION, MAGIC, RECORD, Journal
 
 if TYPE_CHECKING:
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
 VIEWS = ("arena", "words", "prepare_words", "tokens_words", "finish_words", "release_words")
 
 
-def make_journal(num_records: int, arena_bytes: int) -> Journal:
-    """A journal in an anonymous file, which goes with its last view."""
+def make_journal(num_records: int, arena_bytes: int, *, clock_shift_ns: int) -> Journal:
+    """A journal in an anonymous file, which goes with its last view. Its clock may be ahead, as after a reboot."""
     file = os.memfd_create("journal", os.MFD_CLOEXEC)
     os.ftruncate(file, HEADER_BYTES + num_records * RECORD.itemsize + arena_bytes)
     header = np.zeros(1, HEADER)
-    header[0] = (MAGIC, LAYOUT_VERSION, RECORD.itemsize, num_records, arena_bytes)
+    header[0] = (MAGIC, LAYOUT_VERSION, RECORD.itemsize, num_records, arena_bytes, 0, b"", 0, clock_shift_ns)
     os.pwrite(file, header.tobytes(), 0)
     return Journal(Path("journal"), file)
 
@@ -98,6 +99,27 @@ class LifeJournal(Journal):
         if process.name.startswith("execute"):
             self.tokens_words.guard = process.world.checks.before_tokens  # type: ignore[attr-defined]
         self.records = WatchedRecords(journal.records, process)  # type: ignore[assignment]
+
+
+class WatchedWords:
+    """Words of which each store is an act."""
+
+    def __init__(self, words: memoryview, process: Process) -> None:
+        self._words, self._process = words, process
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._words[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._process.act("store")
+        self._words[key] = value
+
+
+class LifeIntent(Intent):
+    """An intent as one life of one process has it mapped."""
+
+    def __init__(self, intent: Intent, process: Process) -> None:
+        self._words = WatchedWords(intent._words, process)  # type: ignore[assignment]
 
 
 def watched(array: Any, process: Process) -> Watched:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from triptych.driver.blame import Blame
 from triptych.driver.stream import Assembly
 from triptych.protocol import messages as m
 from triptych.protocol.journal.layout import ACCEPTED, FREE, extent, split_word, word
@@ -149,12 +150,26 @@ def new_connections_are_not_noticed(patch: Patch) -> None:
 def answers_end_before_their_tokens_are_counted(patch: Patch) -> None:
     """summarize writes the word that releases, and then what it releases."""
 
-    def release(self: ReleaseWriter, slot: int, generation: int, *, num_tokens: int, reason: str) -> None:
+    def release(
+        self: ReleaseWriter, slot: int, generation: int, *, num_tokens: int, reason: str, code: str = ""
+    ) -> None:
         entry = self._journal.records[slot]
         entry["release_word"] = word(generation, 1)
+        entry["end_code"] = code.encode()
         entry["end_tokens"], entry["end_reason"] = num_tokens, m.FINISH_REASONS.index(reason)
 
     patch.setattr(ReleaseWriter, "release", release)
+
+
+def nobody_is_blamed(patch: Patch) -> None:
+    """The driver does not ask what a worker died of."""
+    patch.setattr(Blame, "note_death", lambda self, role, *, internal: self._board.intent(role).clear())
+
+
+def kills_from_outside_blame(patch: Patch) -> None:
+    """Whoever was in the hands of a worker that somebody killed is a suspect."""
+    real = Blame.note_death
+    patch.setattr(Blame, "note_death", lambda self, role, *, internal: real(self, role, internal=True))
 
 
 def _rewrite_steps(patch: Patch, rewrite: Callable[[Summarize, int, tuple[int, int]], tuple[int, int]]) -> None:
@@ -192,5 +207,7 @@ MUTATIONS: dict[str, Callable[[Patch], None]] = {
         generations_are_ignored,
         new_connections_are_not_noticed,
         answers_end_before_their_tokens_are_counted,
+        nobody_is_blamed,
+        kills_from_outside_blame,
     )
 }

@@ -13,7 +13,7 @@ from triptych.protocol.config import CacheConfig, ModelCard, ModelConfig, Pipeli
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 if TYPE_CHECKING:
-    from tests.simulation.processes import Client, Reader
+    from tests.simulation.users import Client, Reader
     from tests.simulation.world import World
 
 MS = 1_000_000
@@ -27,6 +27,7 @@ class Doom(NamedTuple):
 
     what: str  # "act", or "store" to count only these
     left: int
+    is_internal: bool = False  # whether it looks to the driver like its own fault
 
 
 @dataclass
@@ -40,11 +41,15 @@ class Plan:
     deeds: list[tuple[int, Deed]] = field(default_factory=list)  # (ns after the beginning, what is done)
     dooms: dict[tuple[str, int], Doom] = field(default_factory=dict)  # (role, number of its life)
     may_drain: bool = False
+    is_batch_invariant: bool = True  # what the runner says of itself
+    clock_shift_ns: int = 0  # by which the journal's clock is ahead
 
 
 def make_plan(rng: random.Random) -> Plan:
     config = _config(rng)
     plan = Plan(config, _card(rng, config), rng.randrange(1, 4), **_tempers(rng))
+    plan.is_batch_invariant = rng.random() < 0.5
+    plan.clock_shift_ns = rng.choice((0, 10**15))
     _plan_requests(rng, plan)
     _plan_faults(rng, plan)
     return plan
@@ -70,6 +75,7 @@ def _config(rng: random.Random) -> PipelineConfig:
         prefill_chunk=rng.choice((3, 8, 32)),
         policy=rng.choice(("fifo", "fifo", "prefill_first", "round_robin", "priority")),
         preemption=rng.choice(("auto", "recompute", "swap")),
+        recovery=rng.choice(("auto", "exact", "fast")),
     )
     service = ServiceConfig(
         max_queue=rng.choice((2, 16, 16)),
@@ -117,18 +123,18 @@ def _plan_faults(rng: random.Random, plan: Plan) -> None:
 
 
 def _random_doom(rng: random.Random) -> Doom:
-    return rng.choice(
-        (Doom("store", rng.randrange(80)), Doom("act", rng.choice((rng.randrange(20), rng.randrange(400)))))
-    )
+    left = rng.choice((rng.randrange(20), rng.randrange(400)))
+    doom = rng.choice((Doom("store", rng.randrange(80)), Doom("act", left)))
+    return doom._replace(is_internal=rng.random() < 0.1)
 
 
 def _random_fault(rng: random.Random, plan: Plan) -> Deed:
-    kind = rng.randrange(9)
+    kind = rng.randrange(11)
     role, client = rng.choice(ROLES), rng.randrange(plan.num_clients)
     if kind <= 1:
         return lambda world: _kill(world, role)
     if kind == 2:
-        return _kill_all
+        return lambda world: world.end_driver()
     if kind == 3:
         return _freezing(role, rng.randrange(400 * MS))
     if kind == 4:
@@ -140,6 +146,10 @@ def _random_fault(rng: random.Random, plan: Plan) -> Deed:
     if kind == 7 and rng.random() < 0.3:
         plan.may_drain = True
         return lambda world: world.drain()
+    if kind == 8 and rng.random() < 0.2:
+        return lambda world: world.give_up()
+    if kind == 9:
+        return lambda world: world.keep()
     doom = _random_doom(rng)
     return lambda world: _doom(world, role, doom)
 
@@ -184,12 +194,6 @@ def _client(world: World, who: int) -> Client | None:
 def _kill(world: World, role: str) -> None:
     if role in world.workers:
         world.kill(world.workers[role])
-
-
-def _kill_all(world: World) -> None:
-    """The driver dies, and its workers with it."""
-    for role in ROLES:
-        _kill(world, role)
 
 
 def _doom(world: World, role: str, doom: Doom) -> None:

@@ -18,7 +18,10 @@ from triptych.workers.prepare.text_encoder import TextEncoder
 from triptych.workers.summarize.stream import OutputStream
 from triptych.workers.summarize.vocabulary import Vocabulary
 
-POISON = VOCAB_SIZE - 1  # a step that computes this token at position 0 raises
+# The first token of a prompt says what the request does to whoever works on it.
+POISON = VOCAB_SIZE - 1  # a step that computes it raises
+EXECUTE_KILLER = VOCAB_SIZE - 2  # execute dies of its nth token, n = prompt[1] % 3
+PREPARE_KILLER = VOCAB_SIZE - 3  # prepare dies of it
 
 
 @dataclass(eq=False)
@@ -36,6 +39,7 @@ class Request:
     may_abort: bool = False  # somebody aborted it, or left it alone for as long as its lease
     may_be_unknown: bool = False  # somebody else may have taken its answer
     was_refused: bool = False
+    num_killings: int = 0  # of workers that died of it
     then: Request | None = None  # what the client asks for as soon as this one has ended
 
     @property
@@ -50,6 +54,14 @@ class Request:
     @property
     def is_poison(self) -> bool:
         return self.prompt[:1] == [POISON]
+
+    @property
+    def is_killer(self) -> bool:
+        return self.reason == "poisoned"
+
+
+def num_tokens_before_death(prompt: list[int]) -> int:
+    return prompt[1] % 3
 
 
 @cache
@@ -76,9 +88,12 @@ def random_request(rng: random.Random, request_id: str, card: ModelCard, *, comm
     prompt = [rng.randrange(1, VOCAB_SIZE - 1) for _ in range(rng.randrange(1, 14))]
     if rng.random() < 0.4:
         prompt = [*common, *prompt]
-    prompt = prompt[: card.max_model_len - 1]
-    if rng.random() < 0.06:
+    prompt = [min(prompt[0], PREPARE_KILLER - 1), *prompt[1:]][: card.max_model_len - 1]
+    chance = rng.random()
+    if chance < 0.06:
         prompt[0] = POISON
+    elif chance < 0.16 and len(prompt) > 1:
+        return _killer(rng, request_id, [rng.choice((EXECUTE_KILLER, PREPARE_KILLER)), *prompt[1:]], card)
     sampling: dict[str, Any] = {"max_tokens": rng.choice((1, 3, 6, 9, 14))}
     if rng.random() < 0.04:
         sampling["max_tokens"] = 0
@@ -99,6 +114,17 @@ def random_request(rng: random.Random, request_id: str, card: ModelCard, *, comm
         bad = rng.choice(({"top_p": 2.0}, {"nonsense": 1}, {"max_tokens": -1}, {"prompt_token_ids": [VOCAB_SIZE]}))
         return Request(request_id, {**wire, **bad}, prompt, [], [], "", "refused", is_valid=False)
     return make_request(request_id, wire, said)
+
+
+def _killer(rng: random.Random, request_id: str, prompt: list[int], card: ModelCard) -> Request:
+    num_said = num_tokens_before_death(prompt) if prompt[0] == EXECUTE_KILLER else 0
+    capacity = min(num_said + rng.randrange(1, 4), card.max_model_len - len(prompt))
+    wire = {"prompt_token_ids": prompt, "max_tokens": capacity, **_circumstances(rng)}
+    said = expected_tokens(prompt, capacity, VOCAB_SIZE)
+    request = make_request(request_id, wire, said[:num_said])
+    if capacity > num_said:
+        request.reason = "poisoned"
+    return request
 
 
 def _circumstances(rng: random.Random) -> dict[str, Any]:

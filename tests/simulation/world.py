@@ -21,10 +21,12 @@ from tests.simulation.clock import Clock, installed
 from tests.simulation.journal import make_journal
 from tests.simulation.network import Network
 from tests.simulation.plan import Plan, make_plan
-from tests.simulation.processes import Client, Died, Process, Reader, Worker
+from tests.simulation.processes import Died, Process, Worker
 from tests.simulation.requests import Request
-from triptych.driver import session
-from triptych.protocol.board import DRAIN, ROLES, RUN, Board
+from tests.simulation.users import Client, Reader
+from triptych.driver import blame, session
+from triptych.driver.blame import Blame
+from triptych.protocol.board import DRAIN, FAILED, KEEP, ROLES, RUN, Board
 
 RESTART_NS = (1_000_000, 80_000_000)
 TURN_NS = (10_000, 200_000)  # that a turn takes
@@ -55,9 +57,14 @@ class World:
         self.config, self.card = self.plan.config, self.plan.card
         self.network = Network(self.rng, lambda: self.clock.now_ns)
         service = self.config.service
-        self.journal = make_journal(service.max_records, service.arena_bytes)
+        self.journal = make_journal(
+            service.max_records, service.arena_bytes, clock_shift_ns=self.plan.clock_shift_ns
+        )  # fmt: skip
         self.board = _memory_board()
         self.board.set_mode(RUN)
+        self.blame = Blame(self.board, self.journal)
+        self._unnoticed: dict[str, bool] = {}  # deaths by role that the driver did not see yet: whether internal
+        self.has_given_up = False
         self.workers: dict[str, Worker] = {}
         self.clients: list[Client] = []
         self.requests: dict[str, Request] = {}  # by id
@@ -67,6 +74,9 @@ class World:
         self._depth = 0
         self._num_births = dict.fromkeys(ROLES, 0)
         self.num_deaths = 0
+        self.num_chance_deaths = 0  # by a worker's own fault, and for no request's
+        self.num_drivers = 1
+        self.num_give_ups = 0
 
     # -- what everybody uses
 
@@ -76,6 +86,11 @@ class World:
     def require(self, condition: bool, text: str) -> None:
         if not condition:
             raise Violation(text)
+
+    @property
+    def may_cut_any(self) -> bool:
+        """Whether an answer may end anywhere through no fault of its request."""
+        return self.num_chance_deaths > 0 or self.num_give_ups > 0
 
     def push(self, process: Process) -> None:
         at_ns = max(process.next_ns, process.frozen_until_ns)
@@ -170,11 +185,12 @@ class World:
         try:
             process.step()
         except Died:
-            if process.is_alive:
-                self._bury(process)
+            pass
         finally:
             process.is_running = False
             self._depth -= 1
+        if process.is_alive and process.death is not None:
+            self._bury(process, is_internal=process.death.is_internal)
         if process.is_alive:
             process.next_ns = max(process.next_ns, self.clock.now_ns + self.rng.randrange(*TURN_NS))
             self.push(process)
@@ -188,7 +204,12 @@ class World:
             self.note(process, "is killed")
             self._bury(process)
 
-    def _bury(self, process: Process) -> None:
+    def leave(self, worker: Worker) -> None:
+        """It was told to."""
+        self.note(worker, "leaves")
+        self._bury(worker)
+
+    def _bury(self, process: Process, *, is_internal: bool = False) -> None:
         process.is_alive = False
         process.close_sockets()
         if isinstance(process, Client):
@@ -197,9 +218,16 @@ class World:
         assert isinstance(process, Worker), "workers and clients die"
         self.num_deaths += 1
         del self.workers[process.role]
+        self._unnoticed[process.role] = is_internal
         self.call(self.clock.now_ns + self.rng.randrange(*RESTART_NS), lambda: self._bear(process.role))
 
     def _bear(self, role: str) -> None:
+        if role in self.workers or self.board.mode == KEEP or (self.has_given_up and role == "execute"):
+            return
+        if role in self._unnoticed:
+            self.blame.note_death(role, internal=self._unnoticed.pop(role))
+        if role == "execute":
+            self.board.set_degraded(self.rng.random() < 0.1)
         worker = self.workers[role] = Worker(self, role)
         self._num_births[role] += 1
         worker.doom = self.plan.dooms.get((role, self._num_births[role]))
@@ -213,6 +241,35 @@ class World:
     def drain(self) -> None:
         self.note(None, "the driver drains")
         self.board.set_mode(DRAIN)
+
+    def give_up(self) -> None:
+        """execute is not started any more."""
+        self.note(None, "the driver gives up")
+        self.board.set_mode(FAILED)
+        self.has_given_up = True
+        self.num_give_ups += 1
+        if "execute" in self.workers:
+            self.kill(self.workers["execute"])
+
+    def keep(self) -> None:
+        """The driver stops, and leaves to the next one what is open."""
+        self.note(None, "the driver stops and keeps")
+        self.board.set_mode(KEEP)
+        self.plan.may_drain = True  # who asks now is told to ask the next one
+        self.call(self.clock.now_ns + self.rng.randrange(*RESTART_NS), self.end_driver)
+
+    def end_driver(self) -> None:
+        """What is left of its workers goes with it. The next one sees nothing of how they ended."""
+        self.note(None, "the driver is replaced")
+        for worker in list(self.workers.values()):
+            self.kill(worker)
+        self._unnoticed.clear()
+        self.num_drivers += 1
+        self.board.set_mode(RUN)
+        self.has_given_up = False
+        self.blame = Blame(self.board, self.journal)
+        for role in ROLES:
+            self.call(self.clock.now_ns + self.rng.randrange(*RESTART_NS), lambda role=role: self._bear(role))  # type: ignore[misc]
 
 
 def _memory_board() -> Board:
@@ -232,4 +289,6 @@ class _Alarm(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, Died) or record.name == blame.__name__:
+            return
         self._world.checks.alarms.append(f"{record.getMessage()}: {error!r}")
