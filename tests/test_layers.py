@@ -61,6 +61,7 @@ RUNS_WHAT_IT_IS_GIVEN = frozenset(
 )  # fmt: skip
 # What the workers, the driver and the protocol could reach somebody else with.
 OUTBOUND = frozenset({"socket", "urllib", "http", "ftplib", "smtplib", "requests", "httpx", "aiohttp", "websockets"})
+LOCAL = ROOT / "driver" / "control.py"  # its socket is a file in the run directory
 EVERYWHERE = ("tcp://*", "0.0.0.0", "[::]", "ipc://@")
 CODE_FROM_DATA = frozenset({"pickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "jsonpickle"})
 
@@ -178,8 +179,15 @@ def test_dangerous_calls_are_seen(tmp_path: Path, source: str, num_found: int, m
 
 @pytest.mark.parametrize("folder", ["protocol", "workers", "driver"])
 def test_nothing_can_reach_out(folder: str) -> None:
-    found = [item for path in sources(folder) for item in imports(path) if item.name in OUTBOUND]
-    assert found == []
+    paths = [path for path in sources(folder) if path != LOCAL]
+    assert [item for path in paths for item in imports(path) if item.name in OUTBOUND] == []
+
+
+def test_the_one_plain_socket_stays_on_this_machine() -> None:
+    calls = [node for node in ast.walk(ast.parse(LOCAL.read_text())) if isinstance(node, ast.Call)]
+    made = [ast.unparse(node) for node in calls if ast.unparse(node.func).startswith("socket.")]
+    assert made
+    assert set(made) == {"socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)"}
 
 
 def test_nothing_is_served_at_every_address() -> None:
