@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..errors import JournalError, Overloaded
 from ..record import RequestRecord
 from .layout import ACCEPTED, DISPATCHED, FORGOTTEN, FREE, Extent, Journal, extent, split_word, word
@@ -76,6 +78,14 @@ def _is_published(journal: Journal, slot: int, generation: int) -> bool:
     """Whether this record was ever published. Generations are used in order, so it may be over long since."""
     current, _ = split_word(journal.prepare_words[slot])
     return (current - generation) & 0xFFFFFFFF < 1 << 31
+
+
+def slots_of_group(journal: Journal, group: tuple[int, int]) -> list[int]:
+    """The records of one request, in order of arrival; ``group`` is that of any of them."""
+    records = journal.records
+    is_member = (records["last_slot"] == group[0]) & (records["last_generation"] == group[1])
+    slots: list[int] = np.flatnonzero(is_member & (journal.states() != FREE)).tolist()
+    return sorted(slots, key=lambda slot: int(records["arrival"][slot]))
 
 
 def _crc(payload: bytes, *numbers: int) -> int:

@@ -56,6 +56,18 @@ def test_a_request_that_kills_execute_is_named_after_two_deaths(driver: Driver, 
     next(others, None)
 
 
+def test_a_beam_search_beside_poison_is_tried_as_a_whole_and_goes_on(driver: Driver) -> None:
+    prompt = random_prompt(random.Random(6))
+    search = {"max_tokens": 200, "n": 2, "num_beams": 3}
+    wanted = [choice.token_ids for choice in driver.submit(prompt, **search).result(60).choices]
+    stream = driver.submit(prompt, **search)
+    before = driver.stats()["execute"]["steps"]
+    eventually(lambda: driver.stats()["execute"]["steps"] > before + 20)
+    with pytest.raises(Poisoned, match="twice"):
+        driver.submit([5, SPARE, ABORT], max_tokens=10).result(60)
+    assert [choice.token_ids for choice in stream.result(60).choices] == wanted
+
+
 @pytest.mark.parametrize("kind", [RAISE, NAN, MEMORY], ids=["raise", "nan", "memory"])
 def test_a_request_that_fails_its_step_fails_alone_and_nothing_restarts(driver: Driver, kind: int) -> None:
     others = innocents(driver)

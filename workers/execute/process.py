@@ -18,7 +18,7 @@ from ...protocol.errors import ConfigError, JournalError, Poisoned
 from ...protocol.journal.deaths import POISONED, held_against
 from ...protocol.journal.layout import DISPATCHED, split_word
 from ...protocol.journal.releases import is_released
-from ...protocol.journal.requests import read_request
+from ...protocol.journal.requests import RequestView, read_request
 from ...protocol.run_dir import CARD_FILE, write_private
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
@@ -159,6 +159,7 @@ class Execute:
         # After a storm of deaths one request at a time is served: slowly, but what one does hits nobody else.
         self._is_degraded = context.board.is_degraded
         self._max_live = 1 if self._is_degraded else card.max_live
+        self._search: tuple[int, int] | None = None  # the beam search that was adopted last
         self._quarantine = Quarantine(context.journal)
         self._intent = StepIntent(context.intent)
         service = context.config.service
@@ -213,8 +214,9 @@ class Execute:
             self._journal.flush()
         if message is not None:
             self._links.send("summarize", message)
-        if self._quarantine.is_on and (key := self._quarantine.observe(outputs.progress)) is not None:
-            self._put_back(key)
+        if self._quarantine.is_on:
+            for key in self._quarantine.observe(outputs.plan, outputs.progress):
+                self._put_back(key)
         self._count(outputs)
 
     def _launch(self) -> None:
@@ -245,8 +247,9 @@ class Execute:
             self._links.inbox.missed = False
             self._next_scan = now + TICK_S
             self._scan()
-        while (suspect := self._quarantine.next_slot()) is not None:
-            self._adopt(suspect)
+        while unit := self._quarantine.next_unit():
+            for slot in unit:
+                self._adopt(slot)
 
     def _scan(self) -> None:
         """Learn from the journal what no message told."""
@@ -281,7 +284,7 @@ class Execute:
             return
         if self._num_live >= self._max_live or slot in self._held:
             self._scan_releases()  # the credit came from a request whose Release is still under way
-        if self._num_live >= self._max_live:
+        if not self._has_room(view):
             return  # a later scan takes it
         self._intent.begin_one((slot, view.generation))
         sequence = self._books.adopt(view)
@@ -296,9 +299,15 @@ class Execute:
         elif reason is not None:  # the last life wrote the last token and died before it could write the end
             self._books.finish(sequence.key, reason)
         else:
-            if against:
-                self._quarantine.enter(sequence.key)
+            self._quarantine.enter(sequence.key)
             self._begin(sequence, view.record.grammar)
+
+    def _has_room(self, view: RequestView) -> bool:
+        if self._num_live < self._max_live:
+            self._search = view.group if view.record.params.is_beam_search else None
+            return True
+        # In a degraded life one request runs at a time, but the beams of a search run together or not at all.
+        return self._is_degraded and view.group == self._search
 
     def _begin(self, sequence: Sequence, grammar: str) -> None:
         if grammar:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import deque
 
+from ...protocol.errors import JournalError
 from ...protocol.intent import Intent
 from ...protocol.journal.deaths import note_survival, suspects
 from ...protocol.journal.layout import Journal
+from ...protocol.journal.requests import RequestView, read_request, slots_of_group
 from .scheduling.plan import Plan
 from .scheduling.progress import Progress
 from .scheduling.rows import Rows
@@ -17,49 +19,72 @@ from .scheduling.sequence import Key
 
 
 class Quarantine:
-    """The suspects of earlier lives, in order of arrival. Nobody else is adopted while ``is_on``."""
+    """The suspects of earlier lives, in order of arrival. Nobody else is adopted while ``is_on``.
+
+    They come one by one, but for the beams of a search, which take their steps together or not at all.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        slots = sorted(suspects(journal, "execute"), key=lambda slot: int(journal.records["arrival"][slot]))
-        self._waiting = deque(slots)
-        self._chosen: int | None = None  # the slot that may be adopted now
-        self._current: Key | None = None
+        self._waiting = deque(_units(journal))
+        self._chosen: list[int] = []  # the slots that may be adopted now
+        self._current: set[Key] = set()
 
     @property
     def is_on(self) -> bool:
-        return self._current is not None or bool(self._waiting)
+        return bool(self._current or self._waiting)
 
     def __len__(self) -> int:
-        return len(self._waiting) + (self._current is not None)
+        return sum(map(len, self._waiting)) + len(self._current)
 
-    def next_slot(self) -> int | None:
+    def next_unit(self) -> list[int]:
         """Whom to adopt now, if nobody is under way; ``enter`` says that it was."""
-        self._chosen = self._waiting.popleft() if self._current is None and self._waiting else None
+        self._chosen = self._waiting.popleft() if self._waiting and not self._current else []
         return self._chosen
 
     def blocks(self, slot: int) -> bool:
         """Whether the request has to wait until all suspects have come through."""
-        return self.is_on and slot != self._chosen
+        return self.is_on and slot not in self._chosen
 
     def enter(self, key: Key) -> None:
-        self._current = key
+        """``key`` was adopted; of interest only if it was chosen."""
+        if key[0] in self._chosen:
+            self._current.add(key)
 
-    def observe(self, progress: Progress) -> Key | None:
-        """The one that has come through: it got a token alone, or ended otherwise. It leaves until all have."""
-        key = self._current
-        if key is None or not (key in progress.keys or _has_ended(key, progress)):
-            return None
-        note_survival(self._journal, "execute", *key)
-        self._current = None
-        return key
+    def observe(self, plan: Plan, progress: Progress) -> list[Key]:
+        """Those that have come through: a step was taken with them alone, or they ended. They leave until all have."""
+        took_a_step = not self._current.isdisjoint(plan.sampled)
+        if not (took_a_step or any(_has_ended(key, progress) for key in self._current)):
+            return []
+        through, self._current = list(self._current), set()
+        for key in through:
+            note_survival(self._journal, "execute", *key)
+        return through
 
     def forget(self, key: Key) -> bool:
-        """It was released meanwhile; whether it was the one under way."""
-        was_current = key == self._current
-        if was_current:
-            self._current = None
+        """It was released meanwhile; whether it was one of those under way."""
+        was_current = key in self._current
+        self._current.discard(key)
         return was_current
+
+
+def _units(journal: Journal) -> list[list[int]]:
+    """Slots of the suspects, those together that cannot run without each other."""
+    units: dict[tuple[int, int], list[int]] = {}
+    for slot in sorted(suspects(journal, "execute"), key=lambda slot: int(journal.records["arrival"][slot])):
+        view = _read(journal, slot)
+        if view is not None and view.record.params.is_beam_search:
+            units[view.group] = slots_of_group(journal, view.group)
+        else:
+            units[slot, -1] = [slot]
+    return list(units.values())
+
+
+def _read(journal: Journal, slot: int) -> RequestView | None:
+    try:
+        return read_request(journal, slot)
+    except JournalError:
+        return None
 
 
 def _has_ended(key: Key, progress: Progress) -> bool:
