@@ -1,8 +1,8 @@
-# make demo | test | lint | bench | clean
+# make demo | test | lint | bench | simulate | fuzz | chaos | soak | clean
 # The first of them makes .venv and installs the versions of constraints.txt; after that it costs nothing.
 #   PYTHON=python3.12              another interpreter for a new .venv
 #   PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu'    torch without the CUDA libraries
-#   ARGS='-k protocol -x'          passed on by demo and test
+#   ARGS='-k protocol -x'          passed on by demo, test, simulate and fuzz
 
 PYTHON ?= python3
 PIP_FLAGS ?=
@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench simulate fuzz chaos soak clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m triptych.launch.demo $(ARGS)
@@ -30,6 +30,20 @@ lint: $(INSTALLED)
 # One JSON line each; a script that fails does not keep the others from running, but the exit code tells.
 bench: $(INSTALLED)
 	@failed=0; for script in $$(grep -l __main__ benchmarks/*.py); do $(BIN)/python $$script || failed=1; done; exit $$failed
+
+# One JSON line; ARGS='--seeds 100000' before a release, ARGS='--seed 7' to see a run.
+simulate: $(INSTALLED)
+	$(BIN)/python -m tests.simulation $(ARGS)
+
+fuzz: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz.fuzz $(ARGS)
+# Kills of every process under load, with an oracle: ARGS='--seconds 1800', '--model demo --backend native --dtype bfloat16'
+chaos: $(INSTALLED)
+	$(BIN)/python benchmarks/chaos $(ARGS)
+
+# 50,000 requests; the memory of each process must stay flat
+soak: $(INSTALLED)
+	$(BIN)/python benchmarks/chaos/soak.py $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(INSTALLED)

@@ -12,6 +12,19 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 SHAPES: dict[str, dict[str, Any]] = {
+    "llama-6m": {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "intermediate_size": 704,
+        "vocab_size": 2048,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 2048,
+    },
     "smollm2-135m": {
         "model_type": "llama",
         "hidden_size": 576,
@@ -52,15 +65,19 @@ _COMMON = {
 def make_model(name: str) -> Path:
     """The directory of a bfloat16 checkpoint of that shape with random weights, made if it is not there yet."""
     folder = Path(os.environ.get("TRIPTYCH_BENCH_DIR") or Path.home() / ".cache" / "triptych" / "bench") / name
+    return make_checkpoint(folder, SHAPES[name])
+
+
+def make_checkpoint(folder: Path, shape: dict[str, Any], *, device: str = "cpu") -> Path:
+    """The same in ``folder``; ``device`` draws the numbers, and each has its own."""
     if not (folder / "model.safetensors").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        shape = SHAPES[name]
         (folder / "config.json").write_text(json.dumps({**_COMMON, **shape}))
         _make_tokenizer().save(str(folder / "tokenizer.json"))
         (folder / "tokenizer_config.json").write_text(
             json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"})
         )
-        save_file(_random_weights(shape), folder / "model.safetensors.part", metadata={"format": "pt"})
+        save_file(_random_weights(shape, device), folder / "model.safetensors.part", metadata={"format": "pt"})
         (folder / "model.safetensors.part").rename(folder / "model.safetensors")
     return folder
 
@@ -73,16 +90,16 @@ def num_weights(shape: dict[str, Any]) -> tuple[int, int]:
     return shape["num_hidden_layers"] * layer, shape["vocab_size"] * hidden
 
 
-def _random_weights(shape: dict[str, Any]) -> dict[str, torch.Tensor]:
+def _random_weights(shape: dict[str, Any], device: str) -> dict[str, torch.Tensor]:
     """Embeddings are small beside what layers add, so that the tied head does not repeat the input."""
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
     queries = shape["num_attention_heads"] * shape["head_dim"]
     keys = shape["num_key_value_heads"] * shape["head_dim"]
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
 
     def random(outputs: int, inputs: int, std: float | None = None) -> torch.Tensor:
-        values = torch.randn(outputs, inputs, generator=generator)
-        return values.mul_(std or inputs**-0.5).to(torch.bfloat16)
+        values = torch.randn(outputs, inputs, generator=generator, device=device)
+        return values.mul_(std or inputs**-0.5).to("cpu", torch.bfloat16)
 
     def ones(count: int) -> torch.Tensor:
         return torch.ones(count, dtype=torch.bfloat16)
@@ -91,6 +108,8 @@ def _random_weights(shape: dict[str, Any]) -> dict[str, torch.Tensor]:
         "model.embed_tokens.weight": random(shape["vocab_size"], hidden, 0.02),
         "model.norm.weight": ones(hidden),
     }
+    if not shape.get("tie_word_embeddings", True):
+        tensors["lm_head.weight"] = random(shape["vocab_size"], hidden)
     for index in range(shape["num_hidden_layers"]):
         layer = {
             "self_attn.q_proj": random(queries, hidden),

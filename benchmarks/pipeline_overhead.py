@@ -27,6 +27,7 @@ from triptych import Driver  # noqa: E402
 from triptych.driver.client import request_map  # noqa: E402
 from triptych.driver.session import Session  # noqa: E402
 from triptych.driver.stream import Completion, Delta  # noqa: E402
+from triptych.protocol.channels import Connection  # noqa: E402
 from triptych.protocol.config import DEMO_CHECKPOINT, PipelineConfig  # noqa: E402
 from triptych.protocol.messages import Accepted  # noqa: E402
 from triptych.protocol.run_dir import follow_endpoint, submit_endpoint  # noqa: E402
@@ -133,7 +134,8 @@ class Stopwatch:
 
 def run_pipeline(driver: Driver, batch: int, turn: int) -> Run:
     service = driver.config.service
-    session = Session(submit_endpoint(driver.run_dir, service), follow_endpoint(driver.run_dir, service))
+    doors = submit_endpoint(driver.run_dir, service), follow_endpoint(driver.run_dir, service)
+    session = Session(Connection(*doors)).start()
     watches = [Stopwatch() for _ in range(batch)]
     options = {"max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
     began = time.perf_counter()

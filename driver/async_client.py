@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..protocol.errors import TriptychError
+from ..protocol.keys import ClientKeys
 from ..protocol.messages import MAX_REQUEST_ROWS, Accepted
 from ..protocol.sampling import SamplingParams
+from .choices import choice_ids, num_choices
 from .client import Client, Messages, Prompt, request_map
 from .session import Session
 from .standing import RequestList, RequestStatus
@@ -89,6 +91,11 @@ class AsyncStream:
     def done(self) -> bool:
         return self._result.done()
 
+    @property
+    def choices(self) -> Sequence[AsyncStream]:
+        """A stream for each choice of the request; of a plain request the one that this is."""
+        return [self]
+
     def abort(self) -> None:
         self._session.abort(self.request_id)
 
@@ -115,6 +122,18 @@ class AsyncStream:
         self._deltas.put_nowait(None)
 
 
+class AsyncGroupStream(AsyncStream):
+    """A running request with several choices: iterate for the deltas of all, or read each of ``choices``."""
+
+    def __init__(self, request_id: str, num_choices: int, session: Session, mailbox: Mailbox) -> None:
+        super().__init__(request_id, session, mailbox)
+        self._choices = [AsyncStream(wire_id, session, mailbox) for wire_id in choice_ids(request_id, num_choices)]
+
+    @property
+    def choices(self) -> list[AsyncStream]:
+        return self._choices
+
+
 class AsyncClient:
     """A connection to a running pipeline for asyncio; use it with ``async with``. See ``Client``."""
 
@@ -124,10 +143,11 @@ class AsyncClient:
         *,
         submit: str | None = None,
         follow: str | None = None,
+        keys: ClientKeys | str | Path | None = None,
         client: Client | None = None,
     ) -> None:
-        """Connect to the pipeline in ``run_dir`` or at its two endpoints, or share the connection of a ``client``."""
-        self._client = client or Client(run_dir, submit=submit, follow=follow)
+        """Connect as ``Client`` does, or share the connection of a ``client``."""
+        self._client = client or Client(run_dir, submit=submit, follow=follow, keys=keys)
         self._session = self._client.session
         self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
 
@@ -154,23 +174,36 @@ class AsyncClient:
 
         ``keep`` leaves the answer with the service until its lease ends, so that it can be resumed after its end.
         """
-        stream = self._stream(request_id or uuid.uuid4().hex)
-        self._session.submit(stream.request_id, request_map(prompt, messages, params, options), stream, keep=keep)
+        request_id = request_id or uuid.uuid4().hex
+        request = request_map(prompt, messages, params, options)
+        if (count := num_choices(request)) > 1:
+            group = AsyncGroupStream(request_id, count, self._session, self._mailbox())
+            self._session.submit(request_id, request, group, group.choices, keep=keep)
+            return group
+        stream = AsyncStream(request_id, self._session, self._mailbox())
+        self._session.submit(request_id, request, stream, keep=keep)
         return stream
 
     def resume(
-        self, request_id: str, *, num_tokens: int = 0, num_chars: int | None = 0, keep: bool = False
+        self, request_id: str, *, num_tokens: int = 0, num_chars: int | None = 0, n: int = 1, keep: bool = False
     ) -> AsyncStream:
-        """Follow a request again from what is here of it; ``num_chars`` is None if that is not known."""
-        stream = self._stream(request_id)
+        """Follow a request again from what is here of it; ``num_chars`` is None if that is not known.
+
+        One with ``n`` choices is followed from their beginning; see ``Client.resume``.
+        """
+        if n > 1:
+            group = AsyncGroupStream(request_id, n, self._session, self._mailbox())
+            self._session.resume_all(request_id, group, group.choices, keep=keep)
+            return group
+        stream = AsyncStream(request_id, self._session, self._mailbox())
         self._session.resume(request_id, stream, num_tokens=num_tokens, num_chars=num_chars, keep=keep)
         return stream
 
-    def _stream(self, request_id: str) -> AsyncStream:
+    def _mailbox(self) -> Mailbox:
         loop = asyncio.get_running_loop()
         if loop not in self._mailboxes:
             self._mailboxes = {loop: Mailbox(loop)}  # an earlier loop has ended, and its streams with it
-        return AsyncStream(request_id, self._session, self._mailboxes[loop])
+        return self._mailboxes[loop]
 
     async def generate(self, prompt: Prompt | None = None, **options: Any) -> Completion:
         """One whole answer. If the caller is cancelled, so is the request."""

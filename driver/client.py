@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import messages as m
-from ..protocol.channels import ipc_endpoint
+from ..protocol.channels import Connection, ipc_endpoint
 from ..protocol.errors import ConfigError, Overloaded, RequestTimeout, TriptychError
+from ..protocol.keys import ClientKeys, own_keys
 from ..protocol.sampling import SamplingParams
+from .choices import GroupStream, num_choices
 from .session import Question, Session
 from .standing import RequestList, RequestStatus, list_of, status_of
 from .stream import Completion, Stream
@@ -32,19 +34,31 @@ class Client:
     """
 
     def __init__(
-        self, run_dir: str | Path | None = None, *, submit: str | None = None, follow: str | None = None
+        self,
+        run_dir: str | Path | None = None,
+        *,
+        submit: str | None = None,
+        follow: str | None = None,
+        keys: ClientKeys | str | Path | None = None,
     ) -> None:
         """Connect to the pipeline in ``run_dir``, or to its two endpoints.
 
+        ``keys``: of this client, or the file they are in, needed on ``tcp://``; a run directory has its own.
+
         Raises:
-            ConfigError: neither, or only one endpoint, was given.
+            ConfigError: neither, or only one endpoint, was given, or the keys are missing or open to others.
         """
+        if isinstance(keys, (str, Path)):
+            keys = ClientKeys.read(keys)
         if run_dir is not None:
             submit = submit or ipc_endpoint(Path(run_dir).absolute() / "submit")
             follow = follow or ipc_endpoint(Path(run_dir).absolute() / "follow")
+            keys = keys or own_keys(Path(run_dir))
         if submit is None or follow is None:
             raise ConfigError("a client needs a run directory, or a submit and a follow endpoint")
-        self.session = Session(submit, follow)
+        if keys is None and any(endpoint.startswith("tcp://") for endpoint in (submit, follow)):
+            raise ConfigError("a client needs keys for a tcp:// endpoint", param="keys")
+        self.session = Session(Connection(submit, follow, keys=keys)).start()
 
     def __enter__(self) -> Client:
         return self
@@ -73,15 +87,28 @@ class Client:
         ``prompt`` is text or token ids; ``messages`` is a chat. Options are the fields of ``SamplingParams``, and
         ``truncation`` ("none", "left", "right", "middle"), ``lease_s``, ``priority``, ``deadline_ms``, ``max_queue_ms``
         and ``cache_salt`` (see docs/protocol.md). What is wrong with them is raised by the stream, as is every other
-        error of this request.
+        error of this request. With ``n`` above 1 the stream has the deltas of all choices, and a stream for each in
+        ``choices``; its result is the first choice, with all of them in ``choices``.
         """
         request_id = request_id or uuid.uuid4().hex
+        request = request_map(prompt, messages, params, options)
+        if (count := num_choices(request)) > 1:
+            group = GroupStream(request_id, count, self.session.abort)
+            self.session.submit(request_id, request, group, group.choices)
+            return group
         stream = Stream(request_id, self.session.abort)
-        self.session.submit(request_id, request_map(prompt, messages, params, options), stream)
+        self.session.submit(request_id, request, stream)
         return stream
 
-    def resume(self, request_id: str, *, num_tokens: int = 0, num_chars: int = 0) -> Stream:
-        """Follow a request again from what is here of it: its first ``num_tokens`` tokens, ``num_chars`` of text."""
+    def resume(self, request_id: str, *, num_tokens: int = 0, num_chars: int = 0, n: int = 1) -> Stream:
+        """Follow a request again from what is here of it: its first ``num_tokens`` tokens, ``num_chars`` of text.
+
+        One with ``n`` choices is followed from its beginning, or choice by choice, by the ids of its ``choices``.
+        """
+        if n > 1:
+            group = GroupStream(request_id, n, self.session.abort)
+            self.session.resume_all(request_id, group, group.choices)
+            return group
         stream = Stream(request_id, self.session.abort)
         self.session.resume(request_id, stream, num_tokens=num_tokens, num_chars=num_chars)
         return stream

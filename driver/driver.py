@@ -9,22 +9,26 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from ..protocol.board import DRAIN, ROLES, RUN, STOP, Board
+from ..protocol.board import DRAIN, KEEP, ROLES, RUN, STOP, Board
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, PipelineClosed
-from ..protocol.journal.layout import Journal
+from ..protocol.keys import OWN_KEYS_FILE, KeyFolder, make_own_keys
 from ..protocol.run_dir import (
     CARD_FILE,
     CONFIG_FILE,
     RunDir,
     board_path,
     follow_endpoint,
-    journal_path,
     submit_endpoint,
     write_private,
 )
 from ..protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
+from .blame import Blame
 from .client import Client, Prompt
+from .control import ControlServer
+from .health import Health, take_health
+from .journal_keeper import JournalKeeper
+from .replacing import reload_model, replace_worker
 from .stream import Completion, Stream
 from .supervisor import Supervisor
 
@@ -60,10 +64,13 @@ class Driver:
         self.config = config or PipelineConfig.from_options(**options)
         self._given_run_dir = None if run_dir is None else Path(run_dir)
         self._lock = threading.RLock()
+        self._replacing = threading.Lock()
         self._run_dir: RunDir | None = None
         self._board: Board | None = None
         self._supervisor: Supervisor | None = None
         self._client: Client | None = None
+        self._keeper: JournalKeeper | None = None
+        self._control: ControlServer | None = None
 
     def __enter__(self) -> Driver:
         return self.start()
@@ -92,16 +99,37 @@ class Driver:
         try:
             submit = submit_endpoint(run_dir.path, self.config.service)
             follow = follow_endpoint(run_dir.path, self.config.service)
-            prepare_run_dir(run_dir.path, self.config)
-            board = Board(board_path(run_dir.path))
+            keeper = JournalKeeper(run_dir.path, self.config)
         except BaseException:
             self._leave(run_dir, keep=not run_dir.is_temporary)
             raise
+        try:
+            prepare_run_dir(run_dir.path, self.config, keeper)
+            prepare_keys(run_dir.path, self.config)
+            board = Board(board_path(run_dir.path))
+        except BaseException:
+            keeper.close()
+            self._leave(run_dir, keep=not run_dir.is_temporary)
+            raise
         board.set_mode(RUN)
-        self._run_dir, self._board = run_dir, board
-        self._client = Client(submit=submit, follow=follow)
-        self._supervisor = Supervisor(run_dir.path, board, self.config.supervisor, on_give_up=self._client.fail)
+        blame = Blame(board, keeper.journal)
+        self._run_dir, self._board, self._keeper = run_dir, board, keeper
+        self._client = Client(run_dir.path, submit=submit, follow=follow)
+        self._supervisor = Supervisor(
+            run_dir.path,
+            board,
+            self.config.supervisor,
+            on_give_up=self._client.fail,
+            on_death=lambda role, internal: blame.note_death(role, internal=internal),
+        )
         self._supervisor.start()
+        self._control = ControlServer(
+            run_dir.path,
+            {
+                "health": lambda: self.health().to_wire(),
+                "restart": lambda role, model=None: {"seconds": self.replace(role, model=model)},
+            },
+        )
 
     def _wait_ready(self, progress: Callable[[Driver], None] | None) -> None:
         supervisor = self._running()
@@ -114,25 +142,32 @@ class Driver:
             self.stop(mode="abort", timeout=0)
             raise
 
-    def stop(self, *, mode: Literal["drain", "abort"] = "drain", timeout: float = 30.0) -> dict[str, int | None]:
+    def stop(
+        self, *, mode: Literal["drain", "abort", "keep"] = "drain", timeout: float = 30.0
+    ) -> dict[str, int | None]:
         """Stop the pipeline; a second call changes nothing. Returns the workers' exit codes by role, 0 when clean.
 
         "drain" lets accepted requests finish for ``timeout`` seconds while new ones are refused; what is left then,
-        and everything with "abort", ends with the finish reason "abort". A run directory made by this driver is
-        removed.
+        and everything with "abort", ends with the finish reason "abort". "keep" stops at once and ends nothing: another
+        driver on the same run directory or journal goes on with it. A run directory made by this driver is removed.
         """
         with self._lock:
-            supervisor, board, client, run_dir = self._supervisor, self._board, self._client, self._run_dir
-            if supervisor is None or board is None or client is None or run_dir is None:
+            supervisor, board, client = self._supervisor, self._board, self._client
+            run_dir, keeper = self._run_dir, self._keeper
+            if supervisor is None or board is None or client is None or run_dir is None or keeper is None:
                 return {}
             if mode == "drain" and supervisor.error is None:
                 self.drain(timeout)
-            board.set_mode(STOP)
+            board.set_mode(KEEP if mode == "keep" else STOP)
+            if self._control is not None:
+                self._control.close()
             codes = supervisor.stop(CLEAN_STOP_S)
             client.close()
             board.close()
+            keeper.close()
+            run_dir.remove_sockets()
             self._leave(run_dir, keep=not run_dir.is_temporary)
-            self._supervisor = self._board = self._client = self._run_dir = None
+            self._supervisor = self._board = self._client = self._run_dir = self._keeper = self._control = None
         logger.info("stopped, exit codes %s", codes)
         return codes
 
@@ -141,16 +176,24 @@ class Driver:
         supervisor, board = self._running(), self._board
         assert board is not None, "a running driver has a board"
         board.set_mode(DRAIN)
-        journal = Journal.open(journal_path(self.run_dir, self.config.service))
         deadline = time.monotonic() + timeout
-        try:
-            while num_unanswered(journal) and supervisor.error is None:
-                if time.monotonic() > deadline:
-                    return False
-                time.sleep(0.01)
-        finally:
-            journal.close()
+        while self.num_unanswered and supervisor.error is None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
         return True
+
+    @property
+    def num_unanswered(self) -> int:
+        """Accepted requests whose answer is not complete."""
+        if self._keeper is None:
+            raise PipelineClosed("the driver is not started")
+        return self._keeper.num_unanswered
+
+    @property
+    def keeps_journal(self) -> bool:
+        """Whether another driver can go on with what this one leaves unanswered."""
+        return self._given_run_dir is not None or self.config.service.journal is not None
 
     def _leave(self, run_dir: RunDir, *, keep: bool) -> None:
         if keep:
@@ -213,14 +256,43 @@ class Driver:
     @property
     def healthy(self) -> bool:
         """Whether every worker is ready and makes progress at this moment."""
-        supervisor = self._running()
-        return supervisor.error is None and all(phase == "ready" for phase, _, _ in self.phases.values())
+        return self.health().status in ("ok", "degraded")
+
+    def health(self) -> Health:
+        """How the pipeline is, by what its workers show of their work. Answers also after the driver gave up."""
+        supervisor, board = self._supervisor, self._board
+        if supervisor is None or board is None:
+            raise PipelineClosed("the driver is not started")
+        return take_health(supervisor, board)
 
     def restart(self, role: str) -> None:
-        """Replace one worker by a new process. Requests go on where they were."""
-        if role not in ROLES:
-            raise ConfigError(f"role is {role!r}, known are: {', '.join(ROLES)}")
+        """Replace one worker by a new process, without waiting for it. Requests go on where they were."""
+        _check_role(role)
         self._running().restart(role)
+
+    def replace(self, role: str, *, model: str | None = None, timeout: float = 300.0) -> float:
+        """Replace one worker and wait until the new one is ready; how many seconds that took.
+
+        With ``model`` execute goes on with other weights, which must come with the same tokenizer. Requests go on where
+        they were: what they said so far stays.
+
+        Raises:
+            ConfigError: the new worker does not start; a model that cannot be served is replaced by the one before.
+        """
+        _check_role(role)
+        if model is not None and role != "execute":
+            raise ConfigError(f"only execute has a model, {role} has none", param="model")
+        supervisor, board = self._running(), self._board
+        assert board is not None, "a running driver has a board"
+        began = time.monotonic()
+        with self._replacing:  # not the lock of ``stop``, which ends a replacement
+            if model is None:
+                replace_worker(supervisor, board, role, timeout_s=timeout)
+            else:
+                self.config = reload_model(supervisor, board, self.run_dir, self.config, model=model, timeout_s=timeout)
+                assert self._keeper is not None, "a running driver has a journal"
+                self._keeper.name_model(model)
+        return time.monotonic() - began
 
     def _running(self) -> Supervisor:
         if self._supervisor is None:
@@ -230,20 +302,32 @@ class Driver:
         return self._supervisor
 
 
-def prepare_run_dir(folder: Path, config: PipelineConfig) -> None:
-    """Make the journal, or take over the one that is there, and write the config.
+def _check_role(role: str) -> None:
+    if role not in ROLES:
+        raise ConfigError(f"role is {role!r}, known are: {', '.join(ROLES)}", param="role")
+
+
+def prepare_run_dir(folder: Path, config: PipelineConfig, keeper: JournalKeeper) -> None:
+    """Write the config, after a look at what ran here before.
 
     Raises:
         ConfigError: the journal holds unanswered requests of another model, or of other pages or rows.
-        JournalError: the journal is no journal of this version.
     """
-    path = journal_path(folder, config.service)
-    if not path.exists():
-        service = config.service
-        Journal.create(path, num_records=service.max_records, arena_bytes=service.arena_bytes).close()
     if not _same_model(folder, config):
-        _forget_model(folder, path)
+        _forget_model(folder, keeper)
+    keeper.claim_for(config.model.model)
     write_private(folder / CONFIG_FILE, config.to_json())
+
+
+def prepare_keys(folder: Path, config: PipelineConfig) -> None:
+    """Keys for this driver's own client, if clients need keys.
+
+    Raises:
+        ConfigError: the server has none, or others can read them.
+    """
+    (folder / OWN_KEYS_FILE).unlink(missing_ok=True)
+    if config.service.curve_keys is not None:
+        make_own_keys(folder, KeyFolder(config.service.curve_keys))
 
 
 def _same_model(folder: Path, config: PipelineConfig) -> bool:
@@ -255,16 +339,9 @@ def _same_model(folder: Path, config: PipelineConfig) -> bool:
     return (before.model, before.cache, before.scheduler) == (config.model, config.cache, config.scheduler)
 
 
-def _forget_model(folder: Path, path: Path) -> None:
-    journal = Journal.open(path)
-    count = num_unanswered(journal)
-    journal.close()
+def _forget_model(folder: Path, keeper: JournalKeeper) -> None:
+    count = keeper.num_unanswered
     if count and (folder / CARD_FILE).exists():
-        raise ConfigError(f"{path} holds {count} unanswered requests of another configuration", param="run_dir")
+        raise ConfigError(f"{keeper.path} holds {count} unanswered requests of another configuration", param="run_dir")
     for name in (CARD_FILE, FACTS_FILE, TOKENIZER_FILE):
         (folder / name).unlink(missing_ok=True)
-
-
-def num_unanswered(journal: Journal) -> int:
-    """Accepted requests whose answer is not complete."""
-    return int(((journal.states() != 0) & (journal.release_states() == 0)).sum())

@@ -10,16 +10,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ..protocol import messages as m
 from ..protocol.channels import Connection
 from ..protocol.codec import decode_public, encode
 from ..protocol.errors import DuplicateId, InvalidRequest, PipelineClosed, RequestError, TriptychError, from_wire
+from ..protocol.groups import request_of
+from .choices import Whole, choice_ids
 from .stream import Assembly, Listener
 
 logger = logging.getLogger(__name__)
@@ -43,14 +45,17 @@ class _Request:
     again: bool = True  # ask for everything after the offset once more
     aborting: bool = False
     keep: bool = False  # the end is not acknowledged, so that somebody can ask for the answer again
+    choices: Sequence[Listener] = ()  # of a request with several choices, which are followed instead of it
+    aborted_choices: set[str] = field(default_factory=set)  # before they were there
 
 
 class Session:
     """All requests of one client over one ``Connection``. Methods may be called from any thread."""
 
-    def __init__(self, submit: str, follow: str) -> None:
-        self._connection = Connection(submit, follow)
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._requests: dict[str, _Request] = {}
+        self._choices: dict[str, list[str]] = {}  # request id -> what its choices are followed by
         self._questions: dict[str, deque[Future[Any]]] = {}
         self._orders: deque[Callable[[], object]] = deque()
         self._closing = False
@@ -58,11 +63,27 @@ class Session:
         self._max_frame_bytes: int | None = None  # of the service, once it said so
         self._next_repeat = 0.0
         self._thread = threading.Thread(target=self._run, name="triptych-client", daemon=True)
-        self._thread.start()
 
-    def submit(self, request_id: str, request: dict[str, Any], listener: Listener, *, keep: bool = False) -> None:
-        message = m.Submit(request_id, request)
-        self._order(lambda: self._begin(_Request(message, Assembly(request_id), listener, keep=keep)))
+    def start(self) -> Session:
+        self._thread.start()
+        return self
+
+    def submit(
+        self,
+        request_id: str,
+        request: dict[str, Any],
+        listener: Listener,
+        choices: Sequence[Listener] = (),
+        *,
+        keep: bool = False,
+    ) -> None:
+        """Send a request. One with several choices has a listener for each, and one that hears of all."""
+        message, assembly = m.Submit(request_id, request), Assembly(request_id)
+        if choices:
+            whole = Whole(request_id, listener, choices)
+            self._order(lambda: self._begin(_Request(message, assembly, whole, choices=whole.choices, keep=keep)))
+        else:
+            self._order(lambda: self._begin(_Request(message, assembly, listener, keep=keep)))
 
     def resume(
         self, request_id: str, listener: Listener, *, num_tokens: int, num_chars: int | None, keep: bool = False
@@ -88,6 +109,14 @@ class Session:
                 self._fail(request, error)
 
         self._order(order)
+
+    def resume_all(
+        self, request_id: str, listener: Listener, choices: Sequence[Listener], *, keep: bool = False
+    ) -> None:
+        """Follow all choices of a request that some client submitted, from their beginning."""
+        whole = Whole(request_id, listener, choices)
+        request = _Request(None, Assembly(request_id), whole, accepted=True, choices=whole.choices, keep=keep)
+        self._order(lambda: self._follow_choices(request))
 
     def abort(self, request_id: str) -> None:
         self._order(lambda: self._abort(request_id))
@@ -123,7 +152,7 @@ class Session:
         end: TriptychError = PipelineClosed("the client was closed before the answer came")
         try:
             while not self._closing:
-                self._turn()
+                self.turn()
         except Exception as error:
             logger.exception("the client's thread failed")
             end = RequestError(f"the client's thread failed: {error!r}")
@@ -137,7 +166,8 @@ class Session:
         while self._orders:
             self._orders.popleft()()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Wait for what is due or arrives, and do it."""
         self._take_orders()
         now = time.monotonic()
         if now >= self._next_repeat:
@@ -151,7 +181,7 @@ class Session:
     def _begin(self, request: _Request) -> None:
         request_id = request.assembly.request_id
         try:
-            if request_id in self._requests:
+            if request_id in self._requests or request_id in self._choices:
                 raise DuplicateId(f"this client has a live request {request_id!r} already", param="request_id")
             request.num_bytes = _checked_size(request.message or m.GetStatus(request_id))
         except RequestError as error:
@@ -181,10 +211,13 @@ class Session:
                 self._send_submit(request)
 
     def _abort(self, request_id: str) -> None:
-        if (request := self._requests.get(request_id)) is not None:
-            request.aborting = True
-            if request.accepted:
-                self._connection.queue("follow", ("abort", request_id), m.Abort(request_id))
+        for wire_id in self._choices.get(request_id, [request_id]):
+            if (request := self._requests.get(wire_id)) is not None:
+                request.aborting = True
+                if request.accepted:
+                    self._connection.queue("follow", ("abort", wire_id), m.Abort(wire_id))
+            elif (parent := self._requests.get(request_of(wire_id))) is not None:
+                parent.aborted_choices.add(wire_id)
 
     def _ask(self, message: Any, future: Future[Any]) -> None:
         try:
@@ -250,6 +283,8 @@ class Session:
 
     def _accept(self, message: m.Accepted) -> None:
         request = self._requests.get(message.request_id)
+        if request is None and message.request_id in self._choices:
+            return
         if request is None:
             # It was refused, its caller told, and a repetition of it that was still under way accepted after all.
             self._connection.queue("follow", ("abort", message.request_id), m.Abort(message.request_id))
@@ -257,8 +292,20 @@ class Session:
         elif not request.accepted:
             request.accepted = True
             self._tell(request, lambda: request.listener.on_accepted(message))
+            if request.choices:
+                del self._requests[message.request_id]
+                self._follow_choices(request)
             if request.aborting:
                 self._abort(message.request_id)
+
+    def _follow_choices(self, request: _Request) -> None:
+        request_id, listeners = request.assembly.request_id, request.choices
+        wire_ids = self._choices[request_id] = choice_ids(request_id, len(listeners))
+        for index, (wire_id, listener) in enumerate(zip(wire_ids, listeners, strict=True)):
+            assembly = Assembly(wire_id, index=index)
+            self._begin(_Request(None, assembly, listener, accepted=True, keep=request.keep))
+            if wire_id in request.aborted_choices:
+                self._abort(wire_id)
 
     def _reject(self, message: m.Rejected) -> None:
         request = self._requests.get(message.request_id)
@@ -277,7 +324,8 @@ class Session:
             request.again = True
             return False
         except InvalidRequest as error:
-            self._fail(self._requests.pop(request_id), error)
+            self._drop(request_id)
+            self._fail(request, error)
             return False
         if delta is not None:
             self._tell(request, lambda: request.listener.on_delta(delta))
@@ -288,13 +336,19 @@ class Session:
         if request is not None:
             if not self._add(end.request_id, end.offset, end.text_offset, end.token_ids, end.text, end.logprobs):
                 return
-            del self._requests[end.request_id]
+            self._drop(end.request_id)
             error = from_wire(end.code, end.message) if isinstance(end, m.Failed) else None
             self._end_listener(request, end, error)
             if request.keep:
                 return
         # Also for one that is not ours any more: the first acknowledgement may have died with summarize.
         self._connection.queue("follow", ("acknowledge", end.request_id), m.Acknowledge([end.request_id]))
+
+    def _drop(self, wire_id: str) -> None:
+        del self._requests[wire_id]
+        request_id = request_of(wire_id)
+        if not any(other in self._requests for other in self._choices.get(request_id, ())):
+            self._choices.pop(request_id, None)
 
     def _end_listener(self, request: _Request, end: m.Finished | m.Failed, error: TriptychError | None) -> None:
         completion = request.assembly.completion(end)
@@ -319,6 +373,7 @@ class Session:
         for request in self._requests.values():
             self._fail(request, copy(error))
         self._requests.clear()
+        self._choices.clear()
         for futures in self._questions.values():
             for future in futures:
                 if future.set_running_or_notify_cancel():

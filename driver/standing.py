@@ -27,7 +27,7 @@ class RequestLine:
     """One request among all. Times are CLOCK_MONOTONIC of the service's machine."""
 
     request_id: str
-    state: str  # "waiting" | "queued" | "prefill" | "decode" | "ended"
+    state: str  # "waiting" | "queued" | "prefill" | "decode" | "ended"; of one that has ended, how
     num_prompt_tokens: int
     num_tokens: int  # of the answer so far
     max_tokens: int
@@ -36,6 +36,8 @@ class RequestLine:
     received_ns: int
     first_token_ns: int  # 0: not yet
     tokens_per_second: float | None  # of the answer so far
+    slot: int  # by which execute names it
+    stages_ms: list[float]  # spent so far, in the order of LEDGER_STAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class RequestList:
     lines: list[RequestLine]
     num_left_out: int  # later arrivals
     now_ns: int
+    ended: list[RequestLine]  # the last that ended, newest first; state is "stop", "length", "abort" or "error"
 
     def age_s(self, line: RequestLine) -> float:
         return (self.now_ns - line.received_ns) / 1e9
@@ -57,4 +60,5 @@ def status_of(message: m.Status) -> RequestStatus:
 
 
 def list_of(message: m.Requests) -> RequestList:
-    return RequestList([RequestLine(*row) for row in message.rows], message.num_left_out, message.now_ns)
+    lines, ended = ([RequestLine(*row) for row in rows] for rows in (message.rows, message.ended))
+    return RequestList(lines, message.num_left_out, message.now_ns, ended)

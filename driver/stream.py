@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,11 +27,12 @@ class Delta:
     num_tokens: int  # of the answer so far, these included
     tokens_per_second: float | None = None  # of the answer so far
     logprobs: Logprobs | None = None
+    index: int = 0  # of the choice, if the request has several
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answered request."""
+    """One answered request: its text, or the best of its choices."""
 
     request_id: str
     text: str
@@ -39,6 +40,23 @@ class Completion:
     finish_reason: str  # "stop" | "length" | "abort"
     logprobs: Logprobs | None
     summary: dict[str, Any] = field(repr=False)  # usage and ledger
+    others: tuple[Completion, ...] = field(default=(), repr=False)  # all choices, if there are several
+
+    @property
+    def choices(self) -> list[Completion]:
+        """Every choice of the request, in its order; of a plain request the one that this is."""
+        return list(self.others) or [self]
+
+    @property
+    def index(self) -> int:
+        """Among the choices of its request."""
+        return int(self.summary.get("index", 0))
+
+    @property
+    def score(self) -> float | None:
+        """By which it was chosen: a hypothesis' score, or the mean logprob with ``best_of``; else None."""
+        score: float | None = self.summary.get("score")
+        return score
 
     @property
     def usage(self) -> dict[str, int]:
@@ -65,9 +83,10 @@ class Listener(Protocol):
 class Assembly:
     """Puts a request's rows together: each token and each character once, in order, however often rows are sent."""
 
-    def __init__(self, request_id: str, *, num_tokens: int = 0, num_chars: int | None = 0) -> None:
+    def __init__(self, request_id: str, *, num_tokens: int = 0, num_chars: int | None = 0, index: int = 0) -> None:
         """``num_tokens`` and ``num_chars`` are what the caller has if it resumes; None: the first row tells."""
         self.request_id = request_id
+        self.index = index
         self.num_tokens = num_tokens
         self._is_placed = num_chars is not None
         self._num_misplaced = 0
@@ -105,7 +124,7 @@ class Assembly:
         self._token_ids += ids
         if rows is not None:
             self._logprobs = (self._logprobs or []) + rows
-        return Delta(text, ids, self.num_tokens, tps, rows)
+        return Delta(text, ids, self.num_tokens, tps, rows, self.index)
 
     def _place(self, offset: int, text_offset: int) -> None:
         """Learn from a row that begins where the caller asked how many characters come before it."""
@@ -196,6 +215,11 @@ class Stream:
     @property
     def done(self) -> bool:
         return self._completion is not None
+
+    @property
+    def choices(self) -> Sequence[Stream]:
+        """A stream for each choice of the request; of a plain request the one that this is."""
+        return [self]
 
     @property
     def num_tokens(self) -> int:

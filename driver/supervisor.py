@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import threading
@@ -19,9 +18,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..protocol.board import ROLES, STOP, Board
+from ..protocol.board import FAILED, KEEP, ROLES, STOP, Board
 from ..protocol.config import SupervisorConfig
 from ..protocol.errors import TriptychError, WorkerDied
+from .deaths import OomWatch, is_internal, is_stopped
+from .spares import Spares
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +45,24 @@ class Worker:
     deaths: deque[float] = field(default_factory=deque)  # within the restart window, by its own fault
     num_restarts: int = 0
     hung: bool = False  # this process was killed because it made no progress
+    abandoned: bool = False  # died too often, and is not started again
 
     @property
     def alive(self) -> bool:
         return self.process is not None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHealth:
+    """How one worker is at this moment."""
+
+    phase: str
+    ok: bool  # ready, and it showed progress within its patience
+    since_progress_s: float  # while it starts: since it was started
+    pid: int | None  # None: it is away
+    epoch: int  # which life this is, from 1
+    restarts: int
+    recent_deaths: int  # by its own fault, within the restart window
 
 
 class Supervisor:
@@ -57,10 +72,20 @@ class Supervisor:
     """
 
     def __init__(
-        self, run_dir: Path, board: Board, config: SupervisorConfig, *, on_give_up: Callable[[TriptychError], None]
+        self,
+        run_dir: Path,
+        board: Board,
+        config: SupervisorConfig,
+        *,
+        on_give_up: Callable[[TriptychError], None],
+        on_death: Callable[[str, bool], None] = lambda role, internal: None,
     ) -> None:
-        """``on_give_up`` is called once, from the supervisor's thread, when no worker will be started any more."""
+        """Both are called from the supervisor's thread: ``on_give_up`` once, when a worker will not be started any
+        more; ``on_death(role, internal)`` before a dead one is, with whether it died by its own fault.
+        """
         self._on_give_up = on_give_up
+        self._on_death = on_death
+        self._oom = OomWatch()
         self._run_dir = run_dir
         self._board = board
         self._config = config
@@ -71,6 +96,7 @@ class Supervisor:
         self._thread = threading.Thread(target=self._run, name="triptych-supervisor", daemon=True)
         self._changed = threading.Condition()
         self._orders: deque[Callable[[], None]] = deque()
+        self._spares = Spares(run_dir, self._start_process)
         self._stopping = False
         self._exit_codes: dict[str, int | None] = {}
         self._ended = False
@@ -115,6 +141,21 @@ class Supervisor:
     def _all_ready(self) -> bool:
         return all(self._board.ready(role) for role in ROLES)
 
+    def health(self, role: str) -> WorkerHealth:
+        """How a worker is, from what it shows of its work and not from whether its process exists."""
+        worker, page, epoch = self._workers[role], self._board.worker(role), self._board.epoch(role)
+        phase = "failed" if worker.abandoned else page.phase(epoch)
+        silent_s, patience_s = self._silence(worker)
+        return WorkerHealth(
+            phase=phase,
+            ok=phase == "ready" and worker.alive and silent_s <= patience_s,
+            since_progress_s=silent_s,
+            pid=worker.process.pid if worker.process else None,
+            epoch=epoch,
+            restarts=worker.num_restarts,
+            recent_deaths=len(worker.deaths),
+        )
+
     def restart(self, role: str) -> None:
         """Kill a worker; the usual way of noticing brings up the next one."""
         self._order(lambda: self._kill(self._workers[role]))
@@ -158,12 +199,12 @@ class Supervisor:
                 self._turn()
             except Exception as error:  # the last line of defence: nothing may end this thread silently
                 logger.exception("the supervisor failed")
-                self._give_up(TriptychError(f"the supervisor failed: {error!r}"))
+                self._give_up(None, TriptychError(f"the supervisor failed: {error!r}"))
 
     def _turn(self) -> None:
         now = time.monotonic()
         for worker in self._workers.values():
-            if not worker.alive and not self._stopping and self.error is None and now >= worker.start_at:
+            if self._is_wanted(worker) and not worker.alive and now >= worker.start_at:
                 self._spawn(worker)
         for key, _ in self._selector.select(self._patience(now)):
             if key.data is None:
@@ -173,30 +214,48 @@ class Supervisor:
         while self._orders:
             self._orders.popleft()()
         self._look_for_hangs()
+        self._fill_spares()
+
+    def _is_wanted(self, worker: Worker) -> bool:
+        """Whether the worker shall run: not at a stop, and not one that was given up."""
+        return not (self._stopping or worker.abandoned)
 
     def _patience(self, now: float) -> float:
-        waiting = [w.start_at - now for w in self._workers.values() if not w.alive]
-        nobody_starts = self._stopping or self.error is not None
-        return CHECK_S if nobody_starts else max(0.0, min([CHECK_S, *waiting]))
+        waiting = [w.start_at - now for w in self._workers.values() if self._is_wanted(w) and not w.alive]
+        return max(0.0, min([CHECK_S, *waiting]))
 
     def _spawn(self, worker: Worker) -> None:
+        if worker.role == "execute":
+            self._board.set_degraded(self._recent_deaths(worker) > self._config.degrade_after)
         epoch = self._board.next_epoch(worker.role)
         worker.started_at = time.monotonic()
-        package = f"{__package__.rpartition('.')[0]}.workers.{worker.role}"
-        command = [sys.executable, "-m", package, "--run-dir", str(self._run_dir)]
-        command += ["--epoch", str(epoch), "--parent", str(os.getpid())]
-        with open(self._stderr_path(worker.role), "wb") as stderr:
-            worker.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
+        spare = self._spares.take(worker.role, epoch)
+        worker.process = spare or self._start_process(worker.role, arguments=["--epoch", str(epoch)])
+        worker.pidfd = os.pidfd_open(worker.process.pid)
+        self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
+        logger.info("started %s, life %d, as process %d", worker.role, epoch, worker.process.pid)
+
+    def _start_process(
+        self, role: str, *, arguments: list[str], stdin: int = subprocess.DEVNULL, log: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        package = f"{__package__.rpartition('.')[0]}.workers.{role}"
+        command = [sys.executable, "-m", package, "--run-dir", str(self._run_dir), "--parent", str(os.getpid())]
+        with open(log or self._stderr_path(role), "wb") as stderr:
+            return subprocess.Popen(
+                [*command, *arguments],
+                stdin=stdin,
                 stdout=stderr,
                 stderr=stderr,
                 env=_environment(),
                 start_new_session=True,
             )
-        worker.pidfd = os.pidfd_open(worker.process.pid)
-        self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
-        logger.info("started %s, life %d, as process %d", worker.role, epoch, worker.process.pid)
+
+    def _fill_spares(self) -> None:
+        """One a turn, and none while anybody starts: a recovery has the processors for itself."""
+        if self._config.spares and not self._stopping and self.error is None and self._all_ready():
+            missing = [role for role in ROLES if not self._spares.has(role)]
+            if missing:
+                self._spares.fill(missing[0])
 
     def _bury(self, worker: Worker) -> None:
         assert worker.process is not None
@@ -205,40 +264,48 @@ class Supervisor:
         os.close(worker.pidfd)
         worker.process, worker.pidfd = None, -1
         self._exit_codes[worker.role] = code
-        if not self._stopping and self.error is None:
-            self._plan_restart(worker, code)
+        out_of_memory = self._oom.has_struck()
+        if self._is_wanted(worker):
+            internal = is_internal(code, was_hung=worker.hung, out_of_memory=out_of_memory)
+            self._on_death(worker.role, internal)
+            self._plan_restart(worker, code, internal=internal)
         with self._changed:
             self._changed.notify_all()
 
-    def _plan_restart(self, worker: Worker, code: int) -> None:
+    def _plan_restart(self, worker: Worker, code: int, *, internal: bool) -> None:
         now = time.monotonic()
         worker.num_restarts += 1
         delay = 0.0
-        # A SIGKILL comes from outside (an operator, a test, the kernel) and says nothing about the worker.
-        if code != -signal.SIGKILL or worker.hung:
+        # What comes from outside (an operator, a test) says nothing about the worker.
+        if internal:
             worker.deaths.append(now)
-            while worker.deaths[0] < now - self._config.restart_window_s:
-                worker.deaths.popleft()
             # One that fails before the pipeline was ever ready will fail again: the model or a setting is wrong.
             failed_start = not self._was_ready and code > 0
-            if failed_start or len(worker.deaths) > self._config.max_restarts:
-                self._give_up(WorkerDied(worker.role, code, self.last_words(worker.role)))
+            num_deaths = self._recent_deaths(worker)
+            if failed_start or num_deaths > self._config.max_restarts:
+                self._give_up(worker, WorkerDied(worker.role, code, self.last_words(worker.role)))
                 return
-            delay = min(MAX_BACK_OFF_S, FIRST_BACK_OFF_S * 2 ** (len(worker.deaths) - 1))
+            delay = min(MAX_BACK_OFF_S, FIRST_BACK_OFF_S * 2 ** (num_deaths - 1))
         worker.start_at, worker.hung = now + delay, False
         logger.warning("worker %s ended with exit code %d; starting it again in %.2f s", worker.role, code, delay)
+
+    def _recent_deaths(self, worker: Worker) -> int:
+        """Deaths by its own fault within the restart window."""
+        while worker.deaths and worker.deaths[0] < time.monotonic() - self._config.restart_window_s:
+            worker.deaths.popleft()
+        return len(worker.deaths)
 
     def _look_for_hangs(self) -> None:
         now = time.monotonic()
         late_s, self._looked_at = now - self._looked_at - CHECK_S, now
-        if self._stopping or self.error is not None or late_s > CHECK_S:
+        if self._stopping or late_s > CHECK_S:
             return  # a supervisor that was late itself cannot tell who else was
         self._was_ready = self._was_ready or self._all_ready()
         for worker in self._workers.values():
             silent_s, patience_s = self._silence(worker)
             if worker.alive and silent_s > patience_s:
                 logger.warning("worker %s made no progress for %.1f s: killing it", worker.role, silent_s)
-                worker.hung = True
+                worker.hung = worker.process is not None and not is_stopped(worker.process.pid)
                 self._kill(worker)
 
     def _silence(self, worker: Worker) -> tuple[float, float]:
@@ -258,22 +325,33 @@ class Supervisor:
         for worker in self._workers.values():
             self._kill(worker)
 
-    def _give_up(self, error: TriptychError) -> None:
-        self.error = error
+    def _give_up(self, worker: Worker | None, error: TriptychError) -> None:
+        """Start this worker (without one: any) no more. Who can still answer how things stand, lives on.
+
+        That is prepare, to refuse, and summarize, to end what is open. Without summarize nothing reaches a client.
+        """
         logger.error("giving up: %s", error.message.partition(";")[0])
-        self._kill_all()
-        self._on_give_up(error)
+        first, self.error = self.error is None, self.error or error
+        is_over = worker is None or not self._was_ready or worker.role == "summarize" or not first
+        self._board.set_mode(FAILED)
+        for other in self._workers.values():
+            other.abandoned = other.abandoned or is_over or other is worker
+        if is_over:
+            self._kill_all()
+        if first:
+            self._on_give_up(error)
         with self._changed:
             self._changed.notify_all()
 
     def _begin_stop(self) -> None:
-        assert self._board.mode == STOP, "the board does not tell the workers to stop"
+        assert self._board.mode in (STOP, KEEP), "the board does not tell the workers to stop"
         self._stopping = True
         with self._changed:
             self._changed.notify_all()
 
     def _end(self) -> None:
         self._ended = True
+        self._spares.close()
         self._selector.close()
         os.close(self._bell_out)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 # What other servers call the same thing; understood wherever the flag is.
 ALIASES = {
     "model-path": "model",  # SGLang
+    "tp-size": "tensor-parallel-size",  # SGLang
+    "tp": "tensor-parallel-size",  # SGLang
     "context-length": "max-model-len",  # SGLang
     "block-size": "page-size",  # vLLM
     "num-gpu-blocks-override": "num-pages",  # vLLM
@@ -16,6 +18,9 @@ ALIASES = {
     "shutdown-timeout": "drain-timeout",  # vLLM
     "max-new-tokens": "max-tokens",  # transformers
 }
+
+# Short forms of ours, by option.
+SHORT = {"tensor_parallel_size": "-tp"}  # vLLM
 
 
 def canonical(name: str) -> str:

@@ -18,6 +18,7 @@ from .bench.options import BenchOptions
 from .failures import explain
 from .flags import ENV_PREFIX, OutputFormat, given_flags, given_names, option, with_flags
 from .gateway.config import GatewayConfig
+from .keys import keys
 from .logs import set_up_logging, set_up_stream_logging
 from .replay.options import EngineConfig, StudyOptions
 from .signals import exit_on_signals
@@ -58,6 +59,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": canonical},
 )
+app.add_typer(keys)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -241,6 +243,21 @@ def info(
     _refuse_config_flags(context, connect)
     config = _with_model(config, model_name)
     raise typer.Exit(info(config, run_dir=run_dir, connect=connect, as_json=as_json, console=_console(log_level)))
+
+
+@app.command(epilog=EPILOG)
+def restart(
+    *,
+    role: Annotated[str, typer.Argument(help="prepare, execute or summarize")],
+    connect: Annotated[Path, option("connect", "the run directory of the pipeline")],
+    model: Annotated[
+        str | None, option("model", "execute only: other weights with the same tokenizer; by default the same")
+    ] = None,
+) -> None:
+    """Replace a worker of a pipeline that runs. Its clients notice no more than a pause."""
+    from .restart import restart
+
+    raise typer.Exit(restart(role, connect=connect, model=model))
 
 
 @app.command(epilog=EPILOG)

@@ -19,7 +19,7 @@ import typer
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError
 from ..protocol.sampling import SamplingParams
-from .aliases import ALIASES
+from .aliases import ALIASES, SHORT
 from .bench.options import BenchOptions
 from .config_file import take_defaults
 from .gateway.config import GatewayConfig
@@ -54,6 +54,11 @@ _SAMPLING_HELP = {
     "skip_special_tokens": "leave special tokens out of the text",
     "logprobs": "of the chosen token and of so many alternatives",
     "logit_bias": "TOKEN_ID=BIAS, added to the token's logit; may be given several times",
+    "n": "choices in the answer, each sampled with a seed of its own",
+    "best_of": "so many are sampled, and the n likeliest are the answer",
+    "num_beams": "above 1: a beam search, whose n best hypotheses are the answer",
+    "length_penalty": "a hypothesis' logprob is divided by its length to the power of this",
+    "early_stopping": "when a beam search ends, as in transformers",
 }
 
 
@@ -153,12 +158,16 @@ def _flag(item: dataclasses.Field[Any], hint: Any, panel: str) -> inspect.Parame
     if hint is bool:  # only the form that changes something
         flag = name.replace("_", "-")
         declarations, settings["show_default"] = [f" /--no-{flag}" if default else f"--{flag}"], False
+    elif name in SHORT:
+        declarations = ["--" + name.replace("_", "-"), SHORT[name]]
     elif get_origin(hint) is tuple:
         kind, default = list[get_args(hint)[0]], None  # type: ignore[misc]
     elif get_origin(hint) is Mapping:
         kind, default = list[str], None
     elif type(None) in get_args(hint) and default is not None:
         settings |= {"parser": _integer_or_none, "metavar": "<int|none>"}
+    elif set(get_args(hint)) == {bool, str}:
+        kind, settings = str, settings | {"parser": _bool_or_text, "metavar": "<true|false|never>"}
     text = item.metadata.get("help") or _SAMPLING_HELP[name]
     annotation = Annotated[kind, option(name, text, *declarations, **settings)]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -171,6 +180,10 @@ def _integer_or_none(text: str) -> int | None:
         return int(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is neither an integer nor none") from None
+
+
+def _bool_or_text(text: str) -> bool | str:
+    return {"true": True, "false": False}.get(str(text).lower(), text)
 
 
 def _from_flag(value: Any, hint: Any) -> Any:

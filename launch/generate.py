@@ -112,13 +112,14 @@ def _request(job: Job, params: SamplingParams, *, chat: bool) -> dict[str, Any]:
 
 
 def _stream(pipeline: Pipeline, job: Job, request: dict[str, Any], sink: Sink, console: Console) -> int:
-    """Write one answer as it comes."""
+    """Write one answer as it comes; of several choices, one after the other."""
     if job.error is not None:
         raise job.error
     stream = pipeline.client.submit(**request)
-    for delta in stream:
-        sink.write(delta.text)
-    sink.write("\n")
+    for choice in stream.choices:
+        for delta in choice:
+            sink.write(delta.text)
+        sink.write("\n")
     if console.is_terminal:
         say(console, summary_line(stream.result()))
     return 0

@@ -65,27 +65,33 @@ class Writer(Protocol):
 
 
 class TextWriter:
-    """One answer after another, a newline after each; a failure is an empty one."""
+    """One answer after another, each of its choices with a newline; a failure is an empty one."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
     def answer(self, job: Job, completion: Completion) -> None:
-        self._sink.write(completion.text + "\n")
+        for choice in completion.choices:
+            self._sink.write(choice.text + "\n")
 
     def failure(self, job: Job, error: RequestError) -> None:
         self._sink.write("\n")
 
 
 class JsonlWriter:
-    """A JSON object a line, with everything that is known of the answer."""
+    """A JSON object a line, with everything that is known of the answer; a line for each choice."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
     def answer(self, job: Job, completion: Completion) -> None:
+        for choice in completion.choices:
+            place = {"choice": choice.index} if len(completion.choices) > 1 else {}
+            self._answer(job, choice, {"request_id": completion.request_id, **place})
+
+    def _answer(self, job: Job, completion: Completion, names: dict[str, Any]) -> None:
         row = {
-            "request_id": completion.request_id,
+            **names,
             **job.shown,
             "text": completion.text,
             "token_ids": completion.token_ids,
@@ -93,6 +99,8 @@ class JsonlWriter:
             "usage": completion.usage,
             "ledger": completion.ledger,
         }
+        if completion.score is not None:
+            row["score"] = completion.score
         if completion.logprobs is not None:
             row["logprobs"] = completion.logprobs
         self._write(job, row)

@@ -83,7 +83,8 @@ def connected(run_dir: Path) -> Iterator[Client]:
     except OSError as error:
         raise ConfigError(f"no pipeline runs in {run_dir}: {error}", param="connect") from error
     run_dir = run_dir.absolute()
-    with Client(submit=submit_endpoint(run_dir, service), follow=follow_endpoint(run_dir, service)) as client:
+    doors = {"submit": submit_endpoint(run_dir, service), "follow": follow_endpoint(run_dir, service)}
+    with Client(run_dir, **doors) as client:
         try:
             client.info(ANSWER_S)
         except RequestTimeout as error:

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..driver.driver import Driver, num_unanswered
+from ..driver.driver import Driver
 from ..protocol.config import PipelineConfig
-from ..protocol.errors import RequestTimeout, TriptychError
-from ..protocol.journal.layout import Journal
-from ..protocol.run_dir import journal_path
+from ..protocol.errors import PipelineClosed, TriptychError
 from .gateway.config import GatewayConfig
 from .gateway.processes import gateways
 from .report import model_line, statistics_line
@@ -41,15 +39,19 @@ class Task:
 
 
 def serve(task: Task, *, console: Console) -> int:
-    """Serve until SIGINT or SIGTERM, then drain; a second signal stops at once. The exit code of a clean stop is 0.
+    """Serve until SIGINT or SIGTERM, then drain; a second signal stops at once.
+
+    Returns 0 if every accepted request was answered, 1 if some were cut short or left to the next driver, 3 if the
+    driver had given up restarting a worker; then it stayed to answer how things stand until the signal.
 
     The gateways outlive the workers by a moment: whoever waits for an answer is told of its end by HTTP too.
 
     Raises:
         ConfigError: the run directory is in use or unsafe, or the HTTP address cannot be had.
-        WorkerDied: a worker failed to start, or the driver gave up restarting it.
+        WorkerDied: a worker failed to start.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
+    code = 0
     driver = Driver(run_dir=task.run_dir, config=task.config)
     with ExitStack() as stack:
         try:
@@ -62,9 +64,8 @@ def serve(task: Task, *, console: Console) -> int:
                 _drain(driver, task.drain_timeout)
         finally:
             stack.enter_context(signals_ignored())
-            _tell_what_is_cut(driver)
-            driver.stop(mode="abort")
-    return 0
+            code = _stop(driver)
+    return code
 
 
 def _start(driver: Driver, console: Console, url: str | None) -> None:
@@ -83,7 +84,7 @@ def _report_for_ever(driver: Driver) -> None:
     last, num_tokens, then = "", 0, time.monotonic()
     while True:
         time.sleep(STATISTICS_S)
-        with suppress(RequestTimeout):  # a worker is being restarted; the next second tells
+        with suppress(TriptychError):  # a worker is being restarted, or was given up
             stats = driver.client.stats(timeout=STATISTICS_S)
             now = time.monotonic()
             rate = max(0, stats["summarize"]["tokens"] - num_tokens) / (now - then)
@@ -91,24 +92,30 @@ def _report_for_ever(driver: Driver) -> None:
             if (line := statistics_line(stats, tokens_per_second=rate)) != last:
                 logger.info("%s", line)
                 last = line
+        if (health := driver.health()).status == "failed" and last != health.reason:
+            last = health.reason
+            logger.error("%s; nothing is served any more, a signal ends this process with exit code 3", health.reason)
 
 
 def _drain(driver: Driver, timeout: float) -> None:
+    if driver.health().status == "failed":
+        return  # everything has ended already
     logger.info(
-        "draining for at most %g s, requests left: %d; the next signal stops at once", timeout, _num_left(driver)
+        "draining for at most %g s, requests left: %d; the next signal stops at once", timeout, driver.num_unanswered
     )
     driver.drain(timeout)
 
 
-def _tell_what_is_cut(driver: Driver) -> None:
-    with suppress(TriptychError):  # of a driver that gave up; that is told already
-        if num_left := _num_left(driver):
-            logger.warning("requests cut short: %d", num_left)
-
-
-def _num_left(driver: Driver) -> int:
-    journal = Journal.open(journal_path(driver.run_dir, driver.config.service))
+def _stop(driver: Driver) -> int:
+    """Stop at once; what is not answered is kept for the next driver, where there can be one. The exit code."""
     try:
-        return num_unanswered(journal)
-    finally:
-        journal.close()
+        has_failed, num_left = driver.health().status == "failed", driver.num_unanswered
+    except PipelineClosed:
+        return 0  # it never ran
+    if num_left:
+        outcome = "kept for the next driver" if driver.keeps_journal else "cut short"
+        logger.warning("requests %s: %d", outcome, num_left)
+    driver.stop(mode="keep" if num_left and driver.keeps_journal else "abort")
+    if has_failed:
+        return 3
+    return 1 if num_left else 0

@@ -1,4 +1,4 @@
-"""Who is alive and what he does: one memory-mapped page for the driver and one a worker.
+"""Who is alive and what he does: one memory-mapped page for the driver, one a worker, and the intents of each.
 
 The driver writes the mode and the epochs; each worker writes its phase, a progress time and its statistics. Nobody
 waits for anybody: a reader that meets half-written statistics sees a wrong checksum and looks again.
@@ -16,13 +16,28 @@ from typing import Any
 import numpy as np
 
 from .codec import pack, unpack
+from .intent import INTENT_BYTES, Intent
+from .view import HEAD_BYTES, View
 
 ROLES = ("prepare", "execute", "summarize")
 PHASES = ("down", "starting", "loading", "warming", "ready", "stopped", "failed")
-RUN, DRAIN, STOP = 0, 1, 2  # modes
+# Modes. In FAILED nothing is admitted, what waits ends with an error, and the status is still answered; in KEEP the
+# workers leave at once and the journal keeps what is unanswered for the next driver.
+RUN, DRAIN, STOP, FAILED, KEEP = 0, 1, 2, 3, 4
 
 PAGE = 1 << 16
-_DRIVER = np.dtype([("mode", "<u8"), ("epochs", "<u8", (len(ROLES),))])
+_VIEW_AT = PAGE * (1 + len(ROLES)) + INTENT_BYTES * len(ROLES)
+_SIZE = _VIEW_AT + HEAD_BYTES + PAGE
+SUSPECT_SLOTS = 1024
+_DRIVER = np.dtype(
+    [
+        ("mode", "<u8"),
+        ("epochs", "<u8", (len(ROLES),)),
+        ("is_degraded", "<u8"),  # execute runs one sequence at a time and without graphs
+        ("num_suspects", "<u8"),  # ever written; the oldest make room
+        ("suspects", "<u8", (SUSPECT_SLOTS, 2)),  # (digest, deaths) of requests whose preparation killed prepare
+    ]
+)
 _WORKER = np.dtype(
     [
         ("phase_word", "<u8"),  # epoch << 32 | phase
@@ -41,12 +56,16 @@ class Board:
     def __init__(self, path: Path) -> None:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(file, PAGE * (1 + len(ROLES)))
+            # Taken at once: on a full disk it is this line that fails, and not a store somewhere into the mapping.
+            os.posix_fallocate(file, 0, _SIZE)
             self._map = mmap.mmap(file, 0)
         finally:
             os.close(file)
         self._driver = np.frombuffer(self._map, _DRIVER, 1)[0]
         self._workers = {role: WorkerPage(self._map, PAGE * (1 + i)) for i, role in enumerate(ROLES)}
+        intents_at = PAGE * (1 + len(ROLES))
+        self.view = View(self._map, _VIEW_AT, WorkerPage(self._map, _VIEW_AT + HEAD_BYTES))
+        self._intents = {role: Intent(self._map, intents_at + i * INTENT_BYTES) for i, role in enumerate(ROLES)}
 
     @property
     def mode(self) -> int:
@@ -63,6 +82,28 @@ class Board:
         epoch = self.epoch(role) + 1
         self._driver["epochs"][ROLES.index(role)] = epoch
         return epoch
+
+    @property
+    def is_degraded(self) -> bool:
+        return bool(self._driver["is_degraded"])
+
+    def set_degraded(self, is_degraded: bool) -> None:
+        self._driver["is_degraded"] = is_degraded
+
+    def suspects(self) -> dict[int, int]:
+        """Deaths of prepare by the digest of the request it was working on."""
+        rows = self._driver["suspects"][: min(int(self._driver["num_suspects"]), SUSPECT_SLOTS)]
+        return {int(digest): int(deaths) for digest, deaths in rows}
+
+    def set_suspect(self, digest: int, deaths: int) -> None:
+        count, rows = int(self._driver["num_suspects"]), self._driver["suspects"]
+        known = np.flatnonzero(rows[: min(count, SUSPECT_SLOTS), 0] == digest)
+        index = int(known[0]) if len(known) else count % SUSPECT_SLOTS
+        rows[index] = digest, deaths
+        self._driver["num_suspects"] = count if len(known) else count + 1
+
+    def intent(self, role: str) -> Intent:
+        return self._intents[role]
 
     def worker(self, role: str) -> WorkerPage:
         return self._workers[role]
@@ -82,6 +123,9 @@ class Board:
         del self._driver
         for page in self._workers.values():
             page.close()
+        for intent in self._intents.values():
+            intent.close()
+        self.view.close()
         self._map.close()
 
 

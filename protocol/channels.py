@@ -1,4 +1,4 @@
-"""ZeroMQ, the only place that imports it.
+"""ZeroMQ: this module and ``curve`` are the only ones that import it.
 
 Between the workers: PUSH to a PULL inbox in the run directory. A message may be lost with the process it was on its
 way to, and a send never waits: whoever misses something reads the journal. Toward the clients: ROUTER, which refuses
@@ -8,21 +8,24 @@ way to, and a send never waits: whoever misses something reads the journal. Towa
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import zmq
 
 from .codec import Frame, decode, encode
+from .curve import CurveKeys, PublicDoor, Socket, arm_client, arm_server, start_gatekeeper
 from .errors import BadFrame, ConfigError
 
 MAX_IPC_PATH = 107  # bytes, sun_path of a Unix socket
 SEND_LIMIT = 1000  # messages under way to one peer
 BACKLOG = 1024  # connections waiting to be accepted
+MAX_OWNERS = 1 << 14  # connections whose key is remembered
 
 POLLIN = zmq.POLLIN
-Socket = zmq.Socket[bytes]
 
 
 def ipc_endpoint(path: Path) -> str:
@@ -47,21 +50,53 @@ def _bind(socket: Socket, endpoint: str) -> None:
         raise ConfigError(f"cannot bind {endpoint}: {error.strerror}") from error
 
 
+class Transport:
+    """Where sockets, pollers and bells come from; the simulation in tests/ has one without ZeroMQ."""
+
+    def context(self) -> zmq.Context[Socket]:
+        return zmq.Context(io_threads=1)
+
+    def poller(self) -> zmq.Poller:
+        return zmq.Poller()
+
+    def bell(self) -> Bell:
+        return Bell()
+
+
+ZMQ = Transport()
+
+
 class Links:
     """A worker's inbox and the channels to those it tells something."""
 
-    def __init__(self, run_dir: Path, role: str, *, epoch: int, peers: tuple[str, ...]) -> None:
-        self._context = zmq.Context(io_threads=1)
+    def __init__(
+        self, run_dir: Path, role: str, *, epoch: int, peers: tuple[str, ...], transport: Transport = ZMQ
+    ) -> None:
+        self._transport = transport
+        self._context = transport.context()
+        self._gatekeeper: Any = None
         self.inbox = Inbox(self._context, inbox_endpoint(run_dir, role))
         self._outboxes = {peer: Outbox(self._context, inbox_endpoint(run_dir, peer), epoch) for peer in peers}
 
-    def router(self, endpoint: str, *, epoch: int, max_frame_bytes: int) -> Router:
-        return Router(self._context, endpoint, epoch=epoch, max_frame_bytes=max_frame_bytes)
+    def router(self, endpoint: str, *, epoch: int, max_frame_bytes: int, public: PublicDoor | None = None) -> Router:
+        """A socket for clients; with ``public`` also on ``tcp://``, for those whose keys are on its list."""
+        if public is not None:
+            self._gatekeeper = start_gatekeeper(self._context, public)
+        return Router(self._context, endpoint, epoch=epoch, max_frame_bytes=max_frame_bytes, public=public)
+
+    def poller(self, *others: Socket | int) -> Poller:
+        """Waits for the inbox, or any of ``others``."""
+        return Poller(self.inbox.socket, *others, transport=self._transport)
+
+    def bell(self) -> Bell:
+        return self._transport.bell()
 
     def send(self, peer: str, message: Any) -> bool:
         return self._outboxes[peer].send(message)
 
     def close(self) -> None:
+        if self._gatekeeper is not None:
+            self._gatekeeper.stop()
         self._context.destroy()  # every socket has the linger of its kind
 
 
@@ -75,6 +110,7 @@ class Inbox:
     def __init__(self, context: zmq.Context[Socket], endpoint: str) -> None:
         self.socket = context.socket(zmq.PULL)
         self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
         _bind(self.socket, endpoint)
         self._expected: dict[type[Any], tuple[int, int]] = {}
         self.missed = True
@@ -132,17 +168,35 @@ class Outbox:
 class Router:
     """A public socket. Peers are named by what ZeroMQ calls the identity, which proves nothing about who they are."""
 
-    def __init__(self, context: zmq.Context[Socket], endpoint: str, *, epoch: int, max_frame_bytes: int) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Socket],
+        endpoint: str,
+        *,
+        epoch: int,
+        max_frame_bytes: int,
+        public: PublicDoor | None = None,
+    ) -> None:
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 1000)  # only matters at a clean end: the last answers may leave
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.SNDHWM, SEND_LIMIT)
         self.socket.setsockopt(zmq.RCVHWM, SEND_LIMIT)
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes + 1024)
-        self.socket.setsockopt(zmq.HANDSHAKE_IVL, 1000)
+        is_public = public is not None and public.endpoint is not None
+        # Whoever connects and says nothing costs a descriptor for so long. Of ten thousand honest clients that connect
+        # at once, on a busy machine, many need longer than a second; were they cut, they would only come again.
+        self.socket.setsockopt(zmq.HANDSHAKE_IVL, 2_000 if is_public else 10_000)
         self.socket.setsockopt(zmq.BACKLOG, BACKLOG)
+        self.socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())  # the folder's mode says so too
+        self._has_keys = public is not None
+        if public is not None:
+            arm_server(self.socket, public)
         _bind(self.socket, endpoint)
+        if public is not None and public.endpoint is not None:
+            _bind(self.socket, public.endpoint)
         self.endpoint = endpoint
+        self._owners: OrderedDict[bytes, bytes] = OrderedDict()
         self._epoch = epoch
         self._seq = 0
         self.num_bad_frames = 0
@@ -151,12 +205,25 @@ class Router:
         """``(peer, frame)``, or None if nothing is there. Messages of several frames are dropped and counted."""
         while True:
             try:
-                parts = self.socket.recv_multipart(zmq.NOBLOCK)
+                parts = self._recv_with_key() if self._has_keys else self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return None
             if len(parts) == 2:
                 return parts[0], parts[1]
             self.num_bad_frames += 1
+
+    def _recv_with_key(self) -> list[bytes]:
+        frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        peer = frames[0].bytes
+        self._owners[peer] = str(frames[-1].get("User-Id")).encode()
+        self._owners.move_to_end(peer)
+        if len(self._owners) > MAX_OWNERS:
+            self._owners.popitem(last=False)
+        return [frame.bytes for frame in frames]
+
+    def owner(self, peer: bytes) -> bytes:
+        """Who speaks through this connection: the holder of a key, or where none are needed, the connection itself."""
+        return self._owners.get(peer, peer)
 
     def send(self, peer: bytes, message: Any) -> bool:
         """False if the peer is gone or does not read; nothing was sent then."""
@@ -189,13 +256,18 @@ class Bell:
 class Poller:
     """Waits for any of some sockets, or for a bell's file."""
 
-    def __init__(self, *sockets: Socket | int) -> None:
-        self._poller = zmq.Poller()
+    def __init__(self, *sockets: Socket | int, transport: Transport = ZMQ) -> None:
+        self._poller = transport.poller()
         for socket in sockets:
             self._poller.register(socket, zmq.POLLIN)
 
     def wait(self, timeout_s: float) -> None:
-        self._poller.poll(max(0, int(timeout_s * 1000)))
+        self._poller.poll(_milliseconds(timeout_s))
+
+
+def _milliseconds(timeout_s: float) -> int:
+    # Rounded up: cut off, the last part of a millisecond would be spent in turns that wait for nothing.
+    return max(0, math.ceil(timeout_s * 1000))
 
 
 class Connection:
@@ -205,12 +277,13 @@ class Connection:
     what is queued once, however often it is queued again.
     """
 
-    def __init__(self, submit: str, follow: str) -> None:
-        self._context = zmq.Context(io_threads=1)
+    def __init__(self, submit: str, follow: str, *, keys: CurveKeys | None = None, transport: Transport = ZMQ) -> None:
+        self._keys = keys
+        self._context = transport.context()
         self._sockets = {"submit": self._dealer(submit), "follow": self._dealer(follow)}
         self._queues: dict[str, dict[Any, Any]] = {door: {} for door in self._sockets}
-        self._bell = Bell()
-        self._poller = zmq.Poller()
+        self._bell = transport.bell()
+        self._poller = transport.poller()
         self._poller.register(self._bell.file, zmq.POLLIN)
         self._seq = 0
 
@@ -221,6 +294,8 @@ class Connection:
         socket.setsockopt(zmq.RECONNECT_IVL, 5)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 100)
         socket.setsockopt(zmq.SNDHWM, SEND_LIMIT)
+        if self._keys is not None:
+            arm_client(socket, self._keys)
         socket.connect(endpoint)
         return socket
 
@@ -239,7 +314,7 @@ class Connection:
         self._flush()
         for door, socket in self._sockets.items():
             self._poller.register(socket, zmq.POLLIN | (zmq.POLLOUT if self._queues[door] else 0))
-        ready = dict(self._poller.poll(max(0, int(timeout_s * 1000))))
+        ready = dict(self._poller.poll(_milliseconds(timeout_s)))
         self._bell.silence()
         self._flush()
         return [frame for socket in self._sockets.values() if socket in ready for frame in _drain(socket)]

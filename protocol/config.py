@@ -8,20 +8,26 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from .errors import ConfigError
+from .plain import load_map, make
 
 POLICIES = ("fifo", "prefill_first", "round_robin", "priority")
 PREEMPTIONS = ("auto", "recompute", "swap")
+RECOVERIES = ("auto", "exact", "fast")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-BACKENDS = ("auto", "native", "transformers")
-QUANTIZATIONS = ("none", "int8")
+BACKENDS = ("auto", "fused", "native", "transformers")
+QUANTIZATIONS = ("none", "int8", "fp8")
+FLUSHES = ("none", "interval", "accept", "step")
 DEVICES = ("auto", "cpu", "cuda")
 DEMO_MODEL = "demo"  # the checkpoint that ships with the package
 DEMO_CHECKPOINT = Path(__file__).parent.parent / "launch" / "demo_model" / "checkpoint"
+_TCP = re.compile(r"tcp://(?P<host>[^:/\[\]]+|\[[^\]]*\]):(?P<port>[0-9]{1,5})")
+_EVERYWHERE = ("*", "0.0.0.0", "[::]", "[*]", "0")
 HASH_MODEL = "hash-lm"  # no weights: a hash of the whole context, for tests of everything around a model
 
 
@@ -50,10 +56,19 @@ class ModelConfig:
     model: str = _option(DEMO_MODEL, "a local directory, a hub id, demo (ships with Triptych), or hash-lm (no weights)")
     dtype: str = _option("auto", f"{', '.join(DTYPES)}; auto is the checkpoint's own")
     device: str = _option("auto", "auto, cpu, cuda or cuda:N; auto is cuda where there is one")
-    backend: str = _option("transformers", "transformers, native (compiled kernels, CPU), or auto: native where it can")
-    quantization: str = _option("none", "of weights and activations: none, or int8 (native only)")
+    backend: str = _option(
+        "transformers",
+        "transformers, native (compiled kernels, CPU), fused (Triton kernels, GPU), or auto: the fastest that can",
+    )
+    quantization: str = _option("none", "of weights and activations: none, int8 (native only) or fp8 (fused only)")
+    deterministic: bool = _option(
+        False, "an answer does not depend on batch mates, chunks, preemptions or crashes, in any dtype; costs speed"
+    )
+    cuda_graphs: bool = _option(True, "on a GPU, decodes run as CUDA graphs")
+    overlap: bool = _option(True, "on a GPU, a step is planned and launched while the last one runs")
     max_model_len: int | None = _option(None, "tokens of prompt and output together; by default the model's own limit")
-    threads: int | None = _option(None, "of execute on a CPU; by default one per physical core")
+    threads: int | None = _option(None, "of execute on a CPU, of each rank; by default one per physical core in all")
+    tensor_parallel_size: int = _option(1, "processes, one a GPU, that share each layer of the model on this machine")
     hash_step_ms: float = _option(0.0, f"{HASH_MODEL} only: what a step pretends to cost, in ms")
     hash_token_us: float = _option(0.0, f"{HASH_MODEL} only: what each of its tokens adds to that, in us")
 
@@ -70,6 +85,11 @@ class ModelConfig:
             _between("max_model_len", self.max_model_len, 2)
         if self.threads is not None:
             _between("threads", self.threads, 1, 4096)
+        _between("tensor_parallel_size", self.tensor_parallel_size, 1, 64)
+        _require(
+            self.model != HASH_MODEL or self.tensor_parallel_size == 1,
+            f"tensor_parallel_size is {self.tensor_parallel_size}, {HASH_MODEL} has no layers to share",
+        )
         _between("hash_step_ms", self.hash_step_ms, 0, 60_000)
         _between("hash_token_us", self.hash_token_us, 0, 1_000_000)
 
@@ -116,6 +136,10 @@ class SchedulerConfig:
     preemption: str = _option(
         "auto", f"{', '.join(PREEMPTIONS)}: what becomes of keys and values when memory runs out; auto swaps long ones"
     )
+    recovery: str = _option(
+        "auto",
+        "after a crash or a preemption: exact replays what was said, fast prefills it; auto is exact where it is free",
+    )
     decode_join_fill: float = _option(0.0, "decodes share a step with prompts only above this share of taken rows")
     itl_target_ms: float | None = _option(None, "prompts are cut so that decodes get a token so often, if they can")
     trace: str | None = _option(None, "a file that gets one JSON line a step: who ran, and how long it took")
@@ -135,6 +159,7 @@ class SchedulerConfig:
         _between("max_prefill_skip", self.max_prefill_skip, 1, 1 << 20)
         _between("max_decode_skip", self.max_decode_skip, 1, 1 << 20)
         _one_of("preemption", self.preemption, PREEMPTIONS)
+        _one_of("recovery", self.recovery, RECOVERIES)
         _between("decode_join_fill", self.decode_join_fill, 0, 1)
         if self.itl_target_ms is not None:
             _between("itl_target_ms", self.itl_target_ms, 0.1, 60_000)
@@ -159,8 +184,14 @@ class SchedulerConfig:
 class ServiceConfig:
     """The border to the clients: endpoints and bounds."""
 
-    submit: str | None = _option(None, "ipc:// endpoint for requests; by default in the run directory")
-    follow: str | None = _option(None, "ipc:// endpoint for answers; by default in the run directory")
+    submit: str | None = _option(
+        None, "endpoint for requests: ipc://PATH instead of the one in the run directory, or tcp://HOST:PORT beside it"
+    )
+    follow: str | None = _option(None, "endpoint for answers, as for submit")
+    curve_keys: str | None = _option(None, "a folder made by triptych keys init; tcp:// endpoints need one")
+    max_client_requests: int = _option(768, "of one client that are accepted and not answered")
+    max_client_bytes: int = _option(48 << 20, "of prompts of one client that wait for the tokenizer")
+    tokenize_timeout_s: float = _option(30.0, "for one long prompt or chat, beyond which it is refused")
     max_queue: int = _option(1024, "accepted requests that wait for a credit")
     max_frame_bytes: int = _option(8 << 20, "of one message from a client")
     max_pending_bytes: int = _option(64 << 20, "of prompts that wait for the tokenizer")
@@ -171,23 +202,46 @@ class ServiceConfig:
     max_records: int = _option(4096, "journal: requests accepted, running, or answered and not yet acknowledged")
     arena_bytes: int = _option(64 << 20, "journal: their prompts and tokens")
     journal: str | None = _option(None, "a path on disk survives a reboot; by default in the run directory")
+    journal_flush: str = _option(
+        "accept",
+        f"of a journal with a path: {', '.join(FLUSHES)}; before ACCEPTED, after each step too, or now and then",
+    )
+    journal_flush_ms: float = _option(100.0, "between two flushes, for --journal-flush interval")
 
     def __post_init__(self) -> None:
         for name in ("submit", "follow"):
-            endpoint = getattr(self, name)
-            _require(
-                endpoint is None or endpoint.startswith("ipc://"),
-                f"{name} is {endpoint!r}: only ipc:// endpoints are served without CURVE",
-            )
+            self._check_endpoint(name, getattr(self, name))
         _between("max_queue", self.max_queue, 1, 1 << 20)
         _between("max_frame_bytes", self.max_frame_bytes, 1 << 10, 1 << 30)
         _between("max_pending_bytes", self.max_pending_bytes, self.max_frame_bytes)
+        _between("max_client_requests", self.max_client_requests, 1, 1 << 20)
+        _between("max_client_bytes", self.max_client_bytes, 1, 1 << 40)
+        _between("tokenize_timeout_s", self.tokenize_timeout_s, 0.01, 86_400)
         _between("window_tokens", self.window_tokens, 1, 1 << 20)
         _between("grammar_timeout_s", self.grammar_timeout_s, 0.05, 60)
         _between("grammar_bytes", self.grammar_bytes, 1 << 20, 1 << 40)
         _between("lease_s", self.lease_s, 0.05, 1e9)
+        _one_of("journal_flush", self.journal_flush, FLUSHES)
+        _between("journal_flush_ms", self.journal_flush_ms, 1, 60_000)
         _between("max_records", self.max_records, 1, 1 << 20)
         _between("arena_bytes", self.arena_bytes, 1 << 16, 1 << 40)
+
+    def _check_endpoint(self, name: str, endpoint: str | None) -> None:
+        if endpoint is None or endpoint.startswith("ipc://"):
+            return
+        match = _TCP.fullmatch(endpoint)
+        _require(match is not None, f"{name} is {endpoint!r}, the forms are ipc://PATH and tcp://HOST:PORT")
+        assert match is not None, "it was required"
+        _require(
+            match["host"] not in _EVERYWHERE,
+            f"{name} is {endpoint!r}: name the address to serve at, not all that this machine has",
+        )
+        _between(f"the port of {name}", int(match["port"]), 1, 65535)
+        _require(
+            self.curve_keys is not None,
+            f"{name} is {endpoint!r}: tcp:// is served to holders of keys only, make some with triptych keys init and"
+            " give their folder as curve_keys",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,12 +250,15 @@ class SupervisorConfig:
 
     start_timeout_s: float = _option(600.0, "until every worker is ready")
     hang_s: float = _option(3.0, "without progress before a worker is killed; at least 20 steps are always waited for")
-    max_restarts: int = _option(20, "of one worker within restart_window_s, beyond which the driver gives up")
+    degrade_after: int = _option(5, "deaths of execute within restart_window_s: then it runs one sequence at a time")
+    max_restarts: int = _option(10, "of one worker within restart_window_s, beyond which the driver gives up")
+    spares: bool = _option(False, "keep an idle process of each worker, imports done: quicker restarts for more memory")
     restart_window_s: float = _option(60.0, "in which restarts are counted")
 
     def __post_init__(self) -> None:
         _between("start_timeout_s", self.start_timeout_s, 0.1)
         _between("hang_s", self.hang_s, 0.1)
+        _between("degrade_after", self.degrade_after, 0)
         _between("max_restarts", self.max_restarts, 0)
         _between("restart_window_s", self.restart_window_s, 0.1)
 
@@ -234,7 +291,15 @@ class PipelineConfig:
 
     @classmethod
     def from_json(cls, text: str) -> PipelineConfig:
-        return cls.from_options(**{k: v for part in json.loads(text).values() for k, v in part.items()})
+        """
+        Raises:
+            ConfigError: the text is not what ``to_json`` wrote, or a value cannot work.
+        """
+        parts, hints = load_map(text, "the configuration"), get_type_hints(cls)
+        for name in parts:
+            if name not in hints:
+                raise ConfigError(f"the configuration has the unknown part {name!r:.100}")
+        return cls(**{name: make(hints[name], values, name) for name, values in parts.items()})
 
 
 def _owner(option: str) -> str:
@@ -265,8 +330,20 @@ class ModelCard:
     load_s: float
 
     @classmethod
-    def from_wire(cls, wire: dict[str, Any]) -> ModelCard:
-        return cls(**{**wire, "eos_token_ids": tuple(wire["eos_token_ids"])})
+    def from_json(cls, text: str) -> ModelCard:
+        """
+        Raises:
+            ConfigError: the text is no model card.
+        """
+        return cls.from_wire(load_map(text, "the model card"))
+
+    @classmethod
+    def from_wire(cls, wire: Any) -> ModelCard:
+        """
+        Raises:
+            ConfigError: a field is unknown, missing or of the wrong type.
+        """
+        return make(cls, wire, "the model card")
 
     def to_wire(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

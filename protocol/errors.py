@@ -108,7 +108,7 @@ class BadFrame(RequestError):
 
 
 class Overloaded(RequestError):
-    """A queue or the journal is full. Try again later."""
+    """A queue or the journal is full, or this client has as much under way as one may have. Try again later."""
 
     code = "overloaded"
     http_status = 429
@@ -122,7 +122,7 @@ class Draining(RequestError):
 
 
 class TokenizationFailed(RequestError):
-    """The tokenizer or the chat template raised on this request's input."""
+    """The tokenizer or the chat template raised on this request's input, or took too long over it."""
 
     code = "tokenization_failed"
     http_status = 400
@@ -138,6 +138,13 @@ class Poisoned(RequestError):
     """This request killed the process that ran it, twice."""
 
     code = "poisoned"
+
+
+class PipelineFailed(RequestError):
+    """The pipeline gave up restarting a worker that dies again and again: nothing is served until an operator acts."""
+
+    code = "pipeline_failed"
+    http_status = 503
 
 
 class DeadlineExceeded(RequestError):

@@ -12,16 +12,28 @@ from typing import Any
 
 FINISH_REASONS = ("", "stop", "length", "abort", "error")  # the index is what travels in StepDone and the journal
 
+
+def finish_reason(index: int) -> str:
+    """The reason of this index; an index that no worker writes, as on a damaged disk, is an error."""
+    return FINISH_REASONS[index] if index < len(FINISH_REASONS) else "error"
+
+
 # [request id, index of the first token, characters of text before it, token ids as int32 bytes, text, logprobs or
 # None, tokens per second so far or None]. The two offsets make a row idempotent: a client that has some of it already
 # takes only the rest.
 DeltaRow = list[Any]
 
 # [request id, state, prompt tokens, tokens of the answer so far, most tokens of the answer, of the prompt's those found
-# in the cache, preemptions, time of receipt, time of the first token or 0, tokens per second so far or None]
+# in the cache, preemptions, time of receipt, time of the first token or 0, tokens per second so far or None, slot in
+# the journal, ms spent in each of LEDGER_STAGES so far]
 RequestRow = list[Any]
 REQUEST_STATES = ("waiting", "queued", "prefill", "decode", "ended")
 MAX_REQUEST_ROWS = 256
+MAX_ENDED_ROWS = 64  # that are remembered
+LEDGER_STAGES = (
+    "queue", "tokenize", "credit", "schedule", "prefill", "decode", "wire", "detokenize", "deliver", "preempted",
+    "recovered",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +146,7 @@ class Requests:
     rows: list[RequestRow]
     num_left_out: int  # later arrivals beyond the limit
     now_ns: int  # when this was true; CLOCK_MONOTONIC of the service's machine, as all times in the rows
+    ended: list[RequestRow]  # the last that ended, newest first, with the finish reason for a state
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ class RequestRecord:
     queue_deadline_at: int = 0  # by which it must have begun
     return_prompt: bool = False  # the summary brings the prompt's token ids
     sampling: dict[str, Any]  # SamplingParams.to_wire()
+    index: int = 0  # among the sequences of one request, of which each has a record
     grammar: str = ""  # that the answer must match, as llguidance reads it; it was compiled once, to see that it can be
 
     @property
@@ -40,6 +41,16 @@ class RequestRecord:
     @property
     def params(self) -> SamplingParams:
         return SamplingParams.from_wire(self.sampling)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives that are recorded beside each token's logprob, or None if not even that is.
+
+        Samples are compared by it, whether the client asked for it or not.
+        """
+        asked: int | None = self.sampling.get("logprobs")
+        compares = "best_of" in self.sampling and self.params.is_ranked
+        return 0 if asked is None and compares else asked
 
     def to_bytes(self) -> bytes:
         return pack([getattr(self, f.name) for f in fields(self)])

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import TypeGuard
 
 from .channels import ipc_endpoint
 from .config import ServiceConfig
@@ -37,6 +38,12 @@ class RunDir:
             os.close(self._lock)
             raise ConfigError(f"another driver runs in {self.path}", param="run_dir") from error
 
+    def remove_sockets(self) -> None:
+        """ZeroMQ leaves their files behind. Nobody listens there any more: the lock is ours, the workers are gone."""
+        for path in self.path.iterdir():
+            if path.is_socket():
+                path.unlink(missing_ok=True)
+
     def remove(self) -> None:
         """Delete the folder with all that is in it, and let go of it."""
         shutil.rmtree(self.path, ignore_errors=True)
@@ -48,11 +55,16 @@ class RunDir:
 
 
 def submit_endpoint(run_dir: Path, service: ServiceConfig) -> str:
-    return service.submit or ipc_endpoint(run_dir / "submit")
+    """Where clients on this machine connect; one on tcp:// is beside it, not in its place."""
+    return service.submit if _is_ipc(service.submit) else ipc_endpoint(run_dir / "submit")
 
 
 def follow_endpoint(run_dir: Path, service: ServiceConfig) -> str:
-    return service.follow or ipc_endpoint(run_dir / "follow")
+    return service.follow if _is_ipc(service.follow) else ipc_endpoint(run_dir / "follow")
+
+
+def _is_ipc(endpoint: str | None) -> TypeGuard[str]:
+    return endpoint is not None and endpoint.startswith("ipc://")
 
 
 def journal_path(run_dir: Path, service: ServiceConfig) -> Path:
@@ -61,6 +73,15 @@ def journal_path(run_dir: Path, service: ServiceConfig) -> Path:
 
 def board_path(run_dir: Path) -> Path:
     return run_dir / "board"
+
+
+def control_path(run_dir: Path) -> Path:
+    """
+    Raises:
+        ConfigError: the path is too long for a Unix socket.
+    """
+    ipc_endpoint(run_dir / "control")
+    return run_dir / "control"
 
 
 def write_private(path: Path, text: str) -> None:

@@ -13,11 +13,14 @@ MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 512
+MAX_SAMPLES = 64
+MAX_BEAMS = 16
 
 
 def _limits(default: Any, low: float, high: float, *, optional: bool = False) -> Any:
     """A numeric field with inclusive limits; its type is the default's unless ``optional`` gives an int or None."""
-    return field(default=default, metadata={"low": low, "high": high, "optional": optional})
+    is_integer = optional or type(default) is int
+    return field(default=default, metadata={"low": low, "high": high, "optional": optional, "integer": is_integer})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +51,17 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = _limits(None, 0, MAX_LOGPROBS, optional=True)  # None: off; k: the chosen and k alternatives
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to its logit, -100..100
+    n: int = _limits(1, 1, MAX_SAMPLES)  # choices in the answer, each sampled with a seed of its own
+    best_of: int | None = _limits(None, 1, MAX_SAMPLES, optional=True)  # so many are sampled, the n likeliest returned
+    num_beams: int = _limits(1, 1, MAX_BEAMS)  # above 1: beam search, of which the n best hypotheses are returned
+    length_penalty: float = _limits(1.0, -10.0, 10.0)  # a hypothesis' logprob is divided by length ** length_penalty
+    early_stopping: bool | str = False  # when a beam search ends: true, false or "never", as in transformers
 
     def __post_init__(self) -> None:
         for item in fields(self):
             if "low" in item.metadata:
                 _check_number(item.name, getattr(self, item.name), item.metadata)
-            elif isinstance(item.default, bool):
+            elif item.type == "bool":
                 _check_bool(item.name, getattr(self, item.name))
         object.__setattr__(self, "stop", _checked_stop(self.stop))
         object.__setattr__(self, "stop_token_ids", _checked_token_ids(self.stop_token_ids))
@@ -62,10 +70,25 @@ class SamplingParams:
             raise InvalidRequest(
                 f"min_tokens is {self.min_tokens}, the limit is max_tokens, {self.max_tokens}", param="min_tokens"
             )
+        _check_group(self)
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def is_beam_search(self) -> bool:
+        return self.num_beams > 1
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether the choices are known at the end only, when more candidates than choices have been compared."""
+        return self.is_beam_search or (self.best_of or 1) > self.n
+
+    @property
+    def group_size(self) -> int:
+        """Sequences that are computed for this request."""
+        return max(self.n, self.best_of or 1, self.num_beams)
 
     def to_wire(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as plain values."""
@@ -99,9 +122,8 @@ def _default(item: Any) -> Any:
 def _check_number(name: str, value: Any, limits: Mapping[str, Any]) -> None:
     if value is None and limits["optional"]:
         return
-    integer = limits["optional"] or name == "min_tokens"
-    if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
-        expected = "an integer" if integer else "a number"
+    if isinstance(value, bool) or not isinstance(value, int if limits["integer"] else (int, float)):
+        expected = "an integer" if limits["integer"] else "a number"
         raise InvalidRequest(f"{name} must be {expected}, got {value!r:.80}", param=name)
     if not limits["low"] <= value <= limits["high"]:  # not a number is outside too
         raise InvalidRequest(f"{name} is {value}, the limits are {limits['low']} and {limits['high']}", param=name)
@@ -110,6 +132,30 @@ def _check_number(name: str, value: Any, limits: Mapping[str, Any]) -> None:
 def _check_bool(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise InvalidRequest(f"{name} must be true or false, got {value!r:.80}", param=name)
+
+
+# What a beam search, which looks at whole distributions, has no use for or cannot take back.
+_NOT_WITH_BEAMS = ("best_of", "temperature", "top_k", "top_p", "min_p", "stop", "logprobs")
+
+
+def _check_group(params: SamplingParams) -> None:
+    if not isinstance(params.early_stopping, bool) and params.early_stopping != "never":
+        raise InvalidRequest(
+            f"early_stopping must be true, false or 'never', got {params.early_stopping!r:.80}", param="early_stopping"
+        )
+    if params.best_of is not None and params.best_of < params.n:
+        raise InvalidRequest(f"best_of is {params.best_of}, the least is n, {params.n}", param="best_of")
+    if not params.is_beam_search:
+        return
+    if params.n > params.num_beams:
+        raise InvalidRequest(f"n is {params.n}, the limit is num_beams, {params.num_beams}", param="n")
+    for item in fields(params):
+        if item.name in _NOT_WITH_BEAMS and getattr(params, item.name) != _default(item):
+            raise InvalidRequest(
+                f"{item.name} is {getattr(params, item.name)!r:.80}, num_beams is {params.num_beams}:"
+                f" a beam search takes no {item.name}",
+                param=item.name,
+            )
 
 
 def _checked_stop(value: Any) -> tuple[str, ...]:

@@ -13,6 +13,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from .errors import ConfigError
+from .plain import load_map, make
+
 TOKENIZER_FILE = "tokenizer.json"
 FACTS_FILE = "tokenizer_facts.json"
 
@@ -28,16 +31,30 @@ class TokenizerFacts:
 
 
 def save_tokenizer(folder: Path, tokenizer_json: str, facts: TokenizerFacts) -> None:
-    """Write both files; a reader sees both or, by the facts file, which comes last, none."""
-    for name, text in ((TOKENIZER_FILE, tokenizer_json), (FACTS_FILE, json.dumps(dataclasses.asdict(facts)))):
+    """Write both files; a reader sees both or, by the facts file, which comes last, none. What is there stays.
+
+    Raises:
+        ConfigError: another tokenizer is there, which prepare and summarize use: its ids are those of live requests.
+    """
+    files = {TOKENIZER_FILE: tokenizer_json, FACTS_FILE: json.dumps(dataclasses.asdict(facts))}
+    if (folder / FACTS_FILE).exists():
+        if any((folder / name).read_text(encoding="utf-8") != text for name, text in files.items()):
+            raise ConfigError("the model has another tokenizer than the one that is being served", param="model")
+        return
+    for name, text in files.items():
         temporary = folder / f"{name}.tmp"
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, folder / name)
 
 
 def load_facts(folder: Path) -> TokenizerFacts | None:
-    """The facts, or None while execute has not written them."""
+    """The facts, or None while execute has not written them.
+
+    Raises:
+        ConfigError: the file is there and is none of this kind.
+    """
     try:
-        return TokenizerFacts(**json.loads((folder / FACTS_FILE).read_text(encoding="utf-8")))
+        text = (folder / FACTS_FILE).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None
+    return make(TokenizerFacts, load_map(text, FACTS_FILE), FACTS_FILE)

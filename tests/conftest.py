@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+import pytest
 
 # Set before torch is imported: models in tests are tiny, and on a busy machine a second thread is only waited for.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Triton decides when a kernel is defined whether it is compiled for a device or interpreted.
+HAS_GPU = any(Path("/dev", name).exists() for name in ("nvidiactl", "kfd"))
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests marked ``gpu`` run where there is one."""
+    if item.get_closest_marker("gpu") and not HAS_GPU:
+        pytest.skip("needs a CUDA or ROCm device")

@@ -26,6 +26,7 @@ class Rule(NamedTuple):
 RULES = {
     "protocol": Rule(("protocol",), frozenset({"msgpack", "numpy"})),
     "protocol/channels.py": Rule(("protocol",), frozenset({"zmq"})),
+    "protocol/curve.py": Rule(("protocol",), frozenset({"zmq"})),
     "workers/__init__.py": Rule((), frozenset()),
     "workers/process.py": Rule(("protocol",), frozenset()),
     "workers/prepare": Rule(
@@ -37,6 +38,9 @@ RULES = {
     "workers/execute/scheduling": Rule(("protocol", "workers/execute/scheduling"), frozenset({"numpy"})),
     "workers/execute/grammar": Rule(("protocol", "workers/execute"), frozenset({"numpy", "llguidance"})),
     "workers/execute/model": Rule(("protocol", "workers/execute"), TORCH),
+    "workers/execute/model/orders.py": Rule(("protocol", "workers/execute"), frozenset({"numpy", "msgpack"})),
+    "workers/execute/model/ranks.py": Rule(("protocol", "workers/execute"), TORCH | {"msgpack"}),
+    "workers/execute/model/follow.py": Rule(("protocol", "workers/execute"), TORCH | {"msgpack"}),
     "workers/execute/attention": Rule(("protocol", "workers/execute"), TORCH),
     "workers/execute/sampling": Rule(("protocol", "workers/execute"), TORCH),
     "workers/execute/kernels": Rule(("protocol", "workers/execute"), TORCH | {"triton"}),
@@ -49,6 +53,16 @@ RULES = {
 IMPURE = frozenset(
     {"os", "io", "time", "datetime", "random", "secrets", "socket", "threading", "subprocess", "asyncio"}
 )
+RUNS_WHAT_IT_IS_GIVEN = frozenset(
+    {
+        "eval", "exec", "compile", "__import__", "torch.load", "torch.hub.load", "yaml.load", "yaml.unsafe_load",
+        "os.system", "os.popen",
+    }
+)  # fmt: skip
+# What the workers, the driver and the protocol could reach somebody else with.
+OUTBOUND = frozenset({"socket", "urllib", "http", "ftplib", "smtplib", "requests", "httpx", "aiohttp", "websockets"})
+LOCAL = ROOT / "driver" / "control.py"  # its socket is a file in the run directory
+EVERYWHERE = ("tcp://*", "0.0.0.0", "[::]", "ipc://@")
 CODE_FROM_DATA = frozenset({"pickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "jsonpickle"})
 
 
@@ -107,10 +121,9 @@ def test_launch_starts_workers_by_name_and_imports_none() -> None:
     assert found == []
 
 
-def test_only_one_file_imports_zmq() -> None:
-    assert {i.where.partition(":")[0] for p in sources() for i in imports(p) if i.name == "zmq"} <= {
-        "protocol/channels.py"
-    }
+def test_only_two_files_import_zmq() -> None:
+    found = {i.where.partition(":")[0] for p in sources() for i in imports(p) if i.name == "zmq"}
+    assert found <= {"protocol/channels.py", "protocol/curve.py"}
 
 
 def test_siblings_are_imported_relatively() -> None:
@@ -129,7 +142,7 @@ def test_nothing_can_turn_data_into_code() -> None:
 
 
 def dangerous_calls(path: Path) -> Iterator[str]:
-    """``eval``, ``exec``, ``__import__``, ``torch.load``, and ``allow_pickle`` or ``trust_remote_code`` switched on."""
+    """Calls that run what they are given, and ``allow_pickle``, ``trust_remote_code`` or ``shell`` switched on."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if not isinstance(node, ast.Call):
             continue
@@ -137,10 +150,10 @@ def dangerous_calls(path: Path) -> Iterator[str]:
         unsafe = [
             k.arg
             for k, off in zip(node.keywords, is_off, strict=True)
-            if k.arg in ("allow_pickle", "trust_remote_code") and not off
+            if k.arg in ("allow_pickle", "trust_remote_code", "shell") and not off
         ]
         name = ast.unparse(node.func)
-        if name in ("eval", "exec", "compile", "__import__", "torch.load") or unsafe:
+        if name in RUNS_WHAT_IT_IS_GIVEN or unsafe:
             yield f"{relative(path)}:{node.lineno}: {name} {' '.join(map(str, unsafe))}".rstrip()
 
 
@@ -152,12 +165,54 @@ def dangerous_calls(path: Path) -> Iterator[str]:
         ("torch.load(path)", 1),
         ("load(path, trust_remote_code=flag)", 1),
         ("np.load(path, allow_pickle=False)", 0),
+        ("yaml.load(text)", 1),
+        ("yaml.safe_load(text)", 0),
+        ("subprocess.run(command, shell=True)", 1),
+        ("os.system(command)", 1),
     ],
 )
 def test_dangerous_calls_are_seen(tmp_path: Path, source: str, num_found: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     (tmp_path / "file.py").write_text(source)
     assert len(list(dangerous_calls(tmp_path / "file.py"))) == num_found
+
+
+@pytest.mark.parametrize("folder", ["protocol", "workers", "driver"])
+def test_nothing_can_reach_out(folder: str) -> None:
+    paths = [path for path in sources(folder) if path != LOCAL]
+    assert [item for path in paths for item in imports(path) if item.name in OUTBOUND] == []
+
+
+def test_the_one_plain_socket_stays_on_this_machine() -> None:
+    calls = [node for node in ast.walk(ast.parse(LOCAL.read_text())) if isinstance(node, ast.Call)]
+    made = [ast.unparse(node) for node in calls if ast.unparse(node.func).startswith("socket.")]
+    assert made
+    assert set(made) == {"socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)"}
+
+
+def test_nothing_is_served_at_every_address() -> None:
+    assert [text for path in sources() for text in everywhere(path)] == []
+
+
+def everywhere(path: Path) -> Iterator[str]:
+    """Text that names every address of a machine, or an abstract socket, for which no folder's mode counts."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    refusing = {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_EVERYWHERE"
+        for child in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in refusing
+        if is_text and any(name in node.value for name in EVERYWHERE):  # type: ignore[attr-defined]
+            yield f"{relative(path)}:{node.lineno}: {node.value!r:.80}"  # type: ignore[attr-defined]
+
+
+def test_an_address_of_everywhere_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    (tmp_path / "file.py").write_text("bind('tcp://*:5')\n_EVERYWHERE = ('0.0.0.0',)\n")
+    assert len(list(everywhere(tmp_path / "file.py"))) == 1
 
 
 def test_the_package_is_made_of_links() -> None:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
+import resource
 import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..protocol.board import STOP, Board, WorkerPage
+from ..protocol.board import KEEP, STOP, Board, WorkerPage
+from ..protocol.channels import Links, Transport
 from ..protocol.config import PipelineConfig
+from ..protocol.curve import PublicDoor
+from ..protocol.intent import Intent
 from ..protocol.journal.layout import Journal
+from ..protocol.keys import KeyFolder, allow_list
 from ..protocol.lifeline import die_with
 from ..protocol.run_dir import CONFIG_FILE, board_path, journal_path
 
@@ -34,6 +40,20 @@ class WorkerContext:
     config: PipelineConfig
     board: Board
     journal: Journal
+    transport: Transport = field(default_factory=Transport)
+
+    def links(self, *peers: str) -> Links:
+        """This worker's inbox, and channels to ``peers``."""
+        return Links(self.run_dir, self.role, epoch=self.epoch, peers=peers, transport=self.transport)
+
+    def public_door(self, endpoint: str | None) -> PublicDoor | None:
+        """How a socket for clients is opened to the network, if ``endpoint`` says that it is."""
+        folder = self.config.service.curve_keys
+        if folder is None:
+            return None
+        keys = KeyFolder(folder)
+        public = endpoint if endpoint is not None and endpoint.startswith("tcp://") else None
+        return PublicDoor(public, keys.server.secret, allow_list(keys, self.run_dir))
 
     @property
     def page(self) -> WorkerPage:
@@ -44,7 +64,11 @@ class WorkerContext:
 
     @property
     def stopping(self) -> bool:
-        return self.board.mode == STOP
+        return self.board.mode in (STOP, KEEP)
+
+    @property
+    def intent(self) -> Intent:
+        return self.board.intent(self.role)
 
 
 class StatsPublisher:
@@ -72,11 +96,14 @@ class StatsPublisher:
         return TICK_S
 
 
-def main(role: str, body: Callable[[WorkerContext], None]) -> None:
-    """Run a worker until it is told to stop. The exit code is 0 only then."""
+def main(
+    role: str, body: Callable[[WorkerContext], None], *, preload: Callable[[PipelineConfig], None] | None = None
+) -> None:
+    """Run a worker until it is told to stop. The exit code is 0 only then. A spare does ``preload`` while it waits."""
     parser = argparse.ArgumentParser(description=f"The {role} worker of a Triptych pipeline; started by its driver.")
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--epoch", type=int, required=True)
+    parser.add_argument("--epoch", type=int, help="which life this is; a spare hears it on its standard input")
+    parser.add_argument("--spare", action="store_true", help="wait to be told")
     parser.add_argument("--parent", type=int, required=True, help="process id of the driver")
     arguments = parser.parse_args()
     die_with(arguments.parent)
@@ -86,6 +113,11 @@ def main(role: str, body: Callable[[WorkerContext], None]) -> None:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"
     )
+    raise_file_limit()
+    if arguments.spare:
+        if preload is not None:
+            preload(read_config(arguments.run_dir))
+        arguments.epoch = int(sys.stdin.readline() or sys.exit(0))
     context = open_context(role, arguments.epoch, arguments.run_dir)
     context.page.set_phase(context.epoch, "starting", since=process_start())
     try:
@@ -99,9 +131,20 @@ def main(role: str, body: Callable[[WorkerContext], None]) -> None:
 
 
 def open_context(role: str, epoch: int, run_dir: Path) -> WorkerContext:
-    config = PipelineConfig.from_json((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
+    config = read_config(run_dir)
     journal = Journal.open(journal_path(run_dir, config.service))
     return WorkerContext(role, epoch, run_dir, config, Board(board_path(run_dir)), journal)
+
+
+def read_config(run_dir: Path) -> PipelineConfig:
+    return PipelineConfig.from_json((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
+
+
+def raise_file_limit() -> None:
+    """As many open files as the system allows: each client costs two, and ZeroMQ ends a process that runs out."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def process_start() -> float:

@@ -19,6 +19,7 @@ from .api_routes import api_routes
 from .edge import CLIENT_CLOSED, BodyRefused, Edge
 from .errors import ApiError, ClientGone, error_response, validation_error
 from .openapi import describe
+from .page.routes import page_routes
 from .server_routes import server_routes
 from .state import Gateway
 
@@ -28,6 +29,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app = FastAPI(title="Triptych", version=__version__, lifespan=_lifespan(gateway), docs_url=None, redoc_url=None)
     app.include_router(server_routes(gateway))
     app.include_router(api_routes(gateway))
+    app.include_router(page_routes(gateway))
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(TriptychError, _failed)
     app.add_exception_handler(HTTPException, _http)

@@ -18,8 +18,9 @@ from .state import Gateway
 
 logger = logging.getLogger(__name__)
 
-OPEN_ROUTES = ("/health", "/ready")  # probes have no key
-QUIET_ROUTES = (*OPEN_ROUTES, "/metrics")  # asked every few seconds: their lines are DEBUG
+PROBES = ("/health", "/ready")  # they have no key
+OPEN_ROUTES = (*PROBES, "/")  # nor has who opens the page; what is shown there wants one
+QUIET_ROUTES = (*PROBES, "/metrics")  # asked every few seconds: their lines are DEBUG
 CLIENT_CLOSED = 499  # for the log and the metrics; nobody is there to read it
 MAX_ID_CHARS = 128
 

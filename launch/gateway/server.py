@@ -86,6 +86,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._gateway.counters.publish()
+        self._gateway.feed.close()
         await super().shutdown(sockets)
         self._pulse.cancel()
 

@@ -19,6 +19,7 @@ from .config import GatewayConfig
 from .counters import Counters
 from .errors import ApiError
 from .health import is_loaded
+from .page.feed import Feed
 from .tools.parser import find_parser
 from .tracing import Tracer, no_tracer
 from .words import Words
@@ -45,7 +46,13 @@ class Gateway:
     @cached_property
     def client(self) -> AsyncClient:
         run_dir, service = self.run_dir.absolute(), self.pipeline.service
-        return AsyncClient(submit=submit_endpoint(run_dir, service), follow=follow_endpoint(run_dir, service))
+        submit, follow = submit_endpoint(run_dir, service), follow_endpoint(run_dir, service)
+        return AsyncClient(run_dir, submit=submit, follow=follow)
+
+    @cached_property
+    def feed(self) -> Feed:
+        """What the live page shows."""
+        return Feed(self)
 
     @cached_property
     def counters(self) -> Counters:

@@ -12,13 +12,17 @@ from rich.text import Text
 
 from ...driver.standing import RequestLine
 from ..report import number, printable
+from ..watch.figures import FIGURES
+from ..watch.watched import Stage
 from .draw import Part, age, bar, progress, sparkline
-from .state import Stage, State
+from .state import State
 
 PANEL_FRAME = 4  # columns of a panel's border and padding
 PANEL_LINES, SHORT_PANEL_LINES = 9, 5  # on a terminal of fewer than SHORT_HEIGHT lines the first five
 SHORT_HEIGHT = 20
 STATE_STYLES = {"waiting": "yellow", "queued": "yellow", "prefill": "magenta", "decode": "green", "ended": "dim"}
+TONE_STYLES = {"": "", "bad": "red", "warning": "yellow", "strong": "bold"}
+GAUGE_STYLES = {"waiting": "yellow", "decoding": "green"}
 KEYS = "q quit · p pause · s order"
 
 
@@ -31,25 +35,19 @@ def frame(state: State, *, width: int, height: int | None, now_s: float) -> Rend
     panels = Table.grid(expand=True)
     for _ in range(3):
         panels.add_column(ratio=1)
-    panels.add_row(
-        _panel("prepare", stats["prepare"], _prepare(stats["prepare"], state, inner)[:num_lines]),
-        _panel("execute", stats["execute"], _execute(stats["execute"], state, inner)[:num_lines]),
-        _panel("summarize", stats["summarize"], _summarize(stats["summarize"], state, inner)[:num_lines]),
-    )
+    panels.add_row(*(_panel(role, stats[role], _lines(role, state, inner)[:num_lines]) for role in FIGURES))
     used = 2 + num_lines + 2  # head, panels with their borders
     rows = None if height is None else max(0, height - used - 2)  # the table's own head and foot
     return Group(_head(state, now_s), panels, _requests(state, width=width, rows=rows))
 
 
 def _head(state: State, now_s: float) -> Text:
-    stats = state.sample.stats if state.sample else {}
     card = state.card
     text = Text(no_wrap=True, overflow="ellipsis")
-    bad = [f"{role} is {stage['phase']}" for role, stage in stats.items() if stage["phase"] != "ready"]
     if state.silent_since_s is not None:
         text.append(f"● no answer for {age(now_s - state.silent_since_s)}", "bold red")
     else:
-        text.append("● healthy" if not bad else f"● {', '.join(bad)}", "bold green" if not bad else "bold yellow")
+        text.append(f"● {state.trouble or 'healthy'}", "bold yellow" if state.trouble else "bold green")
     if state.is_paused:
         text.append(" · paused", "bold yellow")
     restarts = f" · {state.num_restarts} restarts" if state.num_restarts else ""
@@ -68,23 +66,27 @@ def _panel(name: str, stage: Stage, lines: list[RenderableType]) -> Panel:
     )
 
 
-def _prepare(stage: Stage, state: State, width: int) -> list[RenderableType]:
-    rejected = sum(stage.get("rejected", {}).values())
-    waiting, limit = stage.get("waiting", 0), state.limits["max_queue"]
-    return [
-        _pair("waiting", f"{waiting}/{limit}", width),
-        progress(waiting, limit, width, "yellow"),
-        _pair("credits in use", f"{stage.get('live', 0)}/{stage.get('max_live', 0)}", width),
-        progress(stage.get("live", 0), stage.get("max_live", 0), width),
-        _pair("accepted", number(stage.get("accepted", 0)), width),
-        _pair("refused", number(rejected), width, "red" if rejected else ""),
-        _pair("prompt tokens", number(stage.get("prompt_tokens", 0)), width),
-        _pair("at the tokenizer", f"{number(stage.get('pending_bytes', 0))}B", width),
-        _pair("journal records", f"{stage.get('records_used', 0)}", width),
-    ]
+def _lines(role: str, state: State, width: int) -> list[RenderableType]:
+    """The figures of a stage, with its bars and curves below the figures they belong to."""
+    assert state.sample is not None, "a frame has a sample"
+    stage = state.sample.stats[role]
+    lines: list[RenderableType] = []
+    for figure in FIGURES[role](stage, state):
+        mark = "█ " if figure.name == "pages" else ""
+        lines.append(_pair(mark + figure.label, figure.value, width, TONE_STYLES[figure.tone]))
+        if figure.gauge is not None:
+            lines.append(progress(*figure.gauge, width, GAUGE_STYLES.get(figure.name, "cyan")))
+        match figure.name:
+            case "pages":
+                lines += _pages(stage, width)
+            case "steps":
+                lines.append(Text(sparkline(state.step_times_ms, width), "magenta"))
+            case "rate":
+                lines.append(Text(sparkline(state.token_rates, width), "green"))
+    return lines
 
 
-def _execute(stage: Stage, state: State, width: int) -> list[RenderableType]:
+def _pages(stage: Stage, width: int) -> list[Text]:
     held, limbo, cached = (stage.get(f"pages_{name}", 0) for name in ("held", "limbo", "cached"))
     parts = [
         Part(held, "█", "blue"),
@@ -92,42 +94,8 @@ def _execute(stage: Stage, state: State, width: int) -> list[RenderableType]:
         Part(cached, "▒", "green"),
         Part(stage.get("pages_free", 0), "░", "dim"),
     ]
-    rows = stage.get("decoding", 0)
-    step = f"{stage.get('step_ms_median', 0.0):.1f}ms ≤{stage.get('step_ms_max', 0.0):.0f}"
-    return [
-        _pair("decoding", f"{rows}/{state.card['max_num_seqs']}", width),
-        progress(rows, state.card["max_num_seqs"], width, "green"),
-        _pair("prefill · ready", f"{stage.get('prefilling', 0)} · {stage.get('ready', 0)}", width),
-        _pair("█ pages held", f"{held}/{stage.get('pages', 0)}", width),
-        bar(parts, width),
-        Text(f"▒ cached {number(cached)} ▓ limbo {number(limbo)}"[:width], "dim", no_wrap=True),
-        _pair(f"step {state.steps_per_s:.0f}/s", step, width),
-        Text(sparkline(state.step_times_ms, width), "magenta"),
-        _pair(f"hits {stage.get('cache_hit_rate', 0.0):.0%}", _elsewhere(stage), width),
-    ]
-
-
-def _elsewhere(stage: Stage) -> str:
-    """Pages on the host where there are any, else how often requests lost theirs."""
-    host = stage.get("host_pages", 0)
-    used = host - stage.get("host_pages_free", 0)
-    return f"host {used}/{host}" if host else f"preempted {stage.get('preemptions', 0)}"
-
-
-def _summarize(stage: Stage, state: State, width: int) -> list[RenderableType]:
-    finished = stage.get("finished", {})
-    bad = stage.get("bad_frames", 0) + stage.get("forgotten_unread", 0)
-    return [
-        _pair("tokens/s", number(stage.get("tokens_per_second", 0.0)), width, "bold"),
-        Text(sparkline(state.token_rates, width), "green"),
-        _pair("answers live", f"{stage.get('live', 0)}", width),
-        _pair("followed", f"{stage.get('followed', 0)}", width),
-        _pair("ended, unread", f"{stage.get('unread', 0)}", width),
-        _pair("tokens", number(stage.get("tokens", 0)), width),
-        _pair("finished", number(finished.get("stop", 0) + finished.get("length", 0)), width),
-        _pair("aborted · failed", f"{finished.get('abort', 0)} · {finished.get('error', 0)}", width),
-        _pair("unread · bad frames", number(bad), width, "yellow" if bad else ""),
-    ]
+    legend = f"▒ cached {number(cached)} ▓ limbo {number(limbo)}"
+    return [bar(parts, width), Text(legend[:width], "dim", no_wrap=True)]
 
 
 def _pair(label: str, value: str, width: int, style: str = "") -> Text:

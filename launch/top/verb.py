@@ -21,8 +21,9 @@ from ...protocol.messages import MAX_REQUEST_ROWS
 from ...protocol.run_dir import CONFIG_FILE
 from ..find import the_running_pipeline
 from ..pipeline import connected
+from ..watch.watched import Sample
 from .screen import frame
-from .state import Sample, State
+from .state import State
 
 RATE_S = 0.25  # between the two looks of --once, for what is counted by the second
 ANSWER_S = 1.0  # a pipeline that is silent for longer is shown as silent

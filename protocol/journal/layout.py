@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +29,8 @@ LAYOUT_VERSION = 2
 HEADER_BYTES = 4096
 TIME_UNIT_NS = 10_000
 MAX_ID_BYTES = 64
-MAX_ERROR_BYTES = 112
+MAX_ERROR_BYTES = 104
+MAX_CHUNK_ENDS = 6
 
 # prepare_word
 FREE, ACCEPTED, DISPATCHED = 0, 1, 2
@@ -42,6 +44,11 @@ HEADER = np.dtype(
         ("record_bytes", "<u4"),
         ("num_records", "<u8"),
         ("arena_bytes", "<u8"),
+        # the driver writes these, see clock
+        ("model_key", "<u8"),  # which model's token ids these are; 0: nobody's yet
+        ("boot_id", "S40"),
+        ("wall_offset_ns", "<i8"),  # CLOCK_REALTIME - CLOCK_MONOTONIC when the journal was last opened by a driver
+        ("clock_shift_ns", "<i8"),  # the journal's clock - CLOCK_MONOTONIC
     ]
 )
 
@@ -63,7 +70,9 @@ RECORD = np.dtype(
         ("request_id", f"S{MAX_ID_BYTES}"),  # kept after the record is free, so that a late repeat is recognised
         ("digest", "<u4"),
         ("id_generation", "<u4"),  # whose id and digest these are: not the record's until prepare_word says so too
-        ("_prepare", "V40"),
+        ("last_slot", "<u4"),  # of the record that was published last of those of the same request, perhaps this one
+        ("last_generation", "<u4"),
+        ("_prepare", "V32"),
         # execute writes these, tokens_word after each token, finish_word last
         ("tokens_word", "<u8"),
         ("finish_word", "<u8"),
@@ -73,16 +82,20 @@ RECORD = np.dtype(
         ("num_cached_tokens", "<u4"),
         ("num_preemptions", "<u4"),
         ("error", f"S{MAX_ERROR_BYTES}"),
-        ("_execute", "V32"),
+        ("score", "<f8"),  # of a hypothesis of a beam search
+        ("survived_word", "<u8"),  # see deaths
+        ("chunk_ends", "<u4", (MAX_CHUNK_ENDS,)),  # of the prompt, as far as there is room; then 0
         # summarize writes these, release_word last
         ("release_word", "<u8"),
         ("end_tokens", "<u4"),  # tokens of the answer, which a stop string or an abort may have cut
         ("end_reason", "<u4"),  # index into FINISH_REASONS
         ("end_code", "S32"),  # of the error, where it is summarize that ended the request with one
-        ("_summarize", "V16"),
-        # the driver writes these
-        ("deaths_word", "<u8"),
-        ("_driver", "V56"),
+        ("summarize_survived_word", "<u8"),
+        ("_summarize", "V8"),
+        # the driver writes these, see deaths
+        ("deaths_word", "<u8"),  # of execute, with this request in its hands
+        ("summarize_deaths_word", "<u8"),
+        ("_driver", "V48"),
     ]
 )
 Words = npt.NDArray[np.uint64]
@@ -120,10 +133,12 @@ class Journal:
                 raise JournalError(f"{path} has {os.fstat(file).st_size} bytes, a journal has at least {HEADER_BYTES}")
             self._map = mmap.mmap(file, 0)
             header = _checked_header(self._map, path)
+            self.header: np.void = np.frombuffer(self._map, HEADER, 1)[0]
         finally:
             os.close(file)
         self.num_records = int(header["num_records"])
         self.arena_bytes = int(header["arena_bytes"])
+        self._clock_shift_ns = int(header["clock_shift_ns"])
         arena_at = HEADER_BYTES + self.num_records * RECORD.itemsize
         self.records = np.frombuffer(self._map, RECORD, self.num_records, HEADER_BYTES)
         self.arena = np.frombuffer(self._map, np.uint8, self.arena_bytes, arena_at)
@@ -150,7 +165,7 @@ class Journal:
         try:
             os.posix_fallocate(file, 0, size)
             header = np.zeros(1, HEADER)
-            header[0] = (MAGIC, LAYOUT_VERSION, RECORD.itemsize, num_records, arena_bytes)
+            header[0] = (MAGIC, LAYOUT_VERSION, RECORD.itemsize, num_records, arena_bytes, 0, b"", 0, 0)
             os.pwrite(file, header.tobytes(), 0)
             os.link(unfinished, path)
         except FileExistsError:
@@ -172,6 +187,21 @@ class Journal:
         """
         return cls(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
+    def now_ns(self) -> int:
+        """Now, by the clock of every time in the journal: CLOCK_MONOTONIC, going on over a reboot."""
+        return time.monotonic_ns() + self._clock_shift_ns
+
+    def flush(self) -> None:
+        """Wait until everything written so far is on the disk. Costs nothing where the file lies in memory.
+
+        Raises:
+            JournalError: the disk does not take it.
+        """
+        try:
+            self._map.flush()
+        except OSError as error:
+            raise JournalError(f"{self.path} cannot be written: {error.strerror}") from error
+
     def generations(self) -> npt.NDArray[np.uint64]:
         """uint64 [num_records], the generation that prepare last published in each slot."""
         return self.prepare_words >> np.uint64(32)
@@ -186,7 +216,16 @@ class Journal:
         return np.where(current, self.release_words & np.uint64(0xFFFFFFFF), 0).astype(np.uint64)
 
     def close(self) -> None:
-        for name in ("records", "arena", "words", "prepare_words", "tokens_words", "finish_words", "release_words"):
+        for name in (
+            "header",
+            "records",
+            "arena",
+            "words",
+            "prepare_words",
+            "tokens_words",
+            "finish_words",
+            "release_words",
+        ):
             self.__dict__.pop(name, None)
         try:
             self._map.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..messages import FINISH_REASONS
+from ..messages import FINISH_REASONS, finish_reason
 from .layout import FORGOTTEN, RELEASED, Journal, split_word, word
 
 
@@ -30,7 +30,7 @@ def read_release(journal: Journal, slot: int, generation: int) -> tuple[int, str
     current, _ = split_word(entry["release_word"])
     if current != generation:
         return None
-    return int(entry["end_tokens"]), FINISH_REASONS[int(entry["end_reason"])]
+    return int(entry["end_tokens"]), finish_reason(int(entry["end_reason"]))
 
 
 def read_end_code(journal: Journal, slot: int, generation: int) -> str:

@@ -6,6 +6,7 @@ import bisect
 import struct
 import zlib
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import JournalError, Overloaded
@@ -34,6 +35,7 @@ class RequestView:
     accepted_ns: int
     extent: Extent
     record: RequestRecord
+    group: tuple[int, int]  # slot and generation of the last record of this request; of a single one, its own
 
 
 def logprob_words(num_alternatives: int | None) -> int:
@@ -43,6 +45,8 @@ def logprob_words(num_alternatives: int | None) -> int:
 
 def read_request(journal: Journal, slot: int) -> RequestView | None:
     """The request in a slot, or None while there is none (free, or being written at this moment).
+
+    Of several records of one request there is none until the last one is published.
 
     Raises:
         JournalError: the record is published and its bytes are not what was published.
@@ -54,14 +58,24 @@ def read_request(journal: Journal, slot: int) -> RequestView | None:
     offset, size = int(entry["payload_offset"]), int(entry["payload_bytes"])
     capacity, words = int(entry["token_capacity"]), int(entry["logprob_words"])
     arrival, accepted_ns, expected = int(entry["arrival"]), int(entry["accepted_ns"]), int(entry["crc"])
+    group = int(entry["last_slot"]), int(entry["last_generation"])
     payload = journal.arena[offset : offset + size].tobytes()
     current, state = split_word(entry["prepare_word"])
     if current != generation or state == FREE:
         return None  # freed or given to another request meanwhile
-    if _crc(payload, generation, offset, capacity, words, arrival, accepted_ns) != expected:
+    if _crc(payload, generation, offset, capacity, words, arrival, accepted_ns, *group) != expected:
         raise JournalError(f"journal record {slot}: checksum does not match")
+    if not _is_published(journal, *group):
+        return None
     record = RequestRecord.from_bytes(payload)
-    return RequestView(slot, generation, state, arrival, accepted_ns, extent(offset, size, capacity, words), record)
+    where = extent(offset, size, capacity, words)
+    return RequestView(slot, generation, state, arrival, accepted_ns, where, record, group)
+
+
+def _is_published(journal: Journal, slot: int, generation: int) -> bool:
+    """Whether this record was ever published. Generations are used in order, so it may be over long since."""
+    current, _ = split_word(journal.prepare_words[slot])
+    return (current - generation) & 0xFFFFFFFF < 1 << 31
 
 
 def _crc(payload: bytes, *numbers: int) -> int:
@@ -97,33 +111,60 @@ class RequestWriter:
         entries = (self._journal.records[slot] for slot in self._free)
         # An id whose generation was never published is of a request that was being written when prepare was killed.
         written = [e for e in entries if e["request_id"] and e["id_generation"] == split_word(e["prepare_word"])[0]]
-        return [(bytes(e["request_id"]).decode(), int(e["digest"])) for e in written]
+        # An id that a disk has damaged is nobody's.
+        return [(bytes(e["request_id"]).decode(errors="replace"), int(e["digest"])) for e in written]
 
     def accept(self, record: RequestRecord, times: AcceptTimes) -> tuple[int, int]:
-        """Publish a request as ACCEPTED: ``(slot, generation)``. From here on it will be answered.
+        """Publish a request of one record, see ``accept_all``."""
+        [key] = self.accept_all([record], times)
+        return key
+
+    def accept_all(self, records: Sequence[RequestRecord], times: AcceptTimes) -> list[tuple[int, int]]:
+        """Publish the records of a request as ACCEPTED: ``(slot, generation)`` each. From here on it will be answered.
+
+        With the last one all of them are there at once, for whoever reads now and after a crash.
 
         Raises:
-            Overloaded: no record or no room in the arena is free; nothing was written.
+            Overloaded: too few records or too little room in the arena are free; nothing was written.
         """
-        if not self._free:
-            raise Overloaded(f"all {self._journal.num_records} records of the journal are in use")
-        payload = record.to_bytes()
-        words = logprob_words(record.sampling.get("logprobs"))
-        size = extent(0, len(payload), record.token_capacity, words).end
-        offset = self._arena.allocate(size)
-        if offset is None:
+        if len(records) > len(self._free):
             raise Overloaded(
-                f"the request needs {size} bytes of the journal, not so many of {self._journal.arena_bytes} are free"
+                f"the request needs {len(records)} records of the journal, {len(self._free)} of"
+                f" {self._journal.num_records} are free"
             )
-        slot = self._free.popleft()
-        generation = self._write(slot, offset, payload, record, times, words)
-        return slot, generation
+        payloads = [record.to_bytes() for record in records]
+        offsets = self._place(records, payloads)
+        slots = [self._free.popleft() for _ in records]
+        last = slots[-1], self._next_generation(slots[-1])
+        parts = zip(slots, offsets, payloads, records, strict=True)
+        return [(slot, self._write(slot, at, payload, record, times, last)) for slot, at, payload, record in parts]
+
+    def _place(self, records: Sequence[RequestRecord], payloads: list[bytes]) -> list[int]:
+        """Where in the arena each of the records goes."""
+        sizes = [
+            extent(0, len(payload), record.token_capacity, logprob_words(record.num_logprobs)).end
+            for payload, record in zip(payloads, records, strict=True)
+        ]
+        offsets: list[int] = []
+        for size in sizes:
+            if (offset := self._arena.allocate(size)) is None:
+                for given, its_size in zip(offsets, sizes, strict=False):
+                    self._arena.give(given, given + its_size)
+                raise Overloaded(
+                    f"the request needs {sum(sizes)} bytes of the journal,"
+                    f" not so many of {self._journal.arena_bytes} are free"
+                )
+            offsets.append(offset)
+        return offsets
+
+    def _next_generation(self, slot: int) -> int:
+        return (split_word(self._journal.prepare_words[slot])[0] + 1) & 0xFFFFFFFF or 1
 
     def _write(
-        self, slot: int, offset: int, payload: bytes, record: RequestRecord, times: AcceptTimes, words: int
+        self, slot: int, offset: int, payload: bytes, record: RequestRecord, times: AcceptTimes, last: tuple[int, int]
     ) -> int:
-        entry = self._journal.records[slot]
-        generation = (split_word(entry["prepare_word"])[0] + 1) & 0xFFFFFFFF or 1
+        entry, words = self._journal.records[slot], logprob_words(record.num_logprobs)
+        generation = self._next_generation(slot)
         self._journal.arena[offset : offset + len(payload)] = memoryview(payload)
         entry["payload_offset"], entry["payload_bytes"] = offset, len(payload)
         entry["token_capacity"], entry["logprob_words"] = record.token_capacity, words
@@ -131,9 +172,10 @@ class RequestWriter:
         entry["received_ns"], entry["accepted_ns"] = times.received_ns, times.accepted_ns
         entry["tokenize_start_ns"], entry["tokenize_end_ns"] = times.tokenize_start_ns, times.tokenize_end_ns
         entry["dispatched_ns"] = 0
+        entry["last_slot"], entry["last_generation"] = last
         entry["id_generation"] = generation
         entry["request_id"], entry["digest"] = record.request_id.encode(), record.digest
-        numbers = generation, offset, record.token_capacity, words, self._next_arrival, times.accepted_ns
+        numbers = generation, offset, record.token_capacity, words, self._next_arrival, times.accepted_ns, *last
         entry["crc"] = _crc(payload, *numbers)
         entry["prepare_word"] = word(generation, ACCEPTED)
         self._next_arrival += 1
@@ -166,13 +208,19 @@ class RequestWriter:
 
     def _read_or_drop(self, slot: int) -> RequestView | None:
         try:
-            return read_request(self._journal, slot)
+            view = read_request(self._journal, slot)
         except JournalError:
             # Not a state a killed process can leave (the word is stored last): the file was damaged. Nothing in this
             # record can be trusted, so it is given up; its client is told that the id is unknown.
-            generation, _ = split_word(self._journal.records[slot]["prepare_word"])
-            self._journal.records[slot]["prepare_word"] = word(generation, FREE)
-            return None
+            view = None
+        entry = self._journal.records[slot]
+        generation, state = split_word(entry["prepare_word"])
+        if view is None and state != FREE:
+            # Damaged, or one of several of which the last was never published. Its client was not told that the
+            # request was accepted and sends it again, so the id must not count as answered.
+            entry["id_generation"] = 0
+            entry["prepare_word"] = word(generation, FREE)
+        return view
 
 
 class _Extents:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..messages import FINISH_REASONS
-from .layout import MAX_ERROR_BYTES, TIME_UNIT_NS, Journal, Slots, split_word, word
-from .requests import RequestView
+from ..messages import FINISH_REASONS, finish_reason
+from .layout import MAX_CHUNK_ENDS, MAX_ERROR_BYTES, TIME_UNIT_NS, Journal, Slots, split_word, word
+from .requests import RequestView, logprob_words
 
 MULTIPLIER = 0x01000193  # odd, so that no token is ever multiplied away
 MASK = 0xFFFFFFFF
@@ -62,10 +63,31 @@ class TokenWriter:
         self._checks[slots] = checks
         self._journal.tokens_words[slots] = (indices + 1) << 32 | checks
 
+    def publish_all(self, view: RequestView, token_ids: list[int], now_ns: int, *, score: float) -> None:
+        """Write a whole answer, of which nothing was written before: it is there at once or not at all."""
+        slot, words = view.slot, self._journal.words
+        tokens = np.array(token_ids, np.int32)
+        self._journal.records["score"][slot] = score
+        words[view.extent.tokens_at : view.extent.tokens_at + len(tokens)] = tokens.view(np.uint32)
+        time = now_ns // TIME_UNIT_NS - self._accepted_at[slot]
+        words[view.extent.times_at : view.extent.times_at + len(tokens)] = time
+        self._checks[slot] = check_of(view.generation, tokens)
+        self._journal.tokens_words[slot] = word(len(tokens), int(self._checks[slot]))
+
+    def clear(self, view: RequestView) -> None:
+        """What an earlier life wrote of this request does not count."""
+        self._checks[view.slot] = check_of(view.generation, np.empty(0, np.int32))
+        self._journal.tokens_words[view.slot] = word(0, view.generation)
+
     def publish_logprobs(self, view: RequestView, index: int, row: npt.NDArray[np.uint32]) -> None:
         """Write one token's logprobs (see ``pack_logprobs``); to be called before the token is published."""
         at = view.extent.logprobs_at + index * len(row)
         self._journal.words[at : at + len(row)] = row
+
+    def note_chunks(self, slot: int, ends: Sequence[int]) -> None:
+        """Write down where the prompt was cut, before its first token is published. What finds no room is not kept."""
+        kept = ends[:MAX_CHUNK_ENDS]
+        self._journal.records["chunk_ends"][slot] = [*kept, *[0] * (MAX_CHUNK_ENDS - len(kept))]
 
     def add_times(self, slot: int, **amounts: int) -> None:
         """Set ``scheduled_ns``, or add to ``preempted_ns``, ``recovered_ns``, ``num_preemptions``, ..."""
@@ -100,12 +122,18 @@ def read_tokens(journal: Journal, view: RequestView) -> npt.NDArray[np.int32] | 
     return tokens if check_of(view.generation, tokens) == check else None
 
 
+def read_chunk_ends(journal: Journal, slot: int) -> list[int]:
+    """Where the prompt of a request that has tokens was cut, as far as it was written down."""
+    ends = journal.records["chunk_ends"][slot]
+    return [int(end) for end in ends if end]
+
+
 def read_finish(journal: Journal, slot: int, generation: int) -> tuple[str, str] | None:
     """``(finish reason, error)`` if execute finished this request, else None."""
     current, reason = split_word(journal.finish_words[slot])
     if current != generation:
         return None
-    return FINISH_REASONS[reason], bytes(journal.records["error"][slot]).decode(errors="replace")
+    return finish_reason(reason), bytes(journal.records["error"][slot]).decode(errors="replace")
 
 
 def read_times(journal: Journal, view: RequestView, num_tokens: int) -> TokenTimes:
@@ -138,7 +166,7 @@ def pack_logprobs(
 
 def read_logprobs(journal: Journal, view: RequestView, start: int, stop: int) -> list[list[float | list[list[float]]]]:
     """``[[chosen logprob, [[token id, logprob], ...]], ...]`` for output tokens ``start`` to ``stop``."""
-    width = view.record.sampling["logprobs"] * 2 + 1
+    width = logprob_words(view.record.num_logprobs)
     at = view.extent.logprobs_at
     rows = journal.words[at + start * width : at + stop * width].reshape(-1, width)
     ids, values = rows.view(np.int32), rows.view(np.float32)

@@ -13,7 +13,7 @@ import zmq
 from triptych.driver.session import Session
 from triptych.driver.stream import Stream
 from triptych.protocol import messages as m
-from triptych.protocol.channels import Router, ipc_endpoint
+from triptych.protocol.channels import Connection, Router, ipc_endpoint
 from triptych.protocol.codec import decode
 
 M = TypeVar("M")
@@ -54,7 +54,7 @@ class FakeService:
         self._routers.pop(door).socket.close(linger=0)
 
     def client(self) -> Session:
-        return Session(*self._endpoints.values())
+        return Session(Connection(*self._endpoints.values())).start()
 
     def hear(self, kind: type[M], *, timeout: float = 10.0, where: Callable[[M], bool] = lambda _: True) -> M:
         """The next message of this kind; what else is said until then is passed over."""

@@ -15,7 +15,7 @@ import pytest
 
 from tests.waiting import eventually
 from triptych import AsyncDriver, Client, Driver, PipelineConfig
-from triptych.driver.driver import num_unanswered
+from triptych.driver.journal_keeper import num_unanswered
 from triptych.driver.stream import Stream
 from triptych.protocol.board import ROLES
 from triptych.protocol.errors import ConfigError, Draining, PipelineClosed, TriptychError

@@ -20,6 +20,7 @@ from triptych.driver import session as module
 from triptych.driver.session import ACKNOWLEDGE_TOKENS, Session
 from triptych.driver.stream import Stream
 from triptych.protocol import messages as m
+from triptych.protocol.codec import MAX_DEPTH
 from triptych.protocol.errors import (
     BadFrame,
     DuplicateId,
@@ -119,6 +120,13 @@ def test_a_refusal_of_somebody_else_changes_nothing(service: FakeService, sessio
     stream.result(10)
 
 
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     "request_map",
     [
@@ -128,7 +136,7 @@ def test_a_refusal_of_somebody_else_changes_nothing(service: FakeService, sessio
         {"logit_bias": {1: {1, 2}}},
         {"logit_bias": dict.fromkeys(range(1025), 1.0)},
         {"prompt_token_ids": [-1] * 65_537},
-        {"stop": [[[[[[[[[1]]]]]]]]]},
+        {"stop": nested(MAX_DEPTH + 1)},
     ],
     ids=["lone surrogate", "an object", "huge integer", "a set", "large map", "large array", "too deep"],
 )
@@ -415,7 +423,7 @@ def test_lists_of_two_lengths_are_two_questions(service: FakeService, session: S
     futures = {limit: session.ask(m.GetRequests(limit)) for limit in (1, 2)}
     for limit in (2, 1):
         service.hear(m.GetRequests, where=lambda asked, limit=limit: asked.limit == limit)  # type: ignore[misc]
-        service.say("follow", m.Requests(limit, [], 0, 7))
+        service.say("follow", m.Requests(limit, [], 0, 7, []))
     assert {limit: future.result(10).limit for limit, future in futures.items()} == {1: 1, 2: 2}
 
 

@@ -28,15 +28,24 @@ CONFIG_VALUES: dict[str, Any] = {
     "submit": "ipc:///tmp/a",
     "follow": "ipc:///tmp/b",
     "journal": "/tmp/journal",
+    "curve_keys": "/tmp/keys",
     "page_size": 32,
     "prefix_cache": False,
+    "recovery": "exact",
+    "journal_flush": "step",
+    "journal_flush_ms": 50.0,
+    "spares": True,
     "preemption": "swap",
     "decode_join_fill": 0.75,
     "trace": "/tmp/trace.jsonl",
     "backend": "auto",
     "quantization": "int8",
+    "deterministic": True,
+    "cuda_graphs": False,
+    "overlap": False,
     "kv_memory_fraction": 0.25,
     "safety_margin": 0.5,
+    "tensor_parallel_size": 4,
     "policy": "fifo",
     "max_pending_bytes": 1 << 30,
 }
@@ -48,6 +57,9 @@ SAMPLING_VALUES: dict[str, tuple[list[str], Any]] = {
     "ignore_eos": ([], True),
     "include_stop_str": ([], True),
     "skip_special_tokens": ([], False),
+    "best_of": (["4"], 4),
+    "num_beams": (["4"], 4),
+    "early_stopping": (["never"], "never"),
 }
 
 
@@ -85,7 +97,8 @@ FIELDS = [(owner, name, 64 if name in ("threads", "max_num_seqs") else value) fo
 @pytest.mark.parametrize(("owner", "name", "value"), FIELDS, ids=[name for _, name, _ in FIELDS])
 def test_every_config_field_is_a_flag_and_an_environment_variable(owner: str, name: str, value: Any) -> None:
     flag = f"--{name.replace('_', '-')}"
-    by_flag, _ = parse([f"--no-{flag[2:]}"] if value is False else [flag, str(value)])
+    switch = {True: [flag], False: [f"--no-{flag[2:]}"]}
+    by_flag, _ = parse(switch[value] if isinstance(value, bool) else [flag, str(value)])
     by_env, _ = parse([], env={f"TRIPTYCH_{name.upper()}": str(value)})
     assert value_of(by_flag, owner, name) == value_of(by_env, owner, name) == value
 
@@ -95,6 +108,10 @@ def test_what_other_servers_call_it_is_understood() -> None:
         if name != "drain-timeout":  # of serve alone
             value = [] if name.startswith("no-") else ["64"]
             assert parse([f"--{alias}", *value]) == parse([f"--{name}", *value]) != parse([])
+
+
+def test_the_short_form_of_tensor_parallelism_is_taken() -> None:
+    assert parse(["--model", "demo", "-tp", "2"])[0].model.tensor_parallel_size == 2
 
 
 def test_without_flags_everything_has_its_default() -> None:
@@ -123,7 +140,8 @@ def test_every_flag_has_a_help_text() -> None:
         (["--num-pages", "1"], "num_pages is 1, the limits are 2 and 2147483647"),
         (["--dtype", "int3"], "dtype is 'int3', known are: auto, float32"),
         (["--policy", "lottery"], "policy is 'lottery', known are: fifo"),
-        (["--submit", "tcp://*:1"], "only ipc:// endpoints"),
+        (["--submit", "tcp://*:1"], "name the address to serve at"),
+        (["--submit", "tcp://127.0.0.1:5555"], "make some with triptych keys init"),
         (["--num-pages", "many"], "Invalid value for '--num-pages'"),
         (["--max-tokens", "many"], "'many' is neither an integer nor none"),
         (["--no-such-flag"], "No such option"),

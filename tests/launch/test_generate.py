@@ -77,6 +77,19 @@ def test_a_line_may_be_an_object_with_parameters_of_its_own(generate: Triptych) 
     assert rows[3]["prompt"] == "{plain text} in braces"
 
 
+def test_every_choice_of_an_answer_has_a_row(generate: Triptych) -> None:
+    request = {"prompt": "a", "n": 2, "best_of": 3, "temperature": 1.0, "seed": 3}
+    stdin = "\n".join(map(json.dumps, [request, {"prompt": "b"}])).encode()
+    rows = rows_of(generate("--format", "jsonl", stdin=stdin).out)
+    assert [(row["index"], row.get("choice")) for row in rows] == [(0, 0), (0, 1), (1, None)]
+    assert rows[0]["score"] > rows[1]["score"]
+    assert rows[0]["request_id"] == rows[1]["request_id"]
+    texts = generate("a", "--raw", "--n", "3", "--temperature", "1", "--seed", "3").out
+    shown = generate("a", "--raw", "--n", "3", "--temperature", "1", "--seed", "3", "--stream").out
+    assert texts == shown
+    assert len(set(texts.rstrip("\n").split("\n"))) >= 3
+
+
 def test_a_row_holds_all_that_is_known_of_an_answer(generate: Triptych) -> None:
     [row] = rows_of(generate("hello", "--format", "jsonl").out)
     assert set(row) == {"index", "request_id", "prompt", "text", "token_ids", "finish_reason", "usage", "ledger"}

@@ -18,6 +18,7 @@ import pytest
 from tests.launch.conftest import Triptych
 from triptych import Client
 from triptych.launch.cli import app
+from triptych.protocol.errors import PipelineFailed
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -53,6 +54,10 @@ def workers_of(parent: int) -> list[int]:
     return [int(pid) for file in children for pid in file.read_text().split()]
 
 
+def worker(parent: int, role: str) -> int:
+    return next(p for p in workers_of(parent) if f"workers.{role}\0" in Path(f"/proc/{p}/cmdline").read_text())
+
+
 def run_dir_of(worker: int) -> Path:
     arguments = Path(f"/proc/{worker}/cmdline").read_text().split("\0")
     return Path(arguments[arguments.index("--run-dir") + 1])
@@ -78,8 +83,26 @@ def test_the_second_signal_stops_at_once(tmp_path: Path, number: signal.Signals)
         assert server.stderr is not None
         next(line for line in server.stderr if "draining" in line)
         server.send_signal(number)
-        assert server.wait(20) == 0
-        assert "requests cut short: 1" in server.stderr.read()
+        assert server.wait(20) == 1
+        assert "requests kept for the next driver: 1" in server.stderr.read()
+        with serving(tmp_path):  # the same client goes on, and does not notice
+            assert len(stream.result(60).token_ids) == 3000
+
+
+def test_what_no_driver_can_take_over_is_cut_short() -> None:
+    with process("serve", *HASH) as server:
+        assert server.stderr is not None
+        ready = next(line for line in server.stderr if "ready: " in line)
+        run_dir = Path(ready.split()[-1])
+        with Client(run_dir) as client:
+            stream = client.submit("hello", max_tokens=3000)
+            next(iter(stream))
+            for _ in range(2):
+                server.send_signal(signal.SIGTERM)
+                next((line for line in server.stderr if "draining" in line or "cut short: 1" in line), None)
+            assert stream.result(20).finish_reason == "abort"
+        assert server.wait(20) == 1
+    assert not run_dir.exists()
 
 
 def test_draining_ends_with_its_timeout(tmp_path: Path) -> None:
@@ -87,16 +110,23 @@ def test_draining_ends_with_its_timeout(tmp_path: Path) -> None:
         stream = client.submit("hello", max_tokens=3000)
         next(iter(stream))
         server.send_signal(signal.SIGTERM)
-        assert server.wait(20) == 0
-
-
-def test_a_worker_that_dies_for_good_ends_the_server_with_an_error(tmp_path: Path) -> None:
-    with serving(tmp_path, "--max-restarts", "0") as (server, _):
-        os.kill(workers_of(server.pid)[0], signal.SIGABRT)
         assert server.wait(20) == 1
+
+
+def test_a_server_that_gave_up_answers_how_things_stand_until_it_is_ended(tmp_path: Path) -> None:
+    with serving(tmp_path, "--max-restarts", "0") as (server, client):
+        stream = client.submit("hello", max_tokens=3000)
+        next(iter(stream))
+        os.kill(worker(server.pid, "execute"), signal.SIGABRT)
+        with pytest.raises(PipelineFailed):
+            stream.result(20)
+        with pytest.raises(PipelineFailed):
+            client.submit("hello").result(20)
+        assert client.stats()["summarize"]["phase"] == "ready"
         assert server.stderr is not None
-        assert "error: worker " in (errors := server.stderr.read())
-        assert "launch/serve.py" not in errors
+        next(line for line in server.stderr if "nothing is served any more" in line)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 3
 
 
 def test_statistics_are_logged_while_there_is_work(tmp_path: Path) -> None:

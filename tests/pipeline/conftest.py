@@ -19,5 +19,5 @@ def driver() -> Iterator[Driver]:
         assert_quiet(driver)
 
 
-def hash_driver(**options: Any) -> Driver:
-    return Driver("hash-lm", **{"lease_s": 2.0, "max_restarts": 1000, **options})
+def hash_driver(*, model: str = "hash-lm", **options: Any) -> Driver:
+    return Driver(model, **{"lease_s": 2.0, "max_restarts": 1000, **options})

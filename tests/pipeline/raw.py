@@ -18,8 +18,11 @@ TEXT, FINISHED, FAILED, STATUS, STATS = 20, 21, 22, 23, 24
 class RawClient:
     """``received[door]`` holds every frame as ``[tag, version, epoch, seq, ...fields]``, in order."""
 
-    def __init__(self, run_dir: Path, *, receive_limit: int = 1000) -> None:
-        self._context = zmq.Context()
+    def __init__(
+        self, run_dir: Path, *, receive_limit: int = 1000, context: zmq.Context[zmq.Socket[bytes]] | None = None
+    ) -> None:
+        """``context``: shared by many; whoever gives it destroys it."""
+        self._context = context or zmq.Context()
         self.sockets = {door: self._connect(run_dir / door, receive_limit) for door in ("submit", "follow")}
         self.received: dict[str, list[list[Any]]] = {"submit": [], "follow": []}
 

@@ -254,6 +254,46 @@ def test_a_request_that_nobody_follows_ends_with_its_lease(client: RawClient) ->
     eventually(lambda: client.follow_door.ask(GET_STATUS, client.request_id)[2] in ("aborted", "unknown"))
 
 
+def test_three_choices_are_followed_one_by_one(pipeline: Driver, client: RawClient) -> None:
+    """The page's section "Several choices": one SUBMIT, then an id for each choice."""
+    request = {**REQUEST, "n": 3}
+    assert client.submit(**request)[:2] == [ACCEPTED, client.request_id]
+    choices = [RawClient(pipeline.run_dir, f"{client.request_id} {index}") for index in range(3)]
+    for index, choice in enumerate(choices):
+        choice.follow()
+        alone = RawClient(pipeline.run_dir)
+        alone.submit(**{**REQUEST, "seed": REQUEST["seed"] + index})
+        alone.follow()
+        assert (choice.token_ids, choice.text) == (alone.token_ids, alone.text)
+        assert choice.end is not None
+        assert choice.end[8]["index"] == index
+    eventually(lambda: client.follow_door.ask(GET_STATUS, client.request_id)[2] == "unknown")
+    assert client.submit(**request)[2] == "duplicate_id"
+
+
+def test_the_id_of_a_request_stands_for_all_its_choices(pipeline: Driver, client: RawClient) -> None:
+    client.submit(**{**REQUEST, "max_tokens": 4000, "n": 2})
+    answer = client.follow_door.ask(FOLLOW, [[client.request_id, 0, True]])
+    assert answer[:8] == [FAILED, client.request_id, 0, 0, b"", "", None, "unknown_id"]
+    state = client.follow_door.ask(GET_STATUS, client.request_id)
+    assert state[2] in ("queued", "running")
+    client.follow_door.send(ABORT, client.request_id)
+    choices = [RawClient(pipeline.run_dir, f"{client.request_id} {index}") for index in range(2)]
+    for choice in choices:
+        choice.follow()
+        assert choice.finish_reason == "abort"
+    client.follow_door.send(ACKNOWLEDGE, [client.request_id])
+    eventually(lambda: client.follow_door.ask(GET_STATUS, client.request_id)[2] == "unknown")
+
+
+def test_the_best_of_several_comes_under_the_id_of_the_request(client: RawClient) -> None:
+    client.submit(**{**REQUEST, "max_tokens": 20, "best_of": 4})
+    client.follow()
+    assert len(client.token_ids) == 20
+    assert client.end is not None
+    assert client.end[8]["score"] < 0
+
+
 def test_info_and_stats_have_what_the_page_says(client: RawClient) -> None:
     [info] = client.submit_door.ask(GET_INFO)[1:]
     assert set(info) == {"model", "limits"}

@@ -58,10 +58,38 @@ def test_what_a_request_says_is_not_in_the_list(narrow: Driver) -> None:
     next(iter(stream))
     answer = narrow.client.session.ask(m.GetRequests(10)).result(10)
     assert "secret" not in str(answer)
-    assert all(type(value) in (str, int, float, type(None)) for row in answer.rows for value in row)
-    assert {len(row) for row in answer.rows} == {10}
+    *columns, stages_ms = zip(*answer.rows, strict=True)
+    assert all(type(value) in (str, int, float, type(None)) for column in columns for value in column)
+    assert {(len(stages), *map(type, stages)) for stages in stages_ms} == {(11, *[float] * 11)}
     stream.abort()
     stream.result(20)
+
+
+def test_a_line_says_what_the_time_was_spent_on(narrow: Driver) -> None:
+    streams = [narrow.submit("x", request_id=name, max_tokens=3000) for name in ("first", "second", "third")]
+    eventually(lambda: states(narrow, "first", "third") == ["decode", "waiting"])
+    listing = narrow.client.requests()
+    for line in listing.lines:
+        assert sum(line.stages_ms) == pytest.approx(listing.age_s(line) * 1e3, abs=20)
+    spent = {line.request_id: dict(zip(m.LEDGER_STAGES, line.stages_ms, strict=True)) for line in listing.lines}
+    assert max(spent["third"], key=lambda stage: spent["third"][stage]) == "credit"
+    assert spent["first"]["decode"] > 0
+    for stream in streams:
+        stream.abort()
+        stream.result(20)
+
+
+def test_the_last_that_ended_are_listed_after_their_acknowledgement(narrow: Driver) -> None:
+    answers = [narrow.generate("x", request_id=name, max_tokens=5) for name in ("one", "two")]
+    eventually(lambda: states(narrow, "two") == [""])
+    two, one = narrow.client.requests().ended[:2]
+    assert (one.request_id, two.request_id, two.state, two.num_tokens) == ("one", "two", "length", 5)
+    assert answers[1].ledger is not None
+    ledger = answers[1].ledger["stages_ms"]
+    assert two.stages_ms[5] == pytest.approx(ledger["decode"], abs=0.01)
+    for _ in range(m.MAX_ENDED_ROWS + 1):
+        narrow.generate("x", max_tokens=0)
+    assert len(narrow.client.requests().ended) == m.MAX_ENDED_ROWS
 
 
 @pytest.mark.parametrize("limit", [-1, 0, 2**40])

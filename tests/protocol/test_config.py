@@ -53,11 +53,16 @@ LIMITS: list[tuple[str, Any, Any, Any, Any]] = [
     ("grammar_timeout_s", 0.04, 0.05, 60, 61),
     ("grammar_bytes", (1 << 20) - 1, 1 << 20, 1 << 40, (1 << 40) + 1),
     ("lease_s", 0.04, 0.05, 1e9, 1.1e9),
+    ("max_client_requests", 0, 1, 1 << 20, (1 << 20) + 1),
+    ("max_client_bytes", 0, 1, 1 << 40, (1 << 40) + 1),
+    ("tokenize_timeout_s", 0.001, 0.01, 86_400, 86_401),
     ("max_records", 0, 1, 1 << 20, (1 << 20) + 1),
     ("arena_bytes", (1 << 16) - 1, 1 << 16, 1 << 40, (1 << 40) + 1),
     ("start_timeout_s", 0.09, 0.1, None, None),
     ("hang_s", 0.09, 0.1, None, None),
     ("max_restarts", -1, 0, None, None),
+    ("degrade_after", -1, 0, None, None),
+    ("journal_flush_ms", 0.5, 1, 60_000, 60_001),
     ("restart_window_s", 0.09, 0.1, None, None),
 ]
 INSIDE = [(name, value) for name, _, low, high, _ in LIMITS for value in (low, high) if value is not None]
@@ -97,7 +102,7 @@ def test_not_a_number_is_no_setting(name: str) -> None:
         ("policy", "lottery"),
         ("preemption", "shoot"),
         ("page_size", 24),
-        ("submit", "tcp://127.0.0.1:5555"),
+        ("submit", "tcp://127.0.0.1:5555"),  # without keys
         ("follow", "tcp://*:5555"),
     ],
 )
@@ -174,7 +179,7 @@ def test_a_step_holds_a_chunk_and_a_token_for_each_row(given: int | None, budget
 
 
 def test_a_model_card_survives_its_file() -> None:
-    assert ModelCard.from_wire(json.loads(json.dumps(CARD.to_wire()))) == CARD
+    assert ModelCard.from_json(json.dumps(CARD.to_wire())) == CARD
 
 
 def test_every_part_has_a_home() -> None:

@@ -29,6 +29,7 @@ HTTP_STATUS = {
     "tokenization_failed": 400,
     "model_failed": 500,
     "poisoned": 500,
+    "pipeline_failed": 503,
     "deadline_exceeded": 504,
     "timeout": 504,
 }

@@ -11,7 +11,15 @@ import pytest
 
 from tests.protocol.factories import accept, make_journal, make_record
 from triptych.protocol.errors import ConfigError, JournalError
-from triptych.protocol.journal.layout import HEADER_BYTES, RECORD, Journal, extent, split_word, word
+from triptych.protocol.journal.layout import (
+    HEADER_BYTES,
+    LAYOUT_VERSION,
+    RECORD,
+    Journal,
+    extent,
+    split_word,
+    word,
+)
 from triptych.protocol.journal.requests import RequestWriter, read_request
 
 
@@ -85,7 +93,11 @@ def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
         Journal.open(tmp_path / "journal")
 
 
-@pytest.mark.parametrize(("offset", "value"), [(8, 3), (8, 1), (12, 511)], ids=["newer", "older", "record size"])
+@pytest.mark.parametrize(
+    ("offset", "value"),
+    [(8, LAYOUT_VERSION + 1), (8, LAYOUT_VERSION - 1), (12, 511)],
+    ids=["newer", "older", "record size"],
+)
 def test_another_layout_is_refused(tmp_path: Path, offset: int, value: int) -> None:
     make_journal(tmp_path)
     patch(tmp_path / "journal", offset, value.to_bytes(4, "little"))

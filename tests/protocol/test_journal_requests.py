@@ -58,7 +58,7 @@ def test_a_full_journal_says_so_and_changes_nothing(tmp_path: Path) -> None:
     journal = make_journal(tmp_path, num_records=1)
     writer = RequestWriter(journal)
     view = accept(writer, journal)
-    with pytest.raises(Overloaded, match="all 1 records of the journal are in use"):
+    with pytest.raises(Overloaded, match="needs 1 records of the journal, 0 of 1 are free"):
         writer.accept(make_record("b"), TIMES)
     assert read_request(journal, 0) == view
 

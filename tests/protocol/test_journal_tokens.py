@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.factories import TIMES, accept, make_journal, make_record
-from triptych.protocol.journal.layout import TIME_UNIT_NS, Journal, split_word
+from triptych.protocol.journal.layout import MAX_ERROR_BYTES, TIME_UNIT_NS, Journal, split_word
 from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestView, RequestWriter
 from triptych.protocol.journal.tokens import (
@@ -180,7 +180,7 @@ def test_a_long_error_is_cut_between_characters(tmp_path: Path, error: str) -> N
     kept = read_finish(journal, view.slot, view.generation)
     assert kept is not None
     assert error.startswith(kept[1])
-    assert 108 < len(kept[1].encode()) <= 112
+    assert MAX_ERROR_BYTES - 4 < len(kept[1].encode()) <= MAX_ERROR_BYTES
 
 
 @settings(max_examples=30, deadline=None)

@@ -171,10 +171,12 @@ def test_the_facts_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert load_facts(tmp_path) is None
 
 
-def test_a_tokenizer_may_be_written_again(tmp_path: Path) -> None:
+def test_the_same_tokenizer_may_be_written_again_and_no_other(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, "{}", FACTS)
-    save_tokenizer(tmp_path, '{"a": 1}', FACTS)
-    assert (tmp_path / TOKENIZER_FILE).read_text() == '{"a": 1}'
+    save_tokenizer(tmp_path, "{}", FACTS)
+    with pytest.raises(ConfigError, match="another tokenizer"):
+        save_tokenizer(tmp_path, '{"a": 1}', FACTS)
+    assert (tmp_path / TOKENIZER_FILE).read_text() == "{}"
 
 
 def fail(*_: object) -> None:

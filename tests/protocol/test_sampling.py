@@ -47,6 +47,8 @@ NUMBERS: list[tuple[str, Any, Any]] = [  # name, lowest, highest
     ("frequency_penalty", -2.0, 2.0),
     ("seed", 0, 2**63 - 1),
     ("logprobs", 0, 20),
+    ("best_of", 1, 64),
+    ("length_penalty", -10.0, 10.0),
 ]
 INSIDE = [(name, value) for name, low, high in NUMBERS for value in (low, high)]
 OUTSIDE = [
@@ -193,7 +195,7 @@ def test_at_least_is_unbounded_when_at_most_is_the_context() -> None:
     assert SamplingParams(min_tokens=2**31 - 1, max_tokens=None).min_tokens == 2**31 - 1
 
 
-@pytest.mark.parametrize("name", ["temprature", "n", 5, None, "_check"])
+@pytest.mark.parametrize("name", ["temprature", "m", 5, None, "_check"])
 def test_an_unknown_field_is_refused_by_name(name: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams.from_wire({name: 1})
@@ -208,3 +210,33 @@ def test_temperature_zero_is_greedy(temperature: float, greedy: bool) -> None:
 def test_parameters_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         SamplingParams().temperature = 1.0  # type: ignore[misc]
+
+
+GROUPS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "too many samples": ({"n": 65}, "n", "n is 65, the limits are 1 and 64"),
+    "too many beams": ({"num_beams": 17}, "num_beams", "num_beams is 17, the limits are 1 and 16"),
+    "half a sample": ({"n": 1.5}, "n", "n must be an integer, got 1.5"),
+    "best of fewer": ({"n": 3, "best_of": 2}, "best_of", "best_of is 2, the least is n, 3"),
+    "more than the beams": ({"n": 3, "num_beams": 2}, "n", "n is 3, the limit is num_beams, 2"),
+    "a warm beam": ({"num_beams": 2, "temperature": 0.5}, "temperature", "a beam search takes no temperature"),
+    "best of beams": ({"num_beams": 2, "best_of": 2}, "best_of", "a beam search takes no best_of"),
+    "beams that stop at a string": ({"num_beams": 2, "stop": "x"}, "stop", "a beam search takes no stop"),
+    "an unknown end": ({"early_stopping": "soon"}, "early_stopping", "true, false or 'never', got 'soon'"),
+    "an end in numbers": ({"early_stopping": 1}, "early_stopping", "true, false or 'never', got 1"),
+}
+
+
+@pytest.mark.parametrize(("options", "param", "text"), GROUPS.values(), ids=GROUPS)
+def test_a_group_that_cannot_be_is_refused_by_name(options: dict[str, Any], param: str, text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**options)
+    assert caught.value.param == param
+    assert text in caught.value.message
+
+
+def test_a_group_has_a_sequence_for_each_candidate() -> None:
+    sizes = {(1, None, 1): 1, (3, None, 1): 3, (2, 5, 1): 5, (2, None, 4): 4}
+    for (n, best_of, num_beams), size in sizes.items():
+        params = SamplingParams(n=n, best_of=best_of, num_beams=num_beams)
+        assert params.group_size == size
+        assert params.is_ranked == (size > n)

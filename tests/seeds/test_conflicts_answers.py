@@ -25,7 +25,9 @@ from tests.waiting import eventually
 from tests.workers.execute.factories import (
     advance,
     chunks_of,
+    expected_hypotheses,
     expected_output,
+    make_beams,
     make_engine,
     make_scheduler,
     make_sequence,
@@ -34,7 +36,8 @@ from tests.workers.execute.factories import (
 )
 from triptych import Client, Driver
 from triptych.driver.stream import Completion
-from triptych.protocol.errors import ConfigError, Draining, InvalidRequest
+from triptych.protocol.errors import ConfigError, Draining
+from triptych.workers.execute.hash_model import VOCAB_SIZE
 from triptych.workers.execute.sampling.adjust import adjust_logits
 
 if TYPE_CHECKING:
@@ -163,11 +166,10 @@ def test_c_23_a_release_may_be_lost_doubled_or_come_late(seed: int) -> None:
     assert engine.stats.num_free_pages == 12
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="later: planning a step while the last one runs (GPU)")
 def test_c_24_the_next_step_can_be_planned_while_one_runs() -> None:
     """With placeholders for the tokens that are not known yet; the texts are those without overlap."""
     sequences = make_sequences(3, num_tokens=4, max_tokens=6)
-    engine = make_engine(*sequences)
+    engine = make_engine(*sequences, depth=1)
     for _ in range(2):
         plan = engine.plan()
         assert plan is not None
@@ -200,12 +202,16 @@ def test_c_26_logprobs_are_those_of_the_raw_model(tiny: TinyEngine) -> None:
         assert torch.allclose(torch.from_numpy(found.logprobs), best.values, atol=1e-4)
 
 
-@pytest.mark.xfail(strict=True, raises=InvalidRequest, reason="later: groups (n) and beam search")
 def test_c_27_samples_and_beams_are_groups_of_one_kind(driver: Driver) -> None:
     """``n`` forks once at the first token, a beam at every step; both come back as choices."""
-    sampled: Any = driver.generate([1, 2], max_tokens=4, n=2, temperature=1.0)
-    beams: Any = driver.generate([1, 2], max_tokens=4, beam_width=2)
-    assert [len(sampled.choices), len(beams.choices)] == [2, 2]
+    sampled = driver.generate([1, 2], max_tokens=4, n=2, temperature=1.0, seed=3)
+    alone = [driver.generate([1, 2], max_tokens=4, temperature=1.0, seed=3 + index) for index in range(2)]
+    assert [choice.token_ids for choice in sampled.choices] == [answer.token_ids for answer in alone]
+    beams = driver.generate([1, 2], max_tokens=4, num_beams=2, n=2)
+    beam, _ = make_beams(0, 2, num_tokens=2, max_tokens=4, stop_ids=frozenset({0}))
+    beam.tokens[:2] = [1, 2]
+    wanted = expected_hypotheses(beam, VOCAB_SIZE)
+    assert [choice.token_ids for choice in beams.choices] == [hypothesis.tokens for hypothesis in wanted]
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64, 256])

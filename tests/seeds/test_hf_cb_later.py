@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.pipeline.checks import expected
 from tests.seeds.support import end_all, outcome, sequence_of, trace
@@ -16,16 +17,19 @@ from tests.workers.execute.factories import (
     chunks_of,
     expected_output,
     make_engine,
+    make_group,
     make_scheduler,
     make_sequence,
     run,
 )
+from tests.workers.execute.model.next_token import NextToken
 from triptych import Driver
 from triptych.protocol.config import SchedulerConfig
-from triptych.protocol.errors import ConfigError, InvalidRequest, RequestTooLong
+from triptych.protocol.errors import ConfigError, RequestTooLong
+from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_model import VOCAB_SIZE
-
-SAMPLES = "later: several samples of one prompt (n)"
+from triptych.workers.execute.model.device_runner import DeviceRunner
+from triptych.workers.execute.sampling.sampler import Sampler
 
 
 def test_r_hf_10_a_prompt_that_was_computed_before_is_not_computed_again(driver: Driver) -> None:
@@ -59,23 +63,42 @@ def test_r_hf_12_sharing_of_prefixes_can_be_turned_off() -> None:
     assert [answer.usage["cached_tokens"] for answer in answers] == [0, 0]
 
 
-@pytest.mark.xfail(strict=True, raises=InvalidRequest, reason=SAMPLES)
 def test_r_hf_13_several_samples_compute_their_prompt_once(driver: Driver) -> None:
     """n=3 prefills once and gives three different answers."""
     answer = driver.generate([5] * 40, max_tokens=6, n=3, temperature=1.0, seed=1)
-    choices = answer.choices  # type: ignore[attr-defined]
-    assert len({tuple(choice.token_ids) for choice in choices}) == 3
+    assert len({tuple(choice.token_ids) for choice in answer.choices}) == 3
     assert answer.usage["prompt_tokens"] == 40
+    assert [choice.usage["cached_tokens"] for choice in answer.choices[1:]] == [39, 39]
+    assert [len(c.token_ids) for c in driver.generate([6] * 40, max_tokens=1, n=3, temperature=1.0).choices] == [
+        1,
+        1,
+        1,
+    ]
 
 
-@pytest.mark.gpu
-@pytest.mark.xfail(strict=True, raises=(ConfigError, AssertionError), reason="later: CUDA graphs")
-def test_r_hf_14_only_pure_decodes_take_the_graph() -> None:
-    """Steps of decodes alone run as CUDA graphs, mixed ones and those larger than the largest graph do not."""
-    with Driver("demo", device="cuda", cuda_graphs=True) as driver:
-        driver.generate("What is len?", max_tokens=20)
-        stats = driver.stats()["execute"]
-        assert 0 < stats["graph_steps"] < stats["steps"]
+@pytest.mark.parametrize("depth", [0, 1])
+def test_r_hf_14_only_pure_decodes_take_the_graph(depth: int) -> None:
+    """Steps of decodes alone run as graphs, padded to a bucket; mixed ones and those larger than the largest do not."""
+    forward = NextToken()
+    runner = DeviceRunner(
+        [], forward, Sampler(()), device=torch.device("cpu"), max_sampled=8, max_pages=16, capture=lambda run: run,
+        prefill_tokens=8, decode_rows=3,
+    )  # fmt: skip
+    runner.capture_graphs(lambda done, total: None)
+    sequences = [make_sequence(index, num_tokens=9, max_tokens=4 + 3 * index) for index in range(4)]
+    engine = Engine(make_scheduler(*sequences, prefill_chunk=8, max_num_batched_tokens=12), runner, depth=depth)
+    forward.num_tokens.clear()
+    expected, num_graphs = [], 0
+    for step in trace(engine):
+        plan, num_decodes = step.plan, step.plan.num_decodes
+        is_pure = num_decodes == len(plan.chunks)
+        num_graphs += is_pure and num_decodes <= 3
+        expected.append({1: 1, 2: 2, 3: 3}.get(num_decodes, 4) if is_pure else plan.num_tokens)
+    assert forward.num_tokens == expected
+    assert 0 < runner.num_graph_steps == num_graphs < len(expected)
+    for sequence in sequences:
+        last = int(sequence.tokens[sequence.num_prompt_tokens - 1])
+        assert sequence.output_tokens.tolist() == [(last + 1 + i) % 97 for i in range(sequence.max_tokens)]
 
 
 def test_r_hf_18_prefill_first_finishes_prompts_before_decodes() -> None:
@@ -165,10 +188,15 @@ def test_n_hf_6_there_is_no_silent_stall(seed: int) -> None:
         assert len(produced) == sequence.max_tokens or sequence.num_tokens > 40 - options["page_size"]
 
 
-@pytest.mark.xfail(strict=True, raises=InvalidRequest, reason=SAMPLES)
 def test_n_hf_7_a_group_is_forked_only_after_its_prompt_was_computed(driver: Driver) -> None:
     """A group whose prompt step fails leaves no half-made members; one that works has all of them."""
     answer = driver.generate([VOCAB_SIZE - 2] * 20, max_tokens=3, n=4)
-    assert [choice.token_ids for choice in answer.choices] == [  # type: ignore[attr-defined]
-        expected([VOCAB_SIZE - 2] * 20, 3)
-    ] * 4
+    assert [choice.token_ids for choice in answer.choices] == [expected([VOCAB_SIZE - 2] * 20, 3)] * 4
+    group = make_group(0, 3, num_tokens=20)
+    engine = make_engine(*group, prefill_chunk=64)
+    plan = engine.scheduler.plan()
+    assert plan is not None
+    assert plan.sampled == [group[0].key]
+    engine.scheduler.apply(plan, [0], failed={group[0].key: "bad luck"})
+    assert not any(sequence.block_table for sequence in group)
+    assert list(run(engine).values()) == [expected_output(sequence) for sequence in group[1:]]

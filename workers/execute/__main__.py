@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..process import main
-from .process import run
+from .process import preload, run
 
 if __name__ == "__main__":
-    main("execute", run)
+    main("execute", run, preload=preload)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -11,9 +12,20 @@ from .scheduling.rows import Rows
 from .scheduling.sequence import Key, Sequence
 from .step import Int32, StepInputs
 
+_NONE_CARRIED: Mapping[Key, int] = MappingProxyType({})
 
-def build_inputs(plan: Plan, sequences: Mapping[Key, Sequence], rows: Rows, *, page_size: int) -> StepInputs:
+
+def build_inputs(
+    plan: Plan,
+    sequences: Mapping[Key, Sequence],
+    rows: Rows,
+    *,
+    page_size: int,
+    carried_rows: Mapping[Key, int] = _NONE_CARRIED,
+) -> StepInputs:
     """The inputs of a plan with at least one chunk.
+
+    ``carried_rows`` names the sequences whose last token is still to come out of the step before, and its row there.
 
     The loops over sequences here only collect references; all arithmetic is done once for the whole batch.
     """
@@ -40,7 +52,15 @@ def build_inputs(plan: Plan, sequences: Mapping[Key, Sequence], rows: Rows, *, p
         num_decodes=plan.num_decodes,
         sample_rows=query_starts[1:][samples] - np.int32(1),
         sampled=[s for s, c in zip(scheduled, plan.chunks, strict=True) if c.samples],
+        carried=_carried(plan, query_starts, carried_rows) if carried_rows else None,
     )
+
+
+def _carried(plan: Plan, query_starts: Int32, carried_rows: Mapping[Key, int]) -> Int32:
+    """For each token of the step its row in the step before, or -1. A sequence awaits its last token only."""
+    carried = np.full(query_starts[-1], -1, np.int32)
+    carried[query_starts[1:] - 1] = [carried_rows.get(chunk.key, -1) for chunk in plan.chunks]
+    return carried
 
 
 def _gather_block_tables(scheduled: list[Sequence], num_decodes: int, rows: Rows) -> Int32:
@@ -50,9 +70,11 @@ def _gather_block_tables(scheduled: list[Sequence], num_decodes: int, rows: Rows
     """
     max_pages = max(len(sequence.block_table) for sequence in scheduled)
     tables = np.zeros((len(scheduled), max_pages), np.int32)
+    seated = [sequence.row for sequence in scheduled[:num_decodes]]
+    if None in seated:  # a step that runs again: some have left their row
+        num_decodes = 0
     if num_decodes:
-        indices = np.array([sequence.row for sequence in scheduled[:num_decodes]], np.intp)
-        tables[:num_decodes] = rows.block_tables[indices, :max_pages]
+        tables[:num_decodes] = rows.block_tables[np.array(seated, np.intp), :max_pages]
     for table, sequence in zip(tables[num_decodes:], scheduled[num_decodes:], strict=True):
         table[: len(sequence.block_table)] = sequence.block_table
     return tables

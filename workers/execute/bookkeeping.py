@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -9,10 +10,19 @@ import numpy.typing as npt
 
 from ...protocol.errors import DeadlineExceeded, ModelFailed
 from ...protocol.journal.layout import DISPATCHED, Journal
-from ...protocol.journal.requests import RequestView
-from ...protocol.journal.tokens import TokenTimes, TokenWriter, pack_logprobs, read_finish, read_times
+from ...protocol.journal.requests import RequestView, read_request
+from ...protocol.journal.tokens import (
+    TokenTimes,
+    TokenWriter,
+    pack_logprobs,
+    read_chunk_ends,
+    read_finish,
+    read_times,
+    read_tokens,
+)
 from ...protocol.messages import FINISH_REASONS, StepDone
 from .engine import StepOutputs
+from .scheduling.plan import Plan
 from .scheduling.sequence import Key, Sequence
 
 NO_TOKEN = 0xFFFFFFFF  # index of a row that only says how its request ended
@@ -39,6 +49,7 @@ class Bookkeeper:
         self._writer = TokenWriter(journal)
         self._eos = eos_token_ids
         self._views: dict[Key, RequestView] = {}
+        self._sequences: dict[Key, Sequence] = {}
         self._interruptions: dict[Key, _Interruption] = {}
         self._columns = _columns([])
 
@@ -46,14 +57,17 @@ class Bookkeeper:
         """The sequence of a request, with the tokens it has from an earlier life of this process, if any."""
         key = (view.slot, view.generation)
         record, emitted = view.record, self._writer.adopt(view)
-        params, prompt = record.params, record.prompt_ids
+        if record.params.is_beam_search and not self._has_ended(view):
+            self._writer.clear(view)
+            emitted = emitted[:0]
+        params, prompt = replace(record.params, logprobs=record.num_logprobs), record.prompt_ids
         tokens = np.zeros(len(prompt) + record.token_capacity, np.int32)
         tokens[: len(prompt)] = prompt
         tokens[len(prompt) : len(prompt) + len(emitted)] = emitted
         self._views[key] = view
         times = read_times(self._journal, view, len(emitted))
         self._note_recovery(key, times)
-        return Sequence(
+        sequence = Sequence(
             key=key,
             tokens=tokens,
             num_prompt_tokens=len(prompt),
@@ -61,6 +75,7 @@ class Bookkeeper:
             params=params,
             seed=record.seed,
             arrival=view.arrival,
+            group_key=view.group if params.group_size > 1 else None,
             accepted_at=view.accepted_ns,
             cache_salt=record.cache_salt,
             deadline_at=record.deadline_at,
@@ -69,10 +84,27 @@ class Bookkeeper:
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
             final_ids=self._eos if record.grammar else frozenset(),
         )
+        if len(emitted):
+            sequence.chunk_ends = read_chunk_ends(self._journal, view.slot)
+        self._sequences[key] = sequence
+        return sequence
+
+    def _has_ended(self, view: RequestView) -> bool:
+        """Whether all hypotheses of a search are written: that of its last record is, and none is before it."""
+        slot, generation = view.group
+        last = read_request(self._journal, slot)
+        tokens = None if last is None or last.generation != generation else read_tokens(self._journal, last)
+        return tokens is not None and len(tokens) > 0
 
     def finish(self, key: Key, reason: str, error: str = "") -> None:
         """Write down an end that no step brought."""
         self._writer.finish(*key, reason, error)
+
+    def put_back(self, key: Key) -> None:
+        """Forget a request that goes on later, adopted once more."""
+        self._views.pop(key, None)
+        self._sequences.pop(key, None)
+        self._interruptions.pop(key, None)
 
     def fail(self, key: Key, why: str) -> None:
         """The same for a request that could not even begin."""
@@ -80,8 +112,7 @@ class Bookkeeper:
 
     def let_go(self, key: Key) -> None:
         """Nothing is written for this request any more: its record may be used again."""
-        self._views.pop(key, None)
-        self._interruptions.pop(key, None)
+        self.put_back(key)
         if read_finish(self._journal, *key) is None:
             self._writer.finish(*key, "abort")
 
@@ -99,6 +130,7 @@ class Bookkeeper:
         """Write a step into the journal; the message that tells summarize, or None if there is nothing to tell."""
         plan, progress = outputs.plan, outputs.progress
         self._note_schedule(outputs)
+        self._note_chunks(outputs.plan)
         if outputs.logprobs:
             self._write_logprobs(outputs)
         if progress.keys != self._columns.keys:
@@ -107,6 +139,8 @@ class Bookkeeper:
         token_ids = np.array(progress.token_ids, np.int32)
         if len(token_ids):
             self._writer.publish(self._columns.slots, indices, token_ids, outputs.collected_at)
+        for key, found in progress.hypotheses.items():  # in the order of their records, so that the last comes last
+            self._writer.publish_all(self._views[key], found.tokens, outputs.collected_at, score=found.score)
         ends = self._write_ends(outputs)
         if not (len(token_ids) or ends):
             return None
@@ -131,12 +165,18 @@ class Bookkeeper:
                 interruption = self._interruptions.pop(key)
                 self._writer.add_times(key[0], **{interruption.field: outputs.collected_at - interruption.since_ns})
 
+    def _note_chunks(self, plan: Plan) -> None:
+        for chunk in plan.chunks[plan.num_decodes :]:
+            sequence = self._sequences.get(chunk.key)
+            if chunk.samples and sequence is not None and sequence.replays and sequence.num_output_tokens <= 1:
+                self._writer.note_chunks(chunk.key[0], sequence.chunk_ends)
+
     def _write_logprobs(self, outputs: StepOutputs) -> None:
         indices = dict(zip(outputs.progress.keys, outputs.progress.token_indices, strict=True))
         for key, logprobs in outputs.logprobs.items():
             if key in indices:
                 view = self._views[key]
-                row = pack_logprobs(*logprobs, num_alternatives=view.record.sampling["logprobs"])
+                row = pack_logprobs(*logprobs, num_alternatives=view.record.num_logprobs or 0)
                 self._writer.publish_logprobs(view, indices[key], row)
 
     def _write_ends(self, outputs: StepOutputs) -> dict[Key, str]:

@@ -6,12 +6,15 @@ something else while the device computes, calls the three.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from .batch import build_inputs
 from .isolation import IsolatingRunner
+from .scheduling.ahead import may_plan_ahead
 from .scheduling.audit import Stats, check, take_stats
 from .scheduling.history import StepHistory, StepRecord
 from .scheduling.plan import Plan
@@ -66,23 +69,46 @@ class NoTrace:
 _NO_TRACE = NoTrace()
 
 
+class _InFlight(NamedTuple):
+    plan: Plan
+    planned_at: int
+    launched_at: int
+
+
 class Engine:
-    """Runs sequences to their end. At most one step is in flight."""
+    """Runs sequences to their end. At most ``depth + 1`` steps are in flight.
+
+    At depth 1 a step is planned and launched before the tokens of the one before are known; the device hands them on.
+    """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, *, clock: Callable[[], int] = lambda: 0, trace: Trace = _NO_TRACE
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        clock: Callable[[], int] = lambda: 0,
+        depth: int = 0,
+        trace: Trace = _NO_TRACE,
     ) -> None:
+        assert depth in (0, 1), f"depth is {depth}: only the tokens of the step before can be handed on"
         self.scheduler = scheduler
         self._trace = trace
-        self._runner = IsolatingRunner(runner, self._build_inputs)
+        self._runner = IsolatingRunner(runner, self._build_inputs, runner.is_fatal, self._rewound)
         self._clock = clock
-        self._in_flight: tuple[Plan, int] | None = None  # with when it was launched
+        self._depth = depth
+        self._in_flight: deque[_InFlight] = deque()
         self._planned_at = 0
+        self._collected_at = 0
         self.history = StepHistory()
 
     @property
     def has_work(self) -> bool:
-        return bool(self.scheduler.live)
+        return bool(self.scheduler.live or self._in_flight)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that were launched and not collected."""
+        return len(self._in_flight)
 
     @property
     def stats(self) -> Stats:
@@ -99,12 +125,20 @@ class Engine:
         self.scheduler.release(key)
 
     def step(self) -> StepOutputs | None:
-        """Runs one step, or returns None when there is nothing to do."""
-        plan = self.plan()
-        if plan is None:
-            return None
-        self.launch(plan)
-        return self.collect()
+        """Completes one step, with others launched behind it if they may; None when there is nothing to do."""
+        while self.may_plan:
+            plan = self.plan()
+            if plan is None:
+                break
+            self.launch(plan)
+        return self.collect() if self._in_flight else None
+
+    @property
+    def may_plan(self) -> bool:
+        """Whether the next step can be planned now: nothing is in flight, or nothing that it must wait for."""
+        if not self._in_flight:
+            return True
+        return len(self._in_flight) <= self._depth and self._runner.is_sound and may_plan_ahead(self.scheduler)
 
     def step_tokens(self) -> dict[Key, int]:
         """Runs one step; the tokens it brought, by sequence."""
@@ -113,7 +147,9 @@ class Engine:
 
     def plan(self) -> Plan | None:
         """The next step, or None. One that was planned must be launched and collected, also when it has no chunks."""
-        assert self._in_flight is None, "a step is in flight"
+        assert len(self._in_flight) <= self._depth, "a step is in flight"
+        if self._in_flight:
+            self.scheduler.advance(self._in_flight[-1].plan)
         self._planned_at = self._clock()
         self.scheduler.expire(self._planned_at)
         plan = self.scheduler.plan()
@@ -122,22 +158,21 @@ class Engine:
 
     def launch(self, plan: Plan) -> None:
         """Hands the step to the runner, which may still compute when this returns."""
-        self._in_flight = (plan, self._clock())
+        self._in_flight.append(_InFlight(plan, self._planned_at, self._clock()))
         self._runner.launch(plan)
 
     def collect(self) -> StepOutputs:
-        """The outputs of the step that was launched; waits for the runner."""
-        assert self._in_flight is not None, "no step is in flight"
-        (plan, launched_at), self._in_flight = self._in_flight, None
+        """The outputs of the oldest step in flight; waits for the runner."""
+        assert self._in_flight, "no step is in flight"
+        plan, planned_at, launched_at = self._in_flight.popleft()
         computed = self._runner.collect()
         collected_at = self._clock()
-        progress = self.scheduler.apply(plan, computed.token_ids, computed.failed)
-        self.scheduler.observe(plan, collected_at - self._planned_at)
+        progress = self.scheduler.apply(plan, computed.token_ids, computed.failed, computed.candidates)
+        self.scheduler.observe(plan, collected_at - max(planned_at, self._collected_at))
+        self._collected_at = collected_at
         stats = self.stats
         self.history.append(StepRecord.of(plan, stats, launched_at=launched_at, collected_at=collected_at))
-        outputs = StepOutputs(
-            plan, progress, computed.logprobs, stats, self._planned_at, launched_at, collected_at
-        )  # fmt: skip
+        outputs = StepOutputs(plan, progress, computed.logprobs, stats, planned_at, launched_at, collected_at)
         self._trace.write(outputs)
         return outputs
 
@@ -147,4 +182,14 @@ class Engine:
 
     def _build_inputs(self, plan: Plan) -> StepInputs:
         scheduler = self.scheduler
-        return build_inputs(plan, scheduler.running, scheduler.rows, page_size=scheduler.cache.pool.page_size)
+        is_first_launch = bool(self._in_flight) and self._in_flight[-1].plan is plan
+        return build_inputs(
+            plan,
+            scheduler.running,
+            scheduler.rows,
+            page_size=scheduler.cache.pool.page_size,
+            carried_rows=scheduler.ahead.carried_rows if is_first_launch else {},
+        )
+
+    def _rewound(self, plan: Plan) -> AbstractContextManager[None]:
+        return self.scheduler.ahead.rewound(plan, self.scheduler.running)

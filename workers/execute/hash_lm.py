@@ -16,9 +16,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from .grammar.masks import NO_MASKS, MaskMaker, PendingMasks, first_allowed
+from .scheduling.beam_search import Candidates, num_candidates
 from .scheduling.moves import Moves
-from .scheduling.sequence import Sequence
-from .step import Int32, Int64, StepInputs, StepResult, TokenLogprobs
+from .step import Int32, Int64, StepInputs, StepResult, TokenLogprobs, resolve
 
 _STRIDE = (1 << 31) - 1  # a cell is position * _STRIDE + token, so that a token at a wrong position is a wrong token
 _POISON = (1 << 61) - 1  # both are primes, so that they do not vanish modulo a vocabulary
@@ -31,14 +31,15 @@ def expected_tokens(
     tokens = [int(token) for token in prompt]
     num_prompt_tokens = len(tokens)
     for _ in range(num_tokens):
-        total = len(tokens) + sum((i + 1) * token for i, token in enumerate(tokens))
-        total += _noise(seed, len(tokens)) if temperature > 0 else 0
-        tokens.append(total % (vocab_size - 1) + 1)
+        noise = _noise(seed, len(tokens)) if temperature > 0 else 0
+        tokens.append((state_of(tokens) + noise) % (vocab_size - 1) + 1)
     return tokens[num_prompt_tokens:]
 
 
 class HashRunner:
     """A ``Runner`` for the hash model. Its cache holds tokens where a real one holds keys and values."""
+
+    is_batch_invariant = True
 
     def __init__(
         self,
@@ -58,6 +59,10 @@ class HashRunner:
         self._host_cells: Int64 = np.full((num_host_pages, page_size), _POISON, np.int64)
         self._masks = MaskMaker()
         self._results: deque[StepResult] = deque()
+        self._last_tokens: Int32 = np.empty(0, np.int32)  # of the step that was launched last
+
+    def is_fatal(self, error: Exception) -> bool:
+        return False  # there is no device that could be broken
 
     def move(self, moves: Moves) -> None:
         cells, host_cells = self._cells, self._host_cells
@@ -72,10 +77,13 @@ class HashRunner:
         masks = self._masks.begin(inputs.sampled)
         if pretended_s := self._step_s + self._token_s * len(inputs.token_ids):
             time.sleep(pretended_s)
+        inputs = resolve(inputs, self._last_tokens)
         cells = inputs.positions.astype(np.int64) * _STRIDE + inputs.token_ids
         self._cells.reshape(-1)[inputs.slot_mapping] = cells
         self._cells[0] = _POISON  # whoever reads the trash page says something else
-        self._results.append(self._sample(inputs, masks))
+        result = self._sample(inputs, masks)
+        self._last_tokens = result.token_ids
+        self._results.append(result)
 
     def collect(self) -> StepResult:
         return self._results.popleft()
@@ -84,15 +92,21 @@ class HashRunner:
         allowed, failed = NO_MASKS if masks is None else masks.wait()
         owners = np.searchsorted(inputs.query_starts, inputs.sample_rows, side="right") - 1
         token_ids = np.zeros(len(owners), np.int32)
-        logprobs = {}
+        logprobs, candidates = {}, {}
         for row, (owner, sequence) in enumerate(zip(owners, inputs.sampled, strict=True)):
-            total = self._read(inputs.block_tables[owner], int(inputs.context_lens[owner]))
-            token_ids[row] = self._choose(total, sequence, int(inputs.context_lens[owner]))
+            num_tokens = int(inputs.context_lens[owner])
+            state = self._read(inputs.block_tables[owner], num_tokens) + num_tokens
+            noise = 0 if sequence.params.is_greedy else _noise(sequence.seed, num_tokens)
+            token_ids[row] = (state + noise) % (self._vocab_size - 1) + 1
             if row in allowed:
                 token_ids[row] = first_allowed(allowed[row], int(token_ids[row]))
             if sequence.params.logprobs is not None:
-                logprobs[row] = self._logprobs(int(token_ids[row]), sequence.params.logprobs)
-        return StepResult(token_ids, logprobs, failed)
+                logprobs[row] = self._logprobs(state, int(token_ids[row]), sequence.params.logprobs)
+            if sequence.params.is_beam_search:
+                count = num_candidates(sequence.params, len(sequence.stop_ids))
+                likeliest = self._logprobs(state, int(token_ids[row]), min(count, self._vocab_size - 1))
+                candidates[row] = Candidates(likeliest.token_ids, likeliest.logprobs)
+        return StepResult(token_ids, logprobs, failed, candidates)
 
     def _read(self, block_table: Int32, num_tokens: int) -> int:
         """``sum_i (i + 1) * token_i`` over the cells that ``block_table`` names."""
@@ -101,15 +115,27 @@ class HashRunner:
         index = np.arange(num_tokens)
         return int(np.dot(index + 1, cells - index * _STRIDE))
 
-    def _choose(self, total: int, sequence: Sequence, num_tokens: int) -> int:
-        noise = 0 if sequence.params.is_greedy else _noise(sequence.seed, num_tokens)
-        return (total + num_tokens + noise) % (self._vocab_size - 1) + 1
+    def _logprobs(self, state: int, token_id: int, num_alternatives: int) -> TokenLogprobs:
+        ranks = np.arange(num_alternatives)
+        best = (state % (self._vocab_size - 1) + ranks) % (self._vocab_size - 1) + 1
+        logprobs = (ranks + 1) * logprob_of(state, int(best[0]) if len(best) else token_id, self._vocab_size)
+        chosen = logprob_of(state, token_id, self._vocab_size)
+        return TokenLogprobs(chosen, best.astype(np.int32), logprobs.astype(np.float32))
 
-    def _logprobs(self, token_id: int, num_alternatives: int) -> TokenLogprobs:
-        """Made up: the chosen token first, its neighbours half as likely each."""
-        ranks = np.arange(num_alternatives, dtype=np.int32)
-        logprobs = ((ranks + 1) * -np.log(2)).astype(np.float32)
-        return TokenLogprobs(float(-np.log(2)), (token_id + ranks) % np.int32(self._vocab_size), logprobs)
+
+def logprob_of(state: int, token_id: int, vocab_size: int) -> float:
+    """Made up, but a function of the context's hash and the token: the next likely token is as much less likely as
+    the likeliest is unlikely, and how unlikely that is depends on the context.
+    """
+    rank = (token_id - 1 - state) % (vocab_size - 1)
+    surprise = 0.25 + (state * 0x9E3779B97F4A7C15 % (1 << 64)) / (1 << 64)
+    return -(rank + 1) * surprise
+
+
+def state_of(tokens: Iterable[int]) -> int:
+    """The hash of a context, of which the next token and all logprobs are functions."""
+    tokens = [int(token) for token in tokens]
+    return len(tokens) + sum((i + 1) * token for i, token in enumerate(tokens))
 
 
 def _noise(seed: int, position: int) -> int:

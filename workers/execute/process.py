@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import secrets
@@ -12,9 +13,9 @@ from typing import Any, TextIO
 import numpy as np
 
 from ...protocol import messages as m
-from ...protocol.channels import Links, Poller
-from ...protocol.config import DEMO_CHECKPOINT, DEMO_MODEL, HASH_MODEL, CacheConfig, ModelCard
-from ...protocol.errors import JournalError
+from ...protocol.config import DEMO_CHECKPOINT, DEMO_MODEL, HASH_MODEL, CacheConfig, ModelCard, PipelineConfig
+from ...protocol.errors import ConfigError, JournalError, Poisoned
+from ...protocol.journal.deaths import POISONED, held_against
 from ...protocol.journal.layout import DISPATCHED, split_word
 from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import read_request
@@ -25,15 +26,18 @@ from .engine import Engine, NoTrace, StepOutputs
 from .grammar.intake import GrammarIntake
 from .grammar.matcher import GrammarCompiler
 from .hash_model import build_hash_runner
+from .quarantine import Quarantine, StepIntent
 from .scheduling.audit import measure_memory
 from .scheduling.scheduler import Scheduler
-from .scheduling.sequence import Key
+from .scheduling.sequence import Key, Sequence
+from .showing import Showing
 from .step import Runner
 from .trace import StepTrace
 
 logger = logging.getLogger(__name__)
 
 IDLE_STEP_S = 0.001  # when there is work and none of it can be done, which the scheduler rules out
+COMPILE_S = 30.0  # on a GPU a step may be the first to need some kernel or graph
 PATIENCE_STEPS = 20  # a step that takes so many times as long as usual counts as hung
 
 
@@ -44,6 +48,12 @@ def run(context: WorkerContext) -> None:
         execute = Execute(context, runner, card, step_s=step_s)
         context.set_phase("ready")
         execute.run()
+
+
+def preload(config: PipelineConfig) -> None:
+    """Import what takes seconds, in a process that waits for its time."""
+    if config.model.model != HASH_MODEL:
+        from .model import build  # noqa: F401
 
 
 def build(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
@@ -59,9 +69,20 @@ def build(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
         step_s = config.model.hash_step_ms / 1e3
     else:
         runner, card, step_s = _build_torch_runner(context, cache)
-    if known is None:
+    if known is None or card.model != known.model:
+        _check_successor(card, known)
         write_private(context.run_dir / CARD_FILE, json.dumps(card.to_wire()))
     return runner, card, step_s
+
+
+def _check_successor(card: ModelCard, known: ModelCard | None) -> None:
+    """
+    Raises:
+        ConfigError: what was admitted for the model before could be wrong for this one.
+    """
+    for name in ("vocab_size", "eos_token_ids", "max_model_len", "num_pages") if known is not None else ():
+        if getattr(card, name) != getattr(known, name):
+            raise ConfigError(f"{name} of the model is {getattr(card, name)}, {getattr(known, name)} is being served")
 
 
 def _build_torch_runner(context: WorkerContext, cache: CacheConfig) -> tuple[Runner, ModelCard, float]:
@@ -77,7 +98,10 @@ def _build_torch_runner(context: WorkerContext, cache: CacheConfig) -> tuple[Run
         progress=context.page.progress,
     )
     context.set_phase("warming")
-    return runner, card, runner.warm_up()
+    step_s = runner.warm_up()
+    if _known_card(context) is None:  # a later life serves at once, and makes its graphs as they are used
+        runner.capture_graphs(context.page.progress)
+    return runner, card, step_s
 
 
 def _open_trace(path: str | None) -> TextIO | None:
@@ -95,7 +119,16 @@ def _make_trace(file: TextIO, scheduler: Scheduler, model: str) -> StepTrace:
 
 def _known_card(context: WorkerContext) -> ModelCard | None:
     path = context.run_dir / CARD_FILE
-    return ModelCard.from_wire(json.loads(path.read_text())) if path.exists() else None
+    return ModelCard.from_json(path.read_text()) if path.exists() else None
+
+
+def must_replay(recovery: str, runner: Runner) -> bool:
+    """Whether what was said must be decoded again to go on exactly as before.
+
+    Where a result does not depend on the batch, the quicker prefill gives the same numbers; so there "exact" costs
+    nothing, and is what "auto" gives.
+    """
+    return recovery == "exact" and not runner.is_batch_invariant
 
 
 class Execute:
@@ -115,13 +148,22 @@ class Execute:
             max_model_len=card.max_model_len,
             prefix_cache=context.config.cache.prefix_cache,
             num_host_pages=context.config.cache.host_pages,
+            replays=must_replay(context.config.scheduler.recovery, runner),
         )
         self._trace_file = _open_trace(context.config.scheduler.trace)
         trace = NoTrace() if self._trace_file is None else _make_trace(self._trace_file, scheduler, card.model)
-        self._engine = Engine(scheduler, runner, clock=time.monotonic_ns, trace=trace)
-        self._max_live = card.max_live
+        # A trace tells steps one by one, so that they can be replayed.
+        overlaps = context.config.model.overlap and card.device.startswith("cuda") and self._trace_file is None
+        self._engine = Engine(scheduler, runner, clock=context.journal.now_ns, depth=int(overlaps), trace=trace)
+        self._runner = runner
+        # After a storm of deaths one request at a time is served: slowly, but what one does hits nobody else.
+        self._is_degraded = context.board.is_degraded
+        self._max_live = 1 if self._is_degraded else card.max_live
+        self._quarantine = Quarantine(context.journal)
+        self._intent = StepIntent(context.intent)
+        service = context.config.service
+        self._flushes = service.journal is not None and service.journal_flush == "step"
         self._books = Bookkeeper(context.journal, eos_token_ids=frozenset(card.eos_token_ids))
-        self._grammars = GrammarIntake(GrammarCompiler(context.run_dir, card))
         self._held: dict[int, int] = {}  # adopted and not released: slot -> generation
         self._next_scan = 0.0
         self._step_s = step_s
@@ -129,36 +171,60 @@ class Execute:
         self._num_tokens = 0
         self._num_prefill_tokens = 0
         self._stats = StatsPublisher(context.page, self._collect)
+        self._least_patience_s = COMPILE_S if card.device.startswith("cuda") else 0.0
+        self._showing = Showing(context.board.view, self._engine)
         self._set_patience()
-        self._links = Links(context.run_dir, "execute", epoch=context.epoch, peers=("summarize",))
-        self._poller = Poller(self._links.inbox.socket, self._grammars.bell.file)
+        self._links = context.links("summarize")
+        self._grammars = GrammarIntake(GrammarCompiler(context.run_dir, card), self._links.bell())
+        self._poller = self._links.poller(self._grammars.bell.file)
 
     def run(self) -> None:
         try:
             while not self._context.stopping:
-                self._turn()
+                self.wait()
+                self.turn()
         finally:
             self._grammars.close()
             self._links.close()
             if self._trace_file:
-                self._trace_file.close()
+                with contextlib.suppress(OSError):
+                    self._trace_file.close()
 
-    def _turn(self) -> None:
+    def wait(self) -> None:
         patience = self._stats.publish_if_due()
+        self._showing.show_if_due()
         if not self._engine.has_work:
             self._poller.wait(patience)
             self._grammars.bell.silence()
+
+    def turn(self) -> None:
         self._receive()
         if not self._engine.has_work:
             return
-        outputs = self._engine.step()
-        if outputs is None:
+        self._launch()
+        if self._engine.num_in_flight == 0:
             self._poller.wait(IDLE_STEP_S)
             return
+        outputs = self._engine.collect()
         message = self._books.record(outputs)
+        if self._engine.num_in_flight == 0:
+            self._intent.end()
+        if self._flushes:
+            self._journal.flush()
         if message is not None:
             self._links.send("summarize", message)
+        if self._quarantine.is_on and (key := self._quarantine.observe(outputs.progress)) is not None:
+            self._put_back(key)
         self._count(outputs)
+
+    def _launch(self) -> None:
+        """Plans and launches what may be in flight now. With suspects about, one step at a time."""
+        while self._engine.may_plan and not (self._quarantine.is_on and self._engine.num_in_flight):
+            plan = self._engine.plan()
+            if plan is None:
+                return
+            self._intent.begin(plan, self._engine.scheduler.rows)
+            self._engine.launch(plan)
 
     def _receive(self) -> None:
         """Releases first: they make the room that a new request was given a credit for."""
@@ -179,6 +245,8 @@ class Execute:
             self._links.inbox.missed = False
             self._next_scan = now + TICK_S
             self._scan()
+        while (suspect := self._quarantine.next_slot()) is not None:
+            self._adopt(suspect)
 
     def _scan(self) -> None:
         """Learn from the journal what no message told."""
@@ -206,20 +274,35 @@ class Execute:
             return
         if view is None or self._holds(slot) or view.state != DISPATCHED:
             return
+        against = held_against(self._journal, "execute", slot, view.generation)
+        if self._quarantine.blocks(slot):
+            return  # when it is over, a scan takes it
         if is_released(self._journal, slot, view.generation):
             return
         if self._num_live >= self._max_live or slot in self._held:
             self._scan_releases()  # the credit came from a request whose Release is still under way
         if self._num_live >= self._max_live:
             return  # a later scan takes it
+        self._intent.begin_one((slot, view.generation))
         sequence = self._books.adopt(view)
+        self._intent.end()
         self._held[slot] = view.generation
         self._stats.changed = True
         reason = sequence.end_reason(len(sequence.tokens)) if sequence.num_output_tokens else None
-        if reason is not None:  # the last life wrote the last token and died before it could write the end
+        if against == POISONED:
+            self._books.finish(
+                sequence.key, "error", f"{Poisoned.code}\nthe request ended the process that ran it, twice"
+            )
+        elif reason is not None:  # the last life wrote the last token and died before it could write the end
             self._books.finish(sequence.key, reason)
-        elif view.record.grammar:
-            self._grammars.add(sequence, view.record.grammar)
+        else:
+            if against:
+                self._quarantine.enter(sequence.key)
+            self._begin(sequence, view.record.grammar)
+
+    def _begin(self, sequence: Sequence, grammar: str) -> None:
+        if grammar:
+            self._grammars.add(sequence, grammar)
         else:
             self._engine.add(sequence)
 
@@ -231,6 +314,7 @@ class Execute:
         for sequence, error in self._grammars.take_done():
             if error:
                 self._books.fail(sequence.key, error)
+                self._quarantine.forget(sequence.key)
             else:
                 self._engine.add(sequence)
 
@@ -241,6 +325,17 @@ class Execute:
             self._engine.release(key)
             self._books.let_go(key)
             self._stats.changed = True
+            if self._quarantine.forget(key) or self._is_degraded:
+                self._next_scan = 0.0  # somebody waits for its place
+
+    def _put_back(self, key: Key) -> None:
+        """A suspect came through: it waits with the others until the last suspect did."""
+        if key in self._engine.scheduler.live:
+            del self._held[key[0]]
+            self._engine.release(key)
+            self._books.put_back(key)
+        if not self._quarantine.is_on:
+            self._next_scan = 0.0
 
     def _count(self, outputs: StepOutputs) -> None:
         elapsed_s = (outputs.collected_at - outputs.launched_at) / 1e9
@@ -253,13 +348,14 @@ class Execute:
             self._set_patience()
 
     def _set_patience(self) -> None:
-        self._context.page.set_patience(int(PATIENCE_STEPS * self._step_s * 1e9))
+        self._context.page.set_patience(int(max(PATIENCE_STEPS * self._step_s, self._least_patience_s) * 1e9))
 
     def _collect(self) -> dict[str, Any]:
         stats, history = self._engine.stats, self._engine.history.summary()
         memory = measure_memory(self._engine.scheduler)
         return {
             "steps": self._num_steps,
+            "graph_steps": getattr(self._runner, "num_graph_steps", 0),
             "step_ms": self._step_s * 1e3,
             "tokens": self._num_tokens,
             "prefill_tokens": self._num_prefill_tokens,
@@ -271,6 +367,7 @@ class Execute:
             "ready": stats.num_ready,
             "decoding": stats.num_decoding,
             "held": len(self._held),
+            "suspects": len(self._quarantine),
             "swapped": stats.num_swapped,
             "preemptions": stats.num_preemptions,
             "swaps": stats.num_swaps,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from .scheduling.beam_search import Candidates
 from .scheduling.moves import Moves
 from .scheduling.sequence import Sequence
 
@@ -33,6 +34,21 @@ class StepInputs:
     num_decodes: int  # the first so many sequences have one token each
     sample_rows: Int32  # [R], indices into the T tokens whose next token is wanted
     sampled: Rows[Sequence]  # [R], the sequences these rows belong to
+    # [T], rows of the step before whose token is meant, which the host does not know yet; -1 where token_ids has it
+    carried: Int32 | None = None
+
+
+def resolve(inputs: StepInputs, last_tokens: Int32) -> StepInputs:
+    """The step with the carried tokens put in, for runners whose steps are computed when ``launch`` returns.
+
+    ``last_tokens`` [R] are those of the step before.
+    """
+    if inputs.carried is None:
+        return inputs
+    is_carried = inputs.carried >= 0
+    token_ids = inputs.token_ids.copy()
+    token_ids[is_carried] = last_tokens[inputs.carried[is_carried]]
+    return replace(inputs, token_ids=token_ids, carried=None)
 
 
 class TokenLogprobs(NamedTuple):
@@ -50,10 +66,17 @@ class StepResult:
     token_ids: Int32  # [R]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # row -> for those who asked
     failed: dict[int, str] = field(default_factory=dict)  # row -> why it has no valid token (its id is then void)
+    candidates: dict[int, Candidates] = field(default_factory=dict)  # row -> of the beams, whose token id is void
 
 
 class Runner(Protocol):
     """Computes steps over pages it owns. ``launch`` may return before the result is there; ``collect`` waits for it."""
+
+    is_batch_invariant: bool  # a token's result is the same to the bit, whoever and however many are computed with it
+
+    def is_fatal(self, error: Exception) -> bool:
+        """Whether what a step raised makes every later one fail too, so that the process must end."""
+        ...
 
     def move(self, moves: Moves) -> None:
         """Copies pages as ``moves`` says, before the step that is launched next and after those launched before."""

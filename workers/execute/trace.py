@@ -7,6 +7,7 @@ replaced by a keyed hash of all tokens up to it, which is equal where two sequen
 from __future__ import annotations
 
 import json
+import logging
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -25,6 +26,8 @@ from .scheduling.recording import (
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Int32, Key, Sequence
 
+logger = logging.getLogger(__name__)
+
 
 class Writable(Protocol):
     """What a trace is written to."""
@@ -42,6 +45,7 @@ class StepTrace:
 
     def __init__(self, file: Writable, scheduler: Scheduler, *, secret: bytes, model: str = "") -> None:
         self._file = file
+        self._is_broken = False
         self._pseudonyms = Pseudonyms(secret)
         self._during: dict[str, int] = {}  # the step that is in flight
         self._write({"trace": model, **describe_scheduler(scheduler)})
@@ -87,7 +91,13 @@ class StepTrace:
         return np.array(tokens, np.int32)
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        if self._is_broken:
+            return
+        try:
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        except OSError as error:  # of all there is to lose on a full disk, this can be missed
+            self._is_broken = True
+            logger.warning("the trace ends here: %s", error.strerror)
 
 
 class Pseudonyms:

@@ -37,11 +37,13 @@ def admit(
     """The prompt as it will run. ``max_prompt_tokens``: the request's own limit, if it has one.
 
     Raises:
-        InvalidRequest: an id in the prompt or the parameters is not in the model's vocabulary.
+        InvalidRequest: an id in the prompt or the parameters is not in the model's vocabulary, or so many sequences can
+            never be live.
         RequestTooLong: the prompt does not fit and ``truncation`` is "none".
     """
     check_prompt_ids(token_ids, card.vocab_size)
     check_param_ids(params, card.vocab_size)
+    check_group(params, card)
     kept, num_truncated = token_ids, 0
     if max_prompt_tokens is not None and len(token_ids) > max_prompt_tokens:
         if truncation == "none":
@@ -65,7 +67,35 @@ def fit(token_ids: Int32, params: SamplingParams, card: ModelCard) -> int:
     if len(token_ids) > limit:
         raise RequestTooLong(f"prompt has {len(token_ids)} tokens, the limit is {limit}", param="prompt")
     room = _context_tokens(card) - len(token_ids)
+    if params.is_beam_search:
+        room = min(room, _beam_room(len(token_ids), params.num_beams, card))
     return room if params.max_tokens is None else min(params.max_tokens, room)
+
+
+def _beam_room(num_prompt_tokens: int, num_beams: int, card: ModelCard) -> int:
+    """Output tokens of so many beams that the pool can hold all at once. They share the full pages of the prompt.
+
+    Raises:
+        RequestTooLong: there is no room for one.
+    """
+    num_shared = num_prompt_tokens // card.page_size
+    num_own = max(0, card.num_pages - num_shared) // num_beams
+    room = (num_shared + num_own) * card.page_size - num_prompt_tokens
+    if room < 1:
+        raise RequestTooLong(
+            f"prompt has {num_prompt_tokens} tokens, which leaves {num_own} pages for each of {num_beams} beams,"
+            f" of {card.num_pages} pages of {card.page_size} tokens",
+            param="num_beams",
+        )
+    return room
+
+
+def check_group(params: SamplingParams, card: ModelCard) -> None:
+    """Raise InvalidRequest if the sequences of one request are more than can be live."""
+    sizes = {"n": params.n, "best_of": params.best_of or 1, "num_beams": params.num_beams}
+    for param, size in sizes.items():
+        if size > card.max_live:
+            raise InvalidRequest(f"{param} is {size}, the limit is max_live, {card.max_live}", param=param)
 
 
 def longest_prompt(card: ModelCard) -> int:

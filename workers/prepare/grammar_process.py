@@ -49,7 +49,7 @@ class _Compiler:
             import llguidance  # here, because it is an optional dependency
         except ImportError as error:
             raise ValueError("llguidance is not installed, pip install 'triptych[structured]'") from error
-        card = ModelCard.from_wire(json.loads((run_dir / CARD_FILE).read_text(encoding="utf-8")))
+        card = ModelCard.from_json((run_dir / CARD_FILE).read_text(encoding="utf-8"))
         if not card.eos_token_ids:
             raise ValueError("the model has no token that ends a sequence")
         self._matcher = llguidance.LLMatcher

@@ -6,13 +6,43 @@ import re
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from ...protocol.codec import pack
 from ...protocol.errors import DuplicateId, InvalidRequest
+from ...protocol.groups import member_id
+from ...protocol.journal.layout import MAX_ID_BYTES
 from ...protocol.messages import Accepted
+from .request import GenerationRequest
 
+INLINE_BYTES = 16 << 10  # prompts up to this size are tokenised at once, larger ones and chats by a thread beside
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
+
+
+@dataclass(slots=True)
+class Intake:
+    """One request on its way through this process."""
+
+    peer: bytes
+    owner: bytes  # whose quota it counts for
+    request_id: str
+    digest: int
+    num_bytes: int  # of its frame
+    request: GenerationRequest
+    received_ns: int
+    grammar: str = ""  # compiled from request.structured
+    tokenize_start_ns: int = 0
+    tokenize_end_ns: int = 0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it may take the tokenizer long. A chat's template is a program, which may take any time over it."""
+        return self.num_bytes > INLINE_BYTES or self.request.messages is not None
+
+    def time_after(self, limit_ms: float | None) -> int:
+        """CLOCK_MONOTONIC in ns, so long after the receipt; 0 without a limit."""
+        return 0 if limit_ms is None else self.received_ns + int(limit_ms * 1e6)
 
 
 def check_request_id(request_id: str) -> None:
@@ -23,6 +53,20 @@ def check_request_id(request_id: str) -> None:
     if not _VALID_ID.fullmatch(request_id):
         raise InvalidRequest(
             f"request_id must be 1 to 64 printable ASCII characters without spaces, got {request_id!r:.100}",
+            param="request_id",
+        )
+
+
+def check_member_ids(request_id: str, size: int) -> None:
+    """
+    Raises:
+        InvalidRequest: the ids of so many sequences are longer than an id may be.
+    """
+    num_more = len(member_id(request_id, size - 1, size)) - MAX_ID_BYTES
+    if num_more > 0:
+        raise InvalidRequest(
+            f"request_id has {len(request_id)} characters, the limit for {size} sequences is"
+            f" {len(request_id) - num_more}",
             param="request_id",
         )
 

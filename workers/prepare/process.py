@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...protocol import messages as m
-from ...protocol.board import RUN
-from ...protocol.channels import Bell, Links, Poller
+from ...protocol.board import FAILED, RUN
 from ...protocol.codec import decode_public, peek_request_id
 from ...protocol.config import ModelCard
-from ...protocol.errors import BadFrame, Draining, Overloaded, RequestError
+from ...protocol.errors import (
+    BadFrame,
+    Draining,
+    Overloaded,
+    PipelineFailed,
+    Poisoned,
+    RequestError,
+    TokenizationFailed,
+)
+from ...protocol.groups import member_id, member_seed, request_of
+from ...protocol.journal.deaths import POISONED
 from ...protocol.journal.layout import ACCEPTED, FORGOTTEN, RELEASED
 from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import AcceptTimes, RequestWriter, read_request
@@ -27,36 +34,18 @@ from ...protocol.record import RequestRecord
 from ...protocol.run_dir import CARD_FILE, submit_endpoint
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .admission import Admission, admit
+from .beside import Beside
 from .grammar_checker import GrammarChecker, GrammarQueue
-from .intake import KnownIds, check_request_id, digest_of
-from .queue import CreditQueue
+from .intake import Intake, KnownIds, check_member_ids, check_request_id, digest_of
+from .queue import CreditQueue, Waiting
+from .quotas import Quotas
 from .request import GenerationRequest
 from .text_encoder import TextEncoder
 
 logger = logging.getLogger(__name__)
 
-INLINE_BYTES = 16 << 10  # prompts up to this size are tokenised at once, larger ones by a thread beside
 WAIT_FOR_MODEL_S = 0.02
 MAX_FRAMES_A_TURN = 256  # so that credits and replies are not kept waiting by a flood
-
-
-@dataclass(slots=True)
-class Intake:
-    """One request on its way through this process."""
-
-    peer: bytes
-    request_id: str
-    digest: int
-    num_bytes: int
-    request: GenerationRequest
-    received_ns: int
-    grammar: str = ""  # compiled from request.structured
-    tokenize_start_ns: int = 0
-    tokenize_end_ns: int = 0
-
-    def time_after(self, limit_ms: float | None) -> int:
-        """CLOCK_MONOTONIC in ns, so long after the receipt; 0 without a limit."""
-        return 0 if limit_ms is None else self.received_ns + int(limit_ms * 1e6)
 
 
 def run(context: WorkerContext) -> None:
@@ -74,7 +63,7 @@ def _wait_for_model(context: WorkerContext) -> tuple[ModelCard | None, TextEncod
         encoder = TextEncoder.load(context.run_dir)
         card = context.run_dir / CARD_FILE
         if encoder is not None and card.exists():
-            return ModelCard.from_wire(json.loads(card.read_text())), encoder
+            return ModelCard.from_json(card.read_text()), encoder
         context.page.progress()
         time.sleep(WAIT_FOR_MODEL_S)
     return None, None
@@ -83,7 +72,7 @@ def _wait_for_model(context: WorkerContext) -> tuple[ModelCard | None, TextEncod
 class Prepare:
     """State of the worker. All of it is in the journal too, from which ``__init__`` takes it.
 
-    Invariant: at most ``max_live`` requests are dispatched and not released.
+    Invariant: at most ``max_live`` sequences are dispatched and not released.
     """
 
     def __init__(self, context: WorkerContext, card: ModelCard, encoder: TextEncoder) -> None:
@@ -91,11 +80,12 @@ class Prepare:
         self._context, self._service, self._card, self._encoder = context, service, card, encoder
         self._journal = context.journal
         self._writer = RequestWriter(context.journal)
-        self._ids = KnownIds(self._writer.past_ids(), max_past=service.max_records)
+        past = [(request_of(member), digest) for member, digest in self._writer.past_ids()]
+        self._ids = KnownIds(past, max_past=service.max_records)
         self._slots: dict[int, tuple[int, str]] = {}  # every record in use: generation and request id
+        self._num_records: Counter[str] = Counter()  # of each request id, among these
         self._live: dict[int, int] = {}  # dispatched and not released: slot -> generation
         self._waiting = CreditQueue(context.config.scheduler.arrivals_per_level)  # accepted, no credit yet
-        self._tokenizer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._grammars = GrammarQueue(
             GrammarChecker(
                 context.run_dir, timeout_s=service.grammar_timeout_s, memory_bytes=service.grammar_bytes
@@ -104,29 +94,42 @@ class Prepare:
         self._from_beside: deque[Callable[[], None]] = deque()
         self._pending_bytes = 0
         self._next_scan = 0.0
+        self._suspects = context.board.suspects()  # only a death of this process brings new ones
+        self._syncs = service.journal is not None and service.journal_flush in ("accept", "step")
+        self._unsynced: list[tuple[bytes, m.Accepted]] = []
+        context.intent.begin()
         self._counts: Counter[str] = Counter()
+        self._quotas = Quotas(max_requests=service.max_client_requests, max_bytes=service.max_client_bytes)
         self._stats = StatsPublisher(context.page, self._collect)
         self._adopt_journal()
-        self._bell = Bell()
-        self._links = Links(context.run_dir, "prepare", epoch=context.epoch, peers=("execute",))
+        self._links = context.links("execute")
+        self._bell = self._links.bell()
+        self._beside: Beside[Admission | RequestError] = Beside(service.tokenize_timeout_s, ring=self._bell.ring)
         self._router = self._links.router(
-            submit_endpoint(context.run_dir, service), epoch=context.epoch, max_frame_bytes=service.max_frame_bytes
+            submit_endpoint(context.run_dir, service),
+            epoch=context.epoch,
+            max_frame_bytes=service.max_frame_bytes,
+            public=context.public_door(service.submit),
         )
-        self._poller = Poller(self._links.inbox.socket, self._router.socket, self._bell.file)
+        self._poller = self._links.poller(self._router.socket, self._bell.file)
 
     def run(self) -> None:
         try:
             while not self._context.stopping:
-                self._poller.wait(self._stats.publish_if_due())
-                self._turn()
+                self.wait()
+                self.turn()
         finally:
-            self._tokenizer.shutdown(wait=False, cancel_futures=True)
+            self._beside.close()
             self._grammars.close()
             self._links.close()
 
-    def _turn(self) -> None:
+    def wait(self) -> None:
+        self._poller.wait(self._stats.publish_if_due())
+
+    def turn(self) -> None:
         self._bell.silence()
         self._receive()
+        self._beside.collect()
         while self._from_beside:
             self._from_beside.popleft()()
         for _ in range(MAX_FRAMES_A_TURN):
@@ -134,6 +137,7 @@ class Prepare:
                 break
             self._stats.changed = True
             self._hear_safely(*received)
+        self._sync()
         self._dispatch()
 
     # -- from the other workers
@@ -143,8 +147,7 @@ class Prepare:
         released = self._journal.release_states()
         for view in sorted((v for v in views if v is not None), key=lambda view: view.arrival):
             record = view.record
-            self._slots[view.slot] = (view.generation, record.request_id)
-            self._ids.accept(_accepted(record), record.digest)
+            self._ids.accept(self._enter(view.slot, view.generation, record), record.digest)
             if released[view.slot] or record.token_capacity == 0:
                 continue
             if view.state == ACCEPTED:
@@ -179,6 +182,7 @@ class Prepare:
 
     def _released(self, slot: int, generation: int) -> None:
         """The request ended: it gives its credit back, or its place in the queue."""
+        self._quotas.released(slot, generation)
         if self._live.get(slot) == generation:
             del self._live[slot]
             self._stats.changed = True
@@ -188,22 +192,27 @@ class Prepare:
     def _forget(self, slot: int, generation: int) -> None:
         self._released(slot, generation)
         if self._slots.get(slot, (None, ""))[0] == generation and self._writer.recycle(slot, generation):
-            self._ids.forget(self._slots.pop(slot)[1])
+            request_id = self._slots.pop(slot)[1]
+            self._num_records[request_id] -= 1
+            if not self._num_records[request_id]:
+                del self._num_records[request_id]
+                self._ids.forget(request_id)
             self._stats.changed = True
 
     def _dispatch(self) -> None:
-        while self._waiting and len(self._live) < self._card.max_live:
-            slot, generation, record = self._waiting.pop()
-            if is_released(self._journal, slot, generation):
-                continue  # ended while it waited
-            self._writer.dispatch(slot, generation, time.monotonic_ns())
-            self._live[slot] = generation
-            self._links.send("execute", m.Prepared(slot, generation, record))
+        while waiting := self._waiting.pop(self._card.max_live - len(self._live)):
+            for slot, generation, record in waiting:
+                if is_released(self._journal, slot, generation):
+                    continue  # ended while it waited
+                self._writer.dispatch(slot, generation, self._journal.now_ns())
+                self._live[slot] = generation
+                self._links.send("execute", m.Prepared(slot, generation, record))
             self._stats.changed = True
 
     def _wait_for_credit(self, slot: int, generation: int, record: RequestRecord) -> None:
+        waiting = Waiting(slot, generation, record.to_bytes())
         arrival = int(self._journal.records["arrival"][slot])
-        self._waiting.push(slot, generation, record.to_bytes(), arrival=arrival, priority=record.priority)
+        self._waiting.push(request_of(record.request_id), waiting, arrival=arrival, priority=record.priority)
 
     # -- from the clients
 
@@ -217,7 +226,7 @@ class Prepare:
             self._refuse(peer, request_id, RequestError(f"the message could not be handled: {type(error).__name__}"))
 
     def _hear(self, peer: bytes, frame: bytes) -> None:
-        received_ns = time.monotonic_ns()
+        received_ns = self._journal.now_ns()
         try:
             message = decode_public(frame, max_bytes=self._service.max_frame_bytes).message
         except BadFrame as error:
@@ -238,36 +247,53 @@ class Prepare:
             digest = digest_of(message.request)
             if self._ids.seen(request_id, digest):
                 if (accepted := self._ids.answer(request_id)) is not None:
-                    self._router.send(peer, accepted)
+                    self._confirm(peer, accepted)
                 return
-            self._check_room(num_bytes)
+            deaths = self._suspects.get(digest, 0)
+            if deaths == POISONED:
+                raise Poisoned("the request, or one with the same content, ended the process that prepared it, twice")
+            if deaths and self._pending_bytes:
+                return  # a suspect is tokenised alone; its client sends it again
             request = GenerationRequest.from_wire(message.request)
+            check_member_ids(request_id, request.sampling.group_size)
+            intake = Intake(peer, self._router.owner(peer), request_id, digest, num_bytes, request, received_ns)
+            num_waiting_bytes = num_bytes if intake.is_long or request.structured is not None else 0
+            self._check_room(num_waiting_bytes)
+            self._quotas.check(intake.owner, num_waiting_bytes)
         except RequestError as error:
             self._refuse(peer, request_id, error)
             return
-        intake = Intake(peer, request_id, digest, num_bytes, request, received_ns)
         self._ids.begin(request_id, digest)
         if (form := request.structured) is not None:
-            self._pending_bytes += num_bytes
+            self._begin_wait(intake)
             self._grammars.compile(form, lambda result: self._later(lambda: self._compiled(intake, result)))
         else:
             self._tokenize_soon(intake)
 
     def _compiled(self, intake: Intake, result: str | RequestError) -> None:
-        self._pending_bytes -= intake.num_bytes
+        self._end_wait(intake)
         if isinstance(result, RequestError):
-            self._stats.changed = True
             self._finish(intake, result)
         else:
             intake.grammar = result
             self._tokenize_soon(intake)
 
+    def _begin_wait(self, intake: Intake) -> None:
+        self._pending_bytes += intake.num_bytes
+        self._quotas.waits(intake.owner, intake.num_bytes)
+
+    def _end_wait(self, intake: Intake) -> None:
+        self._pending_bytes -= intake.num_bytes
+        self._quotas.waited(intake.owner, intake.num_bytes)
+        self._stats.changed = True
+
     def _tokenize_soon(self, intake: Intake) -> None:
-        if intake.num_bytes <= INLINE_BYTES:
-            self._finish(intake, self._tokenize(intake))
+        if intake.is_long and intake.digest not in self._suspects:
+            self._tokenize_beside(intake)
         else:
-            self._pending_bytes += intake.num_bytes
-            self._tokenizer.submit(self._tokenize_beside, intake)
+            self._context.intent.set_standing([intake.digest])
+            self._finish(intake, self._tokenize(intake))
+            self._context.intent.set_standing([])
 
     def _later(self, work: Callable[[], None]) -> None:
         """Any thread: do this in the next turn."""
@@ -275,28 +301,42 @@ class Prepare:
         self._bell.ring()
 
     def _check_room(self, num_bytes: int) -> None:
+        """``num_bytes``: that would wait for the compiler or the tokenizer."""
+        if self._context.board.mode == FAILED:
+            raise PipelineFailed("a worker died again and again, and the pipeline gave up")
         if self._context.board.mode != RUN:
             raise Draining("the pipeline is stopping and takes no new requests")
         if len(self._waiting) >= self._service.max_queue:
             raise Overloaded(f"{len(self._waiting)} requests wait, the limit is {self._service.max_queue}")
-        if num_bytes > INLINE_BYTES and self._pending_bytes + num_bytes > self._service.max_pending_bytes:
+        if num_bytes and self._pending_bytes + num_bytes > self._service.max_pending_bytes:
             raise Overloaded(
                 f"{self._pending_bytes} bytes of prompts wait for the tokenizer,"
                 f" {num_bytes} more pass the limit of {self._service.max_pending_bytes}"
             )
 
     def _tokenize_beside(self, intake: Intake) -> None:
-        result = self._tokenize(intake)
-        self._later(lambda: self._finish_beside(intake, result))
+        self._begin_wait(intake)
 
-    def _finish_beside(self, intake: Intake, result: Admission | RequestError) -> None:
-        self._pending_bytes -= intake.num_bytes
-        self._stats.changed = True
-        self._finish(intake, result)
+        def done(result: Admission | RequestError | None) -> None:
+            self._end_wait(intake)
+            self._finish(intake, result or self._too_slow(intake))
+
+        self._beside.submit(lambda: self._tokenize_with_intent(intake), done)
+
+    def _tokenize_with_intent(self, intake: Intake) -> Admission | RequestError:
+        self._context.intent.set_others([intake.digest])
+        result = self._tokenize(intake)
+        self._context.intent.set_others([])
+        return result
+
+    def _too_slow(self, intake: Intake) -> RequestError:
+        param = "prompt" if intake.request.messages is None else "messages"
+        limit = self._service.tokenize_timeout_s
+        return TokenizationFailed(f"{param} took longer than {limit} s, the limit is tokenize_timeout_s", param=param)
 
     def _tokenize(self, intake: Intake) -> Admission | RequestError:
         """Any thread. A request that cannot be served is an error for its client and for nobody else."""
-        intake.tokenize_start_ns = time.monotonic_ns()
+        intake.tokenize_start_ns = self._journal.now_ns()
         try:
             request = intake.request
             token_ids = self._encoder.encode_request(request)
@@ -313,7 +353,7 @@ class Prepare:
             logger.exception("request %s could not be prepared", intake.request_id)
             return RequestError(f"the request could not be prepared: {type(error).__name__}")
         finally:
-            intake.tokenize_end_ns = time.monotonic_ns()
+            intake.tokenize_end_ns = self._journal.now_ns()
 
     def _finish(self, intake: Intake, result: Admission | RequestError) -> None:
         try:
@@ -326,8 +366,8 @@ class Prepare:
 
     def _accept(self, intake: Intake, admission: Admission) -> None:
         request, params = intake.request, intake.request.sampling
-        record = RequestRecord(
-            request_id=intake.request_id,
+        first = RequestRecord(
+            request_id=member_id(intake.request_id, 0, params.group_size),
             digest=intake.digest,
             prompt=admission.token_ids.astype("<i4").tobytes(),
             num_truncated_tokens=admission.num_truncated,
@@ -343,17 +383,41 @@ class Prepare:
             grammar=intake.grammar,
         )
         times = AcceptTimes(
-            intake.received_ns, intake.tokenize_start_ns, intake.tokenize_end_ns, time.monotonic_ns()
+            intake.received_ns, intake.tokenize_start_ns, intake.tokenize_end_ns, self._journal.now_ns()
         )  # fmt: skip
-        slot, generation = self._writer.accept(record, times)
-        self._slots[slot] = (generation, record.request_id)
-        accepted = _accepted(record)
-        self._ids.accept(accepted, record.digest)
-        if record.token_capacity > 0:  # one that asked for no tokens is answered by summarize alone
-            self._wait_for_credit(slot, generation, record)
+        records = [_member(first, intake.request_id, index) for index in range(params.group_size)]
+        for (slot, generation), record in zip(self._writer.accept_all(records, times), records, strict=True):
+            accepted = self._enter(slot, generation, record)
+            self._quotas.accepted(intake.owner, slot, generation)
+            if record.token_capacity > 0:  # one that asked for no tokens is answered by summarize alone
+                self._wait_for_credit(slot, generation, record)
+        self._ids.accept(accepted, intake.digest)
         self._counts["accepted"] += 1
         self._counts["prompt_tokens"] += accepted.num_prompt_tokens
-        self._router.send(intake.peer, accepted)
+        self._confirm(intake.peer, accepted)
+
+    def _confirm(self, peer: bytes, accepted: m.Accepted) -> None:
+        """Say ACCEPTED, now or once the journal is on the disk."""
+        if self._syncs:
+            self._unsynced.append((peer, accepted))
+        else:
+            self._router.send(peer, accepted)
+
+    def _sync(self) -> None:
+        """One flush for all that were accepted in this turn."""
+        if self._unsynced:
+            self._journal.flush()
+            for peer, accepted in self._unsynced:
+                self._router.send(peer, accepted)
+            self._unsynced.clear()
+
+    def _enter(self, slot: int, generation: int, record: RequestRecord) -> m.Accepted:
+        """Take note of a record that is in use; what its client is told."""
+        request_id = request_of(record.request_id)
+        self._slots[slot] = (generation, request_id)
+        self._num_records[request_id] += 1
+        num_prompt_tokens = len(record.prompt) // 4
+        return m.Accepted(request_id, num_prompt_tokens, record.num_truncated_tokens, record.token_capacity)
 
     def _refuse(self, peer: bytes, request_id: str, error: RequestError) -> None:
         self._counts[f"rejected_{error.code}"] += 1
@@ -363,11 +427,14 @@ class Prepare:
         service = self._service
         limits = {
             "max_queue": service.max_queue,
+            "max_client_requests": service.max_client_requests,
             "max_frame_bytes": service.max_frame_bytes,
             "window_tokens": service.window_tokens,
             "lease_s": service.lease_s,
         }
-        return {"model": self._card.to_wire(), "limits": limits}
+        # Read again: execute may have been restarted with other weights.
+        card = ModelCard.from_json((self._context.run_dir / CARD_FILE).read_text()).to_wire()
+        return {"model": card, "limits": limits}
 
     def _collect(self) -> dict[str, Any]:
         return {
@@ -388,10 +455,11 @@ class Prepare:
         }
 
 
-def _accepted(record: RequestRecord) -> m.Accepted:
-    return m.Accepted(
-        record.request_id, len(record.prompt) // 4, record.num_truncated_tokens, record.token_capacity
-    )  # fmt: skip
+def _member(first: RequestRecord, request_id: str, index: int) -> RequestRecord:
+    """The record of sequence ``index`` of the request whose first is given."""
+    size = first.params.group_size
+    seed = member_seed(first.seed, index)
+    return replace(first, request_id=member_id(request_id, index, size), seed=seed, index=index)
 
 
 def _pairs(message: m.Release | m.Forgotten) -> list[tuple[int, int]]:

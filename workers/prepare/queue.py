@@ -1,4 +1,4 @@
-"""Accepted requests that wait for a credit, in the order in which they get one. Pure."""
+"""Accepted requests that wait for credits, in the order in which they get them. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Waiting(NamedTuple):
-    """One request as execute will be told of it."""
+    """One sequence as execute will be told of it."""
 
     slot: int
     generation: int
@@ -20,38 +20,60 @@ class CreditQueue:
     With ``ageing`` 0 that is the order of arrival. Otherwise so many later arrivals outweigh one level of priority, so
     nobody starves, and the order of two requests never changes.
 
+    All sequences of a request leave at once, and who comes behind it waits until they can. So a request of many
+    sequences is not starved by those of few, and none holds a part of what another one waits for.
+
     A removed request stays in the heap as a stale entry until it surfaces or half of the heap is stale.
     """
 
     def __init__(self, ageing: int) -> None:
         self._ageing = ageing
-        self._heap: list[tuple[int, int, int, int]] = []  # urgency, arrival, slot, generation
-        self._waiting: dict[int, Waiting] = {}
+        self._heap: list[tuple[int, int, str]] = []  # urgency, arrival, request id
+        self._arrivals: dict[str, int] = {}  # of the first sequence of each request that waits
+        self._waiting: dict[str, dict[int, Waiting]] = {}  # its sequences, by slot
+        self._owners: dict[int, str] = {}  # slot -> request id
 
     def __len__(self) -> int:
+        """Requests, whatever the number of their sequences."""
         return len(self._waiting)
 
-    def push(self, slot: int, generation: int, record: bytes, *, arrival: int, priority: int) -> None:
-        self._waiting[slot] = Waiting(slot, generation, record)
-        heapq.heappush(self._heap, (arrival + self._ageing * priority, arrival, slot, generation))
+    def push(self, request_id: str, waiting: Waiting, *, arrival: int, priority: int) -> None:
+        """One sequence of a request; the others of it follow before anybody is popped."""
+        if request_id not in self._waiting:
+            self._waiting[request_id], self._arrivals[request_id] = {}, arrival
+            heapq.heappush(self._heap, (arrival + self._ageing * priority, arrival, request_id))
+        self._waiting[request_id][waiting.slot] = waiting
+        self._owners[waiting.slot] = request_id
 
-    def pop(self) -> Waiting:
-        """The next one; there must be one."""
-        while True:
-            _, _, slot, generation = heapq.heappop(self._heap)
-            if self._waits(slot, generation):
-                return self._waiting.pop(slot)
+    def pop(self, num_credits: int) -> list[Waiting]:
+        """The sequences of the next request, if there are credits for all of them; else nobody's."""
+        while self._heap and not self._waits(self._heap[0]):
+            heapq.heappop(self._heap)
+        if not self._heap or len(self._waiting[self._heap[0][2]]) > num_credits:
+            return []
+        _, _, request_id = heapq.heappop(self._heap)
+        sequences = list(self._waiting[request_id].values())
+        for waiting in sequences:
+            del self._owners[waiting.slot]
+        self._forget(request_id)
+        return sequences
 
     def remove(self, slot: int, generation: int) -> bool:
-        """Whether this request did wait; now it does not."""
-        if not self._waits(slot, generation):
+        """Whether this sequence did wait; now it does not."""
+        request_id = self._owners.get(slot)
+        if request_id is None or self._waiting[request_id][slot].generation != generation:
             return False
-        del self._waiting[slot]
-        if len(self._heap) > 2 * len(self._waiting) + 8:
-            self._heap = [entry for entry in self._heap if self._waits(entry[2], entry[3])]
-            heapq.heapify(self._heap)
+        del self._owners[slot], self._waiting[request_id][slot]
+        if not self._waiting[request_id]:
+            self._forget(request_id)
+            if len(self._heap) > 2 * len(self._waiting) + 8:
+                self._heap = [entry for entry in self._heap if self._waits(entry)]
+                heapq.heapify(self._heap)
         return True
 
-    def _waits(self, slot: int, generation: int) -> bool:
-        waiting = self._waiting.get(slot)
-        return waiting is not None and waiting.generation == generation
+    def _forget(self, request_id: str) -> None:
+        del self._waiting[request_id], self._arrivals[request_id]
+
+    def _waits(self, entry: tuple[int, int, str]) -> bool:
+        _, arrival, request_id = entry
+        return self._arrivals.get(request_id) == arrival

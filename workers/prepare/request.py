@@ -50,6 +50,10 @@ class GenerationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     def __post_init__(self) -> None:
+        if self.structured is not None and self.sampling.is_beam_search:
+            raise InvalidRequest(
+                f"num_beams is {self.sampling.num_beams}: a beam search takes no structured", param="structured"
+            )
         if self.structured is not None and self.sampling.ignore_eos:
             raise refusal("and ignore_eos exclude each other: the end of sequence is what ends such an answer")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +10,12 @@ import numpy.typing as npt
 from ...protocol.journal.layout import Journal
 from ...protocol.journal.requests import RequestView
 from ...protocol.journal.tokens import read_logprobs, read_times
-from ...protocol.messages import DeltaRow, Failed, Finished, Status
+from ...protocol.messages import DeltaRow, Failed, Finished
 from .ledger import Ledger, Marks, make_ledger
 from .stream import OutputStream
+
+if TYPE_CHECKING:
+    from .choices import Choices
 
 
 class Account(NamedTuple):
@@ -25,17 +27,23 @@ class Account(NamedTuple):
 
 
 class Answer:
-    """A live or ended request.
+    """What one sequence says, live or ended.
 
     Invariants: ``num_acknowledged <= num_sent <= stream.num_tokens``, as far as the present reader is concerned;
     tokens beyond ``num_acknowledged + window`` are not sent, so a reader that stalls costs no more than its window.
     """
 
-    def __init__(self, view: RequestView, stream: OutputStream, lease_until: float) -> None:
+    choices: Choices  # those of its request; it joins them when it is made
+
+    def __init__(self, view: RequestView, stream: OutputStream) -> None:
         self.view = view
         self.stream = stream
-        self.lease_until = lease_until  # time.monotonic()
+        self.wire_id = view.record.request_id  # how its readers name it
+        self.index = view.record.index  # among the choices of its request, once they are known
+        self.score: float | None = None  # by which it was chosen, if others competed with it
         self.num_seen = 0  # tokens taken from execute, also those after the end
+        self.is_suspect = False  # this process died with it once, see protocol/journal/deaths.py
+        self.number = view.slot << 32 | view.generation
         self.error: tuple[str, str] | None = None  # code and message, if the finish reason is "error"
         self.end_code = ""  # of the error, if it is summarize that found it
         self.peer: bytes | None = None  # who follows
@@ -50,10 +58,6 @@ class Answer:
         self._end: Finished | Failed | None = None
 
     @property
-    def request_id(self) -> str:
-        return self.view.record.request_id
-
-    @property
     def key(self) -> tuple[int, int]:
         return self.view.slot, self.view.generation
 
@@ -62,12 +66,11 @@ class Answer:
         return self._rate(self.stream.num_tokens)
 
     def push(self, token_ids: list[int], now_ns: int) -> None:
-        """Take the next tokens from execute."""
+        """Take the next tokens from execute. The caller says afterwards when their text was done."""
         self.num_seen += len(token_ids)
         self.first_token_ns = self.first_token_ns or now_ns
         self.arrived_ns = now_ns
         self.stream.push(token_ids)
-        self.text_done_ns = time.monotonic_ns()
 
     def follow(self, peer: bytes, offset: int, again: bool) -> None:
         """A client asks for what comes after its first ``offset`` tokens."""
@@ -107,20 +110,13 @@ class Answer:
         # The time may still be that of an earlier request in the slot.
         return self.num_seen > 0 or int(journal.records["scheduled_ns"][self.view.slot]) >= self.view.accepted_ns
 
-    def status(self, journal: Journal) -> Status:
-        state = "running" if self.has_begun(journal) else "queued"
-        if self.stream.is_finished:
-            state = {"abort": "aborted", "error": "failed"}.get(self.stream.finish_reason or "", "finished")
-        received_ns = int(journal.records["received_ns"][self.view.slot])
-        return Status(self.request_id, state, self.stream.num_tokens, received_ns, self.ended_ns)
-
     def _row(self, journal: Journal, stop: int) -> DeltaRow:
         token_ids, text = self.stream.delta(self.num_sent, stop)
         logprobs = None
         if "logprobs" in self.view.record.sampling:
             logprobs = read_logprobs(journal, self.view, self.num_sent, stop)
         packed = np.array(token_ids, "<i4").tobytes()
-        return [self.request_id, self.num_sent, self.num_chars_sent, packed, text, logprobs, self._rate(stop)]
+        return [self.wire_id, self.num_sent, self.num_chars_sent, packed, text, logprobs, self._rate(stop)]
 
     def _rate(self, num_tokens: int) -> float | None:
         elapsed_ns = self.arrived_ns - self.first_token_ns
@@ -141,7 +137,7 @@ class Answer:
             last_token=_at(times.tokens_ns, -1),
             arrived=self.arrived_ns,
             text_done=self.text_done_ns,
-            sent=time.monotonic_ns(),
+            sent=journal.now_ns(),
             preempted_ns=times.preempted_ns,
             recovered_ns=times.recovered_ns,
             token_times=times.tokens_ns.tolist(),
@@ -159,7 +155,8 @@ class Answer:
             "cached_tokens": ledger.num_cached_tokens,
             "truncated_tokens": record.num_truncated_tokens,
         }
-        summary: dict[str, Any] = {"usage": usage, "ledger": ledger.to_wire(), "matched": self.stream.matched}
+        facts = {"usage": usage, "ledger": ledger.to_wire(), "matched": self.stream.matched}
+        summary: dict[str, Any] = {**facts, "index": self.index, "score": self.score}
         if record.return_prompt:
             summary["prompt_token_ids"] = record.prompt
         return summary

@@ -77,7 +77,7 @@ class Ledger:
 
 def make_ledger(marks: Marks, *, num_cached_tokens: int = 0, num_preemptions: int = 0) -> Ledger:
     """The account of a request that ended, wherever it ended."""
-    stages_ns = _stages_ns(marks)
+    stages_ns = book_stages(marks)
     return Ledger(
         wall_ns=sum(stages_ns.values()),
         stages_ns=stages_ns,
@@ -89,7 +89,8 @@ def make_ledger(marks: Marks, *, num_cached_tokens: int = 0, num_preemptions: in
     )
 
 
-def _stages_ns(marks: Marks) -> dict[str, int]:
+def book_stages(marks: Marks) -> dict[str, int]:
+    """ns by stage, every one of ``STAGES``; what lies between the last mark and ``sent`` is where it stands then."""
     stages_ns = dict.fromkeys(STAGES, 0)
     now, stage = marks.received, None
     for name, end in _STAGE_ENDS:

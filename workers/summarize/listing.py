@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import heapq
-import time
+from collections import deque
 from collections.abc import Collection
+from itertools import islice
 
 from ...protocol import messages as m
 from ...protocol.journal.layout import DISPATCHED, Journal, word
+from ...protocol.journal.tokens import read_times
 from .answer import Answer
+from .ledger import Marks, book_stages
 
 
-def list_requests(journal: Journal, answers: Collection[Answer], limit: int) -> m.Requests:
-    """The first ``limit`` of the answers in order of arrival."""
+class Ended:
+    """The last requests that ended, also those whose answer is not kept any more."""
+
+    def __init__(self) -> None:
+        self._rows: deque[m.RequestRow] = deque(maxlen=m.MAX_ENDED_ROWS)
+
+    def add(self, journal: Journal, answer: Answer) -> None:
+        row = _row(journal, answer)
+        row[1] = answer.stream.finish_reason or "error"
+        self._rows.appendleft(row)
+
+    def newest(self, limit: int) -> list[m.RequestRow]:
+        return list(islice(self._rows, limit))
+
+
+def list_requests(journal: Journal, answers: Collection[Answer], limit: int, ended: Ended) -> m.Requests:
+    """The first ``limit`` of the answers in order of arrival, and as many of those that ended."""
     num_rows = max(0, min(limit, m.MAX_REQUEST_ROWS))
     first = heapq.nsmallest(num_rows, answers, key=lambda answer: answer.view.arrival)
     rows = [_row(journal, answer) for answer in first]
-    return m.Requests(limit, rows, len(answers) - len(rows), time.monotonic_ns())
+    return m.Requests(limit, rows, len(answers) - len(rows), journal.now_ns(), ended.newest(num_rows))
 
 
 def _row(journal: Journal, answer: Answer) -> m.RequestRow:
@@ -24,7 +42,7 @@ def _row(journal: Journal, answer: Answer) -> m.RequestRow:
     # Before its first token these fields may still be those of an earlier request in the slot.
     is_known = answer.num_seen > 0
     return [
-        answer.request_id,
+        answer.wire_id,
         _state(journal, answer),
         len(record.prompt) // 4,
         answer.stream.num_tokens,
@@ -34,7 +52,34 @@ def _row(journal: Journal, answer: Answer) -> m.RequestRow:
         int(entry["received_ns"]),
         answer.first_token_ns,
         answer.tokens_per_second,
+        answer.view.slot,
+        [round(ns / 1e6, 3) for ns in book_stages(_marks(journal, answer)).values()],
     ]
+
+
+def _marks(journal: Journal, answer: Answer) -> Marks:
+    """As far as the request has come: what goes on now, goes on until now."""
+    entry, is_ended = journal.records[answer.view.slot], answer.stream.is_finished
+    times = read_times(journal, answer.view, answer.stream.num_tokens)
+    marks = Marks(
+        received=int(entry["received_ns"]),
+        tokenize_start=int(entry["tokenize_start_ns"]),
+        tokenize_end=int(entry["tokenize_end_ns"]),
+        accepted=answer.view.accepted_ns,
+        dispatched=int(entry["dispatched_ns"]),
+        scheduled=times.scheduled_ns,
+        first_token=int(times.tokens_ns[0]) if len(times.tokens_ns) else 0,
+        sent=answer.ended_ns if is_ended else journal.now_ns(),
+        preempted_ns=times.preempted_ns,
+        recovered_ns=times.recovered_ns,
+    )
+    if is_ended and len(times.tokens_ns):
+        marks.last_token, marks.arrived, marks.text_done = (
+            int(times.tokens_ns[-1]),
+            answer.arrived_ns,
+            answer.text_done_ns,
+        )
+    return marks
 
 
 def _state(journal: Journal, answer: Answer) -> str:

@@ -6,7 +6,6 @@ lease runs out at the same moment.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter
@@ -15,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from ...protocol import messages as m
-from ...protocol.channels import Links, Poller
+from ...protocol.board import FAILED, STOP
 from ...protocol.codec import decode_public
 from ...protocol.config import ModelCard
-from ...protocol.errors import BadFrame, JournalError, RequestError
+from ...protocol.errors import BadFrame, JournalError, PipelineFailed, Poisoned, RequestError
+from ...protocol.journal.deaths import POISONED, held_against, note_survival
 from ...protocol.journal.layout import FORGOTTEN, split_word, word
 from ...protocol.journal.releases import ReleaseWriter, read_end_code, read_release
 from ...protocol.journal.requests import RequestView, read_request
@@ -27,11 +27,15 @@ from ...protocol.run_dir import CARD_FILE, follow_endpoint
 from ...protocol.tokenizer_files import load_facts
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .answer import Answer
+from .choices import Choices, Requests, unknown
+from .columns import is_follow_entry, rows_of
 from .deadlines import Deadlines
 from .delivery import Delivery
 from .histograms import RequestHistograms
-from .listing import list_requests
+from .listing import Ended, list_requests
+from .notices import Notices
 from .rate import Rate
+from .status import status_of
 from .stream import OutputStream
 from .vocabulary import Vocabulary
 
@@ -47,7 +51,7 @@ def run(context: WorkerContext) -> None:
     context.set_phase("loading")
     while not context.stopping:
         if load_facts(context.run_dir) is not None and (context.run_dir / CARD_FILE).exists():
-            card = ModelCard.from_wire(json.loads((context.run_dir / CARD_FILE).read_text()))
+            card = ModelCard.from_json((context.run_dir / CARD_FILE).read_text())
             summarize = Summarize(context, card, Vocabulary.load(context.run_dir))
             context.set_phase("ready")
             summarize.run()
@@ -68,35 +72,42 @@ class Summarize:
         self._journal = context.journal
         self._writer = ReleaseWriter(context.journal)
         self._answers: dict[int, Answer] = {}  # by slot
-        self._by_id: dict[str, Answer] = {}
+        self._requests = Requests()
         self._generations = np.zeros(context.journal.num_records, np.uint64)  # last known in each slot
-        self._released: list[tuple[int, int]] = []
-        self._forgotten: list[tuple[int, int]] = []
         self._deadlines = Deadlines(context.journal, context.board)
         self._counts: Counter[str] = Counter()
         self._rate = Rate()
         self._histograms = RequestHistograms()
+        self._ended = Ended()
         self._next_tick = 0.0
         self._stats = StatsPublisher(context.page, self._collect)
-        self._links = Links(context.run_dir, "summarize", epoch=context.epoch, peers=("prepare", "execute"))
+        self._links = context.links("prepare", "execute")
+        self._notices = Notices(self._links)
         self._router = self._links.router(
-            follow_endpoint(context.run_dir, service), epoch=context.epoch, max_frame_bytes=service.max_frame_bytes
+            follow_endpoint(context.run_dir, service),
+            epoch=context.epoch,
+            max_frame_bytes=service.max_frame_bytes,
+            public=context.public_door(service.follow),
         )
         self._delivery = Delivery(self._router, context.journal, window=service.window_tokens)
-        self._poller = Poller(self._links.inbox.socket, self._router.socket)
+        self._poller = self._links.poller(self._router.socket)
         self._discover()
 
     def run(self) -> None:
         try:
             while not self._context.stopping:
-                patience = self._deadlines.wait_s(time.monotonic_ns(), self._stats.publish_if_due())
-                self._poller.wait(min(patience, RETRY_S) if self._delivery.pending else patience)
-                self._turn()
-            self._end_all()
+                self.wait()
+                self.turn()
+            if self._context.board.mode == STOP:
+                self._end_all()
         finally:
             self._links.close()
 
-    def _turn(self) -> None:
+    def wait(self) -> None:
+        patience = self._deadlines.wait_s(self._journal.now_ns(), self._stats.publish_if_due())
+        self._poller.wait(min(patience, RETRY_S) if self._delivery.pending else patience)
+
+    def turn(self) -> None:
         for message in self._links.inbox.recv_all():
             if isinstance(message, m.StepDone):
                 self._step_done(message)
@@ -110,7 +121,7 @@ class Summarize:
             self._next_tick = now + TICK_S
             self._tick(now)
         self._end_overdue()
-        self._tell_workers()
+        self._notices.send()
         self._delivery.deliver()
 
     def _end_all(self) -> None:
@@ -120,22 +131,15 @@ class Summarize:
             self._end(answer, "abort")
         deadline = time.monotonic() + LAST_WORDS_S
         while any(a.peer is not None for a in self._answers.values()) and time.monotonic() < deadline:
-            self._turn()
+            self.turn()
             self._poller.wait(RETRY_S)
 
     # -- from execute and the journal
 
     def _step_done(self, step: m.StepDone) -> None:
         self._stats.changed = True
-        columns = (
-            np.frombuffer(step.slots, "<u4").tolist(),
-            np.frombuffer(step.generations, "<u4").tolist(),
-            np.frombuffer(step.indices, "<u4").tolist(),
-            np.frombuffer(step.token_ids, "<i4").tolist(),
-            list(step.finish_reasons),
-        )
-        now_ns = time.monotonic_ns()
-        for slot, generation, index, token_id, reason in zip(*columns, strict=True):
+        now_ns = self._journal.now_ns()
+        for slot, generation, index, token_id, reason in rows_of(step):
             answer = self._answers.get(slot)
             if answer is None or answer.view.generation != generation:
                 if not self._is_newer(slot, generation):
@@ -154,9 +158,9 @@ class Summarize:
     def _push(self, answer: Answer, token_ids: list[int], now_ns: int) -> None:
         before = answer.stream.num_tokens
         try:
-            answer.push(token_ids, now_ns)
+            self._push_named(answer, token_ids, now_ns)
         except BaseException as error:  # a panic of the tokenizer's Rust code is not an Exception
-            logger.exception("request %s could not be turned into text", answer.request_id)
+            logger.exception("request %s could not be turned into text", answer.wire_id)
             answer.stream.abandon("error")
             self._fail(answer, RequestError(f"the tokens could not be turned into text: {type(error).__name__}"))
             return
@@ -167,6 +171,16 @@ class Summarize:
         if answer.stream.is_finished:
             self._release(answer)
 
+    def _push_named(self, answer: Answer, token_ids: list[int], now_ns: int) -> None:
+        """With the request's name written down meanwhile: if this process dies of it, the driver knows of which."""
+        self._context.intent.begin_one(answer.number)
+        answer.push(token_ids, now_ns)
+        self._context.intent.end()
+        answer.text_done_ns = self._journal.now_ns()
+        if answer.is_suspect:
+            answer.is_suspect = False
+            note_survival(self._journal, "summarize", *answer.key)
+
     def _catch_up(self, answer: Answer) -> None:
         """Take from the journal what no message brought."""
         # The finish is read first: after it no token follows, so the tokens read then are all.
@@ -174,7 +188,9 @@ class Summarize:
         count, _ = split_word(self._journal.tokens_words[answer.view.slot])
         if answer.stream.is_finished or (finish is None and count <= answer.num_seen):
             return
-        now_ns = time.monotonic_ns()
+        if finish is None and answer.choices.is_beam_search:
+            return  # a hypothesis counts once all of them are written
+        now_ns = self._journal.now_ns()
         tokens = read_tokens(self._journal, answer.view)
         if tokens is not None and len(tokens) > answer.num_seen:
             self._push(answer, tokens[answer.num_seen :].tolist(), now_ns)
@@ -202,11 +218,16 @@ class Summarize:
         self._generations[slot] = view.generation
         if int(self._journal.release_words[slot]) == word(view.generation, FORGOTTEN):
             return None
-        answer = Answer(view, self._stream(view), time.monotonic() + view.record.lease_s)
+        answer = Answer(view, self._stream(view))
         self._answers[slot] = answer
-        self._by_id[answer.request_id] = answer
+        self._requests.join(answer)
         self._deadlines.add(answer.key, view.record)
-        self._rebuild(answer)
+        against = held_against(self._journal, "summarize", slot, view.generation)
+        answer.is_suspect = against > 0
+        if against == POISONED:
+            self._fail(answer, Poisoned("the request ended the process that turned it into text, twice"))
+        else:
+            self._rebuild(answer)
         return answer
 
     def _stream(self, view: RequestView) -> OutputStream:
@@ -224,8 +245,9 @@ class Summarize:
         if ended is not None:
             tokens = read_tokens(self._journal, answer.view)
             if tokens is not None and ended[0]:
-                answer.push(tokens[: ended[0]].tolist(), time.monotonic_ns())
+                self._push_named(answer, tokens[: ended[0]].tolist(), self._journal.now_ns())
             self._close(answer, ended[1])
+            self._decide(answer.choices)
         elif answer.view.record.token_capacity == 0:
             self._end(answer, "length")
         else:
@@ -250,19 +272,22 @@ class Summarize:
             case m.Follow():
                 self._follow(peer, message)
             case m.Abort():
-                if (answer := self._find(message.request_id)) is not None:
+                for answer in self._find(message.request_id):
                     self._end(answer, "abort")
             case m.Acknowledge():
                 for request_id in message.request_ids:
-                    if type(request_id) is str and (answer := self._by_id.get(request_id)) is not None:
-                        self._forget(answer)
+                    if type(request_id) is str:
+                        self._acknowledge(request_id)
             case m.GetStats():
                 self._router.send(peer, m.Stats(self._context.board.stats()))
             case m.GetStatus():
-                self._router.send(peer, self._status(message.request_id))
+                answers = self._find(message.request_id)
+                self._router.send(peer, status_of(message.request_id, answers, self._journal))
             case m.GetRequests():
                 self._discover()
-                self._router.send(peer, list_requests(self._journal, self._answers.values(), message.limit))
+                self._router.send(
+                    peer, list_requests(self._journal, self._answers.values(), message.limit, self._ended)
+                )
             case _:
                 self._refuse(peer, BadFrame(f"{type(message).__name__} is not spoken at the follow socket"))
 
@@ -273,29 +298,30 @@ class Summarize:
     def _follow(self, peer: bytes, message: m.Follow) -> None:
         now = time.monotonic()
         for entry in message.entries:
-            if not _is_follow_entry(entry):
+            if not is_follow_entry(entry):
                 self._refuse(peer, BadFrame(f"a FOLLOW entry is [request id, tokens, again], got {entry!r:.100}"))
                 return
             request_id, offset, again = entry
-            answer = self._find(request_id)
-            if answer is None:
-                text = f"no request {request_id!r:.100} is live or kept"
-                self._router.send(peer, m.Failed(request_id, 0, 0, b"", "", None, "unknown_id", text, {}))
+            choices = self._request(request_id)
+            index = None if choices is None else choices.index_of(request_id)
+            if choices is None or index is None:
+                self._router.send(peer, unknown(request_id, choices))
                 continue
-            answer.lease_until = now + answer.view.record.lease_s
-            answer.follow(peer, offset, again)
-            self._delivery.mark(answer)
+            choices.lease_until = now + choices.lease_s
+            if answer := choices.follow(index, peer, offset, again):
+                self._delivery.mark(answer)
 
-    def _find(self, request_id: str) -> Answer | None:
-        if request_id not in self._by_id:
+    def _request(self, wire_id: str) -> Choices | None:
+        """The request to which what a client names so belongs."""
+        choices = self._requests.get(wire_id)
+        if choices is None or not choices.are_complete:
             self._discover()
-        return self._by_id.get(request_id)
+        return self._requests.get(wire_id)
 
-    def _status(self, request_id: str) -> m.Status:
-        answer = self._find(request_id)
-        if answer is None:
-            return m.Status(request_id, "unknown", 0, 0, 0)
-        return answer.status(self._journal)
+    def _find(self, wire_id: str) -> list[Answer]:
+        """The answers of a choice, or of a whole request."""
+        choices = self._request(wire_id)
+        return [] if choices is None else choices.of(wire_id)
 
     # -- ends
 
@@ -319,48 +345,66 @@ class Summarize:
             code = read_end_code(self._journal, *answer.key) or code or RequestError.code
             answer.error = (code, text or f"the request failed: {code}")
         answer.stream.finish(reason)
-        answer.ended_ns = answer.text_done_ns = time.monotonic_ns()
+        answer.ended_ns = answer.text_done_ns = self._journal.now_ns()
         self._delivery.mark(answer)
 
     def _release(self, answer: Answer) -> None:
-        answer.ended_ns = answer.ended_ns or time.monotonic_ns()
+        answer.ended_ns = answer.ended_ns or self._journal.now_ns()
         reason = answer.stream.finish_reason or "error"
         slot, generation = answer.key
         self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason, code=answer.end_code)
-        self._released.append(answer.key)
+        self._notices.released.append(answer.key)
         self._counts[f"finished_{reason}"] += 1
         self._histograms.observe(*answer.account(self._journal))
+        self._ended.add(self._journal, answer)
         self._stats.changed = True
+        if answer.choices.is_beam_search and reason in ("abort", "error"):
+            for other in answer.choices.answers.values():  # without one of its beams there is no search
+                other.error = other.error or answer.error
+                other.end_code = answer.error[0] if answer.error else ""
+                self._end(other, reason)
+        self._decide(answer.choices)
 
-    def _forget(self, answer: Answer) -> None:
-        """The client has the end, or nobody will come for it."""
-        if not answer.stream.is_finished:
-            return  # an acknowledgement of something that was never sent
-        slot, generation = answer.key
-        self._writer.forget(slot, generation)
-        self._forgotten.append(answer.key)
-        del self._answers[slot]
-        if self._by_id.get(answer.request_id) is answer:
-            del self._by_id[answer.request_id]
-        self._delivery.drop(answer)
+    def _decide(self, choices: Choices) -> None:
+        for answer in choices.decide(self._journal):
+            self._delivery.mark(answer)
+
+    def _acknowledge(self, wire_id: str) -> None:
+        if (choices := self._requests.get(wire_id)) and choices.acknowledge(wire_id):
+            self._forget(choices)
+
+    def _forget(self, choices: Choices) -> None:
+        """The client has all that ended, or nobody will come for it."""
+        for answer in choices.answers.values():
+            slot, generation = answer.key
+            self._writer.forget(slot, generation)
+            self._notices.forgotten.append(answer.key)
+            if self._answers.get(slot) is answer:
+                del self._answers[slot]
+            self._delivery.drop(answer)
+        self._requests.drop(choices)
         self._stats.changed = True
 
     def _tick(self, now: float) -> None:
         """What no message triggers: requests nobody mentioned, gaps at the end of a stream, leases."""
         self._discover()
+        gave_up = self._context.board.mode == FAILED
         for answer in list(self._answers.values()):
             self._catch_up(answer)
-            if now > answer.lease_until:
-                if answer.stream.is_finished:
-                    self._counts["forgotten_unread"] += 1
-                    self._forget(answer)
-                else:
+            if gave_up and not answer.stream.is_finished:
+                self._fail(answer, PipelineFailed("a worker died again and again, and the pipeline gave up"))
+        for choices in self._requests.overdue(now):
+            if choices.have_ended:
+                self._counts["forgotten_unread"] += 1
+                self._forget(choices)
+            else:
+                for answer in choices.answers.values():
                     self._end(answer, "abort")
-                    answer.lease_until = now + answer.view.record.lease_s
+                choices.lease_until = now + choices.lease_s
 
     def _end_overdue(self) -> None:
         """Deadlines, whatever the other workers are at: a request may have no credit, or execute may be away."""
-        now_ns = time.monotonic_ns()
+        now_ns = self._journal.now_ns()
         for key in self._deadlines.due(now_ns):
             if self._is_open(key):
                 answer = self._answers[key[0]]
@@ -374,16 +418,6 @@ class Summarize:
         return answer is not None and answer.key == key and not answer.stream.is_finished
 
     # -- out
-
-    def _tell_workers(self) -> None:
-        if self._released:
-            release = m.Release(*_columns(self._released))
-            self._links.send("execute", release)
-            self._links.send("prepare", release)
-            self._released.clear()
-        if self._forgotten:
-            self._links.send("prepare", m.Forgotten(*_columns(self._forgotten)))
-            self._forgotten.clear()
 
     def _collect(self) -> dict[str, Any]:
         rate = self._rate.per_second()
@@ -401,12 +435,3 @@ class Summarize:
             "stale_tokens": self._counts["stale_tokens"],
             "bad_frames": self._counts["bad_frames"] + self._router.num_bad_frames,
         }
-
-
-def _is_follow_entry(entry: Any) -> bool:
-    return type(entry) is list and [type(v) for v in entry] == [str, int, bool]
-
-
-def _columns(keys: list[tuple[int, int]]) -> tuple[bytes, bytes]:
-    slots, generations = np.array(keys, "<u4").reshape(-1, 2).T
-    return slots.tobytes(), generations.tobytes()

@@ -6,9 +6,12 @@ from typing import Any
 
 import schemathesis
 
+DEADLINES = ("deadline_ms", "max_queue_ms")
+
 
 @schemathesis.hook
-def map_body(context: Any, body: Any) -> Any:
-    if isinstance(body, dict):
-        return {name: value for name, value in body.items() if name not in ("deadline_ms", "max_queue_ms")}
-    return body
+def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
+    """Drops deadlines that are valid; those that must be refused stay."""
+    if isinstance(case.body, dict):
+        kept = {k: v for k, v in case.body.items() if k not in DEADLINES or not isinstance(v, (int, float)) or v <= 0}
+        case.body = kept

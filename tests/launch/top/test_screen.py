@@ -12,7 +12,8 @@ from rich.console import Console
 from triptych.driver.standing import RequestLine, RequestList
 from triptych.launch.top.draw import Part, age, bar, progress, sparkline
 from triptych.launch.top.screen import frame
-from triptych.launch.top.state import Sample, State
+from triptych.launch.top.state import State
+from triptych.launch.watch.watched import Sample
 
 CARD = {"model": "m", "dtype": "float32", "device": "cpu", "max_num_seqs": 8}
 STATS: dict[str, Any] = {
@@ -27,13 +28,13 @@ STATS: dict[str, Any] = {
 
 
 def line(name: str, *, state: str = "decode", num_tokens: int = 50, tps: float | None = 10.0) -> RequestLine:
-    return RequestLine(name, state, 20, num_tokens, 100, 16, 1, int(1e9), int(2e9), tps)
+    return RequestLine(name, state, 20, num_tokens, 100, 16, 1, int(1e9), int(2e9), tps, 0, [1.0] * 11)
 
 
 def sample(*lines: RequestLine, at_s: float = 1.0, left_out: int = 0, **execute: Any) -> Sample:
     stats = copy.deepcopy(STATS)
     stats["execute"] |= execute
-    return Sample(at_s, stats, RequestList([*lines], left_out, int(5e9)))
+    return Sample(at_s, stats, RequestList([*lines], left_out, int(5e9), []))
 
 
 def state_of(*samples: Sample) -> State:

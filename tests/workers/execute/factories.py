@@ -10,7 +10,9 @@ import numpy as np
 from triptych.protocol.config import SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine, NoTrace
-from triptych.workers.execute.hash_lm import HashRunner, expected_tokens
+from triptych.workers.execute.hash_lm import HashRunner, expected_tokens, logprob_of, state_of
+from triptych.workers.execute.scheduling.audit import check_plan
+from triptych.workers.execute.scheduling.beam_search import BeamSearch, Candidates, Hypothesis, num_candidates
 from triptych.workers.execute.scheduling.plan import Plan
 from triptych.workers.execute.scheduling.progress import Progress
 from triptych.workers.execute.scheduling.scheduler import Scheduler
@@ -52,6 +54,36 @@ def make_sequences(count: int, **options: Any) -> list[Sequence]:
     return [make_sequence(index, **options) for index in range(count)]
 
 
+def make_group(index: int, size: int, **options: Any) -> list[Sequence]:
+    """Sequences ``index`` to ``index + size - 1``: samples of one request, with the prompt of the first."""
+    group = [make_sequence(index + i, **{"speaker": index, "temperature": 1.0, **options}) for i in range(size)]
+    for sequence in group:
+        sequence.group_key = (index, 0)
+    return group
+
+
+def make_beams(index: int, num_beams: int, **options: Any) -> list[Sequence]:
+    """The sequences of one beam search."""
+    return make_group(index, num_beams, temperature=0.0, num_beams=num_beams, **options)
+
+
+def expected_hypotheses(beam: Sequence, vocab_size: int = VOCAB_SIZE) -> list[Hypothesis]:
+    """What the search of this beam finds, from the definition of the hash model alone, without pages."""
+    search = BeamSearch(beam.params, stop_ids=beam.stop_ids, max_tokens=beam.max_tokens)
+    prompt = beam.tokens[: beam.num_prompt_tokens].tolist()
+    count = min(num_candidates(beam.params, len(beam.stop_ids)), vocab_size - 1)
+    outputs: list[list[int]] = [[]]
+    while outputs:
+        found = []
+        for output in outputs:
+            state = state_of(prompt + output)
+            ids = [(state + rank) % (vocab_size - 1) + 1 for rank in range(count)]
+            logprobs = [logprob_of(state, token_id, vocab_size) for token_id in ids]
+            found.append(Candidates(np.array(ids, np.int32), np.array(logprobs, np.float32)))
+        outputs = [[*outputs[branch.parent], branch.token_id] for branch in search.advance(outputs, found)]
+    return search.hypotheses
+
+
 def expected_output(sequence: Sequence) -> list[int]:
     """What the hash model says after the prompt of ``sequence``, up to its stop token or max_tokens."""
     prompt = sequence.tokens[: sequence.num_prompt_tokens].tolist()
@@ -79,6 +111,7 @@ def make_scheduler(
     host_pages: int = 0,
     **config: Any,
 ) -> Scheduler:
+    replays = bool(config.pop("replays", False))
     options = {"max_num_seqs": 4, "prefill_chunk": 8, "safety_margin": 0.0, **config}
     scheduler = Scheduler(
         SchedulerConfig(**options),
@@ -87,26 +120,39 @@ def make_scheduler(
         max_model_len=max_model_len,
         prefix_cache=prefix_cache,
         num_host_pages=host_pages,
+        replays=replays,
     )
     for sequence in sequences:
         scheduler.add(sequence)
     return scheduler
 
 
+class CheckedEngine(Engine):
+    """Proves of every step that it writes to nobody else's pages."""
+
+    def plan(self) -> Plan | None:
+        plan = super().plan()
+        if plan is not None:
+            check_plan(self.scheduler, plan)
+        return plan
+
+
 def make_engine(
     *sequences: Sequence,
     runner: type[HashRunner] = HashRunner,
     clock: Callable[[], int] = lambda: 0,
+    depth: int = 0,
     trace_file: IO[str] | None = None,
     **options: Any,
 ) -> Engine:
     """An engine with the hash model and ``sequences`` added; options as for ``make_scheduler``."""
     scheduler = make_scheduler(**options)
     pool, host = scheduler.cache.pool, scheduler.cache.host
-    engine = Engine(
+    engine = CheckedEngine(
         scheduler,
         runner(VOCAB_SIZE, num_pages=pool.num_pages, page_size=pool.page_size, num_host_pages=host.num_pages),
         clock=clock,
+        depth=depth,
         trace=NoTrace() if trace_file is None else StepTrace(trace_file, scheduler, secret=b"secret"),
     )
     for sequence in sequences:

@@ -12,10 +12,20 @@ import time
 from collections import Counter
 from typing import IO, Any
 
-from tests.workers.execute.factories import expected_output, make_engine, make_sequence, recover, tokens_of
+from tests.workers.execute.factories import (
+    expected_hypotheses,
+    expected_output,
+    make_beams,
+    make_engine,
+    make_group,
+    make_sequence,
+    recover,
+    tokens_of,
+)
 from triptych.protocol.config import POLICIES, PREEMPTIONS
 from triptych.workers.execute.engine import Engine, StepOutputs
-from triptych.workers.execute.scheduling.sequence import Key
+from triptych.workers.execute.scheduling.beam_search import Hypothesis
+from triptych.workers.execute.scheduling.sequence import Key, Sequence
 
 OPERATIONS = 100_000
 OPERATIONS_A_LIFE = 400  # of one engine, until its settings are drawn anew
@@ -66,6 +76,7 @@ def draw_options(rng: random.Random, policy: str) -> dict[str, Any]:
         "preemption": rng.choice(PREEMPTIONS),
         "prefix_cache": rng.random() < 0.8,
         "host_pages": rng.choice([0, 4, 100]),
+        "replays": rng.random() < 0.5,
     }
 
 
@@ -82,10 +93,12 @@ class Clients:
         self.outputs: dict[Key, list[int]] = {}
         self.expected: dict[Key, list[int]] = {}
         self.unreleased: list[Key] = []
+        self.hypotheses: dict[Key, Hypothesis] = {}
 
     def live(self) -> None:
         for _ in range(OPERATIONS_A_LIFE):
-            operation = self.rng.choices([self.add, self.step, self.abort, self.release], [30, 60, 4, 6])[0]
+            operations = [self.add, self.add_group, self.add_search, self.step, self.abort, self.release]
+            operation = self.rng.choices(operations, [24, 4, 2, 60, 4, 6])[0]
             operation()
             self.engine.check()
             self.counts["operations"] += 1
@@ -118,6 +131,47 @@ class Clients:
         sequence.priority, sequence.cache_salt = rng.randint(-2, 2), rng.choice(["", "", "x"])
         sequence.deadline_at = rng.choice([0, 0, self.now_ns + rng.randint(1, 60)])
         sequence.queue_deadline_at = rng.choice([0, 0, self.now_ns + rng.randint(1, 20)])
+        self.take_in(sequence)
+
+    def add_group(self) -> None:
+        """Samples of one request, as many as there is room for."""
+        scheduler, rng = self.engine.scheduler, self.rng
+        size = min(rng.randint(2, 4), scheduler.config.max_live - len(scheduler.live))
+        num_tokens, max_tokens = rng.randint(1, 50), rng.randint(1, 30)
+        group = make_group(
+            len(self.expected),
+            size,
+            num_tokens=num_tokens,
+            max_tokens=max_tokens,
+            speaker=rng.randint(0, 3),
+            stop_ids=frozenset(rng.sample(range(97), rng.randint(0, 2))),
+        )
+        for sequence in group:
+            self.take_in(recover(sequence, rng.choice([0, 0, 0, rng.randint(0, 5)])))
+
+    def add_search(self) -> None:
+        """A beam search, if there is room for it now and in the pool."""
+        scheduler, rng = self.engine.scheduler, self.rng
+        num_beams = rng.randint(2, 4)
+        beams = make_beams(
+            len(self.expected),
+            num_beams,
+            num_tokens=rng.randint(1, 20),
+            max_tokens=rng.randint(1, 8),
+            stop_ids=frozenset(rng.sample(range(97), rng.randint(0, 3))),
+            early_stopping=rng.choice([False, True, "never"]),
+            length_penalty=rng.choice([0.0, 1.0, 2.0]),
+        )
+        fits = scheduler.beams.num_pages(beams[0]) <= scheduler.cache.num_pages
+        fits &= len(scheduler.live) + num_beams <= scheduler.config.max_live
+        if fits and len(beams[0].tokens) <= scheduler.max_model_len:
+            for beam, found in zip(beams, expected_hypotheses(beams[0]), strict=True):
+                self.hypotheses[beam.key] = found
+                self.outputs[beam.key] = self.expected[beam.key] = []
+                self.engine.add(beam)
+
+    def take_in(self, sequence: Sequence) -> None:
+        scheduler = self.engine.scheduler
         self.outputs[sequence.key] = sequence.output_tokens.tolist()
         in_pool = scheduler.cache.num_pages * scheduler.cache.pool.page_size + 1
         room = min(scheduler.max_model_len, in_pool) - sequence.num_prompt_tokens
@@ -137,7 +191,9 @@ class Clients:
 
     def abort(self) -> None:
         if live := list(self.engine.scheduler.live):
-            self.engine.release(self.rng.choice(live))
+            key = self.rng.choice(live)
+            self.engine.release(key)
+            self.unreleased += [other for other in live if other != key and other not in self.engine.scheduler.live]
 
     def release(self) -> None:
         if self.unreleased:
@@ -154,8 +210,10 @@ class Clients:
             self.outputs[key].append(token_id)
         for key in progress.finished:
             assert self.outputs[key] == self.expected[key], f"{key} ended too soon"
+            assert progress.hypotheses.get(key) == self.hypotheses.get(key), f"the search of {key} found something else"
         self.unreleased += [*progress.finished, *progress.expired, *progress.failed]
         self.counts["expired"] += len(progress.expired)
+        self.counts["hypotheses"] += len(progress.hypotheses)
         self.counts["steps"] += 1
         self.counts["tokens"] += len(progress.token_ids)
         for name in ("swap_out", "copies", "swap_in"):

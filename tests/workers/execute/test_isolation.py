@@ -74,6 +74,32 @@ def test_a_sequence_whose_chunk_fails_before_it_samples_fails_alone() -> None:
     assert set(run(engine)) == {(0, 0), (2, 0)}
 
 
+def test_one_bad_sequence_of_many_is_found_by_halving() -> None:
+    class Counts(RaisesAtLaunch):
+        num_launches = 0
+
+        def launch(self, inputs: StepInputs) -> None:
+            type(self).num_launches += 1
+            super().launch(inputs)
+
+    sequences = make_sequences(64)
+    engine = make_engine(*sequences, runner=Counts, max_num_seqs=64, num_pages=256, max_num_batched_tokens=64 * 8)
+    step = engine.step()
+    assert step is not None
+    assert list(step.progress.failed) == [(BAD, 0)]
+    assert len(step.progress.token_ids) == 63
+    assert Counts.num_launches == 1 + 2 * 6
+
+
+def test_an_error_that_is_fatal_to_the_device_is_not_caught() -> None:
+    class Broken(AlwaysRaises):
+        def is_fatal(self, error: Exception) -> bool:
+            return isinstance(error, ValueError)
+
+    with pytest.raises(ValueError, match="bad luck"):
+        make_engine(*make_sequences(3), runner=Broken).step()
+
+
 def test_when_every_sequence_fails_the_next_request_is_still_served() -> None:
     engine = make_engine(*make_sequences(3), runner=AlwaysRaises)
     step = engine.step()

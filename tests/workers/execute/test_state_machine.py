@@ -8,9 +8,19 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.workers.execute.factories import expected_output, make_engine, make_sequence, recover, tokens_of
+from tests.workers.execute.factories import (
+    expected_hypotheses,
+    expected_output,
+    make_beams,
+    make_engine,
+    make_group,
+    make_sequence,
+    recover,
+    tokens_of,
+)
 from triptych.protocol.config import POLICIES, PREEMPTIONS
 from triptych.workers.execute.engine import Engine, StepOutputs
+from triptych.workers.execute.scheduling.beam_search import Hypothesis
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 
 SETTINGS = st.fixed_dictionaries(
@@ -32,6 +42,8 @@ SETTINGS = st.fixed_dictionaries(
         "prefix_cache": st.booleans(),
         "host_pages": st.sampled_from([0, 3, 20]),
         "preemption": st.sampled_from(PREEMPTIONS),
+        "depth": st.sampled_from([0, 1]),
+        "replays": st.booleans(),
     }
 )
 
@@ -43,6 +55,7 @@ class Clients(RuleBasedStateMachine):
     now_ns: int
     outputs: dict[Key, list[int]]
     expected: dict[Key, list[int]]
+    hypotheses: dict[Key, Hypothesis]  # that a search must find
     unreleased: list[Key]  # finished or failed, and nobody has said so
 
     @initialize(options=SETTINGS)
@@ -50,6 +63,7 @@ class Clients(RuleBasedStateMachine):
         self.now_ns = 0
         self.engine = make_engine(clock=lambda: self.now_ns, **options)
         self.outputs, self.expected, self.unreleased = {}, {}, []
+        self.hypotheses = {}
 
     @property
     def live(self) -> list[Key]:
@@ -78,6 +92,52 @@ class Clients(RuleBasedStateMachine):
         sequence.priority, sequence.cache_salt = priority, salt
         deadlines = [self.now_ns + steps if steps else 0 for steps in patience]
         sequence.deadline_at, sequence.queue_deadline_at = deadlines
+        self.take_in(sequence)
+
+    @precondition(lambda self: len(self.live) + 1 < self.engine.scheduler.config.max_live)
+    @rule(
+        size=st.integers(2, 4),
+        num_tokens=st.integers(1, 30),
+        max_tokens=st.integers(1, 25),
+        emitted=st.lists(st.integers(0, 6), min_size=4, max_size=4),
+        temperature=st.sampled_from([0.0, 1.0]),
+        stop_ids=st.frozensets(st.integers(0, 96), max_size=4),
+        speaker=st.integers(0, 2),
+        waits=st.booleans(),
+    )
+    def add_group(self, size: int, emitted: list[int], waits: bool, **options: Any) -> None:
+        """Samples of one request, perhaps after a crash; the last one may come a step later."""
+        scheduler = self.engine.scheduler
+        size = min(size, scheduler.config.max_live - len(self.live))
+        for index, sequence in enumerate(make_group(len(self.expected), size, **options)):
+            if waits and index == size - 1:
+                self.step()
+            if len(scheduler.live) < scheduler.config.max_live:
+                self.take_in(recover(sequence, emitted[index]))
+
+    @precondition(lambda self: len(self.live) + 1 < self.engine.scheduler.config.max_live)
+    @rule(
+        num_beams=st.integers(2, 3),
+        num_tokens=st.integers(1, 10),
+        max_tokens=st.integers(1, 5),
+        stop_ids=st.frozensets(st.integers(0, 96), max_size=4),
+        speaker=st.integers(0, 2),
+        early_stopping=st.sampled_from([False, True, "never"]),
+        length_penalty=st.sampled_from([-1.0, 0.0, 1.0, 2.0]),
+    )
+    def add_search(self, num_beams: int, **options: Any) -> None:
+        """A beam search that the pool and the context have room for, as admission sees to."""
+        scheduler = self.engine.scheduler
+        num_beams = min(num_beams, scheduler.config.max_live - len(self.live))
+        beams = make_beams(len(self.expected), num_beams, **options)
+        fits = scheduler.beams.num_pages(beams[0]) <= scheduler.cache.num_pages
+        if fits and len(beams[0].tokens) <= scheduler.max_model_len:
+            for beam, found in zip(beams, expected_hypotheses(beams[0]), strict=True):
+                self.hypotheses[beam.key] = found
+                self.outputs[beam.key] = self.expected[beam.key] = []
+                self.engine.add(beam)
+
+    def take_in(self, sequence: Sequence) -> None:
         self.outputs[sequence.key] = sequence.output_tokens.tolist()
         self.expected[sequence.key] = self.cut(sequence, expected_output(sequence))
         self.engine.add(sequence)
@@ -92,9 +152,15 @@ class Clients(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(choice=st.integers(0, 100))
     def abort(self, choice: int) -> None:
-        key = self.live[choice % len(self.live)]
-        self.engine.release(key)
+        self.give_up(choice)
         self.engine.check()
+
+    def give_up(self, choice: int) -> None:
+        """With one beam its whole search ends."""
+        live = self.live
+        key = live[choice % len(live)]
+        self.engine.release(key)
+        self.unreleased += [other for other in live if other != key and other not in self.engine.scheduler.live]
 
     @precondition(lambda self: self.unreleased)
     @rule(choice=st.integers(0, 100), is_doubled=st.booleans())
@@ -120,11 +186,14 @@ class Clients(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(choice=st.integers(0, 100))
     def abort_during_a_step(self, choice: int) -> None:
-        plan = self.engine.plan()
-        assert plan is not None
-        self.engine.launch(plan)
+        is_ahead = bool(self.engine._in_flight)
+        if self.engine.may_plan:
+            plan = self.engine.plan()
+            assert plan is not None or is_ahead
+            if plan is not None:
+                self.engine.launch(plan)
         if self.live:
-            self.engine.release(self.live[choice % len(self.live)])
+            self.give_up(choice)
         self.take(self.engine.collect())
 
     def take(self, step: StepOutputs) -> None:
@@ -142,6 +211,7 @@ class Clients(RuleBasedStateMachine):
             self.outputs[key].append(token_id)
         for key in step.progress.finished:
             assert self.outputs[key] == self.expected[key]
+            assert step.progress.hypotheses.get(key) == self.hypotheses.get(key)
         for key in step.progress.expired:
             assert self.outputs[key] == self.expected[key][: len(self.outputs[key])]
         self.unreleased += [*step.progress.finished, *step.progress.expired, *step.progress.failed]

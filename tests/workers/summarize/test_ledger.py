@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from triptych.protocol.messages import LEDGER_STAGES
 from triptych.workers.summarize.ledger import STAGES, Ledger, Marks, make_ledger
 
 MS = 1_000_000
@@ -131,3 +132,7 @@ def test_the_wire_form_is_plain_and_in_ms() -> None:
     assert sum(wire["stages_ms"].values()) == pytest.approx(wire["wall_ms"])
     assert set(wire["inter_token_ms"]) == {"p50", "p90", "p99", "max"}
     assert not any(dataclasses.is_dataclass(value) for value in wire.values())
+
+
+def test_a_list_of_stages_needs_no_names() -> None:
+    assert STAGES == LEDGER_STAGES

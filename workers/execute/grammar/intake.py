@@ -14,8 +14,8 @@ from .matcher import GrammarCompiler, GrammarMatcher
 class GrammarIntake:
     """Compiles in a thread of its own. ``bell`` rings when something is done, also for what was dropped meanwhile."""
 
-    def __init__(self, compiler: GrammarCompiler) -> None:
-        self.bell = Bell()
+    def __init__(self, compiler: GrammarCompiler, bell: Bell) -> None:
+        self.bell = bell
         self._compiler = compiler
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
         self._pending: dict[Key, Sequence] = {}

@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from ....protocol.errors import ConfigError
 from .checkpoint import check_layer_types, check_weights, context_limit, read_config
+from .group import ALONE, Group
 from .tokenizer import vocab_size
 
 Progress = Callable[[int, int], None]  # (done, total), in tensors
@@ -40,8 +41,11 @@ def load_model(
     dtype: str,
     device: torch.device,
     progress: Progress,
+    group: Group = ALONE,
 ) -> LoadedModel:
     """The causal language model in a local checkpoint directory, in evaluation mode on ``device``.
+
+    Of a ``group`` each rank loads its own shard, and all must call this.
 
     Raises:
         ConfigError: something is missing, damaged or not known, or the tokenizer has ids that the model has not.
@@ -51,8 +55,8 @@ def load_model(
     _check_vocabulary(config, tokenizer)
     check_weights(folder)
     with _reporting(progress):
-        model = _read_weights(folder, config, dtype, device)
-    return LoadedModel(model, _facts(model, tokenizer))
+        model: Any = _read_weights(folder, config, dtype, group)
+    return LoadedModel(model.to(device), _facts(model, tokenizer))
 
 
 def resolve_device(name: str) -> torch.device:
@@ -81,7 +85,7 @@ def _check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerFa
         )
 
 
-def _read_weights(folder: Path, config: PretrainedConfig, dtype: str, device: torch.device) -> PreTrainedModel:
+def _read_weights(folder: Path, config: PretrainedConfig, dtype: str, group: Group) -> PreTrainedModel:
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -91,6 +95,7 @@ def _read_weights(folder: Path, config: PretrainedConfig, dtype: str, device: to
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            **group.loading,
         )
     except Exception as error:  # foreign code of hundreds of families: whatever it raises, this model cannot be used
         raise ConfigError(f"cannot load {config.model_type!r} from {folder}: {error}", param="model") from error
@@ -98,7 +103,7 @@ def _read_weights(folder: Path, config: PretrainedConfig, dtype: str, device: to
     missing = sorted(report["missing_keys"])
     if missing:  # transformers only warns, and leaves them random
         raise ConfigError(f"the weights in {folder} lack {len(missing)} tensors, {missing[0]!r} first", param="model")
-    ready: PreTrainedModel = model.eval().requires_grad_(False).to(device)
+    ready: PreTrainedModel = model.eval().requires_grad_(False)
     return ready
 
 

@@ -80,7 +80,7 @@ def load_native(
         spec.num_kv_heads, spec.head_dim, spec.head_dim, torch.float32 if format_ is Format.FLOAT32 else torch.bfloat16
     )
     return NativeModel(
-        facts=_facts(config, folder, tokenizer, checkpoint),
+        facts=read_facts(config, folder, tokenizer, checkpoint),
         dtype=compute_dtype,
         backend=f"native {format_.name.lower()}",
         shapes=[shape] * spec.num_layers,
@@ -97,7 +97,7 @@ def _compute_dtype(config: PretrainedConfig, name: str) -> torch.dtype:
     return dtype
 
 
-def _facts(
+def read_facts(
     config: PretrainedConfig, folder: Path, tokenizer: PreTrainedTokenizerFast, checkpoint: Checkpoint
 ) -> ModelFacts:
     try:

@@ -17,6 +17,8 @@ from .step_runner import StepRunner
 class NativeRunner(StepRunner):
     """Owns the decoder and with it the pages."""
 
+    is_batch_invariant = True  # each row of a matrix product is summed up in one fixed order
+
     def __init__(self, decoder: NativeDecoder, sampler: Sampler, **sizes: int) -> None:
         """``sizes`` are those of ``StepRunner``."""
         super().__init__([torch.from_numpy(pool) for pool in decoder.pools], **sizes)
@@ -37,6 +39,7 @@ def _all_plain(sequences: Iterable[Sequence]) -> bool:
     return all(
         p.temperature == 0.0
         and p.logprobs is None
+        and not p.is_beam_search
         and p.repetition_penalty == 1.0
         and p.presence_penalty == p.frequency_penalty == 0.0
         and not p.min_tokens

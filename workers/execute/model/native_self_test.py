@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -20,9 +20,11 @@ from .native_weights import PackedWeights
 
 Int32 = npt.NDArray[np.int32]
 
-_PAGE_SIZE = 16
+PAGE_SIZE = 16
 _CHUNKS = ((20, 1), (3, 31), (33, 2))  # tokens of each sequence in the first step and in the second
 _PAGES = np.array([[8, 2, 5], [1, 9, 3], [6, 4, 7]], dtype=np.int32)  # out of order, and none shared
+NUM_PAGES = _PAGES.size
+NUM_POSITIONS = max(map(sum, _CHUNKS))
 # Greatest difference allowed, relative to the greatest logit.
 _TOLERANCES = {Format.FLOAT32: 1e-4, Format.BFLOAT16: 1e-1, Format.INT8: 0.5}
 
@@ -40,16 +42,15 @@ def check_native(
     Raises:
         Unsupported: the logits differ; the text says by how much.
     """
-    sequences = _random_sequences(weights.spec.vocab_size)
+    sequences = random_sequences(weights.spec.vocab_size)
     dtype = torch.float32 if weights.format is Format.FLOAT32 else torch.bfloat16
-    plain = _plain_logits(_mapped_model(config, checkpoint, dtype), sequences)
-    num_positions = max(map(sum, _CHUNKS))
+    plain = plain_logits(mapped_model(config, checkpoint, dtype), sequences)
     decoder = NativeDecoder(
         library,
         weights,
-        rope_tables(config, num_positions),
-        num_pages=_PAGES.size,
-        page_size=_PAGE_SIZE,
+        rope_tables(config, NUM_POSITIONS),
+        num_pages=NUM_PAGES,
+        page_size=PAGE_SIZE,
         num_threads=num_threads,
     )
     difference = float((_native_logits(decoder, sequences) - plain).abs().max())
@@ -58,42 +59,50 @@ def check_native(
         raise Unsupported(f"its logits differ by {difference:.2g} from transformers', the limit is {tolerance:.2g}")
 
 
-def _mapped_model(
+def mapped_model(
     config: PretrainedConfig, checkpoint: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> PreTrainedModel:
-    """The model with the mapped tensors as its weights: there is no second copy of those that are of ``dtype``."""
+    """The model with these tensors as its weights, where they are: there is no second copy of those of ``dtype``."""
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")  # type: ignore[no-untyped-call]
     tensors = {name: tensor.to(dtype) for name, tensor in checkpoint.items()}
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its frequencies are no weights, and still meta
+    device = next(iter(tensors.values())).device
+    # Its frequencies are no weights, and still meta.
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
     ready: PreTrainedModel = model.eval().requires_grad_(False)
     return ready
 
 
 @torch.inference_mode()
-def _plain_logits(model: PreTrainedModel, sequences: list[Int32]) -> torch.Tensor:
+def plain_logits(model: PreTrainedModel, sequences: list[Int32]) -> torch.Tensor:
     """Logits [tokens, V] of each sequence by itself."""
-    rows = [model(torch.from_numpy(ids)[None].long(), use_cache=False).logits[0] for ids in sequences]
+    batches = [torch.from_numpy(ids)[None].to(model.device, torch.int64) for ids in sequences]
+    rows = [model(ids, use_cache=False).logits[0] for ids in batches]
     return torch.cat(rows).float()
 
 
 def _native_logits(decoder: NativeDecoder, sequences: list[Int32]) -> torch.Tensor:
     """The same logits out of two ragged steps."""
+    return paged_logits(lambda inputs: torch.from_numpy(decoder.run(inputs).logits).clone(), sequences)
+
+
+def paged_logits(run: Callable[[StepInputs], torch.Tensor], sequences: list[Int32]) -> torch.Tensor:
+    """Logits [tokens, V] out of two ragged steps, which ``run`` computes on ``NUM_PAGES`` pages of ``PAGE_SIZE``."""
     pieces: list[list[torch.Tensor]] = [[] for _ in sequences]
     for step in range(2):
         starts = [sum(chunks[:step]) for chunks in _CHUNKS]
-        inputs = _inputs(sequences, starts, [chunks[step] for chunks in _CHUNKS])
-        logits = torch.from_numpy(decoder.run(inputs).logits).clone()
+        inputs = _step(sequences, starts, [chunks[step] for chunks in _CHUNKS])
+        logits = run(inputs)
         for s, (start, end) in enumerate(pairwise(inputs.query_starts.tolist())):
             pieces[s].append(logits[start:end])
     return torch.cat([torch.cat(piece) for piece in pieces])
 
 
-def _inputs(sequences: list[Int32], starts: list[int], lengths: list[int]) -> StepInputs:
+def _step(sequences: list[Int32], starts: list[int], lengths: list[int]) -> StepInputs:
     positions = [np.arange(a, a + n, dtype=np.int32) for a, n in zip(starts, lengths, strict=True)]
-    slots = [_PAGES[s, p // _PAGE_SIZE].astype(np.int64) * _PAGE_SIZE + p % _PAGE_SIZE for s, p in enumerate(positions)]
+    slots = [_PAGES[s, p // PAGE_SIZE].astype(np.int64) * PAGE_SIZE + p % PAGE_SIZE for s, p in enumerate(positions)]
     return StepInputs(
         token_ids=np.concatenate([ids[p] for ids, p in zip(sequences, positions, strict=True)]),
         positions=np.concatenate(positions),
@@ -101,12 +110,12 @@ def _inputs(sequences: list[Int32], starts: list[int], lengths: list[int]) -> St
         query_starts=np.cumsum([0, *lengths], dtype=np.int32),
         context_lens=np.array([p[-1] + 1 for p in positions], dtype=np.int32),
         block_tables=_PAGES,
-        num_decodes=0,
+        num_decodes=int(lengths[0] == 1),
         sample_rows=np.arange(sum(lengths), dtype=np.int32),
         sampled=(),
     )
 
 
-def _random_sequences(vocab_size: int) -> list[Int32]:
+def random_sequences(vocab_size: int) -> list[Int32]:
     generator = np.random.default_rng(0)
     return [generator.integers(0, vocab_size, sum(chunks), dtype=np.int32) for chunks in _CHUNKS]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,12 +14,14 @@ from ....protocol.sampling import SamplingParams
 from ..grammar.masks import MaskMaker
 from ..scheduling.moves import Moves
 from ..scheduling.sequence import Sequence
-from ..step import StepInputs, StepResult
+from ..step import StepInputs, StepResult, resolve
 from .moves import PageMover
 
 
 class StepRunner(ABC):
     """Computes steps in the order of their launch; ``_step`` is what a subclass adds."""
+
+    is_batch_invariant = False
 
     def __init__(
         self, pools: list[torch.Tensor], *, prefill_tokens: int, decode_rows: int, num_host_pages: int = 0
@@ -29,6 +32,7 @@ class StepRunner(ABC):
         self._prefill_tokens = prefill_tokens  # of the greatest step that warm_up tries
         self._decode_rows = decode_rows
         self._results: deque[StepResult] = deque()
+        self._last_tokens = np.empty(0, dtype=np.int32)  # of the step that was launched last
 
     @torch.inference_mode()
     def move(self, moves: Moves) -> None:
@@ -36,10 +40,19 @@ class StepRunner(ABC):
 
     def launch(self, inputs: StepInputs) -> None:
         """Computes the step before it returns: on a CPU there is nobody to wait for."""
-        self._results.append(self._step(inputs))
+        result = self._step(resolve(inputs, self._last_tokens))
+        self._last_tokens = result.token_ids
+        self._results.append(result)
 
     def collect(self) -> StepResult:
         return self._results.popleft()
+
+    def capture_graphs(self, progress: Callable[[int, int], None], *, at_most: int | None = None) -> int:
+        """Makes graphs before the first request, the largest first; how many are left. None but on a GPU.
+
+        ``progress`` gets (done, total).
+        """
+        return 0
 
     def warm_up(self) -> float:
         """Seconds of the slower of a full step of prefill and one of decodes. Only the trash page is written."""
@@ -49,6 +62,12 @@ class StepRunner(ABC):
             self._step(inputs)
             seconds.append(time.perf_counter() - start)
         return max(seconds)
+
+    def is_fatal(self, error: Exception) -> bool:
+        """Whether the device is of no use after this error. One of memory is not: the next step finds it free."""
+        if isinstance(error, torch.OutOfMemoryError):
+            return False
+        return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
 
     @abstractmethod
     def _step(self, inputs: StepInputs) -> StepResult: ...

@@ -47,7 +47,7 @@ def draw(logits: torch.Tensor, filters: Filters, uniforms: torch.Tensor) -> torc
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     for rows in _chosen(~is_cut):
         weights = whole_weights(scores[rows], filters.of(rows))
-        tokens[rows] = _invert_whole(weights, uniforms[rows])
+        tokens[rows] = invert_whole(weights, uniforms[rows])
     for rows in _chosen(is_cut):
         tokens[rows] = _draw_cut(scores[rows], filters.of(rows), uniforms[rows], _FIRST_CANDIDATES)
     return tokens
@@ -68,7 +68,7 @@ def whole_weights(scores: torch.Tensor, filters: Filters) -> torch.Tensor:
 def _draw_cut(scores: torch.Tensor, filters: Filters, uniforms: torch.Tensor, num_candidates: int) -> torch.Tensor:
     """Rows with top-k or top-p. Few candidates settle most rows; those they do not settle are drawn from more."""
     candidates = cut_candidates(scores, filters, num_candidates)
-    places = _invert(candidates.weights, uniforms)
+    places = invert(candidates.weights, uniforms)
     tokens = candidates.token_ids.gather(1, places[:, None])[:, 0]
     rest = (~candidates.complete).nonzero()[:, 0]
     if len(rest):
@@ -82,7 +82,7 @@ def cut_candidates(scores: torch.Tensor, filters: Filters, num_candidates: int) 
     Top-k keeps all that tie with the k-th, top-p keeps the token that crosses the threshold, as in transformers.
     """
     vocab_size = scores.shape[1]
-    values, ids = _in_order(scores, min(num_candidates, vocab_size))
+    values, ids = in_order(scores, min(num_candidates, vocab_size))
     weights = values.exp().double()
     kth = values.gather(1, (filters.top_k - 1).clamp_max(values.shape[1] - 1))
     is_kept = (values >= kth) | (filters.top_k >= vocab_size)
@@ -105,11 +105,11 @@ def _total(scores: torch.Tensor, mass: torch.Tensor, top_k: torch.Tensor) -> tor
     """What top-p takes its share of: the weight of what top-k kept, or of the whole row. float64 [R, 1]."""
     total = mass[:, -1:].clone()
     for whole in _chosen(top_k[:, 0] >= scores.shape[1]):
-        total[whole] = _block_sums(scores[whole].exp()).cumsum(dim=-1, dtype=torch.float64)[:, -1:]
+        total[whole] = block_sums(scores[whole].exp()).cumsum(dim=-1, dtype=torch.float64)[:, -1:]
     return total
 
 
-def _in_order(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def in_order(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The ``count`` greatest scores and their token ids, [R, count] each, ties by rising token id."""
     likely = _likely(scores, count)
     places = scores.gather(1, likely).topk(count, dim=-1, sorted=False).indices
@@ -134,7 +134,7 @@ def _likely(scores: torch.Tensor, count: int) -> torch.Tensor:
     return torch.cat([ids, last], dim=-1)
 
 
-def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+def invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """The first place in each row where the cumulative weight exceeds ``uniform * total``: int64 [R].
 
     A place of weight 0 is never it: there the sum is that of the place before. One exists, since uniform <= 1 - 2**-53
@@ -145,12 +145,12 @@ def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     return places[:, 0].clamp_max(weights.shape[1] - 1)
 
 
-def _invert_whole(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """``_invert`` for whole rows: first the block, then the place in it.
+def invert_whole(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """``invert`` for whole rows: first the block, then the place in it.
 
     A cumulative sum over all of a row takes twenty times as long as the sums of its blocks: it cannot be vectorised.
     """
-    cumulative = _block_sums(weights).cumsum(dim=-1, dtype=torch.float64)
+    cumulative = block_sums(weights).cumsum(dim=-1, dtype=torch.float64)
     target = uniforms * cumulative[:, -1:]
     blocks = torch.searchsorted(cumulative, target, right=True).clamp_max(cumulative.shape[1] - 1)
     before = torch.where(blocks > 0, cumulative.gather(1, (blocks - 1).clamp_min(0)), 0.0)
@@ -163,7 +163,7 @@ def _invert_whole(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor
     return (blocks * _BLOCK + torch.minimum(places, last))[:, 0]
 
 
-def _block_sums(weights: torch.Tensor) -> torch.Tensor:
+def block_sums(weights: torch.Tensor) -> torch.Tensor:
     """float32 [R, N] of float32 [R, V]; the last block may be shorter."""
     num_rows, vocab_size = weights.shape
     whole = vocab_size - vocab_size % _BLOCK

@@ -10,6 +10,7 @@ import torch
 
 from ....protocol.sampling import SamplingParams
 from ..grammar.masks import NO_MASKS, PendingMasks
+from ..scheduling.beam_search import Candidates, num_candidates
 from ..scheduling.sequence import Sequence
 from ..step import StepResult, TokenLogprobs
 from .adjust import adjust_logits
@@ -37,10 +38,13 @@ class Sampler:
             return StepResult(np.empty(0, dtype=np.int32))
         asked = [row for row, sequence in enumerate(sequences) if sequence.params.logprobs is not None]
         raw = logits[asked].log_softmax(dim=-1)
+        beams = [row for row, sequence in enumerate(sequences) if sequence.params.is_beam_search]
+        if beams:
+            logits[beams] = logits[beams].log_softmax(dim=-1)  # before the penalties, as in transformers
         allowed, without_mask = NO_MASKS if masks is None else masks.wait()
         adjust_logits(logits, sequences, self._eos_token_ids, allowed)
         greatest, tokens = logits.max(dim=-1)  # of equal logits the one with the lowest id, as in transformers
-        failed = {**_failures(greatest), **without_mask}
+        failed = {**failures(greatest), **without_mask}
         drawn = [row for row, s in enumerate(sequences) if not s.params.is_greedy and row not in failed]
         for rows in _parts(drawn, logits):
             # One row as a slice, which is no copy.
@@ -52,7 +56,15 @@ class Sampler:
             for i, row in enumerate(asked)
             if row not in failed
         }
-        return StepResult(token_ids, logprobs, failed)
+        candidates = {row: _likeliest(logits[row], sequences[row]) for row in beams if row not in failed}
+        return StepResult(token_ids, logprobs, failed, candidates)
+
+
+def _likeliest(logprobs: torch.Tensor, sequence: Sequence) -> Candidates:
+    """Of one beam's logprobs [V]."""
+    count = num_candidates(sequence.params, len(sequence.stop_ids))
+    best = logprobs.topk(min(count, len(logprobs)))
+    return Candidates(best.indices.cpu().numpy().astype(np.int32), best.values.cpu().numpy())
 
 
 def _parts(rows: list[int], logits: torch.Tensor) -> Iterator[list[int]]:
@@ -61,7 +73,7 @@ def _parts(rows: list[int], logits: torch.Tensor) -> Iterator[list[int]]:
     return (rows[start : start + size] for start in range(0, len(rows), max(1, size)))
 
 
-def _failures(greatest: torch.Tensor) -> dict[int, str]:
+def failures(greatest: torch.Tensor) -> dict[int, str]:
     """Rows that cannot be sampled, by their greatest logit [R]: a not-a-number anywhere in a row is its greatest."""
     rows = (~greatest.isfinite()).nonzero()[:, 0].tolist()
     return {row: _reason(float(greatest[row])) for row in rows}

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .plan import Plan
 from .scheduler import Scheduler
 from .sequence import Sequence, SequenceState
 
@@ -52,7 +53,7 @@ def take_stats(scheduler: Scheduler) -> Stats:
     num_entries = num_limbo_pages + sum([len(sequence.block_table) for sequence in running])
     return Stats(
         num_waiting=len(scheduler.waiting),
-        num_prefilling=states[SequenceState.PREFILLING],
+        num_prefilling=states[SequenceState.PREFILLING] + states[SequenceState.PAUSED],
         num_ready=states[SequenceState.READY],
         num_decoding=states[SequenceState.DECODING],
         num_pages=cache.num_pages,
@@ -94,6 +95,19 @@ def measure_memory(scheduler: Scheduler) -> MemoryUse:
     return MemoryUse(num_computed, num_reserved, num_fragmented)
 
 
+def check_plan(scheduler: Scheduler, plan: Plan) -> None:
+    """Proves that a step which was planned, and not launched yet, writes to no page that another table names too.
+
+    Raises:
+        AssertionError: names the page, who writes to it, and how many hold it.
+    """
+    pool = scheduler.cache.pool
+    for chunk in plan.chunks:
+        table = scheduler.running[chunk.key].block_table
+        for page in table[chunk.start // pool.page_size : pool.pages_for(chunk.start + chunk.num_tokens)]:
+            assert pool.refs(page) == 1, f"{chunk.key} writes to page {page}, which {pool.refs(page)} hold"
+
+
 def check(scheduler: Scheduler) -> None:
     """Proves the invariants of scheduler, rows and pages. Looks at everything: for tests, and after a suspicion.
 
@@ -128,4 +142,6 @@ def _check_running(scheduler: Scheduler, sequence: Sequence) -> None:
     assert is_decoding == (sequence.row is not None), f"{sequence.key} is {sequence.state}, row {sequence.row}"
     assert not sequence.host_table, f"{sequence.key} runs and holds host pages {sequence.host_table}"
     num_pages = scheduler.cache.pages_for(sequence.num_computed_tokens)
-    assert len(sequence.block_table) == num_pages, f"{sequence.key} has {sequence.block_table}, needs {num_pages}"
+    is_in_flight = sequence.last_step > scheduler.completed_step  # and has pages for what is being computed
+    has_right_pages = len(sequence.block_table) == num_pages or (is_in_flight and len(sequence.block_table) > num_pages)
+    assert has_right_pages, f"{sequence.key} has {sequence.block_table}, needs {num_pages}"

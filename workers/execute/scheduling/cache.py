@@ -33,15 +33,11 @@ class PageCache:
         self.host = HostPool(num_host_pages)
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
-        self._shares_prefixes = shares_prefixes
+        self.shares_prefixes = shares_prefixes
         self._moves = MovesDraft()
         # A step swaps in one direction. Who wants to swap in, and cannot because pages went out, has the next step.
         self._is_kept_for_swap_in = False
         self._swap_in_is_wanted = False
-
-    @property
-    def shares_prefixes(self) -> bool:
-        return self._shares_prefixes
 
     @property
     def num_pages(self) -> int:
@@ -59,7 +55,7 @@ class PageCache:
 
     def find(self, sequence: Sequence) -> Match:
         """What is known of a waiting sequence. At least one token is always left to compute, for its logits."""
-        if not self._shares_prefixes:
+        if not self.shares_prefixes:
             return NO_MATCH
         if not sequence.host_table:
             return self.index.match(sequence.tokens[: sequence.num_tokens - 1], sequence.cache_salt)
@@ -73,7 +69,7 @@ class PageCache:
 
     def may_enter(self, sequence: Sequence, match: Match) -> bool:
         """Whether ``enter`` is possible in this step."""
-        num_tokens = sequence.num_computed_tokens or match.num_tail_tokens + len(match.nodes) * self.pool.page_size
+        num_tokens = sequence.num_computed_tokens or match.num_tokens(self.pool.page_size)
         if self.pool.pages_for(num_tokens) - self._num_held(match) > self.num_available:
             return False
         if self._moves.swap_out and _swaps_in(sequence, match):
@@ -109,12 +105,22 @@ class PageCache:
 
         Goes on in the half-full page. Returns how many of these tokens have a place now.
         """
+        if sequence.shares_tail and not self._own_tail(sequence):
+            return 0
         table = sequence.block_table
         end = sequence.num_computed_tokens + num_tokens
         num_missing = self.pool.pages_for(end) - len(table)
         if num_missing > 0:
             table += self._allocate(num_missing)
         return min(end, len(table) * self.pool.page_size) - sequence.num_computed_tokens
+
+    def fork(self, child: Sequence, parent: Sequence) -> None:
+        """Gives ``child`` the pages of ``parent`` in place of its own. Both go on in a half-full page of their own."""
+        self.pool.share(parent.block_table)
+        self.pool.free(child.block_table)
+        child.block_table, child.tip = list(parent.block_table), parent.tip
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.shares_tail = parent.shares_tail = parent.num_computed_tokens % self.pool.page_size > 0
 
     def publish(self, sequence: Sequence) -> bool:
         """Lets others share the pages that ``sequence`` has computed to their end.
@@ -125,7 +131,7 @@ class PageCache:
         size, table, node = self.pool.page_size, sequence.block_table, sequence.tip
         first = node.depth if node else 0
         last = sequence.num_computed_tokens // size
-        if first == last or not self._shares_prefixes:
+        if first == last or not self.shares_prefixes:
             return False
         has_changed = False
         for index in range(first, last):
@@ -146,6 +152,7 @@ class PageCache:
         """Takes the pages of a preempted sequence; what others may share stays known until it is evicted."""
         self.pool.free(sequence.block_table)
         sequence.block_table, sequence.tip, sequence.num_computed_tokens = [], None, 0
+        sequence.shares_tail = False
 
     def swap_out(self, sequence: Sequence) -> bool:
         """Moves what a preempted sequence has computed to the host; False where that is not possible now."""
@@ -265,8 +272,21 @@ class PageCache:
         sequence.block_table.append(page)
         sequence.num_computed_tokens += match.num_tail_tokens
 
+    def _own_tail(self, sequence: Sequence) -> bool:
+        """Copies the half-full page of ``sequence`` unless nobody else is left who holds it. False without a page."""
+        page = sequence.block_table[-1]
+        if self.pool.refs(page) > 1:
+            own = self._allocate(1)
+            if not own:
+                return False
+            self._moves.copy(page, own[0])
+            sequence.block_table[-1] = own[0]
+            self.pool.free([page])
+        sequence.shares_tail = False
+        return True
+
     def _count(self, sequence: Sequence) -> None:
-        if self._shares_prefixes and not sequence.num_preemptions:
+        if self.shares_prefixes and not sequence.num_preemptions:
             sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
             self.num_queried_tokens += sequence.num_prompt_tokens
             self.num_hit_tokens += sequence.num_cached_tokens

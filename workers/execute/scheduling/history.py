@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from itertools import islice
 from typing import NamedTuple
 
 from .audit import Stats
@@ -73,6 +74,10 @@ class StepHistory:
     def since(self, step: int) -> list[StepRecord]:
         """Those after ``step``, oldest first."""
         return [record for record in self._records if record.step > step]
+
+    def last(self, num_steps: int) -> list[StepRecord]:
+        """The newest, oldest first."""
+        return list(islice(reversed(self._records), num_steps))[::-1]
 
     def summary(self) -> HistorySummary:
         if not self._records:

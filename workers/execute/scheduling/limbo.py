@@ -46,6 +46,11 @@ class Limbo:
     def __contains__(self, key: Key) -> bool:
         return key in self._entries
 
+    def table(self, key: Key) -> list[int]:
+        """The pages of ``key``, with all that it had computed; none if they were taken, or never came here."""
+        entry = self._entries.get(key)
+        return entry.pages if entry else []
+
     def tables(self) -> Iterator[list[int]]:
         return (entry.pages for entry in self._entries.values())
 

@@ -42,6 +42,7 @@ class MovesDraft:
 
     def copy(self, source: int, target: int) -> None:
         """Copies a page, also one that is itself only on its way to ``source``."""
+        source = self.copies.get(source, source)
         if source in self.swap_in:
             self.swap_in[target] = self.swap_in[source]
         else:

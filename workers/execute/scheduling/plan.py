@@ -62,12 +62,13 @@ class Plan:
     def num_prefill_tokens(self) -> int:
         return sum(chunk.num_tokens for chunk in self.chunks[self.num_decodes :])
 
-    def alone(self) -> list[Plan]:
-        """This step as one plan a sequence, once its moves are done."""
-        return [
-            replace(self, chunks=(chunk,), num_decodes=int(index < self.num_decodes), moves=NO_MOVES)
-            for index, chunk in enumerate(self.chunks)
-        ]
+    def halves(self) -> tuple[Plan, Plan]:
+        """This step as two, once its moves are done; it has at least two chunks."""
+        middle = len(self.chunks) // 2
+        return (
+            replace(self, chunks=self.chunks[:middle], num_decodes=min(self.num_decodes, middle), moves=NO_MOVES),
+            replace(self, chunks=self.chunks[middle:], num_decodes=max(0, self.num_decodes - middle), moves=NO_MOVES),
+        )
 
 
 @dataclass(slots=True)
@@ -110,6 +111,13 @@ class Draft:
         self.num_reads_left -= start + num_tokens
         self.num_prefill_left -= 0 if is_decode else num_tokens
         sequence.last_step = self.step
+
+    def end(self, key: Key, reason: str, why: str = "") -> None:
+        """A sequence ends without a forward pass; ``why`` is for an error."""
+        if reason == "error":
+            self.failed.append((key, why))
+        else:
+            self.finished.append((key, reason))
 
     def drop(self, key: Key) -> None:
         self.starts.pop(key, None)

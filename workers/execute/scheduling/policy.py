@@ -25,6 +25,10 @@ class Skips(NamedTuple):
     prefills: int = 0
     decodes: int = 0
 
+    def after(self, *, prefills: bool, decodes: bool) -> Skips:
+        """With a step more, which passed by prompts, or decodes, or neither."""
+        return Skips(self.prefills + 1 if prefills else 0, self.decodes + 1 if decodes else 0)
+
 
 class Policy(Protocol):
     """The choices on which policies differ. How a choice is carried out is the scheduler's."""
@@ -156,13 +160,16 @@ _POLICIES: dict[str, type[Fifo]] = {
 }
 
 
-def _long_ones(config: SchedulerConfig) -> Callable[[Sequence], bool]:
-    """Swapped is what would take more than one chunk to compute again; the copy costs little next to that."""
-    return lambda sequence: sequence.num_computed_tokens > config.prefill_chunk
+def _long_ones_and_groups(config: SchedulerConfig) -> Callable[[Sequence], bool]:
+    """Swapped is what would take more than one chunk to compute again; the copy costs little next to that.
+
+    So are samples of one request: to compute them again would take as many times as there are, as in cacheflow.
+    """
+    return lambda s: s.num_computed_tokens > config.prefill_chunk or (s.group is not None and len(s.group.members) > 1)
 
 
 _PREEMPTIONS: dict[str, Callable[[SchedulerConfig], Callable[[Sequence], bool]]] = {
-    "auto": _long_ones,
+    "auto": _long_ones_and_groups,
     "recompute": lambda config: lambda sequence: False,
     "swap": lambda config: lambda sequence: True,
 }
@@ -170,7 +177,8 @@ _PREEMPTIONS: dict[str, Callable[[SchedulerConfig], Callable[[Sequence], bool]]]
 
 def make_preemption(config: SchedulerConfig) -> Callable[[Sequence], bool]:
     """Whether a preempted sequence is better moved to host pages, where there are any, than computed again."""
-    return _PREEMPTIONS[config.preemption](config)
+    swaps = _PREEMPTIONS[config.preemption](config)
+    return lambda sequence: not sequence.params.is_beam_search and swaps(sequence)  # a search starts again, see Beams
 
 
 def make_policy(config: SchedulerConfig) -> Policy:

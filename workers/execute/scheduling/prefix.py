@@ -43,6 +43,9 @@ class Match(NamedTuple):
     tail: PageNode | None = None
     num_tail_tokens: int = 0
 
+    def num_tokens(self, page_size: int) -> int:
+        return len(self.nodes) * page_size + self.num_tail_tokens
+
 
 NO_MATCH = Match([])
 

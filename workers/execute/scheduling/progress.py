@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .beam_search import Hypothesis
 from .sequence import Key
 
 
@@ -14,6 +15,7 @@ class Progress:
     keys: list[Key] = field(default_factory=list)
     token_indices: list[int] = field(default_factory=list)  # 0 for a sequence's first output token
     token_ids: list[int] = field(default_factory=list)
+    hypotheses: dict[Key, Hypothesis] = field(default_factory=dict)  # whole answers; these have finished, too
     finished: dict[Key, str] = field(default_factory=dict)  # why: "stop" | "length"; not all got a token in this step
     expired: dict[Key, str] = field(default_factory=dict)  # why, in words: which deadline passed
     failed: dict[Key, str] = field(default_factory=dict)  # why, in words; none of them got a token in this step
@@ -22,6 +24,10 @@ class Progress:
         self.keys.append(key)
         self.token_indices.append(token_index)
         self.token_ids.append(token_id)
+
+    def conclude(self, key: Key, hypothesis: Hypothesis) -> None:
+        self.hypotheses[key] = hypothesis
+        self.finished[key] = hypothesis.reason
 
     def by_key(self) -> dict[Key, int]:
         return dict(zip(self.keys, self.token_ids, strict=True))

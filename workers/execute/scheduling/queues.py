@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+from ....protocol.config import SchedulerConfig
 from .sequence import Key, Sequence
 
 Rank = tuple[int, ...]
 
 
+def may_overtake(held_back: list[Sequence], config: SchedulerConfig) -> bool:
+    """Whether those behind ``held_back`` may be tried. Preempted ones are never overtaken, others not too often."""
+    return not held_back or (
+        len(held_back) <= config.skip_ahead
+        and not held_back[0].num_preemptions
+        and all(sequence.num_overtaken < config.max_prefill_skip for sequence in held_back)
+    )
+
+
 class WaitingQueue:
-    """Sequences that hold no page, lowest rank first.
+    """Sequences that hold no page, lowest rank first. One that is held waits too, and is passed by.
 
     A removed sequence stays in the heap as a stale entry until it surfaces or half of the heap is stale, so every
     operation costs O(log n) amortised, whatever is removed.
@@ -21,6 +31,10 @@ class WaitingQueue:
         self._rank = rank
         self._heap: list[tuple[Rank, Key]] = []
         self._waiting: dict[Key, Sequence] = {}
+        self._held: set[Key] = set()
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._waiting
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -34,7 +48,7 @@ class WaitingQueue:
         while self._heap:
             rank, key = self._heap[0]
             sequence = self._waiting.get(key)
-            if sequence is not None and self._rank(sequence) == rank:
+            if sequence is not None and key not in self._held and self._rank(sequence) == rank:
                 return sequence
             heapq.heappop(self._heap)
         return None
@@ -44,8 +58,22 @@ class WaitingQueue:
         self._waiting[sequence.key] = sequence
         heapq.heappush(self._heap, (self._rank(sequence), sequence.key))
 
+    def hold(self, *sequences: Sequence) -> None:
+        """Lets these wait, if they do not yet, and passes them by until ``let_go``."""
+        for sequence in sequences:
+            self._waiting[sequence.key] = sequence
+            self._held.add(sequence.key)
+
+    def let_go(self, sequences: Iterable[Sequence]) -> None:
+        """Their place in the queue is that of their rank again."""
+        for sequence in sequences:
+            if sequence.key in self._held:
+                self._held.remove(sequence.key)
+                heapq.heappush(self._heap, (self._rank(sequence), sequence.key))
+
     def remove(self, key: Key) -> None:
         del self._waiting[key]
+        self._held.discard(key)
         if len(self._heap) > 2 * len(self._waiting) + 8:
-            self._heap = [(self._rank(sequence), key) for key, sequence in self._waiting.items()]
+            self._heap = [(self._rank(s), key) for key, s in self._waiting.items() if key not in self._held]
             heapq.heapify(self._heap)

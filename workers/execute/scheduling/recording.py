@@ -59,6 +59,10 @@ def describe_sequence(sequence: Sequence, tokens: Int32) -> dict[str, Any]:
     if sequence.num_output_tokens and sequence.end_reason(len(sequence.tokens)) == "stop":
         tokens[-1] = STOP
     values = {name: value for name in _SEQUENCE_FIELDS if (value := getattr(sequence, name))}
+    if sequence.group_key is not None:
+        values["group"] = list(sequence.group_key)
+    if sequence.params.is_beam_search:
+        values["num_beams"] = sequence.params.num_beams
     return {"tokens": pack_tokens(tokens), "max_tokens": sequence.max_tokens, **values}
 
 
@@ -66,10 +70,14 @@ def rebuild_sequence(key: Key, wire: Mapping[str, Any]) -> Sequence:
     """The sequence as it was added.
 
     Raises:
-        KeyError, TypeError, ValueError: this is no description of a sequence.
+        KeyError, TypeError, ValueError: this is no description of a sequence, or of a beam, whose choices no trace has.
     """
+    if "num_beams" in wire:
+        raise ValueError("a beam search cannot be run again: the candidates of its beams are not in a trace")
     known = unpack_tokens(wire["tokens"])
     values = {name: wire[name] for name in _SEQUENCE_FIELDS if name in wire}
+    if "group" in wire:
+        values["group_key"] = (int(wire["group"][0]), int(wire["group"][1]))
     tokens = np.zeros(wire["num_prompt_tokens"] + wire["max_tokens"], np.int32)
     tokens[: len(known)] = known
     return Sequence(

@@ -23,6 +23,7 @@ class Rows:
         self._free = list(range(num_rows))  # a heap
         self._seated: dict[int, Sequence] = {}
         self._next_row = 0  # whose turn it is
+        self.version = 0  # another one whenever somebody sat down or left
 
     @property
     def num_free(self) -> int:
@@ -64,6 +65,7 @@ class Rows:
         """Gives ``sequence`` the lowest free row."""
         sequence.row = heapq.heappop(self._free)
         self._seated[sequence.row] = sequence
+        self.version += 1
         self.write_pages(sequence, 0)
 
     def leave(self, sequence: Sequence) -> None:
@@ -73,6 +75,7 @@ class Rows:
         assert self._seated[row] is sequence, f"row {row} belongs to {self._seated[row].key}, not to {sequence.key}"
         self.block_tables[row, : len(sequence.block_table)] = 0
         del self._seated[row]
+        self.version += 1
         heapq.heappush(self._free, row)
         sequence.row = None
 

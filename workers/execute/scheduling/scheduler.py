@@ -11,18 +11,25 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ....protocol.config import SchedulerConfig
+from .ahead import LookAhead
+from .beam_search import Candidates
+from .beams import Beams
+from .bounds import Bounds
 from .cache import PageCache
+from .chunks import is_repeated, next_chunk, state_at_start
 from .cost import Work, make_pace
 from .deadlines import Deadlines, exceeded
+from .groups import Groups
 from .plan import Draft, Plan, Start
 from .policy import Phase, Skips, make_policy, make_preemption
 from .prefix import Match
 from .progress import Progress
-from .queues import WaitingQueue
+from .queues import WaitingQueue, may_overtake
 from .rows import Rows
 from .sequence import Key, Sequence, SequenceState
 
 _NONE_FAILED: Mapping[Key, str] = MappingProxyType({})
+_NO_BEAMS: Mapping[Key, Candidates] = MappingProxyType({})
 
 
 class Scheduler:
@@ -41,12 +48,17 @@ class Scheduler:
         max_model_len: int,
         prefix_cache: bool = True,  # False also where a layer of the model keeps more than its pages
         num_host_pages: int = 0,
+        replays: bool = False,  # what was said is decoded again after a preemption or a crash, not prefilled
     ) -> None:
         self.config = config
+        self._replays = replays
         self.max_model_len = max_model_len
         self.policy = make_policy(config)
         self._swaps = make_preemption(config)
         self.cache = PageCache(num_pages, page_size, shares_prefixes=prefix_cache, num_host_pages=num_host_pages)
+        self.groups = Groups(self.cache)
+        self.beams = Beams(self.cache, max_model_len)
+        self._bounds = Bounds(max_model_len, self.cache, self.beams)
         self.rows = Rows(config.max_num_seqs, min(num_pages, self.cache.pages_for(max_model_len)))
         self.live: dict[Key, Sequence] = {}
         self.waiting = WaitingQueue(self.policy.rank)
@@ -58,6 +70,9 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._expired: list[tuple[Key, str]] = []  # and not reported yet
         self._step = 0
+        self.completed_step = 0
+        self.ahead = LookAhead()
+        self.num_needing_tokens = 0  # of the live
         self._skips = Skips()
         self._schedule = {
             Phase.DECODES: self._schedule_decodes,
@@ -71,8 +86,13 @@ class Scheduler:
         assert sequence.key not in self.live, f"{sequence.key} is live already"
         assert len(self.live) < self.config.max_live, f"{len(self.live)} live, the limit is {self.config.max_live}"
         assert sequence.num_tokens > 0, f"{sequence.key} has no tokens"
+        sequence.replays = self._replays
         self.live[sequence.key] = sequence
-        self.waiting.push(sequence)
+        self.num_needing_tokens += sequence.needs_its_tokens
+        self.groups.join(sequence)
+        first = self.beams.join(sequence)
+        self._enter_queue(sequence)
+        self.waiting.let_go(first)
         self._deadlines.add(sequence)
 
     def release(self, key: Key) -> None:
@@ -112,30 +132,52 @@ class Scheduler:
             self._step = plan.step
         return plan
 
-    def apply(self, plan: Plan, token_ids: list[int], failed: Mapping[Key, str] = _NONE_FAILED) -> Progress:
-        """Takes in a step that was computed: ``token_ids`` has one for each of ``plan.sampled``.
+    def apply(
+        self,
+        plan: Plan,
+        token_ids: list[int],
+        failed: Mapping[Key, str] = _NONE_FAILED,
+        candidates: Mapping[Key, Candidates] = _NO_BEAMS,
+    ) -> Progress:
+        """Takes in a step: ``token_ids`` has one for each of ``plan.sampled``; beams have ``candidates`` instead.
 
-        Sequences in ``failed`` end here, each for its reason, and their tokens are void. What was sampled for one that
-        was released meanwhile is dropped.
+        Those in ``failed`` end here, each for its reason; what was sampled for one that was released is dropped.
         """
+        self.advance(plan)
+        self.ahead.settle()
+        self.completed_step = plan.step
         progress = Progress(finished=dict(plan.finished), expired=dict(plan.expired), failed=dict(plan.failed))
-        sampled = iter(token_ids)
-        for key, start, num_tokens, samples in plan.chunks:
+        sampled, computing = iter(token_ids), self.groups.computing
+        for key, _, _, samples in plan.chunks:
             token_id = next(sampled) if samples else None
             sequence = self.running.get(key)
             if sequence is None:
                 continue
             if (why := failed.get(key)) is not None:
                 progress.failed[key] = why
+                sequence.num_tokens -= samples and not sequence.is_beam  # its placeholder
                 self._retire(sequence, "error", is_sound=False)
                 continue
-            sequence.num_computed_tokens = start + num_tokens
             if self.cache.publish(sequence) and sequence.row is not None:
                 self.rows.write_pages(sequence, 0)
-            if token_id is not None:
+            if key in computing:
+                self.waiting.let_go(self.groups.compute(sequence))
+            if candidates and key in candidates:
+                self._branch(sequence, candidates[key], progress)
+            elif token_id is not None:
                 self._take(sequence, token_id, progress)
         self.cache.complete(plan.step)
         return progress
+
+    def advance(self, plan: Plan) -> None:
+        """Counts ``plan`` as computed, with placeholders for its tokens, which ``apply`` fills in."""
+        for sequence in self.ahead.advance(plan, self.running):
+            if sequence.is_full(self.max_model_len):
+                if sequence.row is not None:
+                    self.rows.leave(sequence)
+                sequence.state = SequenceState.ENDING
+            elif sequence.state is SequenceState.PREFILLING:
+                sequence.state = SequenceState.READY
 
     def observe(self, plan: Plan, elapsed_ns: int) -> None:
         """A step took so long. Only of interest with ``itl_target_ms``."""
@@ -191,7 +233,7 @@ class Scheduler:
         if len(draft.prefills) < len(self._in_state(SequenceState.PREFILLING)):
             return  # a prompt under way did not fit
         held_back: list[Sequence] = []
-        while (head := self.waiting.head) and draft.room(head, 1) and self._may_overtake(held_back):
+        while (head := self.waiting.head) and draft.room(head, 1) and may_overtake(held_back, self.config):
             if self._settle(head, draft):
                 continue
             # Whoever gave way in this step must not be back in it: two sequences could throw each other out forever.
@@ -199,7 +241,8 @@ class Scheduler:
                 break
             if (match := self._may_start(head)) is not None:
                 self._start(head, match, draft)
-                self._schedule_chunk(head, draft)
+                if head.state is SequenceState.PREFILLING:
+                    self._schedule_chunk(head, draft)
                 for sequence in held_back:
                     sequence.num_overtaken += 1
             else:
@@ -209,10 +252,15 @@ class Scheduler:
                 held_back.append(head)
                 self.waiting.remove(head.key)
         for sequence in held_back:
-            self.waiting.push(sequence)
+            if sequence.key not in self.waiting:
+                self._enter_queue(sequence)
 
     def _schedule_chunk(self, sequence: Sequence, draft: Draft) -> bool:
-        wanted = draft.room(sequence, min(sequence.num_uncomputed_tokens, self.config.prefill_chunk))
+        chunk = next_chunk(sequence, max_tokens=self.config.prefill_chunk)
+        wanted = draft.room(sequence, chunk)
+        is_urgent = not draft.prefills and (draft.is_empty or self._skips.prefills >= self.config.max_prefill_skip)
+        if wanted < chunk and is_repeated(sequence) and not is_urgent:
+            return False  # it shall be cut as it was the first time
         num_tokens = self.cache.extend(sequence, wanted) if wanted else 0
         if num_tokens:
             draft.schedule(sequence, num_tokens)
@@ -229,27 +277,19 @@ class Scheduler:
     def _count_skips(self, draft: Draft) -> None:
         """Who was passed by for want of budget too often goes first once, see ``Policy.phases``."""
         has_prompts = bool(self.waiting) or bool(self._in_state(SequenceState.PREFILLING))
-        skips_prefills = has_prompts and not draft.prefills and not draft.lacks_memory
-        skips_decodes = len(draft.decodes) < len(self.rows)
-        self._skips = Skips(
-            self._skips.prefills + 1 if skips_prefills else 0, self._skips.decodes + 1 if skips_decodes else 0
+        self._skips = self._skips.after(
+            prefills=has_prompts and not draft.prefills and not draft.lacks_memory,
+            decodes=len(draft.decodes) < len(self.rows),
         )
 
     # Who may start, and who must give way.
 
     def _settle(self, sequence: Sequence, draft: Draft) -> bool:
-        """Ends a waiting sequence that was complete when it came, or that even an empty pool could not hold."""
-        longest = min(self.max_model_len - 1, self.cache.num_pages * self.cache.pool.page_size)
-        reason = sequence.end_reason(self.max_model_len) if sequence.num_output_tokens else None
-        if reason is None and sequence.num_tokens <= longest:
-            return False
-        if sequence.num_output_tokens:
-            draft.finished.append((sequence.key, reason or "length"))
-            self._retire(sequence, reason or "length")
-        else:
-            draft.failed.append((sequence.key, f"prompt has {sequence.num_tokens} tokens, the limit is {longest}"))
-            self._retire(sequence, "error")
-        return True
+        """Ends a waiting sequence if it needs no step, or can never have one."""
+        if verdict := self._bounds.judge(sequence):
+            draft.end(sequence.key, *verdict)
+            self._retire(sequence, verdict.reason)
+        return verdict is not None
 
     def _may_start(self, sequence: Sequence) -> Match | None:
         """What the cache knows of ``sequence``, or None as long as memory does not allow its start.
@@ -260,30 +300,25 @@ class Scheduler:
         if self.running:
             if self._fresh_are_held_back and not sequence.num_preemptions:
                 return None
-            num_promised = sum(map(self.cache.num_missing, self._in_state(SequenceState.PREFILLING)))
+            growing = (s for s in self.running.values() if s.state is SequenceState.PREFILLING or s.is_catching_up)
+            num_promised = sum(map(self.cache.num_missing, growing))
             num_left = self.cache.num_available - num_promised - max(1, self.policy.margin * self.cache.num_pages)
             if num_left < 1:
                 return None  # whatever the cache knows, one page is needed
-            match = self.cache.find(sequence)
+            match = self.groups.find(sequence)
             if self.cache.num_missing(sequence, match) > num_left:
                 return None
         else:
-            match = self.cache.find(sequence)
+            match = self.groups.find(sequence)
         return match if self.cache.num_available > 0 and self.cache.may_enter(sequence, match) else None
-
-    def _may_overtake(self, held_back: list[Sequence]) -> bool:
-        """Whether those behind ``held_back`` may be tried. Preempted ones are never overtaken, others not too often."""
-        return not held_back or (
-            len(held_back) <= self.config.skip_ahead
-            and not held_back[0].num_preemptions
-            and all(s.num_overtaken < self.config.max_prefill_skip for s in held_back)
-        )
 
     def _start(self, sequence: Sequence, match: Match, draft: Draft) -> None:
         self._leave_queue(sequence)
         self.running[sequence.key] = sequence
         self.cache.enter(sequence, match)
-        sequence.state = SequenceState.PREFILLING
+        sequence.state = state_at_start(sequence)
+        self.waiting.hold(*self.groups.start(sequence))
+        self.beams.start(sequence, draft.step)
         draft.starts[sequence.key] = Start(sequence.key, sequence.num_computed_tokens)
         if sequence.num_preemptions:
             self._fresh_are_held_back = False
@@ -294,17 +329,20 @@ class Scheduler:
         while not self.cache.extend(sequence, 1):
             if num_pages == self.cache.num_pages:
                 self._retire(sequence, "length")  # it fills the pool alone
-                draft.finished.append((sequence.key, "length"))
+                draft.end(sequence.key, "length")
                 return False
-            victim = self.policy.victim(self.running.values())
-            self._preempt(victim, draft)
-            if victim is sequence:
+            self._preempt(self.policy.victim(self.running.values()), draft)
+            if sequence.key not in self.running:
                 return False
         if sequence.row is not None and len(sequence.block_table) > num_pages:
             self.rows.write_pages(sequence, num_pages)
         return True
 
     def _preempt(self, sequence: Sequence, draft: Draft) -> None:
+        for member in self.beams.restart(sequence) or [sequence]:
+            self._give_way(member, draft)
+
+    def _give_way(self, sequence: Sequence, draft: Draft) -> None:
         """Takes the pages of ``sequence`` back; it waits, and keeps its tokens.
 
         What it had computed is swapped out or computed once more. One that started in this step has nothing to swap:
@@ -322,32 +360,51 @@ class Scheduler:
             self.cache.give_up(sequence)
             sequence.state = SequenceState.WAITING
         sequence.num_preemptions += 1
-        self.waiting.push(sequence)
+        self._enter_queue(sequence)
         self.num_preemptions += 1
         self._fresh_are_held_back = True
 
     # What becomes of a sequence after its step.
 
     def _take(self, sequence: Sequence, token_id: int, progress: Progress) -> None:
-        sequence.append(token_id)
+        sequence.tokens[sequence.num_tokens - 1] = token_id
         progress.emit(sequence.key, sequence.num_output_tokens - 1, token_id)
         if reason := sequence.end_reason(self.max_model_len):
             progress.finished[sequence.key] = reason
             self._retire(sequence, reason)
-        elif sequence.state is SequenceState.PREFILLING:
-            sequence.state = SequenceState.READY
+
+    def _branch(self, sequence: Sequence, found: Candidates, progress: Progress) -> None:
+        """A beam has taken its step. With the last one of its search all go on, or the search is over."""
+        for beam in self.beams.take(sequence, found):
+            if beam.key not in self.running:
+                self._leave_queue(beam)
+                self.running[beam.key] = beam
+            beam.state = SequenceState.PREFILLING
+        for beam, hypothesis in self.beams.conclude(sequence):
+            progress.conclude(beam.key, hypothesis)
+            self._retire(beam, hypothesis.reason)
 
     def _retire(self, sequence: Sequence, reason: str, *, is_sound: bool = True) -> None:
         """Ends a sequence: its row is free at once, its pages go to limbo."""
         del self.live[sequence.key]
+        self.num_needing_tokens -= sequence.needs_its_tokens
         if sequence.key in self.running:
             self._leave(sequence)
             self._fresh_are_held_back = False
         else:
             self._leave_queue(sequence)
         self.cache.retire(sequence, is_sound=is_sound)
+        self.groups.leave(sequence, is_sound=is_sound)
         sequence.state = SequenceState.FINISHED
         sequence.finish_reason = reason
+        for member in self.beams.disband(sequence):
+            self._retire(member, "abort")
+
+    def _enter_queue(self, sequence: Sequence) -> None:
+        if self.groups.holds(sequence) or self.beams.holds(sequence):
+            self.waiting.hold(sequence)
+        else:
+            self.waiting.push(sequence)
 
     def _leave_queue(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence.key)
@@ -357,6 +414,7 @@ class Scheduler:
         del self.running[sequence.key]
         if sequence.row is not None:
             self.rows.leave(sequence)
+        self.waiting.let_go(self.groups.stop(sequence))
 
     def _in_state(self, state: SequenceState) -> list[Sequence]:
         """Running sequences in ``state``, the most urgent first."""

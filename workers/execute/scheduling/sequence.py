@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ....protocol.sampling import SamplingParams
 from .prefix import PageNode
+
+if TYPE_CHECKING:
+    from .groups import Group
 
 Int32 = npt.NDArray[np.int32]
 Key = tuple[int, int]  # (slot, generation) in the journal
@@ -19,8 +23,10 @@ class SequenceState(Enum):
     WAITING = "waiting"  # no pages, nothing computed (new, or preempted)
     SWAPPED = "swapped"  # waits too, with what was computed on host pages
     PREFILLING = "prefilling"  # some chunks computed
+    PAUSED = "paused"  # a beam that has taken its step, until the others of its search have
     READY = "ready"  # prompt computed, first token sampled, no row yet
     DECODING = "decoding"  # holds a row
+    ENDING = "ending"  # its last token is being computed
     FINISHED = "finished"  # row given back, pages in limbo until released
 
 
@@ -41,6 +47,8 @@ class Sequence:
     seed: int
     arrival: int  # order of acceptance, kept over preemption and recovery
     stop_ids: frozenset[int] = frozenset()  # end of sequence and stop_token_ids; empty parts as ignore_eos says
+    group_key: Key | None = None  # of the request it is one sequence of, if there are others; they begin alike
+    group: Group | None = None  # while it is live
     accepted_at: int = 0  # when the service took it, ns of the engine's clock; nothing is decided by it
     final_ids: frozenset[int] = frozenset()  # end of sequence under a grammar: ends it also before min_tokens
     grammar: object | None = None  # what says which tokens may follow, see execute/grammar; None: all of them
@@ -48,10 +56,15 @@ class Sequence:
     deadline_at: int = 0  # ns of the engine's clock by which it must have ended; 0: none
     queue_deadline_at: int = 0  # by which it must have begun
     priority: int = 0  # the lowest goes first, see policy.Priority
+    replays: bool = False  # computed again, its output is decoded token by token, as it was the first time
+    chunk_ends: list[int] = field(default_factory=list)  # of the prompt, as it was cut the first time
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # of these, found in the cache when it first started
     block_table: list[int] = field(default_factory=list)
     host_table: list[int] = field(default_factory=list)  # host pages, while it is swapped out
+    shares_tail: bool = (
+        False  # its last page, half full, may be in other tables too, and must be copied before it grows
+    )
     tip: PageNode | None = None  # the last of its pages that others may share
     state: SequenceState = SequenceState.WAITING
     row: int | None = None  # index into the decode buffers, 0..max_num_seqs-1
@@ -74,9 +87,35 @@ class Sequence:
         return self.num_tokens - self.num_computed_tokens
 
     @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens that are computed in chunks; what follows them is decoded."""
+        return self.num_prompt_tokens if self.replays else self.num_tokens
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether it decodes tokens that it has already."""
+        return self.state in (SequenceState.READY, SequenceState.DECODING) and self.num_uncomputed_tokens > 1
+
+    @property
     def output_tokens(self) -> Int32:
         """int32 [num_output_tokens], a view."""
         return self.tokens[self.num_prompt_tokens : self.num_tokens]
+
+    @property
+    def needs_its_tokens(self) -> bool:
+        """Whether the host must know every token before it can ask for the next one."""
+        p = self.params
+        has_penalties = p.repetition_penalty != 1.0 or bool(p.presence_penalty or p.frequency_penalty)
+        return self.is_beam or has_penalties or self.grammar is not None
+
+    @property
+    def is_beam(self) -> bool:
+        """Whether its next token is chosen among those of other sequences too, once all of them are known."""
+        return self.params.is_beam_search
+
+    def is_full(self, max_model_len: int) -> bool:
+        """Whether no token has room after the last one."""
+        return self.num_tokens >= min(len(self.tokens), max_model_len)
 
     def append(self, token_id: int) -> None:
         """Adds what was sampled after the last token."""
@@ -91,4 +130,4 @@ class Sequence:
             return "stop"
         if self.final_ids and int(self.tokens[self.num_tokens - 1]) in self.final_ids:
             return "stop"
-        return "length" if self.num_tokens >= min(len(self.tokens), max_model_len) else None
+        return "length" if self.is_full(max_model_len) else None

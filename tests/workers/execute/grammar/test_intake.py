@@ -13,7 +13,7 @@ from tests.waiting import eventually
 from tests.workers import tokenizer_zoo
 from tests.workers.execute.factories import make_sequence
 from tests.workers.grammars import make_card, model_dir
-from triptych.protocol.channels import Poller
+from triptych.protocol.channels import Bell, Poller
 from triptych.workers.execute.grammar.intake import GrammarIntake
 from triptych.workers.execute.grammar.matcher import GrammarCompiler, GrammarMatcher
 from triptych.workers.execute.scheduling.sequence import Sequence
@@ -30,7 +30,7 @@ class FakeCompiler(GrammarCompiler):
 
 def test_a_sequence_comes_back_with_its_matcher(tmp_path: Path) -> None:
     tokenizer = tokenizer_zoo.byte_level()
-    intake = GrammarIntake(GrammarCompiler(model_dir(tmp_path, tokenizer), make_card(tokenizer)))
+    intake = GrammarIntake(GrammarCompiler(model_dir(tmp_path, tokenizer), make_card(tokenizer)), Bell())
     good, bad = make_sequence(1), make_sequence(2)
     intake.add(good, 'start: "a"')
     intake.add(bad, "start: foo")
@@ -49,7 +49,7 @@ def test_whatever_the_compiler_raises_is_that_sequences_end(error: Exception) ->
     def fail() -> None:
         raise error
 
-    intake, sequence = GrammarIntake(FakeCompiler(fail)), make_sequence(1)
+    intake, sequence = GrammarIntake(FakeCompiler(fail), Bell()), make_sequence(1)
     intake.add(sequence, "g")
     [(_, reason)] = eventually(lambda: list(intake.take_done()))
     assert str(error) in reason
@@ -58,7 +58,7 @@ def test_whatever_the_compiler_raises_is_that_sequences_end(error: Exception) ->
 
 def test_what_was_dropped_does_not_come_back_and_its_bell_can_be_silenced() -> None:
     go = threading.Event()
-    intake, sequence = GrammarIntake(FakeCompiler(go.wait)), make_sequence(1)
+    intake, sequence = GrammarIntake(FakeCompiler(go.wait), Bell()), make_sequence(1)
     poller = Poller(intake.bell.file)
     intake.add(sequence, "g")
     intake.drop(sequence.key)

@@ -16,11 +16,11 @@ from transformers import (
 
 from triptych.workers.execute.sampling.draw import (
     Filters,
-    _in_order,
-    _invert,
-    _invert_whole,
     cut_candidates,
     draw,
+    in_order,
+    invert,
+    invert_whole,
     whole_weights,
 )
 
@@ -117,7 +117,7 @@ def test_blocks_choose_what_one_cumulative_sum_does(vocab_size: int, share: floa
     weights = torch.rand(400, vocab_size, generator=generator) * (torch.rand(vocab_size, generator=generator) < share)
     weights[:, 0] += 1e-3
     uniforms = torch.rand(400, 1, generator=generator, dtype=torch.float64)
-    assert torch.equal(_invert_whole(weights, uniforms), _invert(weights, uniforms))
+    assert torch.equal(invert_whole(weights, uniforms), invert(weights, uniforms))
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
@@ -126,7 +126,7 @@ def test_the_ends_never_choose_a_block_or_a_place_without_weight(uniform: float)
     rows, places = torch.arange(300), torch.arange(300) * 3 + 50
     weights[rows, places] = torch.rand(300, generator=torch.Generator().manual_seed(0)) + 0.1
     uniforms = torch.full((300, 1), uniform, dtype=torch.float64)
-    assert torch.equal(_invert_whole(weights, uniforms), places)
+    assert torch.equal(invert_whole(weights, uniforms), places)
 
 
 @pytest.mark.parametrize("vocab_size", [5000, 128 * 100, 20_001])
@@ -136,7 +136,7 @@ def test_the_greatest_are_found_in_order(vocab_size: int, levels: int) -> None:
     scores = (scores * levels / 4).round() / levels
     scores[1, 10:] = -torch.inf
     scores[2] = scores[2].sort().values  # the greatest all in the last blocks
-    values, ids = _in_order(scores, 20)
+    values, ids = in_order(scores, 20)
     expected = scores.sort(dim=-1, descending=True, stable=True)
     assert torch.equal(values, expected.values[:, :20])
     is_above = values > values[:, -1:]  # which of those that tie with the last are there is open

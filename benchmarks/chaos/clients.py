@@ -1,0 +1,209 @@
+"""Clients that know what they should get: readers, some who abort or vanish, and some who ask for what is wrong."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from triptych import Client
+from triptych.driver.stream import Stream
+from triptych.protocol.errors import (
+    InvalidRequest,
+    ModelFailed,
+    Overloaded,
+    Poisoned,
+    RequestError,
+    TriptychError,
+)
+from triptych.workers.execute.hash_lm import expected_tokens
+from triptych.workers.execute.hash_model import VOCAB_SIZE
+
+ANSWER_S = 180.0  # without an answer for so long, a request is lost
+LEASE_S, VANISHED_LEASE_S = 60.0, 2.0
+SPARE = 257  # see tests/pipeline/faults
+POISONS = {1: ModelFailed, 2: Poisoned, 3: Poisoned, 4: Poisoned, 5: ModelFailed, 6: Poisoned, 7: ModelFailed}
+INVALID: list[dict[str, Any]] = [
+    {"temperature": -1.0}, {"max_tokens": -5}, {"top_p": 2.0}, {"nonsense": 1}, {"stop": [""] * 99}, {"seed": "x"},
+    {"logit_bias": {99_999_999: 1.0}}, {"n": 10**9},
+]  # fmt: skip
+
+
+class Oracle(Protocol):
+    """Requests, and what is said to them if nothing happens."""
+
+    can_poison_execute: bool
+
+    def draw(self, rng: random.Random) -> tuple[dict[str, Any], list[int]]: ...
+
+
+class HashOracle:
+    """The hash LM's answer is a few lines of Python, so no request is ever asked twice."""
+
+    can_poison_execute = True
+
+    def draw(self, rng: random.Random) -> tuple[dict[str, Any], list[int]]:
+        prompt = [rng.randrange(1, 250) for _ in range(rng.randrange(3, 200))]
+        num_tokens = rng.randrange(5, 500)
+        request: dict[str, Any] = {"prompt": prompt, "max_tokens": num_tokens}
+        if rng.random() < 0.5:
+            request |= {"temperature": 0.8, "seed": rng.randrange(1 << 30)}
+        expected = expected_tokens(
+            prompt, num_tokens, VOCAB_SIZE, temperature=request.get("temperature", 0.0), seed=request.get("seed", 0)
+        )
+        return request, expected
+
+
+class RecordedOracle:
+    """Of a real model: the answers that the same pipeline gave before anything happened."""
+
+    can_poison_execute = False
+
+    def __init__(self, client: Client, *, num_requests: int, seed: int) -> None:
+        rng = random.Random(seed)
+        self._requests = [self._make(rng, index) for index in range(num_requests)]
+        answers = client.generate_all(self._requests)
+        self._expected = [answer.token_ids for answer in answers]
+
+    def _make(self, rng: random.Random, index: int) -> dict[str, Any]:
+        words = " ".join(
+            rng.choice(["def", "return", "list", "what", "is", "for", "in", "class", "len"]) for _ in range(12)
+        )
+        options = {"temperature": 0.7, "seed": index} if index % 2 else {"temperature": 0.0}
+        return {"prompt": words, "max_tokens": rng.randrange(20, 300), "ignore_eos": True, **options}
+
+    def draw(self, rng: random.Random) -> tuple[dict[str, Any], list[int]]:
+        index = rng.randrange(len(self._requests))
+        return self._requests[index], self._expected[index]
+
+
+@dataclass
+class Watch:
+    """What the clients saw last, for whoever measures how long they saw nothing."""
+
+    token_at: float = 0.0
+    accept_at: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    refusal_ms: list[float] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, name: str, detail: str = "") -> None:
+        with self.lock:
+            self.counts[name] += 1
+            if detail and len(self.wrong) < 20:
+                self.wrong.append(f"{name}: {detail}")
+
+
+class Clients:
+    """So many concurrent streams over a few connections, until told to stop."""
+
+    def __init__(self, run_dir: Path, oracle: Oracle, *, streams: int, seed: int, poison_share: float) -> None:
+        self.watch = Watch()
+        self.stopping = threading.Event()
+        self._run_dir, self._oracle, self._poison_share = run_dir, oracle, poison_share
+        self._clients = [Client(run_dir) for _ in range(4)]
+        self._threads = [threading.Thread(target=self._live, args=[i, seed], daemon=True) for i in range(streams)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, timeout_s: float) -> int:
+        """How many did not come to an end."""
+        self.stopping.set()
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        left = sum(thread.is_alive() for thread in self._threads)
+        for client in self._clients:
+            client.close()
+        return left
+
+    def _live(self, index: int, seed: int) -> None:
+        rng = random.Random(f"{seed}/{index}")
+        client = self._clients[index % len(self._clients)]
+        while not self.stopping.is_set():
+            share = rng.random()
+            try:
+                if share < self._poison_share:
+                    self._poison(client, rng)
+                elif share < 0.06:
+                    self._ask_wrongly(client, rng)
+                elif share < 0.10:
+                    self._vanish(rng)
+                else:
+                    self._read(client, rng, abort=share < 0.18)
+            except Overloaded:
+                self.watch.count("overloaded")
+                self.stopping.wait(0.1)
+            except TriptychError as error:
+                self.watch.count("lost", f"{type(error).__name__}: {error.message:.200}")
+
+    def _read(self, client: Client, rng: random.Random, *, abort: bool) -> None:
+        request, expected = self._oracle.draw(rng)
+        began = time.monotonic()
+        stream = client.submit(**request, lease_s=LEASE_S)
+        try:
+            got = self._follow(stream, abort_after=rng.randrange(1, 60) if abort else None)
+            completion = stream.result(max(1.0, ANSWER_S - (time.monotonic() - began)))
+        except Overloaded:
+            raise
+        except RequestError as error:
+            self.watch.count("innocent_failed", f"{error.code}: {error.message:.200}")
+            return
+        if completion.finish_reason == "abort" and not abort:
+            self.watch.count("lost", "it was aborted, and nobody asked for that")
+        elif completion.token_ids != expected[: len(completion.token_ids)] or got != completion.token_ids:
+            self.watch.count("altered", f"{request} gave {completion.token_ids[:20]}...")
+        elif completion.finish_reason != "abort" and len(completion.token_ids) != len(expected):
+            self.watch.count("altered", f"{len(completion.token_ids)} tokens in place of {len(expected)}")
+        else:
+            self.watch.count("aborted" if completion.finish_reason == "abort" else "whole")
+            self.watch.counts["tokens"] += len(got)
+
+    def _follow(self, stream: Stream, *, abort_after: int | None) -> list[int]:
+        stream.accepted(ANSWER_S)
+        self.watch.accept_at = time.monotonic()
+        got: list[int] = []
+        for delta in stream:
+            self.watch.token_at = time.monotonic()
+            got += delta.token_ids
+            if abort_after is not None and len(got) >= abort_after:
+                stream.abort()
+                abort_after = None
+        return got
+
+    def _vanish(self, rng: random.Random) -> None:
+        request, _ = self._oracle.draw(rng)
+        with Client(self._run_dir) as client:
+            client.submit(**request, lease_s=VANISHED_LEASE_S).accepted(ANSWER_S)
+        self.watch.count("vanished")
+
+    def _ask_wrongly(self, client: Client, rng: random.Random) -> None:
+        began = time.monotonic()
+        try:
+            client.submit([1, 2, 3], **rng.choice(INVALID)).result(ANSWER_S)
+        except InvalidRequest:
+            self.watch.count("refused")
+            self.watch.refusal_ms.append((time.monotonic() - began) * 1e3)
+        else:
+            self.watch.count("lost", "a wrong request was not refused")
+
+    def _poison(self, client: Client, rng: random.Random) -> None:
+        if self._oracle.can_poison_execute and rng.random() < 0.8:
+            kind = rng.choice(list(POISONS))
+            stream, expected = client.submit([5, SPARE, kind], max_tokens=10, lease_s=LEASE_S), POISONS[kind]
+        else:
+            stream, expected = client.submit(f"<<abort>>{uuid.uuid4()}", max_tokens=5, lease_s=LEASE_S), Poisoned
+        try:
+            stream.result(ANSWER_S)
+        except expected:
+            self.watch.count("poison_named")
+        except RequestError as error:
+            self.watch.count("poison_unnamed", f"{error.code}: {error.message:.100}")
+        else:
+            self.watch.count("poison_unnamed", "it was answered")

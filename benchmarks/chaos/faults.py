@@ -1,0 +1,109 @@
+"""What is done to the processes, and how long until clients see the next token or the next ACCEPTED."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections import Counter, defaultdict
+
+from clients import Watch
+from service import Service, wait_for
+
+from triptych.protocol.board import ROLES
+
+RECOVERY_S = 60.0
+WEIGHTS = {
+    "kill execute": 14, "kill prepare": 7, "kill summarize": 8, "kill a pair": 4, "kill all three": 4,
+    "kill driver": 4, "stop one": 3, "segv one": 5, "kill at start-up": 5, "kill during another's recovery": 4,
+}  # fmt: skip
+
+
+class Faults:
+    """One fault after the other, at random moments; only a fault alone is timed."""
+
+    def __init__(self, service: Service, watch: Watch, *, seed: int, gap_s: float, only: str = "") -> None:
+        """``only`` is a part of the names of those faults that shall happen."""
+        self._weights = {kind: weight for kind, weight in WEIGHTS.items() if only in kind}
+        self.kinds: Counter[str] = Counter()
+        self.kills: Counter[str] = Counter()  # signals sent, by role
+        self.recovery_s: dict[str, list[float]] = defaultdict(list)  # until the next token or ACCEPTED
+        self.ready_s: dict[str, list[float]] = defaultdict(list)  # of these, until the new process was ready
+        self.unrecovered = 0
+        self._service, self._watch, self._gap_s = service, watch, gap_s
+        self._rng = random.Random(seed)
+
+    def run(self, seconds: float, stopping: threading.Event) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not stopping.wait(self._rng.uniform(0.1, 2 * self._gap_s)):
+            (kind,) = self._rng.choices(list(self._weights), list(self._weights.values()))
+            self.kinds[kind] += 1
+            try:
+                self._do(kind)
+                wait_for(self._service.is_ready, RECOVERY_S, interval_s=0.02)
+            except TimeoutError:
+                self.unrecovered += 1
+                return
+
+    def _do(self, kind: str) -> None:
+        role = self._rng.choice(ROLES)
+        match kind.split():
+            case ["kill", ("execute" | "prepare" | "summarize") as role]:
+                self._timed(role, role, signal.SIGKILL)
+            case ["kill", "a", "pair"]:
+                for one in self._rng.sample(ROLES, 2):
+                    self._send(one, signal.SIGKILL)
+            case ["kill", "all", "three"]:
+                for one in ROLES:
+                    self._send(one, signal.SIGKILL)
+            case ["kill", "driver"]:
+                self._kill_driver()
+            case ["stop", "one"]:
+                self._timed(f"{role} stopped", role, signal.SIGSTOP)
+            case ["segv", "one"]:
+                # From outside it cannot be told from a fault of its own: two of them that hit the same request alone
+                # would condemn it, and rightly so. Nobody is alone while there are no suspects and many streams.
+                is_safe = not self._service.board.stats()["execute"].get("suspects")
+                self._send(role, signal.SIGSEGV if is_safe else signal.SIGKILL)
+            case ["kill", "at", "start-up"]:
+                self._kill_at_start_up(role)
+            case _:
+                self._send("execute", signal.SIGKILL)
+                time.sleep(self._rng.uniform(0.0, 0.5))
+                self._send(self._rng.choice(["prepare", "summarize"]), signal.SIGKILL)
+
+    def _send(self, role: str, number: int) -> None:
+        if self._service.send(role, number):
+            self.kills[role] += 1
+
+    def _timed(self, name: str, role: str, number: int) -> None:
+        board = self._service.board
+        before, began = board.epoch(role), time.monotonic()
+        self._send(role, number)
+        wait_for(lambda: board.epoch(role) > before and board.ready(role), RECOVERY_S, interval_s=0.001)
+        ready = time.monotonic()
+        seen = "accept_at" if role == "prepare" else "token_at"
+        wait_for(lambda: getattr(self._watch, seen) > ready, RECOVERY_S, interval_s=0.001)
+        self.ready_s[name].append(ready - began)
+        self.recovery_s[name].append(getattr(self._watch, seen) - began)
+
+    def _kill_at_start_up(self, role: str) -> None:
+        """The first life ends, and the next one somewhere between its first line and its first step."""
+        for _ in range(self._rng.randrange(2, 4)):
+            pid = self._service.pid(role)
+            self._send(role, signal.SIGKILL)
+            wait_for(lambda pid=pid: self._service.pid(role) not in (None, pid), RECOVERY_S)
+            time.sleep(self._rng.uniform(0.0, 0.6))
+        self._send(role, signal.SIGKILL)
+
+    def _kill_driver(self) -> None:
+        began = time.monotonic()
+        self._service.kill_driver()
+        self.kills["driver"] += 1
+        self._service.start()
+        self._service.wait_ready(RECOVERY_S)
+        ready = time.monotonic()
+        wait_for(lambda: self._watch.token_at > ready, RECOVERY_S, interval_s=0.001)
+        self.ready_s["driver"].append(ready - began)
+        self.recovery_s["driver"].append(self._watch.token_at - began)

@@ -1,0 +1,106 @@
+"""Many requests through one pipeline: the resident memory of each process stays flat.
+
+Compares the last quarter of the samples with the second one: by then caches are as full as they get. Prints one JSON
+line; the exit code is 1 if a process grew by 2 % or more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
+
+from report import environment  # noqa: E402
+
+from triptych import Client, Driver  # noqa: E402
+from triptych.driver.stream import Stream  # noqa: E402
+
+LIMIT = 0.02
+SAMPLE_S = 0.5
+IN_FLIGHT = 128
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=50_000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    with Driver("hash-lm", num_pages=2000, lease_s=30.0) as driver:
+        sampler = Sampler(driver)
+        began = time.monotonic()
+        drive(driver, arguments.requests, random.Random(arguments.seed))
+        elapsed_s = time.monotonic() - began
+        growth = sampler.stop()
+        restarts = sum(driver.stats()["restarts"].values())
+    failures = {role: figures for role, figures in growth.items() if figures["growth"] >= LIMIT}
+    config = {"requests": arguments.requests, "in_flight": IN_FLIGHT, "seed": arguments.seed}
+    report = {"what": "soak", **environment("pyzmq"), "config": config, "elapsed_s": round(elapsed_s, 1)}
+    print(json.dumps({**report, "rss": growth, "restarts": restarts, "failures": failures}))
+    return 1 if failures or restarts else 0
+
+
+def drive(driver: Driver, num_requests: int, rng: random.Random) -> None:
+    """Requests of all lengths, some of them aborted, from clients that come and go."""
+    done = 0
+    while done < num_requests:
+        with Client(driver.run_dir) as client:
+            count = min(2000, num_requests - done)
+            streams: deque[Stream] = deque()
+            for _ in range(count):
+                prompt = [rng.randrange(1, 250) for _ in range(rng.randrange(1, 100))]
+                streams.append(client.submit(prompt, max_tokens=rng.randrange(1, 40)))
+                if rng.random() < 0.1:
+                    streams[-1].abort()
+                if len(streams) >= IN_FLIGHT:
+                    streams.popleft().result(60)
+            while streams:
+                streams.popleft().result(60)
+            done += count
+
+
+class Sampler:
+    """Looks at the memory of the workers, and of this process, which holds the driver."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._processes = {role: psutil.Process(pid) for role, pid in driver.pids.items() if pid}
+        self._processes["driver"] = psutil.Process()
+        self._samples: dict[str, list[int]] = {role: [] for role in self._processes}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(SAMPLE_S):
+            for role, process in self._processes.items():
+                self._samples[role].append(_own_bytes(process))
+
+    def stop(self) -> dict[str, dict[str, float]]:
+        self._stopping.set()
+        self._thread.join()
+        return {role: _growth(samples) for role, samples in self._samples.items()}
+
+
+def _own_bytes(process: psutil.Process) -> int:
+    """Resident bytes without what is shared: the journal is mapped into every process, and is filled once."""
+    memory = process.memory_info()
+    return int(memory.rss - memory.shared)
+
+
+def _growth(samples: list[int]) -> dict[str, float]:
+    quarter = len(samples) // 4
+    second, last = median(samples[quarter : 2 * quarter]), median(samples[-quarter:])
+    return {"mib": round(last / 2**20, 1), "growth": round(last / second - 1, 4), "samples": len(samples)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

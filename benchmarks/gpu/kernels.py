@@ -1,0 +1,161 @@
+"""The limits of the device, and how near attention comes to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.setting import Notes, Setting
+from triptych.workers.execute.attention.device_step import DeviceStep
+from triptych.workers.execute.attention.interface import AttentionForm, LayerCache
+from triptych.workers.execute.attention.triton import TritonAttention
+from triptych.workers.execute.attention.varlen import VarlenAttention, find_varlen
+from triptych.workers.execute.kernels.triton_chunk import ChunkTile, chunk_attention
+from triptych.workers.execute.kernels.triton_decode import DecodeTile, decode_attention
+
+DECODE_TILES = [
+    DecodeTile(),
+    DecodeTile(num_keys=32),
+    DecodeTile(num_keys=128, num_warps=8),
+    DecodeTile(num_stages=4),
+    DecodeTile(num_keys=128),
+]
+CHUNK_TILES = [
+    ChunkTile(),
+    ChunkTile(num_keys=128),
+    ChunkTile(num_stages=3),
+    ChunkTile(num_rows=64, num_warps=4),
+    ChunkTile(num_rows=256),
+]
+
+
+def limits(setting: Setting, note: Notes) -> None:
+    """Bytes a second of a large copy, read and written counted, and operations of a large product in bfloat16."""
+    size = setting.size(2 << 30, 1 << 16)
+    source = torch.randint(0, 100, (size // 4,), dtype=torch.int32, device=setting.device)
+    target = torch.empty_like(source)
+    note("copy_bytes_per_s", 2 * size / setting.seconds(lambda: target.copy_(source)))
+    side = setting.size(8192, 64)
+    # Random values: on zeros the same product is an eighth faster.
+    a, b = (torch.randn(side, side, device=setting.device, dtype=torch.bfloat16) for _ in range(2))
+    note("matmul_flop_per_s", 2 * side**3 / setting.seconds(lambda: a @ b))
+    if not setting.is_dry:
+        note("device", torch.cuda.get_device_name())
+        note("memory_bytes", torch.cuda.get_device_properties(0).total_memory)
+
+
+def attention(setting: Setting, note: Notes) -> None:
+    """Decodes of 64 sequences with 2048 keys against the copy, a chunk of 2048 tokens against the product."""
+    rates = setting.found("limits")
+    for page_size in (64, 16, 256):
+        decodes = Decodes(setting, page_size)
+        found = {name: decodes.num_bytes / seconds for name, seconds in decodes.times(setting).items()}
+        note(f"decode_page_{page_size}", _best(found, rates.get("copy_bytes_per_s")))
+    for name, before in (("fresh", 0), ("later", setting.size(6144, 20))):
+        chunk = Chunk(setting, before)
+        found = {key: chunk.num_operations / seconds for key, seconds in chunk.times(setting).items()}
+        note(f"chunk_{name}", _best(found, rates.get("matmul_flop_per_s")))
+
+
+def _best(rates: dict[str, float], limit: float | None) -> dict[str, Any]:
+    """The rate of the default way, the best one, and what share of the limit each is."""
+    best = max(rates, key=lambda name: rates[name])
+    shares = {name: round(rate / limit, 4) for name, rate in rates.items()} if limit else {}
+    return {"default": shares.get("default"), "best": best, "best_share": shares.get(best), "shares": shares}
+
+
+class _Scene:
+    """Pages of one layer in random order, and queries of the shape of Qwen3-8B."""
+
+    def __init__(self, setting: Setting, *, num_seqs: int, context: int, num_tokens: int, page_size: int) -> None:
+        shape, device = setting.shape("qwen3-8b"), setting.device
+        heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
+        dim = shape["head_dim"]
+        width = -(-context // page_size)
+        dtype = torch.float16 if setting.is_dry else torch.bfloat16  # the interpreter has no products of bfloat16
+
+        def random(*sizes: int) -> torch.Tensor:
+            return torch.randn(*sizes, device=device, dtype=torch.float32).to(dtype)
+
+        pages = num_seqs * width + 1
+        self.cache = LayerCache(random(pages, page_size, kv_heads, dim), random(pages, page_size, kv_heads, dim))
+        self.query = random(num_tokens, heads, dim)
+        self.scale = dim**-0.5
+        order = 1 + torch.randperm(pages - 1, device=device, dtype=torch.int64)
+        self.tables = order.view(num_seqs, width).to(torch.int32)
+        self.contexts = torch.full((num_seqs,), context, dtype=torch.int32, device=device)
+        starts = torch.linspace(0, num_tokens, num_seqs + 1, device=device)
+        self.starts = starts.round().to(torch.int32)
+
+    def form(self) -> dict[str, Any]:
+        return {"scale": self.scale, "window": None, "softcap": None, "sinks": None}
+
+    def varlen_time(self, setting: Setting, max_query_len: int) -> dict[str, float]:
+        """torch's own paged attention, where there is one."""
+        varlen = None if setting.is_dry else find_varlen()
+        if varlen is None:
+            return {}
+        ints = torch.zeros(len(self.query), dtype=torch.int32, device=setting.device)
+        step = DeviceStep(
+            ints, ints, ints, ints, self.starts, self.contexts, ints, self.tables, num_decodes=0,
+            max_query_len=max_query_len,
+        )  # fmt: skip
+        kernel = VarlenAttention(setting.device, varlen)
+        kernel.use(step)
+        form = AttentionForm(self.scale)
+        try:
+            return {"varlen": setting.seconds(lambda: kernel.attend(self.cache, self.query, form))}
+        except Exception as error:  # a peer: what it does not do on these pages is worth a line, no more
+            return {f"varlen: {type(error).__name__}": float("inf")}
+
+
+class Decodes(_Scene):
+    def __init__(self, setting: Setting, page_size: int) -> None:
+        num_seqs, context = setting.size(64, 2), setting.size(2048, 40)
+        super().__init__(setting, num_seqs=num_seqs, context=context, num_tokens=num_seqs, page_size=page_size)
+        self.num_bytes = 2 * num_seqs * context * self.cache.keys[0, 0].numel() * self.cache.keys.itemsize
+
+    def times(self, setting: Setting) -> dict[str, float]:
+        kernel = TritonAttention(setting.device)
+        default = kernel._num_splits(len(self.query) * self.cache.keys.shape[2], int(self.contexts[0]))
+        ways = {"default": (default, DecodeTile())}
+        splits = {1, default, 2 * default, 4 * default}
+        ways |= {f"splits {n}, {tuple(t)}": (n, t) for t in DECODE_TILES for n in sorted(splits)}
+        if setting.is_dry:
+            ways = dict(list(ways.items())[:2])
+        found = {name: setting.seconds(lambda way=way: self._run(*way)) for name, way in ways.items()}
+        return found | self.varlen_time(setting, 1)
+
+    def _run(self, num_splits: int, tile: DecodeTile) -> None:
+        decode_attention(
+            self.query, *self.cache, block_tables=self.tables, context_lens=self.contexts, num_splits=num_splits,
+            tile=tile, **self.form(),
+        )  # fmt: skip
+
+
+class Chunk(_Scene):
+    def __init__(self, setting: Setting, before: int) -> None:
+        self.length = setting.size(2048, 20)
+        context = before + self.length
+        super().__init__(setting, num_seqs=1, context=context, num_tokens=self.length, page_size=64)
+        num_pairs = self.length * before + self.length * (self.length + 1) // 2
+        self.num_operations = 4 * self.query[0].numel() * num_pairs
+
+    def times(self, setting: Setting) -> dict[str, float]:
+        ways: dict[str, ChunkTile | None] = {"default": None, **{str(tuple(tile)): tile for tile in CHUNK_TILES}}
+        if setting.is_dry:
+            ways = dict(list(ways.items())[:2])
+        found = {}
+        for name, tile in ways.items():
+            try:
+                found[name] = setting.seconds(lambda tile=tile: self._run(tile))
+            except Exception as error:  # a tile may ask for more than a processor has
+                found[f"{name}: {type(error).__name__}"] = float("inf")
+        return found | self.varlen_time(setting, self.length)
+
+    def _run(self, tile: ChunkTile | None) -> None:
+        chunk_attention(
+            self.query, *self.cache, torch.empty_like(self.query), block_tables=self.tables,
+            context_lens=self.contexts, query_starts=self.starts, max_query_len=self.length, tile=tile, **self.form(),
+        )  # fmt: skip

@@ -1,0 +1,80 @@
+"""What transformers does with the same weights and requests."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from benchmarks.gpu.models import peer_lengths
+from benchmarks.gpu.runs import make_sequences
+from benchmarks.gpu.setting import Notes, Setting
+
+ATTENTION = ("sdpa", "flash_attention_2", "flash_attention_3")
+
+
+def peers_small(setting: Setting, note: Notes) -> None:
+    _peers(setting, note, "qwen3-0.6b", ATTENTION)
+
+
+def peers_large(setting: Setting, note: Notes) -> None:
+    _peers(setting, note, "qwen3-8b", ATTENTION[:1])
+
+
+def _peers(setting: Setting, note: Notes, name: str, implementations: tuple[str, ...]) -> None:
+    """Output tokens a second of ``generate`` on a static batch, then of continuous batching."""
+    folder = setting.checkpoint(name)
+    prompts = [s.tokens[: s.num_prompt_tokens].tolist() for s in make_sequences(peer_lengths(setting))]
+    num_out = peer_lengths(setting)[0][1]
+    config = GenerationConfig(
+        max_new_tokens=num_out, min_new_tokens=num_out, do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
+    for implementation in implementations:
+        try:
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32 if setting.is_dry else torch.bfloat16, attn_implementation=implementation
+            ).to(setting.device)
+        except Exception as error:  # what is not installed is no peer here
+            note(f"{implementation}", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
+            continue
+        for kind, function in (("generate", _generate), ("continuous_batching", _continuous)):
+            note(f"{implementation} {kind}", _attempt(function, model, prompts, config))
+        del model
+
+
+def _attempt(function: Any, model: Any, prompts: list[list[int]], config: GenerationConfig) -> Any:
+    try:
+        function(model, prompts[:2], _few(config))
+        start = time.perf_counter()
+        num_tokens = function(model, prompts, config)
+        return round(num_tokens / (time.perf_counter() - start), 1)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+
+
+def _few(config: GenerationConfig) -> GenerationConfig:
+    short = GenerationConfig(**config.to_diff_dict())
+    short.max_new_tokens = short.min_new_tokens = 2
+    return short
+
+
+def _generate(model: Any, prompts: list[list[int]], config: GenerationConfig) -> int:
+    """Tokens that a static batch brought."""
+    ids = torch.tensor(prompts, device=model.device)
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    return int(output.shape[0] * (output.shape[1] - ids.shape[1]))
+
+
+def _continuous(model: Any, prompts: list[list[int]], config: GenerationConfig) -> int:
+    """Tokens that transformers' continuous batching brought."""
+    if model.device.type == "cpu":
+        raise NotImplementedError("on a CPU its default cache takes most of the memory")
+    config = GenerationConfig(max_new_tokens=config.max_new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    outputs = model.generate_batch(prompts, generation_config=config, progress_bar=False)
+    num_tokens = sum(len(output.generated_tokens) for output in outputs.values())
+    wanted = len(prompts) * config.max_new_tokens
+    if num_tokens < wanted:
+        raise RuntimeError(f"{num_tokens} tokens came, {wanted} were asked for")
+    return num_tokens

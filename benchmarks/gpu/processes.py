@@ -1,0 +1,42 @@
+"""What three processes cost against one on a GPU: the comparison of ``pipeline_overhead.py`` on the 0.6B shape."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from benchmarks.gpu.setting import Notes, Setting
+from triptych.protocol.config import PipelineConfig
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.scheduling.scheduler import Scheduler
+
+
+def processes(setting: Setting, note: Notes) -> None:
+    from benchmarks import pipeline_overhead  # here, since it needs zmq, which not every machine has
+    from triptych import Driver
+
+    pipeline_overhead.OUTPUT_TOKENS = setting.size(400, 6)
+    folder = setting.checkpoint("qwen3-0.6b")
+    config = PipelineConfig.from_options(
+        model=str(folder),
+        device=setting.device.type,
+        backend="transformers" if setting.is_dry else "fused",
+        max_model_len=setting.size(2048, 128),
+        num_pages=setting.size(40_000, 64),
+    )
+    with tempfile.TemporaryDirectory() as run_dir, Driver(config=config) as driver:
+        runner, card = build_runner(
+            config.model, config.cache, config.scheduler, model_dir=folder, run_dir=Path(run_dir),
+            progress=lambda done, total: None,
+        )  # fmt: skip
+        runner.warm_up()
+        runner.capture_graphs(lambda done, total: None)
+        scheduler = Scheduler(
+            config.scheduler, page_size=card.page_size, num_pages=card.num_pages, max_model_len=card.max_model_len
+        )
+        engine = Engine(scheduler, runner, depth=0 if setting.is_dry else 1)
+        for batch in (1, setting.size(32, 2)):
+            note(
+                f"batch_{1 if batch == 1 else 32}", pipeline_overhead.compare(engine, driver, batch, setting.size(3, 1))
+            )

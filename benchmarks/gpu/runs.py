@@ -1,0 +1,203 @@
+"""Requests through the engine in this process, and how near a run comes to what memory and arithmetic allow."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence as Items
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.cpu_models import num_weights
+from benchmarks.gpu.setting import Setting
+from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+from triptych.protocol.sampling import SamplingParams
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.model.step_runner import StepRunner
+from triptych.workers.execute.scheduling.plan import Plan
+from triptych.workers.execute.scheduling.scheduler import Scheduler
+from triptych.workers.execute.scheduling.sequence import Sequence
+from triptych.workers.execute.step import StepInputs
+
+Lengths = tuple[int, int]  # tokens in and out
+MAX_TOKEN_ID = 250
+
+
+class Loaded(NamedTuple):
+    """A model ready to run."""
+
+    runner: StepRunner
+    card: Any
+    scheduler_config: SchedulerConfig
+    load_s: float
+    capture_s: float
+
+
+def load(
+    setting: Setting, name: str, *, rows: int = 256, max_model_len: int = 2048, chunk: int = 2048, **options: Any
+) -> Loaded:
+    """The random model of that shape on the fused decoder, its graphs captured; ``options`` are of ``ModelConfig``."""
+    folder = setting.checkpoint(name)
+    rows = setting.size(rows, 2)
+    scheduler_config = SchedulerConfig(
+        max_num_seqs=rows,
+        prefill_chunk=setting.size(chunk, 16),
+        max_num_batched_tokens=setting.size(2 * chunk, 20),
+    )
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as run_dir:
+        runner, card = build_runner(
+            ModelConfig(
+                **{
+                    "model": str(folder),
+                    "device": setting.device.type,
+                    "backend": "fused",
+                    "dtype": "float32" if setting.is_dry else "bfloat16",
+                    "max_model_len": setting.size(max_model_len, 64),
+                    **options,
+                }
+            ),
+            CacheConfig(
+                page_size=setting.size(64, 16), kv_memory_fraction=0.9, num_pages=32 if setting.is_dry else None
+            ),
+            scheduler_config,
+            model_dir=folder,
+            run_dir=Path(run_dir),
+            progress=lambda done, total: None,
+        )
+    runner.warm_up()
+    loaded_at = time.perf_counter()
+    runner.capture_graphs(lambda done, total: None)
+    return Loaded(runner, card, scheduler_config, loaded_at - start, time.perf_counter() - loaded_at)
+
+
+def make_sequences(lengths: Items[Lengths], *, seed: int = 0) -> list[Sequence]:
+    """Greedy requests of random tokens that end by their length alone."""
+    rng = np.random.default_rng(seed)
+    sequences = []
+    for index, (num_in, num_out) in enumerate(lengths):
+        tokens = np.zeros(num_in + num_out, np.int32)
+        tokens[:num_in] = rng.integers(1, MAX_TOKEN_ID, num_in)
+        sequences.append(
+            Sequence(
+                key=(index, seed),
+                tokens=tokens,
+                num_prompt_tokens=num_in,
+                num_tokens=num_in,
+                params=SamplingParams(max_tokens=num_out, ignore_eos=True),
+                seed=index,
+                arrival=index,
+            )
+        )
+    return sequences
+
+
+class TimedRunner:
+    """A runner with a mark on the device's time line before and after each step."""
+
+    def __init__(self, runner: StepRunner, *, on_gpu: bool) -> None:
+        self._runner = runner
+        self._on_gpu = on_gpu
+        self._marks: list[Any] = []
+        self.move, self.collect = runner.move, runner.collect
+
+    def launch(self, inputs: StepInputs) -> None:
+        begin = self._mark()
+        self._runner.launch(inputs)
+        self._marks.append((begin, self._mark()))
+
+    def idle_share(self) -> float:
+        """Of the time from the first mark to the last, how much lay between steps: 0 where the host is ahead."""
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        gaps = [self._between(a[1], b[0]) for a, b in zip(self._marks, self._marks[1:], strict=False)]
+        total = self._between(self._marks[0][0], self._marks[-1][1])
+        return sum(gaps) / total if total else 0.0
+
+    def _mark(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end)) / 1e3 if self._on_gpu else end - begin
+
+
+class Run(NamedTuple):
+    elapsed_s: float
+    plans: list[Plan]
+    idle_share: float
+    num_graph_steps: int
+    sequences: list[Sequence]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(s.max_tokens for s in self.sequences) / self.elapsed_s
+
+
+def run(
+    setting: Setting, loaded: Loaded, lengths: Items[Lengths], *, seed: int = 0, depth: int = 1, **config: Any
+) -> Run:
+    """All requests at once, until the last is done. ``config`` changes the scheduler's."""
+    card, runner = loaded.card, TimedRunner(loaded.runner, on_gpu=not setting.is_dry)
+    fields = {name: getattr(loaded.scheduler_config, name) for name in loaded.scheduler_config.__dataclass_fields__}
+    scheduler = Scheduler(
+        SchedulerConfig(**{**fields, **config}),
+        page_size=card.page_size,
+        num_pages=card.num_pages,
+        max_model_len=card.max_model_len,
+        prefix_cache=False,
+    )
+    engine = Engine(scheduler, runner, depth=depth)
+    num_graph_steps = getattr(loaded.runner, "num_graph_steps", 0)
+    waiting, plans = make_sequences(lengths, seed=seed), []
+    sequences = list(waiting)
+    start = time.perf_counter()
+    while waiting or engine.has_work:
+        while waiting and len(scheduler.live) < scheduler.config.max_live:
+            engine.add(waiting.pop(0))
+        step = engine.step()
+        assert step is not None, "requests are live, and nothing was planned"
+        assert not step.progress.failed, f"requests failed: {step.progress.failed}"
+        plans.append(step.plan)
+        for key in step.progress.finished:
+            engine.release(key)
+    elapsed_s = time.perf_counter() - start
+    num_graph_steps = getattr(loaded.runner, "num_graph_steps", 0) - num_graph_steps
+    return Run(elapsed_s, plans, runner.idle_share(), num_graph_steps, sequences)
+
+
+def floor_s(setting: Setting, name: str, plans: list[Plan], *, weight_bytes: float = 2.0) -> float | None:
+    """Seconds that the steps take at least: each reads all weights and its keys once, or computes its products.
+
+    By the rates that part ``limits`` measured; None without them.
+    """
+    rates, shape = setting.found("limits"), setting.shape(name)
+    if "matmul_flop_per_s" not in rates:
+        return None
+    layers, head = num_weights(shape)
+    token_bytes = 2 * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
+    total = 0.0
+    for plan in plans:
+        num_bytes = layers * weight_bytes + head * 2 + plan.num_reads * token_bytes
+        num_operations = 2 * layers * plan.num_tokens + 2 * head * len(plan.sampled)
+        total += max(num_bytes / rates["copy_bytes_per_s"], num_operations / rates["matmul_flop_per_s"])
+    return total
+
+
+def summary(setting: Setting, name: str, done: Run) -> dict[str, Any]:
+    floor = floor_s(setting, name, done.plans)
+    return {
+        "output_tokens_per_s": round(done.tokens_per_s, 1),
+        "elapsed_s": round(done.elapsed_s, 3),
+        "of_roofline": None if floor is None else round(floor / done.elapsed_s, 4),
+        "idle_share": round(done.idle_share, 4),
+        "steps": len(done.plans),
+        "graph_steps": done.num_graph_steps,
+    }

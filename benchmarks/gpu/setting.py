@@ -1,0 +1,98 @@
+"""Where a part runs, at what size, and how it takes times and writes down what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.cpu_models import SHAPES, make_checkpoint
+
+Shape = dict[str, Any]
+
+_QWEN3_8B: Shape = {
+    **SHAPES["qwen3-0.6b"],
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "intermediate_size": 12288,
+    "tie_word_embeddings": False,
+}
+_TINY: Shape = {
+    **SHAPES["qwen3-0.6b"],
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "vocab_size": 1024,
+}
+
+
+class Notes:
+    """What a part found, on disk as soon as it is known: a part that is cut short keeps what it has."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._found: dict[str, Any] = {}
+
+    def __call__(self, name: str, value: Any) -> None:
+        self._found[name] = value
+        part = self._file.with_suffix(".part")
+        part.write_text(json.dumps(self._found))
+        os.replace(part, self._file)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A GPU and real shapes, or a dry run: a CPU, tiny shapes, and Triton's interpreter."""
+
+    folder: Path  # for checkpoints, and for what a part hands to later ones
+    is_dry: bool
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu" if self.is_dry else "cuda")
+
+    def size(self, real: int, dry: int) -> int:
+        return dry if self.is_dry else real
+
+    def shape(self, name: str) -> Shape:
+        if self.is_dry:
+            return _TINY
+        return _QWEN3_8B if name == "qwen3-8b" else SHAPES[name]
+
+    def checkpoint(self, name: str) -> Path:
+        """A random checkpoint of a real shape, made at the first call of all parts."""
+        return make_checkpoint(self.folder / name, self.shape(name), device=str(self.device))
+
+    def found(self, part: str) -> dict[str, Any]:
+        """What another part found before; nothing where it failed."""
+        file = self.folder / f"{part}.json"
+        return json.loads(file.read_text()) if file.exists() else {}
+
+    def seconds(self, function: Callable[[], object], *, repeats: int = 20) -> float:
+        """The median time of a call, by the device's own clock."""
+        for _ in range(self.size(3, 1)):
+            function()
+        return statistics.median(self._timed(function) for _ in range(self.size(repeats, 1)))
+
+    def _timed(self, function: Callable[[], object]) -> float:
+        if self.is_dry:
+            start = time.perf_counter()
+            function()
+            return time.perf_counter() - start
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        function()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3

@@ -1,0 +1,126 @@
+"""How many streams go on as if undisturbed after a crash, by backend, dtype and way of recovery.
+
+Each stream is run once undisturbed and once with a crash at a random token: everything but prompt, emitted tokens and
+the cuts of the prompt is lost, as in a journal. ``other mates`` is the control: no crash, but other sequences in the
+batch. Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cpu_models import make_model
+from report import environment
+
+from triptych.protocol.config import DEMO_CHECKPOINT, CacheConfig, ModelConfig, SchedulerConfig
+from triptych.protocol.sampling import SamplingParams
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.scheduling.scheduler import Scheduler
+from triptych.workers.execute.scheduling.sequence import Sequence
+
+SEED = 3
+NUM_STREAMS, NUM_TOKENS = 48, 80
+ROWS, OTHER_ROWS = 16, 5
+CRASHES = 3  # of each stream
+MODELS = ("llama-6m", "demo")  # the first has random weights: its logits lie closer together than a trained model's
+KINDS = [("transformers", "float32"), ("transformers", "bfloat16"), ("native", "bfloat16")]
+Streams = list[list[int]]
+
+
+def main() -> None:
+    results = {}
+    for model, (backend, dtype) in itertools.product(MODELS, KINDS):
+        checkpoint = DEMO_CHECKPOINT if model == "demo" else make_model(model)
+        with tempfile.TemporaryDirectory() as folder:
+            make_engine = make_runner(checkpoint, backend, dtype, Path(folder))
+        results[f"{model} {backend} {dtype}"] = measure(make_engine)
+    config = {"streams": NUM_STREAMS, "tokens": NUM_TOKENS, "rows": ROWS, "crashes": CRASHES}
+    report = {"what": "recovery_exactness", **environment("torch", "transformers"), "seed": SEED, "config": config}
+    print(json.dumps({**report, "identical_streams": results}))
+
+
+def make_runner(checkpoint: Path, backend: str, dtype: str, folder: Path) -> Callable[[int, bool], Engine]:
+    cache = CacheConfig(num_pages=2048, prefix_cache=False)
+    scheduler = SchedulerConfig(max_num_seqs=ROWS, prefill_chunk=32)
+    model = ModelConfig(backend=backend, dtype=dtype, threads=1)
+    runner, card = build_runner(model, cache, scheduler, model_dir=checkpoint, run_dir=folder, progress=lambda *_: None)
+
+    def make_engine(rows: int, replays: bool) -> Engine:
+        config = SchedulerConfig(max_num_seqs=rows, prefill_chunk=32)
+        sizes = {"page_size": 16, "num_pages": 2048, "max_model_len": card.max_model_len}
+        return Engine(Scheduler(config, **sizes, prefix_cache=False, replays=replays), runner)
+
+    return make_engine
+
+
+def measure(make_engine: Callable[[int, bool], Engine]) -> dict[str, str]:
+    undisturbed = run(make_engine(ROWS, False), make_streams())
+    expected = [sequence.output_tokens.tolist() for sequence in undisturbed]
+    mates = [s.output_tokens.tolist() for s in run(make_engine(OTHER_ROWS, False), make_streams())]
+    result = {"other mates": score(mates, expected)}
+    for name, replays in (("fast", False), ("exact", True)):
+        streams: Streams = []
+        for crash in range(CRASHES):
+            streams += [
+                s.output_tokens.tolist() for s in run(make_engine(ROWS, replays), after_crash(undisturbed, crash))
+            ]
+        result[name] = score(streams, expected * CRASHES)
+    return result
+
+
+def score(streams: Streams, expected: Streams) -> str:
+    return f"{sum(a == b for a, b in zip(streams, expected, strict=True))}/{len(expected)}"
+
+
+def make_streams() -> list[Sequence]:
+    """Half of them greedy, half sampled; prompts of one to four chunks, out of the demo model's vocabulary."""
+    rng = random.Random(SEED)
+    sequences = []
+    for index in range(NUM_STREAMS):
+        prompt = [rng.randrange(300, 1000) for _ in range(rng.randrange(5, 100))]
+        sequences.append(make_sequence(index, prompt))
+    return sequences
+
+
+def make_sequence(index: int, prompt: Any) -> Sequence:
+    tokens = np.zeros(len(prompt) + NUM_TOKENS, np.int32)
+    tokens[: len(prompt)] = prompt
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=index % 2 * 1.0, ignore_eos=True)
+    sizes = {"num_prompt_tokens": len(prompt), "num_tokens": len(prompt)}
+    return Sequence(key=(index, 1), tokens=tokens, **sizes, params=params, seed=index, arrival=index)
+
+
+def after_crash(whole: list[Sequence], crash: int) -> list[Sequence]:
+    """The streams as a journal has them, each at a token of its own."""
+    rng = random.Random(f"{SEED}/{crash}")
+    sequences = []
+    for old in whole:
+        sequence = make_sequence(old.key[0], old.tokens[: old.num_prompt_tokens])
+        for token_id in old.output_tokens[: rng.randrange(1, NUM_TOKENS)].tolist():
+            sequence.append(token_id)
+        sequence.chunk_ends = list(old.chunk_ends)
+        sequences.append(sequence)
+    return sequences
+
+
+def run(engine: Engine, sequences: list[Sequence]) -> list[Sequence]:
+    waiting = sequences[::-1]
+    while waiting or engine.has_work:
+        while waiting and len(engine.scheduler.live) < engine.scheduler.config.max_live:
+            engine.add(waiting.pop())
+        outputs = engine.step()
+        for key in outputs.progress.finished if outputs else ():
+            engine.release(key)
+    return sequences
+
+
+if __name__ == "__main__":
+    main()

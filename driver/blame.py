@@ -1,0 +1,57 @@
+"""Which request a worker died of: the suspects of each death, and the one that is named.
+
+Whoever was in the hands of a worker that died by its own fault is a suspect. After the restart suspects are run alone;
+one that is alone in the hands of the worker when it dies again is named, and fails as poisoned. A suspect that came
+through a run of its own is none any more. Deaths that come from outside blame nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ..protocol.board import ROLES, Board
+from ..protocol.journal.deaths import POISONED, DeathWriter
+from ..protocol.journal.layout import Journal
+
+logger = logging.getLogger(__name__)
+
+
+class Blame:
+    """Reads the intents of the dead, writes the deaths into their requests' records."""
+
+    def __init__(self, board: Board, journal: Journal) -> None:
+        self._board = board
+        self._deaths = DeathWriter(journal)
+        # What a worker left that died with an earlier driver is no work of the one that is started now.
+        for role in ROLES:
+            board.intent(role).clear()
+
+    def note_death(self, role: str, *, internal: bool) -> None:
+        """A worker died. For the supervisor, before it starts the next one."""
+        intent = self._board.intent(role)
+        keys = intent.read() if internal else []
+        intent.clear()
+        if role == "prepare":
+            self._note_digests(keys)
+        else:
+            self._note_requests(role, keys)
+
+    def _note_requests(self, role: str, keys: list[int]) -> None:
+        num_suspects = 0
+        for key in keys:
+            deaths = self._deaths.add(role, key, is_alone=len(keys) == 1)
+            num_suspects += deaths is not None
+            if deaths == POISONED:
+                logger.error("record %d ended %s twice, the second time alone: it is poisoned", key >> 32, role)
+        if num_suspects:
+            logger.warning("%s died with %d requests in its hands: they are run alone first", role, num_suspects)
+
+    def _note_digests(self, digests: list[int]) -> None:
+        """Requests that were not accepted yet have no record: they are known by their content, also with another id."""
+        suspects = self._board.suspects()
+        for digest in digests:
+            before = suspects.get(digest, 0)
+            is_named = before and len(digests) == 1
+            self._board.set_suspect(digest, POISONED if is_named else before + 1)
+            if is_named:
+                logger.error("a request with the digest %08x ended prepare twice: it is poisoned", digest)

@@ -1,0 +1,103 @@
+"""What a caller sees of a request with several choices: each of them as a stream, and all of them as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..protocol.errors import TriptychError
+from ..protocol.groups import member_id
+from ..protocol.messages import Accepted
+from ..protocol.sampling import MAX_SAMPLES
+from .stream import Completion, Delta, Listener, Stream
+
+
+class ChoiceListener:
+    """Hears of one choice, and passes on to the whole request what it hears."""
+
+    def __init__(self, index: int, choice: Listener, whole: Whole) -> None:
+        self._index = index
+        self._choice = choice
+        self._whole = whole
+
+    def on_accepted(self, accepted: Accepted) -> None:
+        self._choice.on_accepted(accepted)
+
+    def on_delta(self, delta: Delta) -> None:
+        self._choice.on_delta(delta)
+        self._whole.on_delta(delta)
+
+    def on_end(self, completion: Completion, error: TriptychError | None) -> None:
+        self._choice.on_end(completion, error)
+        self._whole.on_choice_end(self._index, completion, error)
+
+
+class Whole:
+    """Makes one end of those of all choices, for the listener of the request. It is the listener of its SUBMIT."""
+
+    def __init__(self, request_id: str, listener: Listener, choices: Sequence[Listener]) -> None:
+        self._request_id = request_id
+        self._listener = listener
+        self.choices = [ChoiceListener(index, choice, self) for index, choice in enumerate(choices)]
+        self._completions: dict[int, Completion] = {}
+        self._error: TriptychError | None = None
+
+    def on_accepted(self, accepted: Accepted) -> None:
+        for choice in self.choices:
+            choice.on_accepted(accepted)
+        self._listener.on_accepted(accepted)
+
+    def on_delta(self, delta: Delta) -> None:
+        self._listener.on_delta(delta)
+
+    def on_end(self, completion: Completion, error: TriptychError | None) -> None:
+        """The request was refused before it had choices."""
+        for choice in self.choices:
+            choice.on_end(completion, error)
+
+    def on_choice_end(self, index: int, completion: Completion, error: TriptychError | None) -> None:
+        self._completions[index] = completion
+        self._error = self._error or error
+        if len(self._completions) == len(self.choices):
+            completions = [self._completions[i] for i in range(len(self.choices))]
+            self._listener.on_end(combine(self._request_id, completions), self._error)
+
+
+def combine(request_id: str, completions: list[Completion]) -> Completion:
+    """The first choice as the answer, with all of them beside it. Of the usage, the prompt counts once."""
+    first, summary = completions[0], dict(completions[0].summary)
+    if "usage" in summary:
+        num_tokens = sum(c.summary.get("usage", {}).get("completion_tokens", 0) for c in completions)
+        summary["usage"] = {**summary["usage"], "completion_tokens": num_tokens}
+    return Completion(
+        request_id,
+        first.text,
+        first.token_ids,
+        first.finish_reason,
+        first.logprobs,
+        summary,
+        tuple(completions),
+    )
+
+
+class GroupStream(Stream):
+    """A running request with several choices: iterate for the deltas of all, or read each of ``choices``."""
+
+    def __init__(self, request_id: str, num_choices: int, abort: Callable[[str], None]) -> None:
+        super().__init__(request_id, abort)
+        self._choices = [Stream(wire_id, abort) for wire_id in choice_ids(request_id, num_choices)]
+
+    @property
+    def choices(self) -> list[Stream]:
+        return self._choices
+
+
+def choice_ids(request_id: str, num_choices: int) -> list[str]:
+    """What the choices of a request are followed by, and aborted one by one."""
+    return [member_id(request_id, index, num_choices) for index in range(num_choices)]
+
+
+def num_choices(request: Mapping[str, Any]) -> int:
+    """How many choices a request asks for. One that asks for what cannot be is refused, and never has any."""
+    n = request.get("n", 1)
+    return n if type(n) is int and 1 < n <= MAX_SAMPLES else 1

@@ -1,0 +1,110 @@
+"""How another process of the same user tells a driver something: a Unix socket in the run directory.
+
+One line of JSON, ``{"ask": "health"}`` or ``{"ask": "restart", "role": "execute", "model": null}``, and one line back,
+``{"ok": ...}`` or ``{"error": message}``. Requests never go this way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..protocol.errors import ConfigError, TriptychError
+from ..protocol.run_dir import control_path
+
+logger = logging.getLogger(__name__)
+
+MAX_QUESTION_BYTES = 8192
+QUESTION_S = 2.0  # in which who connects must have asked
+ANSWER_S = 600.0  # a model that is loaded takes its time
+Handlers = dict[str, Callable[..., Any]]
+
+
+class ControlServer:
+    """Answers questions one after the other, in a thread of its own, until closed."""
+
+    def __init__(self, run_dir: Path, handlers: Handlers) -> None:
+        self._path = control_path(run_dir)
+        self._handlers = handlers
+        self._path.unlink(missing_ok=True)  # of a driver that was killed; the run directory's lock is ours
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(str(self._path))
+        self._path.chmod(0o600)
+        self._socket.listen(8)
+        self._thread = threading.Thread(target=self._run, name="triptych-control", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:  # closed
+                return
+            with connection, contextlib.suppress(OSError):
+                connection.settimeout(QUESTION_S)
+                connection.sendall(json.dumps(self._answer(connection)).encode() + b"\n")
+
+    def _answer(self, connection: socket.socket) -> dict[str, Any]:
+        if (user := _user_of(connection)) not in (os.getuid(), 0):
+            return {"error": f"user {user} may not ask"}
+        try:
+            question = json.loads(_read_line(connection))
+            handler = self._handlers[question.pop("ask")]
+            return {"ok": handler(**question)}
+        except TriptychError as error:
+            return {"error": error.message}
+        except Exception as error:  # nothing that is asked may end the thread that answers
+            logger.exception("a question could not be answered")
+            return {"error": f"the question cannot be answered: {error!r:.200}"}
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()
+        self._path.unlink(missing_ok=True)
+
+
+def ask(run_dir: Path, question: str, **fields: Any) -> Any:
+    """What the driver of ``run_dir`` answers.
+
+    Raises:
+        ConfigError: none runs there, or it refuses.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(ANSWER_S)
+        try:
+            connection.connect(str(control_path(run_dir)))
+            connection.sendall(json.dumps({"ask": question, **fields}).encode() + b"\n")
+            answer = json.loads(_read_line(connection))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"no driver answers in {run_dir}: {error}", param="connect") from error
+    if "error" in answer:
+        raise ConfigError(answer["error"])
+    return answer["ok"]
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    line = b""
+    while not line.endswith(b"\n") and len(line) <= MAX_QUESTION_BYTES:
+        part = connection.recv(MAX_QUESTION_BYTES)
+        if not part:
+            break
+        line += part
+    if len(line) > MAX_QUESTION_BYTES:
+        raise ConfigError(f"a question has more than {MAX_QUESTION_BYTES} bytes")
+    return line
+
+
+def _user_of(connection: socket.socket) -> int:
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", credentials)
+    return int(user)

@@ -1,0 +1,42 @@
+"""How a pipeline is: measured by progress, not by the existence of processes."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from ..protocol.board import DRAIN, ROLES, RUN, Board
+from .supervisor import Supervisor, WorkerHealth
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """``status`` is "ok", "degraded" (one sequence at a time, after a storm of deaths), "starting" (also: a worker is
+    being replaced or makes no progress), "draining", or "failed" (the driver gave up).
+    """
+
+    status: str
+    reason: str  # in words, empty if all is well
+    workers: dict[str, WorkerHealth]
+
+    def to_wire(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def take_health(supervisor: Supervisor, board: Board) -> Health:
+    workers = {role: supervisor.health(role) for role in ROLES}
+    status, reason = "ok", ""
+    not_ok = [role for role, worker in workers.items() if not worker.ok]
+    if supervisor.error is not None:
+        status, reason = "failed", supervisor.error.message.partition(";")[0]
+    elif board.mode == DRAIN:
+        status, reason = "draining", "the pipeline is stopping"
+    elif board.mode != RUN:
+        status, reason = "failed", "the pipeline is stopped"
+    elif not_ok:
+        status = "starting"
+        reason = ", ".join(f"{r} is {workers[r].phase}, {workers[r].since_progress_s:.1f} s" for r in not_ok)
+    elif board.is_degraded:
+        status, reason = "degraded", "execute died often and runs one sequence at a time"
+    return Health(status, reason, workers)

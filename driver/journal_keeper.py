@@ -1,0 +1,130 @@
+"""The driver's hold on the journal file: one driver at a time, looked through before any worker trusts it."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+import zlib
+from pathlib import Path
+
+from ..protocol.config import PipelineConfig
+from ..protocol.errors import ConfigError, JournalError
+from ..protocol.journal.clock import wind_clock
+from ..protocol.journal.layout import Journal
+from ..protocol.journal.salvage import salvage
+from ..protocol.run_dir import journal_path
+
+logger = logging.getLogger(__name__)
+
+
+class JournalKeeper:
+    """Makes the journal or takes over the one that is there. The lock goes with the process that holds it."""
+
+    def __init__(self, run_dir: Path, config: PipelineConfig) -> None:
+        """
+        Raises:
+            ConfigError: another driver uses the file, it is somebody else's, or the disk has no room for it.
+            JournalError: it is no journal of this version, or was cut.
+        """
+        service = config.service
+        self.path = journal_path(run_dir, service)
+        _create(self.path, num_records=service.max_records, arena_bytes=service.arena_bytes)
+        self._lock = _lock(self.path)
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        try:
+            self.journal = self._open()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        if service.journal is not None and service.journal_flush == "interval":
+            self._thread = threading.Thread(
+                target=self._flush_for_ever, args=[service.journal_flush_ms / 1e3], name="triptych-journal", daemon=True
+            )
+            self._thread.start()
+
+    def _open(self) -> Journal:
+        journal = Journal.open(self.path)
+        for line in salvage(journal):
+            logger.warning("%s: %s", self.path, line)
+        if moved_ns := wind_clock(journal):
+            logger.warning(
+                "%s is from before the last boot: its clock goes on, %.0f s later by the wall clock; prompts are"
+                " computed again",
+                self.path,
+                moved_ns / 1e9,
+            )
+        journal.close()
+        return Journal.open(self.path)
+
+    @property
+    def num_unanswered(self) -> int:
+        return num_unanswered(self.journal)
+
+    def claim_for(self, model: str) -> None:
+        """Remember whose token ids these are.
+
+        Raises:
+            ConfigError: requests of another model are not answered yet.
+        """
+        known = int(self.journal.header["model_key"])
+        if known not in (0, _key(model)) and (count := self.num_unanswered):
+            raise ConfigError(f"{self.path} holds {count} unanswered requests of another model", param="model")
+        self.name_model(model)
+
+    def name_model(self, model: str) -> None:
+        self.journal.header["model_key"] = _key(model)
+
+    def _flush_for_ever(self, interval_s: float) -> None:
+        while not self._stopping.wait(interval_s):
+            try:
+                self.journal.flush()
+            except JournalError as error:
+                logger.error("%s", error.message)
+
+    def close(self) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.journal.close()
+        os.close(self._lock)
+
+
+def _key(model: str) -> int:
+    return zlib.crc32(model.encode()) or 1  # 0 is nobody's
+
+
+def num_unanswered(journal: Journal) -> int:
+    """Accepted requests whose answer is not complete."""
+    return int(((journal.states() != 0) & (journal.release_states() == 0)).sum())
+
+
+def _create(path: Path, *, num_records: int, arena_bytes: int) -> None:
+    if path.exists():
+        return
+    try:
+        Journal.create(path, num_records=num_records, arena_bytes=arena_bytes).close()
+    except FileExistsError:  # another driver was quicker; the lock decides
+        return
+    except OSError as error:
+        raise ConfigError(f"the journal {path} cannot be made: {error.strerror}", param="journal") from error
+
+
+def _lock(path: Path) -> int:
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise ConfigError(f"the journal {path} cannot be opened: {error.strerror}", param="journal") from error
+    try:
+        if (owner := os.fstat(file).st_uid) != os.getuid():
+            raise ConfigError(f"the journal {path} belongs to user {owner}, not to {os.getuid()}", param="journal")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(file)
+        raise ConfigError(f"another driver uses the journal {path}", param="journal") from error
+    except BaseException:
+        os.close(file)
+        raise
+    return file

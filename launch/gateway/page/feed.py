@@ -1,0 +1,123 @@
+"""One poller for all viewers of a gateway process, which looks at the pipeline only while there are any."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ....driver.standing import RequestList
+from ....protocol.errors import TriptychError
+from ...watch.watched import Sample, Watched
+from ..errors import ApiError
+from ..health import health
+from ..streaming import event
+from .frame import frame
+
+if TYPE_CHECKING:
+    from ..state import Gateway
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 0.5
+ANSWER_S = 1.0  # a pipeline that is silent for longer is shown as silent
+MAX_VIEWERS = 64
+MAX_ROWS = 128  # of the list of requests, which summarize makes for each look
+NOBODY = RequestList([], 0, 0, [])
+
+
+class Feed:
+    """The newest frame, and who waits for the next. Used in the event loop only."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._num_viewers = 0
+        self._is_closed = False
+        self._poller: asyncio.Task[None] | None = None
+        self._latest = b""
+        self._next: asyncio.Future[None] | None = None  # done when there is a newer frame
+        self.num_looks = 0  # at the pipeline
+
+    @property
+    def is_looking(self) -> bool:
+        return self._poller is not None
+
+    def join(self) -> None:
+        """
+        Raises:
+            ApiError: 503, there are as many viewers as a gateway takes.
+        """
+        if self._num_viewers >= MAX_VIEWERS:
+            raise ApiError(f"{MAX_VIEWERS} viewers are here already, the limit", status=503, code="too_many_viewers")
+        self._num_viewers += 1
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.create_task(self._poll())
+
+    def leave(self) -> None:
+        self._num_viewers -= 1
+        if not self._num_viewers and self._poller is not None:
+            self._poller.cancel()
+            self._poller, self._latest = None, b""
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """The newest frame and then each that follows, as events; who is slow gets fewer. Ends with the gateway."""
+        sent = b""
+        while not self._is_closed:
+            if self._latest and self._latest is not sent:
+                sent = self._latest
+                yield sent
+                continue
+            await self._newer()
+
+    def close(self) -> None:
+        """The gateway stops: viewers must not keep it."""
+        self._is_closed = True
+        self._wake()
+
+    async def _newer(self) -> None:
+        """Wait for the next frame; raises what the poller failed with."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+        assert self._poller is not None, "whoever waits has joined"
+        await asyncio.wait((self._next, self._poller), return_when=asyncio.FIRST_COMPLETED)
+        if self._poller is not None and self._poller.done():
+            self._poller.result()
+
+    def _wake(self) -> None:
+        following, self._next = self._next, None
+        if following is not None and not following.done():
+            following.set_result(None)
+
+    async def _poll(self) -> None:
+        watched = Watched(self._gateway.run_dir, {}, {"max_queue": self._gateway.pipeline.service.max_queue})
+        while True:
+            await self._look(watched)
+            self._wake()
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _look(self, watched: Watched) -> None:
+        gateway = self._gateway
+        self.num_looks += 1
+        requests = NOBODY
+        if gateway.is_loaded:
+            watched.card = watched.card or gateway.card.to_wire()
+            requests = await self._requests(watched)
+        stats = gateway.board.stats()
+        sample = Sample(time.monotonic(), stats, requests)
+        silent_since_s = watched.silent_since_s  # the board answers also where summarize does not
+        watched.see(sample)
+        watched.silent_since_s = silent_since_s
+        found = health(gateway.board, gateway.pipeline.supervisor)
+        self._latest = event(frame(watched, gateway.board.view.look(), found, now_s=time.monotonic()))
+
+    async def _requests(self, watched: Watched) -> RequestList:
+        """The list of requests; the last one where summarize is silent."""
+        with suppress(TriptychError):
+            requests = await self._gateway.client.requests(MAX_ROWS, ANSWER_S)
+            watched.silent_since_s = None
+            return requests
+        watched.miss(time.monotonic())
+        return watched.sample.requests if watched.sample else NOBODY

@@ -1,0 +1,119 @@
+"""The pipeline as a Ray Serve application: a replica is an actor that keeps one pipeline and serves the gateway's app.
+
+    serve run triptych.launch.ray_app:app model=/models/model min_replicas=2 max_replicas=8
+
+Needs ``pip install 'triptych[http,ray]'``. Ray starts replicas, counts what each has to do, and replaces those that are
+ill; inside a replica everything is as under ``triptych serve``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from typing import Any
+
+from ray import serve
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+
+from ..driver.driver import Driver
+from ..protocol.config import PipelineConfig
+from ..protocol.errors import ConfigError
+from .gateway.app import create_app
+from .gateway.config import GatewayConfig
+from .gateway.processes import check_installed
+from .gateway.server import make_gateway
+
+# Ray's PrefixCacheAffinityRouter looks for the prompt in the arguments of a Python call and raises where there is none.
+# Its HTTP proxy chooses a replica before it reads the body, so by HTTP only a header can tell what belongs together.
+_ROUTERS = {
+    "load": RequestRouterConfig(),
+    "session": RequestRouterConfig(
+        request_router_class="ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RayOptions:
+    """What Ray decides about the replicas."""
+
+    min_replicas: int = 1
+    max_replicas: int = 1
+    target_requests: float = 32.0  # waiting and running in a replica; beyond it another one is started
+    max_requests: int = 256  # in a replica; more wait in Ray's proxy
+    router: str = "load"  # or "session": requests with the same x-session-id go to the replica that has their pages
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0  # tensor_parallel_size, on GPUs
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_replicas <= self.max_replicas:
+            raise ConfigError(f"min_replicas is {self.min_replicas}, the limits are 1 and {self.max_replicas}")
+        if self.router not in _ROUTERS:
+            raise ConfigError(f"router is {self.router!r}, known are: {', '.join(_ROUTERS)}")
+
+
+class Replica:
+    """One pipeline, and the ASGI app before it."""
+
+    def __init__(self, config_json: str) -> None:
+        check_installed()
+        config = PipelineConfig.from_json(config_json)
+        self._patience_s = config.supervisor.start_timeout_s
+        self._well_at = time.monotonic()
+        self._driver = Driver(config=config)
+        self._driver.start()
+        self._gateway = make_gateway(GatewayConfig(), self._driver.run_dir)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return create_app(self._gateway)
+
+    def check_health(self) -> None:
+        """Raises where the driver gave up, or a worker has not come back for as long as a start may take.
+
+        A worker that died is not yet a reason: its pipeline brings it back, with all that was asked of it.
+        """
+        now = time.monotonic()
+        if self._driver.healthy:
+            self._well_at = now
+        elif now - self._well_at > self._patience_s:
+            raise RuntimeError(f"not healthy for {now - self._well_at:.0f} s: {self._driver.phases}")
+
+    def __del__(self) -> None:
+        if hasattr(self, "_driver"):
+            self._driver.stop()
+
+
+def app(arguments: dict[str, Any]) -> Any:
+    """The application, for ``serve run`` and ``serve.run``: fields of ``RayOptions`` and of ``PipelineConfig``.
+
+    Raises:
+        ConfigError: an option is unknown, or a value cannot work.
+    """
+    values = {name: _value(given) for name, given in arguments.items()}
+    names = {field.name for field in dataclasses.fields(RayOptions)}
+    options = RayOptions(**{name: values.pop(name) for name in names & values.keys()})
+    config = PipelineConfig.from_options(**values)
+    deployment = serve.deployment(
+        serve.ingress()(Replica),
+        name="triptych",
+        max_ongoing_requests=options.max_requests,
+        graceful_shutdown_timeout_s=60.0,
+        health_check_period_s=5.0,
+        request_router_config=_ROUTERS[options.router],
+        ray_actor_options={"num_cpus": options.num_cpus, "num_gpus": options.num_gpus},
+        autoscaling_config=AutoscalingConfig(
+            min_replicas=options.min_replicas,
+            max_replicas=options.max_replicas,
+            target_ongoing_requests=options.target_requests,
+        ),
+    )
+    return deployment.bind(config.to_json())
+
+
+def _value(given: Any) -> Any:
+    """``serve run`` gives texts: a number, true, false or null is what it says."""
+    try:
+        return json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        return given

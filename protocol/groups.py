@@ -1,0 +1,25 @@
+"""Requests of several sequences: how these are named, and with which seeds they are sampled."""
+
+from __future__ import annotations
+
+SEPARATOR = " "  # no request id holds one, so no client can choose the id of another's choice
+
+_MAX_SEED = 2**63 - 1
+
+
+def member_id(request_id: str, index: int, size: int) -> str:
+    """The id of sequence ``index`` of a request of ``size`` sequences; of one alone it is the request's own.
+
+    It is also what a client follows choice ``index`` by, with the number of choices as ``size``.
+    """
+    return request_id if size == 1 else f"{request_id}{SEPARATOR}{index}"
+
+
+def request_of(member: str) -> str:
+    """The id of the request to which a sequence, or a choice, of this id belongs."""
+    return member.partition(SEPARATOR)[0]
+
+
+def member_seed(seed: int, index: int) -> int:
+    """The seed of sequence ``index``: that of a request of one sequence which says the same."""
+    return (seed + index) & _MAX_SEED

@@ -1,0 +1,75 @@
+"""What of a journal can be trusted, record by record: for one that a reboot or a bad disk may have torn."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import JournalError
+from ..messages import FINISH_REASONS
+from .layout import DISPATCHED, FORGOTTEN, FREE, Journal, split_word, word
+from .requests import RequestView, read_request
+
+
+def salvage(journal: Journal) -> list[str]:
+    """Free every record that cannot be trusted; a line for each that was, and why.
+
+    For the driver, while no worker runs: what it changes belongs to them. A request that is lost so is unknown to its
+    client from then on; all others go on.
+    """
+    lines: list[str] = []
+    views: list[RequestView] = []
+    for slot in np.flatnonzero(journal.states() != FREE).tolist():
+        try:
+            view = _read(journal, slot)
+        except JournalError as error:
+            _free(journal, slot)
+            lines.append(f"record {slot} is given up: {error.message}")
+            continue
+        _reset_impossible_ends(journal, slot, lines)
+        views.append(view)
+    return lines + _free_overlapping(journal, views)
+
+
+def _read(journal: Journal, slot: int) -> RequestView:
+    _, state = split_word(journal.prepare_words[slot])
+    if state > DISPATCHED:
+        raise JournalError(f"its state is {state}, the greatest is {DISPATCHED}")
+    view = read_request(journal, slot)
+    if view is None or view.extent.end > journal.arena_bytes:
+        raise JournalError("its extent ends outside the arena")
+    return view
+
+
+def _reset_impossible_ends(journal: Journal, slot: int, lines: list[str]) -> None:
+    """A word that nobody can have written is as if it were not written: the request goes on."""
+    generation, _ = split_word(journal.prepare_words[slot])
+    entry = journal.records[slot]
+    limits = {"finish_word": len(FINISH_REASONS) - 1, "release_word": FORGOTTEN}
+    for name, limit in limits.items():
+        current, value = split_word(entry[name])
+        if current == generation and value > limit:
+            entry[name] = 0
+            lines.append(f"record {slot}: {name} says {value}, the limit is {limit}; it is taken as not written")
+    if split_word(entry["release_word"])[0] == generation and int(entry["end_reason"]) >= len(FINISH_REASONS):
+        entry["release_word"] = 0
+        lines.append(f"record {slot}: its end has the reason {int(entry['end_reason'])}; it is taken as not ended")
+
+
+def _free_overlapping(journal: Journal, views: list[RequestView]) -> list[str]:
+    """Of two records that share bytes, the later one wrote last: the earlier one's bytes cannot be its own."""
+    lines: list[str] = []
+    end, owner = 0, None
+    for view in sorted(views, key=lambda view: view.extent.payload_offset):
+        if owner is not None and view.extent.payload_offset < end:
+            loser = min(owner, view, key=lambda view: view.arrival)
+            _free(journal, loser.slot)
+            lines.append(f"record {loser.slot} is given up: it shares bytes with another one")
+            if loser is view:
+                continue
+        end, owner = view.extent.end, view
+    return lines
+
+
+def _free(journal: Journal, slot: int) -> None:
+    generation, _ = split_word(journal.prepare_words[slot])
+    journal.prepare_words[slot] = word(generation, FREE)

@@ -1,0 +1,173 @@
+"""Keys for ``tcp://``: a folder with the server's pair and one file a client that may come in, and a file a client.
+
+Secrets live in files that only their owner can read, and are never in a log, an argument or an environment variable. A
+client's file may be handed over as an inherited descriptor: ``/dev/fd/5``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .curve import new_key_pair
+from .errors import ConfigError
+from .plain import load_map
+from .run_dir import MODE, write_private
+
+SERVER_FILE = "server.json"
+CLIENTS_FOLDER = "clients"
+OWN_KEYS_FILE = "client.json"  # in a run directory: the keys of the driver's own client, and of its owner's others
+_VALID_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_VALID_KEY = re.compile(r"[\x21-\x7e]{40}")  # Z85
+MAX_FILE_CHARS = 1 << 12
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A CURVE pair in Z85, 40 characters each."""
+
+    public: str
+    secret: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        _check_keys(self.public, self.secret)
+
+    @classmethod
+    def new(cls) -> KeyPair:
+        return cls(*new_key_pair())
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKeys:
+    """What a client needs: its own pair, and the public key by which it knows the server."""
+
+    name: str
+    server: str
+    public: str
+    secret: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        _check_keys(self.server, self.public, self.secret)
+
+    @classmethod
+    def read(cls, path: str | Path) -> ClientKeys:
+        """
+        Raises:
+            ConfigError: the file is not there, is open to others, or is none of this kind.
+        """
+        return _read(Path(path), lambda wire: cls(**wire))
+
+    def write(self, path: Path) -> None:
+        """Put it there, readable by its owner only; an existing file is not replaced."""
+        if path.exists():
+            raise ConfigError(f"{path} exists already", param="output")
+        write_private(path, json.dumps(asdict(self), indent=1) + "\n")
+
+
+class KeyFolder:
+    """The server's side. Whoever has a file in ``clients/`` may come in; one that is removed may not come again."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def create(self) -> None:
+        """A new folder with a new pair for the server.
+
+        Raises:
+            ConfigError: there is one already.
+        """
+        if (self.path / SERVER_FILE).exists():
+            raise ConfigError(f"{self.path} has a server key already", param="folder")
+        (self.path / CLIENTS_FOLDER).mkdir(mode=MODE, parents=True, exist_ok=True)
+        self.path.chmod(MODE)
+        write_private(self.path / SERVER_FILE, json.dumps(asdict(KeyPair.new()), indent=1) + "\n")
+
+    @property
+    def server(self) -> KeyPair:
+        """
+        Raises:
+            ConfigError: there is none, or others can read it.
+        """
+        return _read(self.path / SERVER_FILE, lambda wire: KeyPair(**wire))
+
+    def add(self, name: str) -> ClientKeys:
+        """A new client. Its secret is in what is returned and nowhere else."""
+        path = self._client(name)
+        if path.exists():
+            raise ConfigError(f"the client {name} has a key already, revoke it first", param="name")
+        pair = KeyPair.new()
+        server = self.server.public
+        write_private(path, json.dumps({"public": pair.public}, indent=1) + "\n")
+        return ClientKeys(name, server, pair.public, pair.secret)
+
+    def revoke(self, name: str) -> None:
+        """Let this client in no more; a connection that it has open stays until the workers' next start."""
+        try:
+            self._client(name).unlink()
+        except FileNotFoundError:
+            raise ConfigError(f"no client {name} is known in {self.path}", param="name") from None
+
+    def clients(self) -> dict[str, str]:
+        """Public keys by name. A file that is none is left out: it lets nobody in."""
+        found = {}
+        for path in sorted((self.path / CLIENTS_FOLDER).glob("*.json")):
+            with contextlib.suppress(ConfigError):
+                found[path.stem] = _read(path, lambda wire: str(wire["public"]))
+        return found
+
+    def _client(self, name: str) -> Path:
+        if not _VALID_NAME.fullmatch(name):
+            raise ConfigError(
+                f"name is {name!r:.100}, it must be 1 to 64 letters, digits, dots, dashes or underscores", param="name"
+            )
+        return self.path / CLIENTS_FOLDER / f"{name}.json"
+
+
+def own_keys(run_dir: Path) -> ClientKeys | None:
+    """The keys for the pipeline of this run directory, None if it needs none."""
+    path = run_dir / OWN_KEYS_FILE
+    return ClientKeys.read(path) if path.exists() else None
+
+
+def make_own_keys(run_dir: Path, folder: KeyFolder) -> None:
+    """New keys for this life of the driver: whoever can read the run directory may be a client."""
+    pair = KeyPair.new()
+    keys = ClientKeys("driver", folder.server.public, pair.public, pair.secret)
+    write_private(run_dir / OWN_KEYS_FILE, json.dumps(asdict(keys)))
+
+
+def allow_list(folder: KeyFolder, run_dir: Path) -> Callable[[str], bool]:
+    """Whether a public key may come in: asked at each handshake, so that ``revoke`` needs no restart."""
+
+    def allows(public: str) -> bool:
+        own = own_keys(run_dir)
+        return public in folder.clients().values() or (own is not None and own.public == public)
+
+    return allows
+
+
+def _check_keys(*keys: str) -> None:
+    for key in keys:
+        if type(key) is not str or not _VALID_KEY.fullmatch(key):
+            raise ConfigError("a key must be 40 characters of Z85")
+
+
+def _read(path: Path, make: Callable[[dict[str, Any]], T]) -> T:
+    try:
+        with open(path, encoding="utf-8") as file:
+            facts = os.fstat(file.fileno())
+            if stat.S_ISREG(facts.st_mode) and (facts.st_mode & 0o077 or facts.st_uid != os.getuid()):
+                raise ConfigError(f"{path} must be readable by its owner only, its mode is {facts.st_mode & 0o777:o}")
+            return make(load_map(file.read(MAX_FILE_CHARS), str(path)))
+    except OSError as error:
+        raise ConfigError(f"no key file {path}: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError) as error:  # never the text itself: it may hold a secret
+        raise ConfigError(f"{path} is no key file: {type(error).__name__}") from None

@@ -1,0 +1,51 @@
+"""Whom the driver holds a death against."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from triptych.driver.blame import Blame
+from triptych.protocol.board import Board
+from triptych.protocol.journal.layout import Journal
+
+DIGEST = 7
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    return Board(tmp_path / "board")
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal.create(tmp_path / "journal", num_records=2, arena_bytes=4096)
+
+
+def work_on(board: Board, digest: int) -> None:
+    intent = board.intent("prepare")
+    intent.set_standing([digest])
+    intent.begin()
+
+
+def test_a_death_by_its_own_fault_is_held_against_what_was_being_worked_on(board: Board, journal: Journal) -> None:
+    blame = Blame(board, journal)
+    work_on(board, DIGEST)
+    blame.note_death("prepare", internal=True)
+    assert board.suspects() == {DIGEST: 1}
+
+
+def test_a_death_from_outside_is_held_against_nobody(board: Board, journal: Journal) -> None:
+    blame = Blame(board, journal)
+    work_on(board, DIGEST)
+    blame.note_death("prepare", internal=False)
+    assert board.suspects() == {}
+
+
+def test_what_was_worked_on_when_the_driver_died_is_not_held_against_anybody(board: Board, journal: Journal) -> None:
+    """The workers go with it, and the next one would read what they left as the work of its own, which died early."""
+    work_on(board, DIGEST)
+    blame = Blame(board, journal)
+    blame.note_death("prepare", internal=True)
+    assert board.suspects() == {}

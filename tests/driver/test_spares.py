@@ -1,0 +1,49 @@
+"""Processes in reserve."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+
+from tests.pipeline.checks import expected
+from tests.waiting import eventually
+from triptych import Driver
+from triptych.protocol.board import ROLES
+
+
+def spares(driver: Driver) -> list[psutil.Process]:
+    workers = {pid for pid in driver.pids.values() if pid}
+    return [p for p in psutil.Process().children() if p.pid not in workers and "--spare" in p.cmdline()]
+
+
+def test_a_spare_takes_over_and_is_replaced() -> None:
+    with Driver("hash-lm", hash_step_ms=1.0, lease_s=30.0, spares=True) as driver:
+        run_dir = driver.run_dir
+        stream = driver.submit([4, 2], max_tokens=2000)
+        for role in ROLES:
+            eventually(lambda: len(spares(driver)) == len(ROLES))
+            waiting = {p.pid for p in spares(driver)}
+            old = driver.pids[role]
+            assert old is not None
+            os.kill(old, signal.SIGKILL)
+            eventually(lambda role=role, old=old: driver.pids[role] not in (None, old))  # type: ignore[misc]
+            assert driver.pids[role] in waiting
+            eventually(lambda: driver.healthy)
+        assert stream.result(60).token_ids == expected([4, 2], 2000)
+        eventually(lambda: len(spares(driver)) == len(ROLES))
+        left = spares(driver)
+    assert not any(p.is_running() for p in left)
+    assert not Path(run_dir).exists()
+
+
+def test_a_spare_that_died_is_not_missed() -> None:
+    with Driver("hash-lm", spares=True) as driver:
+        eventually(lambda: len(spares(driver)) == len(ROLES))
+        for process in spares(driver):
+            process.kill()
+        for role in ROLES:
+            driver.replace(role)
+        assert driver.generate([1, 2], max_tokens=3).token_ids == expected([1, 2], 3)

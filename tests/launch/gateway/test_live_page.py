@@ -1,0 +1,135 @@
+"""The live page, by the bytes that the gateway sends."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.sse import events
+from tests.waiting import eventually
+from triptych import Driver
+from triptych.launch.gateway.page import feed as feed_module
+from triptych.launch.gateway.page.document import document
+from triptych.protocol.messages import LEDGER_STAGES
+
+PATH = "/ui/events"
+
+
+@contextmanager
+def watching(api: Site, **headers: str) -> Iterator[Iterator[Any]]:
+    """The frames of one viewer."""
+    with api.http.stream("GET", PATH, headers=headers) as reply:
+        assert reply.status_code == 200, reply.read()
+        yield (event.data for event in events(reply))
+
+
+def first_frame(api: Site) -> dict[str, Any]:
+    with watching(api) as frames:
+        return dict(next(frames))
+
+
+def frame_with(frames: Iterator[Any], request_id: str, where: str) -> dict[str, Any]:
+    """The first frame that has the request in ``where``, as a map of its columns."""
+    for frame in frames:
+        for row in frame[where]:
+            if row[0] == request_id:
+                return {**frame, "row": dict(zip(frame["columns"], row, strict=True))}
+    raise AssertionError("the stream ended")
+
+
+def test_the_page_is_one_document_that_asks_nobody_for_anything(api: Site) -> None:
+    reply = api.http.get("/")
+    assert (reply.status_code, reply.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert reply.content == document().body
+    policy = dict(part.split(" ", 1) for part in reply.headers["content-security-policy"].split("; "))
+    assert (policy["default-src"], policy["connect-src"]) == ("'none'", "'self'")
+    assert re.fullmatch(r"'sha256-[\w+/=]+'", policy["script-src"])
+    assert set(re.findall(r'(?:src|href)="([^":]*)', reply.text)) == {"#requests", "data"}
+    assert "/* s" not in reply.text  # nothing was left to be filled in
+
+
+def test_a_frame_shows_the_stages_the_steps_and_the_pages(api: Site) -> None:
+    assert api.driver is not None
+    stream = api.driver.submit("a secret prompt", request_id="framed", max_tokens=2000)
+    with watching(api) as frames:
+        frame = frame_with(frames, "framed", "requests")
+        while not frame["steps"] or not frame["pages"]["held"]:
+            frame = frame_with(frames, "framed", "requests")
+        stream.abort()
+        ended = frame_with(frames, "framed", "ended")
+    assert list(frame["panels"]) == ["prepare", "execute", "summarize"]
+    assert all(panel["healthy"] and panel["figures"] for panel in frame["panels"].values())
+    assert frame["row"]["state"] in ("queued", "prefill", "decode")
+    assert (ended["row"]["state"], len(ended["row"]["stages_ms"])) == ("abort", len(LEDGER_STAGES))
+    assert len(frame["steps"]["ms"]) == len(frame["steps"]["decodes"]) > 0
+    cells = frame["pages"]["runs"][1::2]
+    assert sum(cells) * frame["pages"]["pages_per_cell"] >= frame["pages"]["num_pages"]
+    assert "secret" not in json.dumps([frame, ended])
+
+
+def test_the_page_is_open_and_what_fills_it_wants_the_key(pipeline: Driver) -> None:
+    with site(pipeline.run_dir, api_key="open sesame") as api:
+        assert api.http.get("/").status_code == 200
+        for path in (PATH, PATH + "?key=open%20sesame", PATH + "?api_key=open%20sesame"):
+            assert api.http.get(path).status_code == 401
+        with watching(api, authorization="Bearer open sesame") as frames:
+            assert "sesame" not in json.dumps(next(frames))
+
+
+def test_all_viewers_share_one_poller_and_without_any_there_is_none(pipeline: Driver) -> None:
+    with site(pipeline.run_dir) as api:
+        feed = api.gateway.feed
+        assert (feed.is_looking, feed.num_looks) == (False, 0)
+        with watching(api) as one, watching(api) as two, watching(api) as three:
+            began, num_looks = time.monotonic(), feed.num_looks
+            for frames in (one, two, three) * 3:
+                next(frames)
+            most = (time.monotonic() - began) / feed_module.INTERVAL_S + 2
+            assert feed.num_looks - num_looks <= most
+        eventually(lambda: not feed.is_looking)
+        num_looks = feed.num_looks
+        first_frame(api)
+        assert feed.num_looks > num_looks
+
+
+def test_more_viewers_than_the_limit_are_sent_away(pipeline: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "MAX_VIEWERS", 1)
+    with site(pipeline.run_dir) as api:
+        with watching(api) as frames:
+            next(frames)
+            reply = api.http.get(PATH)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "too_many_viewers")
+        eventually(lambda: not api.gateway.feed.is_looking)
+        first_frame(api)
+
+
+def test_a_viewer_does_not_keep_a_gateway_from_stopping(pipeline: Driver) -> None:
+    with httpx2.Client(timeout=30, trust_env=False) as viewer:
+        with site(pipeline.run_dir) as api:
+            reply = viewer.send(viewer.build_request("GET", api.url + PATH), stream=True)
+            frames = events(reply)
+            next(frames)
+            began = time.monotonic()
+        assert time.monotonic() - began < 4
+        for _ in frames:  # the stream has an end
+            pass
+
+
+def test_a_model_that_is_being_loaded_can_be_watched() -> None:
+    driver = Driver("demo", device="cpu", threads=1)
+    driver.start(wait=False)
+    try:
+        with site(driver.run_dir) as api, watching(api) as frames:
+            loading = next(frames)
+            assert (loading["status"] != "ok", loading["model"]["model"]) == (True, None)
+            assert next(frame for frame in frames if frame["status"] == "ok")["model"]["model"]
+    finally:
+        driver.stop(mode="abort")

@@ -1,0 +1,21 @@
+"""A few seconds of what ``make chaos`` does for half an hour: every process is killed, and no client can tell."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+CHAOS = Path(__file__).parents[2] / "benchmarks" / "chaos"
+
+
+def test_a_few_seconds_of_chaos_lose_nothing() -> None:
+    command = [sys.executable, str(CHAOS), "--seconds", "6", "--gap", "0.4", "--streams", "64", "--poison", "0.002"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert result.stdout, result.stderr
+    report = json.loads(result.stdout)
+    assert report["failures"] == {}, (report["failures"], report["examples"])
+    assert report["requests"]["whole"] > 0
+    assert report["kills"]["all"] > 0
+    assert result.returncode == 0

@@ -1,0 +1,149 @@
+"""Over the network only holders of listed keys are heard; without keys the network is not served at all."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from tests.pipeline.checks import expected
+from tests.pipeline.conftest import hash_driver
+from tests.waiting import eventually
+from triptych import Client, Driver
+from triptych.protocol.errors import ConfigError, Overloaded, RequestTimeout
+from triptych.protocol.keys import ClientKeys, KeyFolder
+
+UNHEARD_S = 1.5  # in which somebody who may come in would long have been answered
+
+
+def free_endpoint() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> KeyFolder:
+    folder = KeyFolder(tmp_path_factory.mktemp("secrets") / "keys")
+    folder.create()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def driver(folder: KeyFolder) -> Iterator[Driver]:
+    doors = {"submit": free_endpoint(), "follow": free_endpoint()}
+    with hash_driver(curve_keys=str(folder.path), max_client_requests=3, max_num_seqs=1, **doors) as driver:
+        yield driver
+
+
+def connect(driver: Driver, keys: ClientKeys | Path) -> Client:
+    service = driver.config.service
+    return Client(submit=service.submit, follow=service.follow, keys=keys)
+
+
+def is_heard(client: Client) -> bool:
+    try:
+        return bool(client.info(UNHEARD_S))
+    except RequestTimeout:
+        return False
+
+
+def test_the_driver_and_its_owner_are_served_as_ever(driver: Driver) -> None:
+    assert driver.generate([4, 5], max_tokens=3).token_ids == expected([4, 5], 3)
+    with Client(driver.run_dir) as client:
+        assert client.generate([4, 5], max_tokens=3).token_ids == expected([4, 5], 3)
+
+
+def test_a_listed_key_is_served_over_tcp(driver: Driver, folder: KeyFolder, tmp_path: Path) -> None:
+    folder.add("alice").write(tmp_path / "alice.json")
+    with connect(driver, tmp_path / "alice.json") as client:
+        assert client.generate([7, 8], max_tokens=5).token_ids == expected([7, 8], 5)
+
+
+def test_a_key_that_is_not_listed_is_not_heard(driver: Driver, folder: KeyFolder) -> None:
+    stranger = KeyFolder(folder.path.parent / "another")
+    stranger.create()
+    keys = stranger.add("mallory")
+    with connect(driver, ClientKeys(keys.name, folder.server.public, keys.public, keys.secret)) as client:
+        assert not is_heard(client)
+
+
+def test_a_client_that_expects_another_server_does_not_talk_to_this_one(driver: Driver, folder: KeyFolder) -> None:
+    keys = folder.add("bob")
+    with connect(driver, ClientKeys(keys.name, keys.public, keys.public, keys.secret)) as client:
+        assert not is_heard(client)
+
+
+def test_a_revoked_key_comes_in_no_more(driver: Driver, folder: KeyFolder) -> None:
+    keys = folder.add("carol")
+    with connect(driver, keys) as client:
+        assert is_heard(client)
+    folder.revoke("carol")
+    with connect(driver, keys) as client:
+        assert not is_heard(client)
+
+
+@pytest.mark.parametrize("door", ["tcp", "ipc"])
+def test_without_encryption_nobody_is_heard(driver: Driver, door: str) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(str(driver.config.service.submit) if door == "tcp" else f"ipc://{driver.run_dir}/submit")
+        dealer.send(b"\x94\x02\x01\x00\x00")  # GET_INFO
+        assert not dealer.poll(int(UNHEARD_S * 1000))
+
+
+def test_noise_on_the_port_costs_nobody_anything(driver: Driver) -> None:
+    host, _, port = str(driver.config.service.submit).removeprefix("tcp://").rpartition(":")
+    for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" + b"\x00" * 64, b"\xff\xff" * 5000):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(noise)
+    assert driver.generate([1], max_tokens=1).token_ids == expected([1], 1)
+
+
+def test_a_quota_is_of_the_key_and_not_of_the_connection(driver: Driver, folder: KeyFolder) -> None:
+    keys = folder.add("dave")
+    with connect(driver, keys) as one, connect(driver, keys) as other:
+        streams = [client.submit([1, 2], max_tokens=3000) for client in (one, other, one)]
+        for stream in streams:
+            stream.accepted(10)
+        with pytest.raises(Overloaded, match="max_client_requests"):
+            other.submit([3], max_tokens=1).accepted(10)
+        assert driver.submit([3], max_tokens=1).accepted(10)
+        for stream in streams:
+            stream.abort()
+        eventually(lambda: answered(other))
+
+
+def answered(client: Client) -> bool:
+    try:
+        return bool(client.generate([3], max_tokens=1, timeout=10).token_ids)
+    except Overloaded:
+        return False
+
+
+BAD_DOORS: dict[str, tuple[dict[str, Any], str]] = {
+    "no keys": ({"submit": "tcp://127.0.0.1:5000"}, "curve_keys"),
+    "every address": ({"submit": "tcp://*:5000", "curve_keys": "k"}, "name the address"),
+    "every address of IPv4": ({"follow": "tcp://0.0.0.0:5000", "curve_keys": "k"}, "name the address"),
+    "every address of IPv6": ({"follow": "tcp://[::]:5000", "curve_keys": "k"}, "name the address"),
+    "no port": ({"submit": "tcp://127.0.0.1", "curve_keys": "k"}, "tcp://HOST:PORT"),
+    "another transport": ({"submit": "udp://127.0.0.1:5000", "curve_keys": "k"}, "tcp://HOST:PORT"),
+}
+
+
+@pytest.mark.parametrize(("options", "text"), BAD_DOORS.values(), ids=BAD_DOORS.keys())
+def test_a_door_that_is_open_to_everybody_is_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Driver("hash-lm", **options)
+
+
+def test_keys_that_others_can_read_stop_the_start(tmp_path: Path) -> None:
+    folder = KeyFolder(tmp_path / "keys")
+    folder.create()
+    (folder.path / "server.json").chmod(0o644)
+    with pytest.raises(ConfigError, match="readable by its owner only"):
+        hash_driver(curve_keys=str(folder.path), submit=free_endpoint(), follow=free_endpoint()).start()

@@ -1,0 +1,80 @@
+"""What one client does costs the others nothing: many that vanish, one that wants all, a template that hangs."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.pipeline.checks import assert_quiet, expected
+from tests.pipeline.conftest import hash_driver
+from tests.pipeline.raw import ACCEPTED, REJECTED, SUBMIT, RawClient
+from tests.waiting import eventually
+from triptych import Client, Driver
+from triptych.protocol.errors import InvalidRequest, Overloaded, TokenizationFailed
+from triptych.protocol.tokenizer_files import FACTS_FILE
+
+NUM_VANISHING = 200
+LEASE_S = 1.0
+SLACK_S = 4.0  # a step and a tick of a quarter of a second, on a machine that does ten other things
+HANGING = (
+    "{% for m in messages %}{% if m.content == 'hang' %}{% for i in range(90000) %}{% for j in range(90000) %}"
+    "{% endfor %}{% endfor %}{% endif %}{{ m.content }}{% endfor %}"
+)
+
+
+def test_many_clients_that_vanish_give_everything_back_within_their_lease() -> None:
+    with hash_driver(lease_s=LEASE_S, hash_step_ms=5.0) as driver:
+        with RawClient(driver.run_dir) as client:
+            for number in range(NUM_VANISHING):
+                request = {"prompt_token_ids": [1, 2, 3], "max_tokens": 2000}
+                client.send("submit", SUBMIT, f"gone-{number}", request)
+            tags = [client.receive("submit", ACCEPTED, REJECTED)[0] for _ in range(NUM_VANISHING)]
+        gone = time.monotonic()
+        assert tags == [ACCEPTED] * NUM_VANISHING
+        eventually(lambda: driver.stats()["prepare"]["records_used"] == 0, timeout=60.0)  # the ends are kept as long
+        assert time.monotonic() - gone < 2 * LEASE_S + SLACK_S
+        assert_quiet(driver)
+
+
+def test_one_client_cannot_take_every_place() -> None:
+    with hash_driver(max_client_requests=4, hash_step_ms=10.0) as driver:
+        streams = [driver.submit([i + 1], max_tokens=2000) for i in range(4)]
+        for stream in streams:
+            stream.accepted(10)
+        with pytest.raises(Overloaded, match="max_client_requests, 4"):
+            driver.generate([9], max_tokens=2)
+        with Client(driver.run_dir) as another:
+            assert another.generate([9], max_tokens=2).token_ids == expected([9], 2)
+        for stream in streams:
+            stream.abort()
+        assert eventually(lambda: served(driver)) == expected([9], 2)
+
+
+def served(driver: Driver) -> list[int] | None:
+    try:
+        return driver.generate([9], max_tokens=2).token_ids
+    except Overloaded:
+        return None
+
+
+def test_a_template_that_hangs_fails_its_own_request_only() -> None:
+    with hash_driver(tokenize_timeout_s=0.5) as driver:
+        facts = json.loads((driver.run_dir / FACTS_FILE).read_text())
+        (driver.run_dir / FACTS_FILE).write_text(json.dumps({**facts, "chat_template": HANGING}))
+        driver.restart("prepare")
+        eventually(lambda: driver.stats()["restarts"]["prepare"] == 1)
+        hanging = driver.submit(messages=[{"role": "user", "content": "hang"}], max_tokens=2)
+        waiting = driver.submit(messages=[{"role": "user", "content": "go on"}], max_tokens=2)
+        assert driver.generate([9], max_tokens=2).token_ids == expected([9], 2)
+        with pytest.raises(TokenizationFailed, match="tokenize_timeout_s"):
+            hanging.result(30)
+        assert len(waiting.result(30).token_ids) == 2
+        assert driver.stats()["restarts"]["prepare"] == 1
+
+
+@pytest.mark.parametrize("field", ["chat_template", "prompt_embeds", "image_url", "logits_processor"])
+def test_a_client_cannot_bring_a_template_or_anything_else_that_runs(driver: Driver, field: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"unknown field '{field}'"):
+        driver.generate("hello", **{field: "{{ 1 }}"})

@@ -1,0 +1,147 @@
+"""A request that kills the process that works on it is named, and nobody else suffers."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.checks import assert_quiet, expected, random_prompt
+from tests.pipeline.conftest import hash_driver
+from tests.waiting import eventually
+from triptych import Driver
+from triptych.protocol.errors import ModelFailed, Poisoned, RequestError
+
+SPARE, FROM_OUTPUT = 257, 100
+RAISE, ABORT, SEGV, HANG, NAN, EXIT, MEMORY = range(1, 8)
+NUM_INNOCENTS = 8
+
+
+@pytest.fixture(autouse=True)
+def faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(__file__).parent / "faults"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    with hash_driver(hash_step_ms=1.0, lease_s=30.0, hang_s=1.0) as driver:
+        yield driver
+        assert_quiet(driver)
+
+
+def innocents(driver: Driver, num_tokens: int = 300) -> Iterator[None]:
+    """Start some, give way, and then prove that nothing happened to them."""
+    rng = random.Random(5)
+    prompts = [random_prompt(rng) for _ in range(NUM_INNOCENTS)]
+    streams = [driver.submit(prompt, max_tokens=num_tokens) for prompt in prompts]
+    eventually(lambda: driver.stats()["execute"]["decoding"] == NUM_INNOCENTS)
+    yield
+    for prompt, stream in zip(prompts, streams, strict=True):
+        assert stream.result(60).token_ids == expected(prompt, num_tokens)
+
+
+@pytest.mark.parametrize("kind", [ABORT, SEGV, EXIT, HANG], ids=["abort", "segv", "exit", "hang"])
+def test_a_request_that_kills_execute_is_named_after_two_deaths(driver: Driver, kind: int) -> None:
+    others = innocents(driver)
+    next(others)
+    poison = driver.submit([5, SPARE, kind], max_tokens=10)
+    with pytest.raises(Poisoned, match="twice"):
+        poison.result(60)
+    assert driver.stats()["restarts"]["execute"] == 2
+    next(others, None)
+
+
+@pytest.mark.parametrize("kind", [RAISE, NAN, MEMORY], ids=["raise", "nan", "memory"])
+def test_a_request_that_fails_its_step_fails_alone_and_nothing_restarts(driver: Driver, kind: int) -> None:
+    others = innocents(driver)
+    next(others)
+    poison = driver.submit([5, SPARE, kind], max_tokens=10)
+    with pytest.raises(ModelFailed):
+        poison.result(60)
+    next(others, None)
+    assert driver.stats()["restarts"]["execute"] == 0
+
+
+def test_poison_that_works_in_the_middle_of_an_answer_is_named(driver: Driver) -> None:
+    others = innocents(driver)
+    next(others)
+    poison = driver.submit([5, SPARE, ABORT, FROM_OUTPUT + 20], max_tokens=50)
+    with pytest.raises(Poisoned) as caught:
+        poison.result(60)
+    assert len(caught.value.partial.token_ids) == 20
+    next(others, None)
+
+
+def test_three_poisons_at_once_are_all_named(driver: Driver) -> None:
+    others = innocents(driver)
+    next(others)
+    poisons = [driver.submit([7, SPARE, ABORT, i + 1], max_tokens=10) for i in range(3)]
+    for poison in poisons:
+        with pytest.raises(Poisoned):
+            poison.result(60)
+    next(others, None)
+
+
+def test_kills_from_outside_blame_nobody(driver: Driver) -> None:
+    stream = driver.submit([1, 2, 3], max_tokens=600)
+    for _ in range(4):
+        steps = driver.stats()["execute"].get("steps", 0)
+        pid = eventually(lambda: driver.pids["execute"])
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda pid=pid, steps=steps: driver.pids["execute"] not in (None, pid) and driver.healthy)  # type: ignore[misc]
+        eventually(lambda: driver.stats()["execute"].get("steps", 0) > 3)
+    assert stream.result(60).token_ids == expected([1, 2, 3], 600)
+
+
+def test_a_stopped_process_is_replaced_and_blames_nobody(driver: Driver) -> None:
+    stream = driver.submit([1, 2, 3], max_tokens=1500)
+    next(iter(stream))
+    for _ in range(2):
+        pid = eventually(lambda: driver.pids["execute"])
+        os.kill(pid, signal.SIGSTOP)
+        eventually(lambda pid=pid: driver.pids["execute"] not in (None, pid) and driver.healthy)  # type: ignore[misc]
+    assert stream.result(60).token_ids == expected([1, 2, 3], 1500)
+
+
+@pytest.mark.parametrize("kind", ["abort", "hang"])
+@pytest.mark.parametrize("length", [10, 40_000], ids=["short", "beside"])
+def test_a_prompt_that_kills_prepare_is_refused_also_with_another_id(driver: Driver, kind: str, length: int) -> None:
+    if kind == "hang" and length > 10:
+        pytest.skip("a thread beside that hangs stops nobody else, and is not a death")
+    others = innocents(driver)
+    next(others)
+    text = f"<<{kind}>>" + "x" * length
+    with pytest.raises(Poisoned):
+        driver.submit(text, max_tokens=3, truncation="right").result(60)
+    deaths = driver.stats()["restarts"]["prepare"]
+    assert deaths == 2
+    with pytest.raises(Poisoned):
+        driver.submit(text, max_tokens=3, truncation="right").result(60)
+    assert driver.stats()["restarts"]["prepare"] == deaths
+    assert driver.generate([3, 4], max_tokens=5).token_ids == expected([3, 4], 5)
+    next(others, None)
+
+
+def test_a_prompt_that_raises_in_prepare_is_refused_and_nothing_restarts(driver: Driver) -> None:
+    with pytest.raises(RequestError, match="could not be prepared"):
+        driver.submit("<<raise>>", max_tokens=3).result(20)
+    assert driver.stats()["restarts"]["prepare"] == 0
+
+
+def test_tokens_that_kill_summarize_fail_their_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, num_tokens = [9, 8, 7], 40
+    fatal = expected(prompt, num_tokens)[20]
+    others = [p for p in ([i, i + 1, 5] for i in range(1, 200)) if fatal not in expected(p, num_tokens)][:8]
+    monkeypatch.setenv("TRIPTYCH_FATAL_TOKEN", str(fatal))
+    with hash_driver(hash_step_ms=2.0, lease_s=30.0) as driver:
+        streams = [driver.submit(p, max_tokens=num_tokens) for p in others]
+        with pytest.raises(Poisoned):
+            driver.submit(prompt, max_tokens=num_tokens).result(60)
+        assert [s.result(60).token_ids for s in streams] == [expected(p, num_tokens) for p in others]
+        assert driver.stats()["restarts"]["summarize"] == 2
+        assert_quiet(driver)

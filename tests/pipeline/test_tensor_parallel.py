@@ -1,0 +1,84 @@
+"""A model on two ranks through the whole pipeline."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.pipeline.checks import assert_quiet
+from tests.tiny import make_tiny_model
+from tests.waiting import eventually
+from triptych import Driver
+from triptych.protocol.errors import WorkerDied
+
+PROMPTS = ["Hello, world", "a", "The quick brown fox jumps over the lazy dog. " * 3]
+OPTIONS = {"max_tokens": 40, "ignore_eos": True}
+# A rank, and no other process, gets too little memory to import torch.
+STARVED_RANK = """
+import resource, sys
+if any(argument.endswith("execute.rank") for argument in sys.orig_argv):
+    resource.setrlimit(resource.RLIMIT_AS, (200 << 20, 200 << 20))
+"""
+
+
+def make_driver(folder: Path, num_ranks: int) -> Driver:
+    return Driver(str(folder), dtype="float32", device="cpu", num_pages=128, threads=1, tensor_parallel_size=num_ranks)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("qwen3", tmp_path_factory.mktemp("qwen3"))
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[list[int]]:
+    """What one rank answers."""
+    with make_driver(folder, 1) as driver:
+        return [completion.token_ids for completion in driver.generate_all(PROMPTS, **OPTIONS)]
+
+
+@pytest.fixture(scope="module")
+def driver(folder: Path) -> Iterator[Driver]:
+    with make_driver(folder, 2) as driver:
+        yield driver
+        assert_quiet(driver)
+
+
+def find_rank(driver: Driver) -> psutil.Process | None:
+    """The other rank, once there is one."""
+    execute = driver.pids["execute"]
+    children = psutil.Process(execute).children() if execute else []
+    return next((child for child in children if any(a.endswith("execute.rank") for a in child.cmdline())), None)
+
+
+def test_two_ranks_answer_as_one(driver: Driver, expected: list[list[int]]) -> None:
+    assert [completion.token_ids for completion in driver.generate_all(PROMPTS, **OPTIONS)] == expected
+
+
+@pytest.mark.parametrize("victim", ["execute", "rank"])
+def test_a_kill_on_either_side_changes_no_token(driver: Driver, expected: list[list[int]], victim: str) -> None:
+    rank = eventually(lambda: find_rank(driver))
+    streams = [driver.submit(prompt, **OPTIONS) for prompt in PROMPTS]
+    next(iter(streams[0]))
+    os.kill(rank.pid if victim == "rank" else eventually(lambda: driver.pids["execute"]), signal.SIGKILL)
+    assert [stream.result(100).token_ids for stream in streams] == expected
+    assert eventually(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_rank_that_cannot_start_says_why(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(STARVED_RANK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(WorkerDied) as caught:
+        make_driver(folder, 2).start()
+    assert "Traceback" in str(caught.value)
+    assert "tensor-parallel rank 1 ended with exit code 1" in str(caught.value)
+
+
+def test_heads_that_do_not_divide_are_refused_with_both_numbers(folder: Path) -> None:
+    with pytest.raises(WorkerDied, match="tensor_parallel_size is 4, which does not divide the model's 2 key/value"):
+        make_driver(folder, 4).start()

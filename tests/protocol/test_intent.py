@@ -1,0 +1,75 @@
+"""What a worker was about to touch is known after its death, and costs it next to nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter_ns
+
+import pytest
+
+from triptych.protocol.board import SUSPECT_SLOTS, Board
+from triptych.protocol.intent import MAX_KEYS
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    return Board(tmp_path / "board")
+
+
+def test_an_intent_is_seen_by_another_process_s_board(board: Board, tmp_path: Path) -> None:
+    intent = board.intent("execute")
+    intent.set_standing([1, 2, 1 << 63])
+    intent.set_others([7, 2])
+    assert intent.read() == []
+    intent.begin()
+    assert Board(tmp_path / "board").intent("execute").read() == [1, 2, 1 << 63, 7]
+    assert board.intent("prepare").read() == []
+    intent.end()
+    assert Board(tmp_path / "board").intent("execute").read() == []
+
+
+def test_one_alone_replaces_what_was_there(board: Board) -> None:
+    intent = board.intent("summarize")
+    intent.set_standing([1, 2, 3])
+    intent.begin_one(9)
+    assert intent.read() == [9]
+    intent.clear()
+    assert intent.read() == []
+
+
+def test_more_than_there_is_room_for_are_cut(board: Board) -> None:
+    intent = board.intent("execute")
+    intent.set_standing(range(MAX_KEYS + 10))
+    intent.set_others([5])
+    intent.begin()
+    assert intent.read() == list(range(MAX_KEYS))
+
+
+def test_a_step_of_the_same_rows_costs_less_than_a_microsecond(board: Board) -> None:
+    intent = board.intent("execute")
+    intent.set_standing(range(256))
+    best = min(_time_steps(intent) for _ in range(20))
+    assert best < 1000
+
+
+def _time_steps(intent: object) -> float:
+    start = perf_counter_ns()
+    for _ in range(1000):
+        intent.begin()  # type: ignore[attr-defined]
+        intent.end()  # type: ignore[attr-defined]
+    return (perf_counter_ns() - start) / 1000
+
+
+def test_suspects_outlive_the_board_and_the_oldest_make_room(board: Board, tmp_path: Path) -> None:
+    board.set_suspect(11, 1)
+    board.set_suspect(11, 2)
+    assert Board(tmp_path / "board").suspects() == {11: 2}
+    for digest in range(100, 100 + SUSPECT_SLOTS):
+        board.set_suspect(digest, 1)
+    suspects = board.suspects()
+    assert 11 not in suspects
+    assert len(suspects) == SUSPECT_SLOTS
+
+
+def test_a_board_can_be_closed(board: Board) -> None:
+    board.close()

@@ -1,0 +1,99 @@
+"""A journal that comes back from a reboot or a bad disk: what is sound goes on, what is not is given up and named."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.protocol.factories import TIMES, make_journal, make_record
+from triptych.protocol.journal.clock import wind_clock
+from triptych.protocol.journal.layout import Journal, word
+from triptych.protocol.journal.requests import RequestWriter, read_request
+from triptych.protocol.journal.salvage import salvage
+
+
+def filled(tmp_path: Path, count: int = 4) -> Journal:
+    journal = make_journal(tmp_path)
+    writer = RequestWriter(journal)
+    for index in range(count):
+        writer.accept(make_record(request_id=f"r{index}"), TIMES)
+    return journal
+
+
+def live_ids(journal: Journal) -> list[str]:
+    views = [read_request(journal, slot) for slot in range(journal.num_records)]
+    return [view.record.request_id for view in views if view is not None]
+
+
+def test_a_sound_journal_is_left_alone(tmp_path: Path) -> None:
+    journal = filled(tmp_path)
+    before = journal.records.tobytes()
+    assert salvage(journal) == []
+    assert journal.records.tobytes() == before
+
+
+def test_a_torn_record_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:
+    journal = filled(tmp_path)
+    journal.arena[int(journal.records["payload_offset"][1]) + 3] ^= 0xFF
+    (line,) = salvage(journal)
+    assert line.startswith("record 1 is given up: ")
+    assert live_ids(journal) == ["r0", "r2", "r3"]
+    assert RequestWriter(journal).num_free == journal.num_records - 3
+
+
+def test_an_impossible_state_is_given_up(tmp_path: Path) -> None:
+    journal = filled(tmp_path)
+    generation = int(journal.generations()[2])
+    journal.prepare_words[2] = word(generation, 77)
+    assert salvage(journal) == ["record 2 is given up: its state is 77, the greatest is 2"]
+
+
+@pytest.mark.parametrize("name", ["finish_word", "release_word"])
+def test_an_end_that_nobody_wrote_is_taken_back(tmp_path: Path, name: str) -> None:
+    journal = filled(tmp_path)
+    journal.records[name][0] = word(int(journal.generations()[0]), 99)
+    (line,) = salvage(journal)
+    assert f"{name} says 99" in line
+    assert live_ids(journal) == ["r0", "r1", "r2", "r3"]
+    assert not journal.release_states().any()
+
+
+def test_of_two_records_that_share_bytes_one_is_given_up(tmp_path: Path) -> None:
+    """A record page that never reached the disk: an old record comes back whose bytes went to a new request."""
+    journal = filled(tmp_path, 3)
+    journal.records[3] = journal.records[0]
+    lines = salvage(journal)
+    assert len(lines) == 1
+    assert "shares bytes" in lines[0]
+    RequestWriter(journal)
+
+
+def test_time_goes_on_over_a_reboot(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path)
+    assert wind_clock(journal, boot_id="first") == 0
+    journal.close()
+    journal = Journal.open(tmp_path / "journal")
+    before = journal.now_ns()
+    journal.header["wall_offset_ns"] -= 3600 * 10**9  # the machine booted an hour after that, as the wall clock has it
+    moved = wind_clock(journal, boot_id="second")
+    assert 3599 * 10**9 < moved < 3601 * 10**9
+    journal.close()
+    assert Journal.open(tmp_path / "journal").now_ns() - before >= moved
+
+
+def test_a_wall_clock_that_was_set_back_does_not_turn_time_back(tmp_path: Path) -> None:
+    journal = filled(tmp_path)
+    wind_clock(journal, boot_id="first")
+    future = time.monotonic_ns() + 10**15
+    journal.records["accepted_ns"][0] = future
+    journal.header["wall_offset_ns"] += 10**16
+    wind_clock(journal, boot_id="second")
+    journal.close()
+    assert Journal.open(tmp_path / "journal").now_ns() >= future
+
+
+def test_the_same_boot_moves_nothing(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path)
+    assert [wind_clock(journal, boot_id="same") for _ in range(3)] == [0, 0, 0]

@@ -1,0 +1,114 @@
+"""Key files: made, handed over, revoked, and refused where somebody else could have read them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from triptych.protocol.errors import ConfigError
+from triptych.protocol.keys import ClientKeys, KeyFolder, KeyPair, allow_list, make_own_keys, own_keys
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> KeyFolder:
+    folder = KeyFolder(tmp_path / "keys")
+    folder.create()
+    return folder
+
+
+def test_everything_is_readable_by_its_owner_only(folder: KeyFolder, tmp_path: Path) -> None:
+    folder.add("alice").write(tmp_path / "alice.json")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 3
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_clients_secret_is_in_its_own_file_and_nowhere_else(folder: KeyFolder) -> None:
+    keys = folder.add("alice")
+    assert not any(keys.secret in path.read_text() for path in folder.path.rglob("*.json"))
+
+
+def test_a_secret_does_not_show(folder: KeyFolder) -> None:
+    keys = folder.add("alice")
+    assert keys.secret not in repr(keys)
+    assert folder.server.secret not in repr(folder.server)
+
+
+def test_what_is_written_is_read(folder: KeyFolder, tmp_path: Path) -> None:
+    keys = folder.add("alice")
+    keys.write(tmp_path / "file")
+    assert ClientKeys.read(tmp_path / "file") == keys
+
+
+def test_keys_come_through_an_inherited_descriptor(folder: KeyFolder, tmp_path: Path) -> None:
+    keys = folder.add("alice")
+    keys.write(tmp_path / "file")
+    reader, writer = os.pipe()
+    os.write(writer, (tmp_path / "file").read_bytes())
+    os.close(writer)
+    assert ClientKeys.read(f"/dev/fd/{reader}") == keys
+    os.close(reader)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_file_that_others_can_read_is_refused(folder: KeyFolder, tmp_path: Path, mode: int) -> None:
+    folder.add("alice").write(tmp_path / "file")
+    (tmp_path / "file").chmod(mode)
+    with pytest.raises(ConfigError, match=f"mode is {mode:o}"):
+        ClientKeys.read(tmp_path / "file")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"public": 1}', '{"a": 2}', "\x00", "{" * 5000])
+def test_a_file_that_is_no_key_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "file"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match=r"is no key file|is not JSON|must be a map"):
+        ClientKeys.read(path)
+
+
+def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        ClientKeys.read(tmp_path / "nowhere")
+
+
+def test_nothing_is_replaced(folder: KeyFolder, tmp_path: Path) -> None:
+    keys = folder.add("alice")
+    keys.write(tmp_path / "file")
+    for act in (folder.create, lambda: folder.add("alice"), lambda: keys.write(tmp_path / "file")):
+        with pytest.raises(ConfigError):
+            act()
+
+
+@pytest.mark.parametrize("name", ["", "../server", "a/b", "x" * 65, "a b", "\n"])
+def test_a_name_that_is_no_file_name_is_refused(folder: KeyFolder, name: str) -> None:
+    with pytest.raises(ConfigError, match="name is"):
+        folder.add(name)
+
+
+def test_a_revoked_client_is_not_on_the_list(folder: KeyFolder, tmp_path: Path) -> None:
+    allows = allow_list(folder, tmp_path)
+    keys = folder.add("alice")
+    assert allows(keys.public)
+    folder.revoke("alice")
+    assert not allows(keys.public)
+    with pytest.raises(ConfigError, match="no client alice"):
+        folder.revoke("alice")
+
+
+def test_a_damaged_entry_lets_nobody_in_and_keeps_nobody_out(folder: KeyFolder, tmp_path: Path) -> None:
+    keys = folder.add("alice")
+    (folder.path / "clients" / "bob.json").write_text("{")
+    assert folder.clients() == {"alice": keys.public}
+
+
+def test_the_owner_of_the_run_directory_is_on_the_list(folder: KeyFolder, tmp_path: Path) -> None:
+    assert own_keys(tmp_path) is None
+    make_own_keys(tmp_path, folder)
+    own = own_keys(tmp_path)
+    assert own is not None
+    assert allow_list(folder, tmp_path)(own.public)
+    assert not allow_list(folder, tmp_path)(KeyPair.new().public)

@@ -1,0 +1,22 @@
+"""The view is filled while somebody looks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from triptych.protocol import view as module
+from triptych.protocol.board import Board
+
+
+def test_a_look_sees_what_was_shown_and_asks_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    boards = [Board(tmp_path / "board") for _ in range(2)]
+    watcher, shower = (board.view for board in boards)
+    assert [shower.is_watched, watcher.look(), shower.is_watched] == [False, {}, True]
+    shower.show({"steps": [1]})
+    assert watcher.look() == {"steps": [1]}
+    monkeypatch.setattr(module, "WATCH_NS", 0)
+    assert not shower.is_watched
+    for board in boards:
+        board.close()

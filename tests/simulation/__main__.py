@@ -1,0 +1,66 @@
+"""``python -m tests.simulation``: many seeds; ``--seed N``: one of them, with all that happened in it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.report import environment
+from tests.simulation.checks import Violation
+from tests.simulation.world import World
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="this one only, with its log")
+    parser.add_argument("--output", type=Path, help="a file for the figures, as one JSON line")
+    arguments = parser.parse_args()
+    if arguments.seed is not None:
+        show(arguments.seed)
+    else:
+        sys.exit(run_many(range(arguments.first, arguments.first + arguments.seeds), arguments.output))
+
+
+def show(seed: int) -> None:
+    world = World(seed)
+    try:
+        world.run()
+    except Violation as violation:
+        sys.exit(str(violation))
+    print("\n".join(world.log))
+
+
+def run_many(seeds: range, output: Path | None) -> int:
+    """The exit code: 1 if a seed violated something."""
+    started, failed, num_deaths, num_ends = time.perf_counter(), [], 0, 0
+    for seed in seeds:
+        world = World(seed)
+        try:
+            world.run()
+        except Violation as violation:
+            failed.append(seed)
+            print(violation, file=sys.stderr)
+        num_deaths += world.num_deaths
+        num_ends += world.checks.num_ends
+    figures = {
+        "what": "deterministic simulation",
+        "seeds": [seeds.start, seeds.stop],
+        "deaths": num_deaths,
+        "answered_requests": num_ends,
+        "violations": failed,
+        "seconds": round(time.perf_counter() - started, 1),
+        **environment("numpy"),
+    }
+    print(json.dumps(figures))
+    if output is not None:
+        output.write_text(json.dumps(figures) + "\n")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

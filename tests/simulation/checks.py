@@ -1,0 +1,209 @@
+"""What must be true after every turn, of every end, and when all has come to rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from triptych.protocol.errors import JournalError
+from triptych.protocol.journal.layout import DISPATCHED, FREE
+from triptych.protocol.journal.requests import RequestView, read_request
+from triptych.protocol.journal.tokens import read_tokens
+from triptych.workers.execute.process import Execute
+
+if TYPE_CHECKING:
+    from tests.simulation.processes import Process
+    from tests.simulation.requests import Request
+    from tests.simulation.users import Reader
+    from tests.simulation.world import World
+
+
+class Violation(AssertionError):
+    """Something happened that must never happen."""
+
+
+class Checks:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.alarms: list[str] = []
+        self.num_ends = 0
+        self._tokens_words = world.journal.tokens_words.copy()
+        self._release_words = world.journal.release_words.copy()
+        self._prepare_words = world.journal.prepare_words.copy()
+        self._tokens: dict[tuple[int, int], list[int]] = {}  # of each record and generation, as once published
+        self._ends: dict[tuple[int, int], tuple[int, int]] = {}
+
+    # -- after every turn
+
+    def after(self, process: Process) -> None:
+        if self.alarms:
+            raise Violation(f"{process.name} logged an error: {self.alarms[0]}")
+        body = getattr(process, "body", None)
+        if isinstance(body, Execute):
+            body._engine.check()
+        if process.has_stored:
+            process.has_stored = False
+            self._look_into_journal()
+
+    def _look_into_journal(self) -> None:
+        journal = self._world.journal
+        for name, check in (
+            ("prepare_words", self._check_request),
+            ("tokens_words", self._check_tokens),
+            ("release_words", self._check_release),
+        ):
+            before, now = getattr(self, f"_{name}"), getattr(journal, name)
+            if (before != now).any():
+                for slot in np.flatnonzero(before != now).tolist():
+                    check(slot)
+                setattr(self, f"_{name}", now.copy())
+                self._check_credits()
+
+    def before_tokens(self, slots: int | npt.NDArray[np.int64]) -> None:
+        """execute writes tokens of what is with it, and of nothing else."""
+        states = self._world.journal.states()[np.atleast_1d(slots)]
+        self._require(
+            bool((states == DISPATCHED).all()), f"tokens for records {slots}, whose states are {states.tolist()}"
+        )
+
+    def _check_credits(self) -> None:
+        """No more than max_live requests are with execute, and no id is live twice."""
+        journal = self._world.journal
+        states, released = journal.states(), journal.release_states()
+        num_live = int(((states == DISPATCHED) & (released == 0)).sum())
+        limit = self._world.card.max_live
+        self._require(num_live <= limit, f"{num_live} requests are dispatched and not released, the limit is {limit}")
+        used = np.flatnonzero(states != FREE)
+        ids = journal.records["request_id"][used].tolist()
+        self._require(len(set(ids)) == len(ids), f"an id is live twice: {ids}")
+
+    def _check_request(self, slot: int) -> None:
+        """Only what is valid is in the journal, and it is what its client asked for."""
+        view = self._view(slot)
+        if view is None:
+            return
+        request = self._request(view.record.request_id)
+        self._require(request is not None and request.is_valid, f"{view.record.request_id} must not be in the journal")
+        assert request is not None
+        self._require(
+            view.record.prompt_ids.tolist() == request.prompt, f"{request.request_id}: another prompt in the journal"
+        )
+
+    def _check_tokens(self, slot: int) -> None:
+        """What was once published stays, and is a beginning of the one right answer."""
+        view = self._view(slot)
+        tokens = None if view is None else read_tokens(self._world.journal, view)
+        if view is None or tokens is None:
+            return
+        key, now = (slot, view.generation), tokens.tolist()
+        before = self._tokens.get(key, [])
+        name = view.record.request_id
+        self._require(now[: len(before)] == before, f"{name}: published tokens {before} became {now}")
+        self._require(len(now) <= view.record.token_capacity, f"{name}: {len(now)} tokens")
+        request = self._request(name)
+        assert request is not None
+        self._require(request.journaled[: len(now)] == now, f"{name}: {now} published, expected {request.journaled}")
+        self._tokens[key] = now
+
+    def _check_release(self, slot: int) -> None:
+        """An end, once written, stays that end."""
+        entry = self._world.journal.records[slot]
+        generation = int(entry["release_word"]) >> 32
+        end = int(entry["end_tokens"]), int(entry["end_reason"])
+        before = self._ends.setdefault((slot, generation), end)
+        self._require(before == end, f"record {slot}: the end {before} became {end}")
+
+    # -- of every end
+
+    def end(self, reader: Reader, end: str) -> None:
+        self.num_ends += 1
+        request = reader.request
+        name = request.request_id
+        if end == "stop" and request.may_be_cut and "\ufffd" in str(request.wire.get("stop")):
+            return  # the half character at which an abort ended it shows as U+FFFD, which then is the stop string
+        if end in ("stop", "length"):
+            self._require(end == request.reason, f"{name} ended with {end}, expected {request.reason}")
+            self._require(
+                reader.token_ids == request.token_ids, f"{name}: {reader.token_ids}, expected {request.token_ids}"
+            )
+            self._require(reader.text == request.text, f"{name}: {reader.text!r}, expected {request.text!r}")
+        elif end == "abort":
+            # A client that was refused aborts what a late repetition of its SUBMIT was accepted as, and cannot know
+            # that another client has taken the id meanwhile.
+            self._require(request.may_abort or request.was_refused, f"{name} was aborted by nobody")
+        elif end == "deadline_exceeded":
+            self._require(request.may_expire, f"{name} has no deadline and passed it")
+        elif end == "model_failed":
+            self._require(request.is_poison, f"{name} failed and is no poison: {reader.error}")
+        elif end == "poisoned":
+            self._require(
+                request.is_killer or self._world.num_chance_deaths > 0, f"{name} kills nobody and was called poisoned"
+            )
+        elif end == "pipeline_failed":
+            self._require(self._world.num_give_ups > 0, f"{name} failed with a pipeline that did not")
+        elif end == "invalid_request":
+            self._require(not request.is_valid, f"{name} is valid and was refused: {reader.error}")
+        elif end in ("unknown_id", "duplicate_id"):
+            self._require(request.may_be_unknown, f"{name} got {end}: {reader.error}")
+        elif end == "draining":
+            self._require(self._world.plan.may_drain, f"{name} was refused as draining")
+            request.was_refused = True
+        else:
+            self._require(end == "overloaded", f"{name} got {end}: {reader.error}")
+            request.was_refused = True
+
+    def killing(self, prompt: list[int]) -> None:
+        """A request is to blame for a death: it must be named after two that one driver has seen."""
+        request = next(r for r in self._world.requests.values() if r.is_killer and r.prompt == prompt)
+        request.num_killings += 1
+        limit = 1 + self._world.num_drivers
+        self._require(request.num_killings <= limit, f"{request.request_id} killed {request.num_killings} workers")
+
+    # -- at rest
+
+    def is_at_rest(self) -> bool:
+        return not self.what_is_open()
+
+    def what_is_open(self) -> list[str]:
+        world = self._world
+        waiting = [f"{client.name} waits" for client in world.clients if client.is_waiting]
+        if world.has_given_up:
+            return waiting  # nobody says for execute that it does not write any more, so records stay in use
+        slots = np.flatnonzero(world.journal.states() != 0).tolist()
+        down = [role for role in ("prepare", "execute", "summarize") if role not in world.workers]
+        return waiting + [f"record {slot} is in use" for slot in slots] + [f"{role} is down" for role in down]
+
+    def at_rest(self) -> None:
+        """Nobody holds anything of anybody."""
+        for role, worker in self._world.workers.items():
+            if self._world.has_given_up:
+                return
+            body = worker.body
+            if role == "prepare":
+                figures = body._collect()
+                left = {k: figures[k] for k in ("waiting", "live", "records_used", "pending_bytes") if figures[k]}
+            elif role == "execute":
+                figures = body._collect()
+                names = ("held", "waiting", "decoding", "pages_limbo", "pages_held", "pages_lost", "swapped")
+                left = {k: figures[k] for k in names if figures[k]}
+                num_free = figures["pages_free"] + figures["pages_cached"]
+                if num_free != figures["pages"]:
+                    left["pages"] = figures["pages"] - num_free
+            else:
+                left = {k: body._collect()[k] for k in ("live", "unread") if body._collect()[k]}
+            self._require(not left, f"{worker.name} holds {left} at rest")
+
+    def _view(self, slot: int) -> RequestView | None:
+        try:
+            return read_request(self._world.journal, slot)
+        except JournalError as error:
+            raise Violation(str(error)) from error
+
+    def _request(self, request_id: str) -> Request | None:
+        return self._world.requests.get(request_id)
+
+    def _require(self, condition: bool, text: str) -> None:
+        if not condition:
+            raise Violation(text)

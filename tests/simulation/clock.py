@@ -1,0 +1,56 @@
+"""A clock that stands still until the simulation moves it, in the place of ``time`` in every module of the package."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+READ_NS = 100  # two readings are never equal, as on a real machine
+
+
+class Clock:
+    """What the package's modules see as the module ``time``."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10**9
+
+    @property
+    def now(self) -> float:
+        """Seconds."""
+        return self.now_ns / 1e9
+
+    def advance_to(self, now_ns: int) -> None:
+        self.now_ns = max(self.now_ns, now_ns)
+
+    def monotonic_ns(self) -> int:
+        self.now_ns += READ_NS
+        return self.now_ns
+
+    def monotonic(self) -> float:
+        return self.monotonic_ns() / 1e9
+
+    def sleep(self, _: float) -> None:
+        raise AssertionError("a part of the pipeline that is simulated sleeps")
+
+
+@contextmanager
+def installed(clock: Clock, **modules: Any) -> Iterator[None]:
+    """Every module of the package that imported ``time`` (or one of ``modules``, by name) sees the replacement."""
+    fakes: dict[str, Any] = {"time": clock, **modules}
+    real = {name: sys.modules[name] for name in fakes} | {"time": time}
+    patched = [
+        (module, name)
+        for module in [m for key, m in sys.modules.items() if key.startswith("triptych.")]
+        for name in fakes
+        if getattr(module, name, None) is real[name]
+    ]
+    for module, name in patched:
+        setattr(module, name, fakes[name])
+    try:
+        yield
+    finally:
+        for module, name in patched:
+            setattr(module, name, real[name])

@@ -1,0 +1,255 @@
+"""What happens in one run, drawn before it begins: sizes, requests, what users do, and what goes wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tests.simulation.requests import Request, random_request
+from triptych.protocol.board import ROLES
+from triptych.protocol.config import CacheConfig, ModelCard, ModelConfig, PipelineConfig, SchedulerConfig, ServiceConfig
+from triptych.workers.execute.hash_model import VOCAB_SIZE
+
+if TYPE_CHECKING:
+    from tests.simulation.users import Client, Reader
+    from tests.simulation.world import World
+
+MS = 1_000_000
+FAULTS_END_NS = 500 * MS
+STEPS_NS = ((MS // 5, 3 * MS), (MS // 5, 3 * MS), (5 * MS, 60 * MS))
+Deed = Callable[["World"], None]
+
+
+class Doom(NamedTuple):
+    """When a life ends."""
+
+    what: str  # "act", or "store" to count only these
+    left: int
+    is_internal: bool = False  # whether it looks to the driver like its own fault
+
+
+@dataclass
+class Plan:
+    config: PipelineConfig
+    card: ModelCard
+    num_clients: int
+    repeat_s: float  # a client says it again so often
+    interleaving: float  # how likely others run between two acts
+    step_ns: tuple[int, int]  # how long a step takes
+    deeds: list[tuple[int, Deed]] = field(default_factory=list)  # (ns after the beginning, what is done)
+    dooms: dict[tuple[str, int], Doom] = field(default_factory=dict)  # (role, number of its life)
+    may_drain: bool = False
+    is_batch_invariant: bool = True  # what the runner says of itself
+    clock_shift_ns: int = 0  # by which the journal's clock is ahead
+
+
+def make_plan(rng: random.Random) -> Plan:
+    config = _config(rng)
+    plan = Plan(config, _card(rng, config), rng.randrange(1, 4), **_tempers(rng))
+    plan.is_batch_invariant = rng.random() < 0.5
+    plan.clock_shift_ns = rng.choice((0, 10**15))
+    _plan_requests(rng, plan)
+    _plan_faults(rng, plan)
+    return plan
+
+
+def _tempers(rng: random.Random) -> dict[str, Any]:
+    return {
+        "repeat_s": rng.choice((0.25, 0.25, 0.03)),
+        "interleaving": rng.choice((0.0, 0.002, 0.02)),
+        "step_ns": rng.choice(STEPS_NS),
+    }
+
+
+def _config(rng: random.Random) -> PipelineConfig:
+    cache = CacheConfig(
+        page_size=4,
+        num_pages=rng.randrange(5, 18),
+        host_pages=rng.choice((0, 0, 8)),
+        prefix_cache=rng.random() < 0.7,
+    )
+    scheduler = SchedulerConfig(
+        max_num_seqs=rng.randrange(1, 5),
+        prefill_chunk=rng.choice((3, 8, 32)),
+        policy=rng.choice(("fifo", "fifo", "prefill_first", "round_robin", "priority")),
+        preemption=rng.choice(("auto", "recompute", "swap")),
+        recovery=rng.choice(("auto", "exact", "fast")),
+    )
+    service = ServiceConfig(
+        max_queue=rng.choice((2, 16, 16)),
+        window_tokens=rng.choice((2, 256)),
+        lease_s=rng.choice((0.6, 1.5)),
+        max_records=rng.randrange(3, 14),
+        arena_bytes=1 << 16,
+    )
+    return PipelineConfig(model=ModelConfig(model="hash-lm"), cache=cache, scheduler=scheduler, service=service)
+
+
+def _card(rng: random.Random, config: PipelineConfig) -> ModelCard:
+    num_pages = config.cache.num_pages
+    assert num_pages is not None, "every run has its number of pages"
+    return ModelCard(
+        model="hash-lm", model_type="hash-lm", backend="hash", num_parameters=0, dtype="int64", device="cpu",
+        vocab_size=VOCAB_SIZE, max_model_len=min(40, num_pages * 4), eos_token_ids=(0,), page_size=4,
+        num_pages=num_pages, max_num_seqs=config.scheduler.max_num_seqs, max_live=config.scheduler.max_live, load_s=0.0,
+    )  # fmt: skip
+
+
+def _plan_requests(rng: random.Random, plan: Plan) -> None:
+    common = [rng.randrange(1, VOCAB_SIZE - 1) for _ in range(9)]
+    until_ns = rng.choice((5 * MS, 150 * MS))
+    for number in range(rng.randrange(2, 8)):
+        request = random_request(rng, f"r{number}", plan.card, common=common)
+        if rng.random() < 0.4:
+            request.then = random_request(rng, f"r{number}+", plan.card, common=common)
+        who, at_ns = rng.randrange(plan.num_clients), rng.randrange(until_ns)
+        plan.deeds.append((at_ns, _submitting(who, request)))
+        chance = rng.random()
+        if chance < 0.2:
+            plan.deeds.append((at_ns + rng.randrange(60 * MS), _aborting(who, request)))
+        elif chance < 0.27:
+            plan.deeds.append((at_ns + rng.randrange(60 * MS), _submitting_elsewhere(who, request)))
+
+
+def _plan_faults(rng: random.Random, plan: Plan) -> None:
+    for _ in range(rng.choice((0, 1, 2, 3, 5))):
+        plan.deeds.append((rng.randrange(FAULTS_END_NS), _random_fault(rng, plan)))
+    for role in ROLES:
+        for life in range(1, 4):  # the second and third: in the middle of a recovery
+            if rng.random() < 0.3:
+                plan.dooms[(role, life)] = _random_doom(rng)
+
+
+def _random_doom(rng: random.Random) -> Doom:
+    left = rng.choice((rng.randrange(20), rng.randrange(400)))
+    doom = rng.choice((Doom("store", rng.randrange(80)), Doom("act", left)))
+    return doom._replace(is_internal=rng.random() < 0.1)
+
+
+def _random_fault(rng: random.Random, plan: Plan) -> Deed:
+    kind = rng.randrange(11)
+    role, client = rng.choice(ROLES), rng.randrange(plan.num_clients)
+    if kind <= 1:
+        return lambda world: _kill(world, role)
+    if kind == 2:
+        return lambda world: world.end_driver()
+    if kind == 3:
+        return _freezing(role, rng.randrange(400 * MS))
+    if kind == 4:
+        return _cut
+    if kind == 5:
+        return _stalling(client, rng.choice((rng.randrange(300 * MS), 4000 * MS)))
+    if kind == 6:
+        return _vanishing(client, returns=rng.choice(("not", "resumes", "submits")))
+    if kind == 7 and rng.random() < 0.3:
+        plan.may_drain = True
+        return lambda world: world.drain()
+    if kind == 8 and rng.random() < 0.2:
+        return lambda world: world.give_up()
+    if kind == 9:
+        return lambda world: world.keep()
+    doom = _random_doom(rng)
+    return lambda world: _doom(world, role, doom)
+
+
+# -- users
+
+
+def _submitting(who: int, request: Request) -> Deed:
+    def deed(world: World) -> None:
+        if (client := _client(world, who)) is not None:
+            client.at(world.clock.now_ns, lambda: client.submit(request))
+
+    return deed
+
+
+def _aborting(who: int, request: Request) -> Deed:
+    def deed(world: World) -> None:
+        if (client := _client(world, who)) is not None:
+            client.at(world.clock.now_ns, lambda: client.abort(request))
+
+    return deed
+
+
+def _submitting_elsewhere(who: int, request: Request) -> Deed:
+    """The same request again, by another client, while the first still waits for it."""
+
+    def deed(world: World) -> None:
+        request.may_be_unknown = True  # whoever reads first acknowledges
+        other = world.new_client(f"twin-of-{who}")
+        other.at(world.clock.now_ns, lambda: other.submit(request))
+
+    return deed
+
+
+def _client(world: World, who: int) -> Client | None:
+    return next((client for client in world.clients if client.name == f"client-{who}"), None)
+
+
+# -- faults
+
+
+def _kill(world: World, role: str) -> None:
+    if role in world.workers:
+        world.kill(world.workers[role])
+
+
+def _doom(world: World, role: str, doom: Doom) -> None:
+    if role in world.workers:
+        world.workers[role].doom = doom
+
+
+def _freezing(role: str, duration_ns: int) -> Deed:
+    def deed(world: World) -> None:
+        if role in world.workers:
+            world.note(world.workers[role], f"freezes for {duration_ns // MS} ms")
+            world.workers[role].frozen_until_ns = world.clock.now_ns + duration_ns
+
+    return deed
+
+
+def _cut(world: World) -> None:
+    connections = [s.connection for s in world.network.connecting if s.connection is not None]
+    if connections:
+        connection = world.rng.choice(connections)
+        world.note(connection.client.process, f"loses its connection to {connection.server.endpoint}")
+        world.network.drop(connection, dead=None)
+
+
+def _stalling(who: int, duration_ns: int) -> Deed:
+    def deed(world: World) -> None:
+        if (client := _client(world, who)) is not None:
+            world.note(client, f"stalls for {duration_ns // MS} ms")
+            client.frozen_until_ns = world.clock.now_ns + duration_ns
+            if duration_ns > world.config.service.lease_s * 1e9 / 3:
+                _leave_alone(client)
+
+    return deed
+
+
+def _leave_alone(client: Client) -> None:
+    for reader in client.readers:
+        reader.request.may_abort = reader.request.may_be_unknown = True
+
+
+def _vanishing(who: int, *, returns: str) -> Deed:
+    def deed(world: World) -> None:
+        client = _client(world, who)
+        if client is None:
+            return
+        _leave_alone(client)
+        world.kill(client)
+        if returns != "not":
+            again = world.new_client(f"client-{who}")
+            for reader in client.readers:
+                if not reader.num_ends:
+                    _take_up(again, reader, by_submitting=returns == "submits" or not reader.is_accepted)
+
+    return deed
+
+
+def _take_up(client: Client, reader: Reader, *, by_submitting: bool) -> None:
+    at_ns = client.world.clock.now_ns + client.rng.randrange(300 * MS)
+    client.at(at_ns, (lambda: client.submit(reader.request)) if by_submitting else (lambda: client.resume(reader)))

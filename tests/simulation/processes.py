@@ -1,0 +1,196 @@
+"""What turns and can die at any act, and the three workers' real bodies. The clients are in ``users``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tests.simulation.journal import LifeIntent, LifeJournal
+from tests.simulation.network import FakeSocket, FakeTransport, Network
+from tests.simulation.plan import Doom
+from tests.simulation.requests import (
+    EXECUTE_KILLER,
+    POISON,
+    PREPARE_KILLER,
+    encoder,
+    num_tokens_before_death,
+    vocabulary,
+)
+from triptych.protocol.config import ModelCard
+from triptych.protocol.intent import Intent
+from triptych.workers.execute.hash_lm import HashRunner
+from triptych.workers.execute.hash_model import VOCAB_SIZE
+from triptych.workers.execute.process import Execute
+from triptych.workers.execute.step import StepInputs, StepResult
+from triptych.workers.prepare.process import Prepare
+from triptych.workers.prepare.request import GenerationRequest
+from triptych.workers.process import WorkerContext
+from triptych.workers.summarize.process import Summarize
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+RUN_DIR = Path("/run")
+
+
+class Died(BaseException):
+    """Not an Exception, as a kill is none: nothing on the way may handle it."""
+
+    def __init__(self, *, is_internal: bool = False) -> None:
+        super().__init__()
+        self.is_internal = is_internal  # by its own fault, as the driver sees it
+
+
+class Process:
+    """Something that turns: it runs when its time has come, does something, and says when it wants to run again.
+
+    Everything it does that others can see is an act: each store into the journal, each frame sent or received. It can
+    be killed before any of them, and others may run in between.
+    """
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.network: Network = world.network
+        self.rng: random.Random = world.rng
+        self.sockets: list[FakeSocket] = []
+        self.next_ns = 0
+        self.frozen_until_ns = 0
+        self.is_alive = True
+        self.is_running = False
+        self.doom: Doom | None = None
+        self.death: Died | None = None
+        self.has_stored = False  # since it was last looked at
+
+    def act(self, what: str, half: Callable[[], None] | None = None) -> None:
+        """``half``: does a part of what is about to happen, for a death in the middle of it."""
+        if self.death is not None:  # somebody on the way caught it nevertheless
+            raise self.death
+        self.world.interleave(self)
+        if not self.is_alive:  # killed while it was in the middle of something
+            raise Died
+        if what == "store":
+            self.has_stored = True
+        doom = self.doom
+        if doom is None or doom.what not in (what, "act"):
+            return
+        self.doom = doom._replace(left=doom.left - 1)
+        if doom.left <= 0:
+            if half is not None and self.rng.random() < 0.5:
+                half()
+            self.world.num_chance_deaths += doom.is_internal
+            self.die(f"a {what}", is_internal=doom.is_internal)
+
+    def die(self, of: str, *, is_internal: bool) -> NoReturn:
+        self.world.note(self, f"dies at {of}{', by its own fault' if is_internal else ''}")
+        self.death = Died(is_internal=is_internal)
+        raise self.death
+
+    def wake(self, at_ns: int) -> None:
+        if at_ns < self.next_ns and not self.is_running:
+            self.next_ns = at_ns
+            self.world.push(self)
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def close_sockets(self) -> None:
+        for socket in self.sockets:
+            socket.close()
+        self.sockets.clear()
+
+
+class Worker(Process):
+    """One life of one role."""
+
+    def __init__(self, world: World, role: str) -> None:
+        self.role = role
+        self.epoch = world.board.next_epoch(role)
+        super().__init__(world, f"{role}.{self.epoch}")
+        self.body: Any = None
+
+    def step(self) -> None:
+        if self.body is None:
+            self.body = self._build()
+        elif self.body._context.stopping:
+            self.world.leave(self)
+            return
+        else:
+            self.body.turn()
+        self.next_ns = self.world.clock.now_ns
+        self.body.wait()
+
+    def _build(self) -> Any:
+        world = self.world
+        context = LifeContext(
+            self.role, self.epoch, RUN_DIR, world.config, world.board, LifeJournal(world.journal, self),
+            FakeTransport(self),
+        )  # fmt: skip
+        return BUILDERS[self.role](context, world.card)
+
+    def die_of(self, prompt: list[int]) -> NoReturn:
+        self.world.checks.killing(prompt)
+        self.die(f"the prompt {prompt}", is_internal=True)
+
+
+class LifeContext(WorkerContext):
+    @property
+    def intent(self) -> Intent:
+        return LifeIntent(self.board.intent(self.role), _life(self))
+
+
+def _life(context: WorkerContext) -> Worker:
+    assert isinstance(context.transport, FakeTransport), "workers are simulated"
+    assert isinstance(context.transport.process, Worker), "workers have contexts"
+    return context.transport.process
+
+
+class SlowRunner(HashRunner):
+    """Steps take their time, in which everybody else goes on. One that computes ``POISON`` raises."""
+
+    worker: Worker
+
+    def collect(self) -> StepResult:
+        world = self.worker.world
+        world.run_until(world.clock.now_ns + world.rng.randrange(*world.plan.step_ns))
+        return super().collect()
+
+    def launch(self, inputs: StepInputs) -> None:
+        if ((inputs.token_ids == POISON) & (inputs.positions == 0)).any():
+            raise RuntimeError("poison")
+        for sequence in inputs.sampled:
+            prompt = sequence.tokens[: sequence.num_prompt_tokens].tolist()
+            if prompt[0] == EXECUTE_KILLER and sequence.num_output_tokens == num_tokens_before_death(prompt):
+                self.worker.die_of(prompt)
+        super().launch(inputs)
+
+
+class FragileEncoder:
+    """The real encoder, until ``PREPARE_KILLER`` comes."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def encode_request(self, request: GenerationRequest) -> Any:
+        assert request.prompt_token_ids is not None, "clients send ids"
+        if request.prompt_token_ids[0] == PREPARE_KILLER:
+            self._worker.die_of(request.prompt_token_ids.tolist())
+        return encoder().encode_request(request)
+
+
+def _execute(context: WorkerContext, card: ModelCard) -> Execute:
+    host_pages = context.config.cache.host_pages
+    runner = SlowRunner(
+        VOCAB_SIZE, num_pages=card.num_pages, page_size=card.page_size, num_host_pages=host_pages
+    )  # fmt: skip
+    runner.worker = _life(context)
+    runner.is_batch_invariant = runner.worker.world.plan.is_batch_invariant
+    return Execute(context, runner, card, step_s=0.001)
+
+
+BUILDERS: dict[str, Callable[[WorkerContext, ModelCard], Any]] = {
+    "prepare": lambda context, card: Prepare(context, card, FragileEncoder(_life(context))),  # type: ignore[arg-type]
+    "execute": _execute,
+    "summarize": lambda context, card: Summarize(context, card, vocabulary()),
+}

@@ -1,0 +1,149 @@
+"""What simulated clients ask for, and what the answer must be, from the hash model's definition alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from triptych.protocol.config import ModelCard
+from triptych.protocol.sampling import FIELD_NAMES, SamplingParams
+from triptych.protocol.tokenizer_files import TokenizerFacts
+from triptych.workers.execute.hash_lm import expected_tokens
+from triptych.workers.execute.hash_model import VOCAB_SIZE, byte_tokenizer_json
+from triptych.workers.prepare.text_encoder import TextEncoder
+from triptych.workers.summarize.stream import OutputStream
+from triptych.workers.summarize.vocabulary import Vocabulary
+
+# The first token of a prompt says what the request does to whoever works on it.
+POISON = VOCAB_SIZE - 1  # a step that computes it raises
+EXECUTE_KILLER = VOCAB_SIZE - 2  # execute dies of its nth token, n = prompt[1] % 3
+PREPARE_KILLER = VOCAB_SIZE - 3  # prepare dies of it
+
+
+@dataclass(eq=False)
+class Request:
+    """One request, with the only answer it may get."""
+
+    request_id: str
+    wire: dict[str, Any]
+    prompt: list[int]
+    journaled: list[int]  # every token that execute may write down for it
+    token_ids: list[int]  # the answer's
+    text: str
+    reason: str  # "stop" | "length" | "error", if nobody aborts it
+    is_valid: bool = True
+    may_abort: bool = False  # somebody aborted it, or left it alone for as long as its lease
+    may_be_unknown: bool = False  # somebody else may have taken its answer
+    was_refused: bool = False
+    num_killings: int = 0  # of workers that died of it
+    then: Request | None = None  # what the client asks for as soon as this one has ended
+
+    @property
+    def may_expire(self) -> bool:
+        return "deadline_ms" in self.wire or "max_queue_ms" in self.wire
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether its answer may end anywhere."""
+        return self.may_abort or self.may_expire
+
+    @property
+    def is_poison(self) -> bool:
+        return self.prompt[:1] == [POISON]
+
+    @property
+    def is_killer(self) -> bool:
+        return self.reason == "poisoned"
+
+
+def num_tokens_before_death(prompt: list[int]) -> int:
+    return prompt[1] % 3
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_str(byte_tokenizer_json())
+
+
+@cache
+def encoder() -> TextEncoder:
+    facts = TokenizerFacts(vocab_size=VOCAB_SIZE, chat_template=None, special_tokens={}, bos_token_id=None)
+    return TextEncoder(Tokenizer.from_str(byte_tokenizer_json()), facts)
+
+
+@cache
+def vocabulary() -> Vocabulary:
+    return Vocabulary(tokenizer())
+
+
+def random_request(rng: random.Random, request_id: str, card: ModelCard, *, common: list[int]) -> Request:
+    """Mostly ordinary ones; some that stop early, some without tokens, poison, and nonsense.
+
+    ``common``: what some prompts begin with, so that they share pages.
+    """
+    prompt = [rng.randrange(1, VOCAB_SIZE - 1) for _ in range(rng.randrange(1, 14))]
+    if rng.random() < 0.4:
+        prompt = [*common, *prompt]
+    prompt = [min(prompt[0], PREPARE_KILLER - 1), *prompt[1:]][: card.max_model_len - 1]
+    chance = rng.random()
+    if chance < 0.06:
+        prompt[0] = POISON
+    elif chance < 0.16 and len(prompt) > 1:
+        return _killer(rng, request_id, [rng.choice((EXECUTE_KILLER, PREPARE_KILLER)), *prompt[1:]], card)
+    sampling: dict[str, Any] = {"max_tokens": rng.choice((1, 3, 6, 9, 14))}
+    if rng.random() < 0.04:
+        sampling["max_tokens"] = 0
+    if rng.random() < 0.4:
+        sampling |= {"temperature": 1.0, "seed": rng.randrange(1000)}
+    if rng.random() < 0.15:
+        sampling["logprobs"] = rng.randrange(3)
+    capacity = min(sampling["max_tokens"], card.max_model_len - len(prompt))
+    said = expected_tokens(
+        prompt, capacity, VOCAB_SIZE, temperature=sampling.get("temperature", 0.0), seed=sampling.get("seed", 0)
+    )
+    if said and rng.random() < 0.2:
+        sampling["stop_token_ids"] = [rng.choice(said)]
+    elif len(said) > 2 and rng.random() < 0.2:
+        sampling["stop"] = [vocabulary().tokenizer.decode(said[1:3], skip_special_tokens=False)]
+    wire: dict[str, Any] = {"prompt_token_ids": prompt, **sampling, **_circumstances(rng)}
+    if rng.random() < 0.05:
+        bad = rng.choice(({"top_p": 2.0}, {"nonsense": 1}, {"max_tokens": -1}, {"prompt_token_ids": [VOCAB_SIZE]}))
+        return Request(request_id, {**wire, **bad}, prompt, [], [], "", "refused", is_valid=False)
+    return make_request(request_id, wire, said)
+
+
+def _killer(rng: random.Random, request_id: str, prompt: list[int], card: ModelCard) -> Request:
+    num_said = num_tokens_before_death(prompt) if prompt[0] == EXECUTE_KILLER else 0
+    capacity = min(num_said + rng.randrange(1, 4), card.max_model_len - len(prompt))
+    wire = {"prompt_token_ids": prompt, "max_tokens": capacity, **_circumstances(rng)}
+    said = expected_tokens(prompt, capacity, VOCAB_SIZE)
+    request = make_request(request_id, wire, said[:num_said])
+    if capacity > num_said:
+        request.reason = "poisoned"
+    return request
+
+
+def _circumstances(rng: random.Random) -> dict[str, Any]:
+    wire: dict[str, Any] = {}
+    if rng.random() < 0.1:
+        wire[rng.choice(("deadline_ms", "max_queue_ms"))] = rng.randrange(1, 200)
+    if rng.random() < 0.2:
+        wire["priority"] = rng.randrange(-3, 4)
+    if rng.random() < 0.1:
+        wire["cache_salt"] = rng.choice("ab")
+    return wire
+
+
+def make_request(request_id: str, wire: dict[str, Any], said: list[int]) -> Request:
+    params = SamplingParams.from_wire({k: v for k, v in wire.items() if k in FIELD_NAMES})
+    prompt = wire["prompt_token_ids"]
+    if prompt[0] == POISON and said:
+        return Request(request_id, wire, prompt, [], [], "", "error")
+    stream = OutputStream(vocabulary(), params, stop_token_ids=frozenset({0, *params.stop_token_ids}))
+    stream.push(said)
+    stream.finish("length")
+    return Request(request_id, wire, prompt, said, stream.token_ids, stream.text, stream.finish_reason or "")

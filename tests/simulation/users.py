@@ -1,0 +1,124 @@
+"""The clients: the real session, what its user does and when, and a listener that checks every piece."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.simulation.network import FakeTransport
+from tests.simulation.processes import RUN_DIR, Process
+from tests.simulation.requests import Request
+from triptych.driver.session import Session
+from triptych.driver.stream import Completion, Delta
+from triptych.protocol.channels import Connection
+from triptych.protocol.errors import TriptychError
+from triptych.protocol.messages import Accepted
+from triptych.protocol.run_dir import follow_endpoint, submit_endpoint
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+class Reader:
+    """The listener of one request at one client: checks every piece as it comes."""
+
+    def __init__(self, client: Client, request: Request, token_ids: list[int], text: str) -> None:
+        self.client, self.request = client, request
+        self.token_ids, self.text = list(token_ids), text
+        self.num_ends = 0
+        self.is_accepted = False
+        self.since_ns = client.world.clock.now_ns
+        self.error: TriptychError | None = None
+
+    def on_accepted(self, accepted: Accepted) -> None:
+        self._note_lease()
+        self.is_accepted = True
+        self.client.world.require(self.request.is_valid, f"{self.request.request_id} is invalid and was accepted")
+
+    def _note_lease(self) -> None:
+        """Who was accepted and did not hear of it (prepare was away) asks for nothing, so its lease ends."""
+        world = self.client.world
+        if not self.is_accepted and world.clock.now_ns - self.since_ns > world.config.service.lease_s * 1e9:
+            self.request.may_abort = self.request.may_be_unknown = True
+
+    def on_delta(self, delta: Delta) -> None:
+        self.token_ids += delta.token_ids
+        self.text += delta.text
+        self._check_prefix()
+
+    def _check_prefix(self) -> None:
+        world, request = self.client.world, self.request
+        require = world.require
+        num_tokens = len(self.token_ids)
+        require(
+            request.token_ids[:num_tokens] == self.token_ids,
+            f"{request.request_id}: tokens {self.token_ids}, expected {request.token_ids}",
+        )
+        require(
+            # Where an answer is cut, half a character is shown as U+FFFD.
+            request.text.startswith(self.text) or request.may_be_cut or world.may_cut_any,
+            f"{request.request_id}: text {self.text!r}, expected {request.text!r}",
+        )
+
+    def on_end(self, completion: Completion, error: TriptychError | None) -> None:
+        self._note_lease()
+        self.num_ends += 1
+        self.error = error
+        world, request = self.client.world, self.request
+        end = error.code if error is not None else completion.finish_reason
+        world.note(self.client, f"{request.request_id} ends with {end} after {len(self.token_ids)} tokens")
+        world.require(self.num_ends == 1, f"{request.request_id} ends again, now with {end}")
+        world.check_end(self, end)
+        if (then := request.then) is not None and then.request_id not in world.requests:
+            self.client.submit(then)
+
+
+class Client(Process):
+    """A client's session, and what its user does and when."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        service = world.config.service
+        doors = submit_endpoint(RUN_DIR, service), follow_endpoint(RUN_DIR, service)
+        self.session = Session(Connection(*doors, transport=FakeTransport(self)))
+        self.readers: list[Reader] = []
+        self.deeds: deque[tuple[int, Callable[[], None]]] = deque()  # what the user does, in order of time
+
+    def at(self, at_ns: int, deed: Callable[[], None]) -> None:
+        self.deeds.append((at_ns, deed))
+        self.deeds = deque(sorted(self.deeds, key=lambda item: item[0]))
+        self.wake(at_ns)
+
+    def step(self) -> None:
+        while self.deeds and self.deeds[0][0] <= self.world.clock.now_ns:
+            self.deeds.popleft()[1]()
+        self.session.turn()
+        if self.deeds:
+            self.next_ns = min(self.next_ns, self.deeds[0][0])
+
+    def submit(self, request: Request) -> None:
+        self.world.note(self, f"submits {request.request_id}: {request.wire}")
+        self.world.requests[request.request_id] = request
+        reader = Reader(self, request, [], "")
+        self.readers.append(reader)
+        self.session.submit(request.request_id, request.wire, reader)
+
+    def resume(self, earlier: Reader) -> None:
+        request = earlier.request
+        self.world.note(self, f"resumes {request.request_id} at {len(earlier.token_ids)} tokens")
+        reader = Reader(self, request, earlier.token_ids, earlier.text)
+        reader.is_accepted = True
+        self.readers.append(reader)
+        self.session.resume(
+            request.request_id, reader, num_tokens=len(earlier.token_ids), num_chars=len(earlier.text)
+        )  # fmt: skip
+
+    def abort(self, request: Request) -> None:
+        self.world.note(self, f"aborts {request.request_id}")
+        request.may_abort = True
+        self.session.abort(request.request_id)
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self.deeds) or any(not reader.num_ends for reader in self.readers)

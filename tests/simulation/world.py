@@ -1,0 +1,294 @@
+"""One run: three workers, some clients, a network and a clock, all dice thrown from one seed.
+
+``World(seed).run()`` returns when everything has come to rest, or raises ``Violation`` with what must never be. The
+same seed gives the same run, on any machine.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.checks import Checks, Violation
+from tests.simulation.clock import Clock, installed
+from tests.simulation.journal import make_journal
+from tests.simulation.network import Network
+from tests.simulation.plan import Plan, make_plan
+from tests.simulation.processes import Died, Process, Worker
+from tests.simulation.requests import Request
+from tests.simulation.users import Client, Reader
+from triptych.driver import blame, session
+from triptych.driver.blame import Blame
+from triptych.protocol.board import DRAIN, FAILED, KEEP, ROLES, RUN, Board
+
+RESTART_NS = (1_000_000, 80_000_000)
+TURN_NS = (10_000, 200_000)  # that a turn takes
+LOOK_NS = 250_000_000  # how often it is asked whether all has come to rest
+REST_NS = 600_000_000  # and for how long it must stay so
+LIMIT_NS = 40_000_000_000  # of simulated time: whoever waits then waits for ever
+MAX_DEPTH = 2  # of turns within turns
+WORKER_ERRORS = logging.getLogger("triptych")
+
+
+class Secrets:
+    """``secrets`` with the run's dice."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def randbits(self, count: int) -> int:
+        return self._rng.getrandbits(count)
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.clock = Clock()
+        self.log: list[str] = []
+        self.plan: Plan = make_plan(self.rng)
+        self.config, self.card = self.plan.config, self.plan.card
+        self.network = Network(self.rng, lambda: self.clock.now_ns)
+        service = self.config.service
+        self.journal = make_journal(
+            service.max_records, service.arena_bytes, clock_shift_ns=self.plan.clock_shift_ns
+        )  # fmt: skip
+        self.board = _memory_board()
+        self.board.set_mode(RUN)
+        self.blame = Blame(self.board, self.journal)
+        self._unnoticed: dict[str, bool] = {}  # deaths by role that the driver did not see yet: whether internal
+        self.has_given_up = False
+        self.workers: dict[str, Worker] = {}
+        self.clients: list[Client] = []
+        self.requests: dict[str, Request] = {}  # by id
+        self.checks = Checks(self)
+        self._heap: list[tuple[int, int, Process | None, Callable[[], None] | None]] = []
+        self._order = itertools.count()
+        self._depth = 0
+        self._num_births = dict.fromkeys(ROLES, 0)
+        self.num_deaths = 0
+        self.num_chance_deaths = 0  # by a worker's own fault, and for no request's
+        self.num_drivers = 1
+        self.num_give_ups = 0
+
+    # -- what everybody uses
+
+    def note(self, process: Process | None, text: str) -> None:
+        self.log.append(f"{self.clock.now_ns / 1e6:10.3f} ms  {process.name if process else '-':12} {text}")
+
+    def require(self, condition: bool, text: str) -> None:
+        if not condition:
+            raise Violation(text)
+
+    @property
+    def may_cut_any(self) -> bool:
+        """Whether an answer may end anywhere through no fault of its request."""
+        return self.num_chance_deaths > 0 or self.num_give_ups > 0
+
+    def push(self, process: Process) -> None:
+        at_ns = max(process.next_ns, process.frozen_until_ns)
+        heapq.heappush(self._heap, (at_ns, next(self._order), process, None))
+
+    def call(self, at_ns: int, function: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (at_ns, next(self._order), None, function))
+
+    def check_end(self, reader: Reader, end: str) -> None:
+        self.checks.end(reader, end)
+
+    def interleave(self, process: Process) -> None:
+        """Others may run between any two acts."""
+        if self._depth >= MAX_DEPTH or self.rng.random() >= self.plan.interleaving:
+            return
+        ready = [
+            other
+            for other in (*self.workers.values(), *self.clients)
+            if other.is_alive and not other.is_running and other.frozen_until_ns <= self.clock.now_ns
+        ]
+        if ready:
+            self.clock.advance_to(self.clock.now_ns + self.rng.randrange(200_000))
+            self._step(self.rng.choice(ready))
+
+    # -- the run
+
+    def run(self) -> None:
+        handler = _Alarm(self)
+        WORKER_ERRORS.addHandler(handler)
+        try:
+            with installed(self.clock, secrets=Secrets(self.rng)), pytest.MonkeyPatch.context() as patch:
+                patch.setattr(session, "REPEAT_S", self.plan.repeat_s)
+                self._begin()
+                self._loop()
+                self.checks.at_rest()
+        except Violation as violation:
+            raise Violation(self._report(str(violation))) from violation
+        except Exception as error:
+            raise Violation(self._report(f"a process raised {type(error).__name__}: {error}")) from error
+        finally:
+            WORKER_ERRORS.removeHandler(handler)
+
+    def _report(self, text: str) -> str:
+        replay = f"python -m tests.simulation --seed {self.seed}"
+        return "\n".join([f"seed {self.seed}: {text}", f"(again with: {replay})", *self.log])
+
+    def _begin(self) -> None:
+        for role in ROLES:
+            self.call(self.clock.now_ns + self.rng.randrange(20_000_000), lambda role=role: self._bear(role))  # type: ignore[misc]
+        for at_ns, deed in self.plan.deeds:
+            self.call(at_ns + self.clock.now_ns, lambda deed=deed: deed(self))  # type: ignore[misc]
+        for number in range(self.plan.num_clients):
+            self.new_client(f"client-{number}")
+
+    def new_client(self, name: str) -> Client:
+        client = Client(self, name)
+        self.clients.append(client)
+        self.push(client)
+        return client
+
+    def _loop(self) -> None:
+        """Run until nobody wants anything for a while."""
+        rested_ns = None
+        while True:
+            self.run_until(self.clock.now_ns + LOOK_NS)
+            if not self.checks.is_at_rest():
+                rested_ns = None
+            elif rested_ns is None:
+                rested_ns = self.clock.now_ns
+            elif self.clock.now_ns - rested_ns > REST_NS:
+                return
+            self.require(self.clock.now_ns < LIMIT_NS, f"it never comes to rest: {self.checks.what_is_open()}")
+
+    def run_until(self, until_ns: int) -> None:
+        """What happens until then, also while a process is in the middle of something that takes so long."""
+        while self._heap and self._heap[0][0] <= until_ns:
+            at_ns, _, process, function = heapq.heappop(self._heap)
+            self.clock.advance_to(at_ns)
+            if function is not None:
+                function()
+            elif process is not None and process.is_alive and not process.is_running:
+                due_ns = max(process.next_ns, process.frozen_until_ns)
+                if due_ns == at_ns:
+                    self._step(process)
+                elif process.next_ns <= at_ns:
+                    self.push(process)  # it was frozen meanwhile
+        self.clock.advance_to(until_ns)
+
+    def _step(self, process: Process) -> None:
+        process.is_running = True
+        self._depth += 1
+        try:
+            process.step()
+        except Died:
+            pass
+        finally:
+            process.is_running = False
+            self._depth -= 1
+        if process.is_alive and process.death is not None:
+            self._bury(process, is_internal=process.death.is_internal)
+        if process.is_alive:
+            process.next_ns = max(process.next_ns, self.clock.now_ns + self.rng.randrange(*TURN_NS))
+            self.push(process)
+            self.checks.after(process)
+
+    # -- life and death
+
+    def kill(self, process: Process) -> None:
+        """From outside, at this moment."""
+        if process.is_alive:
+            self.note(process, "is killed")
+            self._bury(process)
+
+    def leave(self, worker: Worker) -> None:
+        """It was told to."""
+        self.note(worker, "leaves")
+        self._bury(worker)
+
+    def _bury(self, process: Process, *, is_internal: bool = False) -> None:
+        process.is_alive = False
+        process.close_sockets()
+        if isinstance(process, Client):
+            self.clients.remove(process)
+            return
+        assert isinstance(process, Worker), "workers and clients die"
+        self.num_deaths += 1
+        del self.workers[process.role]
+        self._unnoticed[process.role] = is_internal
+        self.call(self.clock.now_ns + self.rng.randrange(*RESTART_NS), lambda: self._bear(process.role))
+
+    def _bear(self, role: str) -> None:
+        if role in self.workers or self.board.mode == KEEP or (self.has_given_up and role == "execute"):
+            return
+        if role in self._unnoticed:
+            self.blame.note_death(role, internal=self._unnoticed.pop(role))
+        if role == "execute":
+            self.board.set_degraded(self.rng.random() < 0.1)
+        worker = self.workers[role] = Worker(self, role)
+        self._num_births[role] += 1
+        worker.doom = self.plan.dooms.get((role, self._num_births[role]))
+        worker.next_ns = self.clock.now_ns
+        self.note(
+            worker,
+            "begins" if worker.doom is None else f"begins and dies after {worker.doom.left} {worker.doom.what}s",
+        )
+        self.push(worker)
+
+    def drain(self) -> None:
+        self.note(None, "the driver drains")
+        self.board.set_mode(DRAIN)
+
+    def give_up(self) -> None:
+        """execute is not started any more."""
+        self.note(None, "the driver gives up")
+        self.board.set_mode(FAILED)
+        self.has_given_up = True
+        self.num_give_ups += 1
+        if "execute" in self.workers:
+            self.kill(self.workers["execute"])
+
+    def keep(self) -> None:
+        """The driver stops, and leaves to the next one what is open."""
+        self.note(None, "the driver stops and keeps")
+        self.board.set_mode(KEEP)
+        self.plan.may_drain = True  # who asks now is told to ask the next one
+        self.call(self.clock.now_ns + self.rng.randrange(*RESTART_NS), self.end_driver)
+
+    def end_driver(self) -> None:
+        """What is left of its workers goes with it. The next one sees nothing of how they ended."""
+        self.note(None, "the driver is replaced")
+        for worker in list(self.workers.values()):
+            self.kill(worker)
+        self._unnoticed.clear()
+        self.num_drivers += 1
+        self.board.set_mode(RUN)
+        self.has_given_up = False
+        self.blame = Blame(self.board, self.journal)
+        for role in ROLES:
+            self.call(self.clock.now_ns + self.rng.randrange(*RESTART_NS), lambda role=role: self._bear(role))  # type: ignore[misc]
+
+
+def _memory_board() -> Board:
+    file = os.memfd_create("board", os.MFD_CLOEXEC)
+    try:
+        return Board(Path(f"/proc/self/fd/{file}"))
+    finally:
+        os.close(file)
+
+
+class _Alarm(logging.Handler):
+    """What a worker logs as an error is a fault that it caught: here nothing may be wrong but what is planned."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.ERROR)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, Died) or record.name == blame.__name__:
+            return
+        self._world.checks.alarms.append(f"{record.getMessage()}: {error!r}")

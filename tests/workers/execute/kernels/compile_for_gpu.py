@@ -1,0 +1,169 @@
+"""Compiles every Triton kernel for a Hopper GPU on a machine that has none, through the wrappers that launch them.
+
+Prints a JSON line for each kernel that was compiled: its name, its registers, stack and shared memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+HOPPER = GPUTarget("cuda", 90, 32)
+MAX_SHARED_BYTES = 227 << 10  # of a block on Hopper
+
+
+class NoDevice:
+    """The part of a Triton driver that compiling asks."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return HOPPER
+
+    def get_device_interface(self) -> Any:
+        return torch.cpu
+
+    def map_python_to_cpp_type(self, name: str) -> str:
+        return name
+
+
+def main() -> None:
+    driver.set_active(NoDevice())
+    run = JITFunction.run
+
+    seen = set()
+
+    def compile_only(self: Any, *args: Any, **options: Any) -> None:
+        compiled = run(self, *args, **{**options, "warmup": True})
+        if compiled.hash in seen:
+            return
+        seen.add(compiled.hash)
+        print(json.dumps({"kernel": self.__name__, **resources(compiled)}), flush=True)
+
+    JITFunction.run = compile_only
+    if sys.argv[1:] == ["--steps"]:
+        launch_many_steps()
+    else:
+        for launch in launches():
+            launch()
+
+
+def resources(compiled: Any) -> dict[str, int]:
+    """Of a compiled kernel, read from its machine code."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.cubin")
+        file.write_bytes(compiled.asm["cubin"])
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(file)]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", report))
+    shared = compiled.metadata.shared
+    assert shared <= MAX_SHARED_BYTES, f"{shared} bytes of shared memory, the limit is {MAX_SHARED_BYTES}"
+    return {"registers": int(found["REG"]), "stack_bytes": int(found["STACK"]), "shared_bytes": shared}
+
+
+def launches() -> list[Callable[[], object]]:
+    """A launch of every kernel in the shapes of Qwen3-8B, and attention in those of other families."""
+    from triptych.workers.execute.kernels.triton_matmul import invariant_linear
+    from triptych.workers.execute.kernels.triton_rows import add_norm, silu_mul
+    from triptych.workers.execute.kernels.triton_write import rotate_and_write, write_slots
+
+    half = torch.bfloat16
+    pages = torch.empty(4, 16, 8, 128, dtype=half)
+    slots = torch.zeros(32, dtype=torch.int32)
+    rope = (torch.empty(64, 64), torch.empty(64, 64))
+    norm = torch.empty(128, dtype=half)
+    hidden = torch.empty(32, 4096, dtype=half)
+
+    def rotate(norms: tuple[torch.Tensor, torch.Tensor] | None) -> object:
+        return rotate_and_write(
+            torch.empty(32, 48 * 128, dtype=half), pages, pages, slots=slots, positions=slots, rope=rope, norms=norms,
+            norm_eps=1e-6, num_heads=32,
+        )  # fmt: skip
+
+    found: list[Callable[[], object]] = [
+        lambda: write_slots(torch.empty(32, 8, 128, dtype=half), pages, slots),
+        lambda: rotate(None),
+        lambda: rotate((norm, norm)),
+        lambda: add_norm(hidden, hidden, hidden[0], 1e-6),
+        lambda: silu_mul(torch.empty(32, 2 * 12288, dtype=half)),
+        lambda: invariant_linear(hidden, torch.empty(6144, 4096, dtype=half)),
+        lambda: invariant_linear(hidden, torch.empty(24576, 4096, dtype=half), torch.empty(24576, dtype=half)),
+    ]
+    forms: list[dict[str, Any]] = [
+        {},
+        {"window": 4096},
+        {"dim": 64},
+        {"dim": 256, "softcap": 50.0, "window": 4096},
+        {"dim": 96},
+        {"group": 8, "dim": 64, "sinks": torch.empty(16, dtype=half), "window": 128},
+        {"dtype": torch.float32},
+        {"page_size": 256},
+    ]
+    return found + [lambda form=form, kernel=kernel: attend(kernel, **form) for form in forms for kernel in (0, 1, 2)]
+
+
+def attend(
+    kernel: int, *, dim: int = 128, group: int = 4, page_size: int = 16, dtype: torch.dtype = torch.bfloat16,
+    window: int | None = None, softcap: float | None = None, sinks: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """Kernel 0 is the decode without splits, 1 with 8 of them, 2 that of chunks."""
+    from triptych.workers.execute.kernels.triton_chunk import chunk_attention
+    from triptych.workers.execute.kernels.triton_decode import decode_attention
+
+    query = torch.empty(8, 2 * group, dim, dtype=dtype)
+    pages = torch.empty(4, page_size, 2, dim, dtype=dtype)
+    ints = torch.zeros(16, dtype=torch.int32)
+    form: dict[str, Any] = {"scale": 0.1, "window": window, "softcap": softcap, "sinks": sinks}
+    tables = torch.zeros(8, 16, dtype=torch.int32)
+    if kernel == 2:
+        chunk_attention(
+            query, pages, pages, torch.empty_like(query), block_tables=tables, context_lens=ints[:8],
+            query_starts=ints[:9], max_query_len=512, **form,
+        )  # fmt: skip
+    else:
+        splits = (1, 8)[kernel]
+        decode_attention(
+            query, pages, pages, block_tables=tables, context_lens=ints[:8], num_splits=splits, **form,
+        )  # fmt: skip
+
+
+def launch_many_steps() -> None:
+    """The same kernels in steps of many sizes, whose arrays begin anywhere in the memory they share."""
+    from triptych.workers.execute.kernels.triton_chunk import chunk_attention
+    from triptych.workers.execute.kernels.triton_decode import decode_attention
+    from triptych.workers.execute.kernels.triton_matmul import invariant_linear
+    from triptych.workers.execute.kernels.triton_write import write_slots
+
+    pages = torch.empty(4, 16, 2, 64, dtype=torch.bfloat16)
+    shared = torch.zeros(4096, dtype=torch.int32)
+    form: dict[str, Any] = {"scale": 0.1, "window": None, "softcap": None, "sinks": None}
+    for size in (1, 2, 3, 5, 16, 17, 32):
+        query = torch.empty(size, 4, 64, dtype=torch.bfloat16)
+        ints, tables = shared[size : 2 * size], shared[size : size + size * size].view(size, size)
+        write_slots(torch.empty(size, 2, 64, dtype=torch.bfloat16), pages, ints)
+        decode_attention(query, pages, pages, block_tables=tables, context_lens=ints, num_splits=1, **form)
+        chunk_attention(
+            query, pages, pages, torch.empty_like(query), block_tables=tables, context_lens=ints,
+            query_starts=shared[size : 2 * size + 1], max_query_len=size, **form,
+        )  # fmt: skip
+        invariant_linear(torch.empty(size, 64, dtype=torch.bfloat16), torch.empty(96, 64, dtype=torch.bfloat16))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Every Triton kernel compiles for a GPU, on a machine that has none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton.backends.nvidia")
+
+SCRIPT, ROOT = Path(__file__).with_name("compile_for_gpu.py"), Path(__file__).parents[4]
+
+
+def compile_kernels(cache: Path, *arguments: str) -> list[dict[str, Any]]:
+    env = {**os.environ, "TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
+    env.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, str(SCRIPT), *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_and_fits_into_a_processor(tmp_path: Path) -> None:
+    """A kernel whose registers spill into memory would be slow without a sign."""
+    kernels = compile_kernels(tmp_path)
+    names = {"_write", "_rotate_write", "_add_norm", "_silu_mul", "_matmul", "_decode", "_combine", "_chunk"}
+    assert {kernel["kernel"] for kernel in kernels} == names
+    assert [kernel for kernel in kernels if kernel["stack_bytes"]] == []
+
+
+@pytest.mark.slow
+def test_steps_of_all_sizes_share_their_kernels(tmp_path: Path) -> None:
+    """A size or an address that made a kernel of its own would stop the service for seconds when it is first met."""
+    counts = Counter(kernel["kernel"] for kernel in compile_kernels(tmp_path, "--steps"))
+    assert counts == {"_write": 1, "_decode": 1, "_chunk": 1, "_matmul": 1}

@@ -1,0 +1,159 @@
+"""The runner of a device, with a device that is a CPU: steps in flight, errors of the device, memory it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tiny import make_tiny_model
+from tests.workers.execute.factories import make_scheduler, make_sequence, make_sequences, run
+from tests.workers.execute.model.native import make_request
+from tests.workers.execute.model.next_token import NextToken
+from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+from triptych.workers.execute.attention.device_step import DeviceStep
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.model import overhead
+from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.model.device_runner import DeviceRunner
+from triptych.workers.execute.model.graphs import GraphCapture
+from triptych.workers.execute.model.pool import PoolSize
+from triptych.workers.execute.sampling.sampler import Sampler
+from triptych.workers.execute.scheduling.sequence import Sequence
+
+
+class Fails(NextToken):
+    """Raises where a given token is in the step."""
+
+    def __init__(self, error: Exception, token_id: int) -> None:
+        super().__init__()
+        self.error = error
+        self.token_id = token_id
+
+    def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
+        if self.token_id in token_ids.tolist():
+            raise self.error
+        return super().__call__(step, token_ids)
+
+
+def make_runner(forward: NextToken, capture: GraphCapture | None = None) -> DeviceRunner:
+    return DeviceRunner(
+        [], forward, Sampler(()), device=torch.device("cpu"), max_sampled=8, max_pages=16, capture=capture,
+        prefill_tokens=8, decode_rows=4,
+    )  # fmt: skip
+
+
+def make_engine(forward: NextToken, *sequences: Sequence, depth: int = 1, **options: Any) -> Engine:
+    return Engine(make_scheduler(*sequences, **options), make_runner(forward), depth=depth)
+
+
+def expected(sequence: Sequence) -> list[int]:
+    last = int(sequence.tokens[sequence.num_prompt_tokens - 1])
+    return [(last + 1 + i) % 97 for i in range(sequence.max_tokens)]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_want_of_memory_fails_what_asked_for_it_and_no_one_else(depth: int) -> None:
+    sequences = make_sequences(3, max_tokens=6)
+    bad_token = int(sequences[1].tokens[1])
+    engine = make_engine(Fails(torch.OutOfMemoryError("CUDA out of memory"), bad_token), *sequences, depth=depth)
+    outputs = run(engine)
+    assert sequences[1].finish_reason == "error"
+    assert [outputs[s.key] for s in (sequences[0], sequences[2])] == [expected(sequences[0]), expected(sequences[2])]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.AcceleratorError("an illegal memory access was encountered"), RuntimeError("CUDA error: unspecified")],
+    ids=["AcceleratorError", "RuntimeError"],
+)
+def test_an_error_that_stays_is_no_requests_fault_and_ends_the_process(error: Exception) -> None:
+    engine = make_engine(Fails(error, int(make_sequence().tokens[2])), make_sequence())
+    with pytest.raises(type(error)):
+        engine.step()
+
+
+def test_a_runner_that_starts_without_graphs_gets_them_while_it_serves() -> None:
+    """As after a crash; the steps before a graph is there are computed all the same."""
+    runner = make_runner(NextToken(), capture=lambda run: run)
+    sequence = make_sequence(max_tokens=40)
+    outputs = run(Engine(make_scheduler(sequence), runner, depth=1))
+    assert outputs[sequence.key] == expected(sequence)
+    assert 0 < runner.num_graph_steps < runner.num_steps - 10
+
+
+def test_a_row_that_is_not_a_number_fails_alone() -> None:
+    class Nan(NextToken):
+        def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
+            logits = super().__call__(step, token_ids)
+            logits[token_ids[step.sample_rows.long()] == bad] = torch.nan
+            return logits
+
+    sequences = make_sequences(3, max_tokens=6)
+    bad = int(sequences[1].tokens[4])
+    outputs = run(make_engine(Nan(), *sequences))
+    assert sequences[1].finish_reason == "error"
+    assert outputs[sequences[0].key] == expected(sequences[0])
+
+
+def test_overlapped_steps_of_a_real_model_say_what_serial_ones_say(tmp_path: Path) -> None:
+    """Greedy, drawn and penalised requests through transformers' modules at both depths."""
+    kinds: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.8}, {"logprobs": 1}]
+    runner, card = build_runner(
+        ModelConfig(model="tiny", device="cpu"),
+        CacheConfig(page_size=8, num_pages=64),
+        SchedulerConfig(max_num_seqs=4, prefill_chunk=16),
+        model_dir=make_tiny_model("llama", tmp_path / "checkpoint"),
+        run_dir=tmp_path,
+        progress=lambda done, total: None,
+    )
+    extras: list[dict[str, Any]] = [{}, {"repetition_penalty": 1.3}]
+    for extra in extras:
+        texts = []
+        for depth in (0, 1):
+            requests = [make_request(i, 5 + 9 * i, 12, **kind, **extra) for i, kind in enumerate(kinds)]
+            scheduler = make_scheduler(*requests, num_pages=64, page_size=8, max_model_len=card.max_model_len)
+            outputs = run(Engine(scheduler, runner, depth=depth))
+            texts.append([outputs[r.key] for r in requests])
+        assert texts[0] == texts[1]
+
+
+class Cuda:
+    """Free memory of a device before a measurement, after it, and after everything was given back."""
+
+    def __init__(self, *free_bytes: int) -> None:
+        self.readings = list(free_bytes)
+
+    def mem_get_info(self, _device: torch.device) -> tuple[int, int]:
+        return self.readings.pop(0), 0
+
+    def synchronize(self, _device: torch.device) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+
+class Probe:
+    def __init__(self, size: PoolSize) -> None:
+        assert size.num_pages == 1
+
+    def warm_up(self) -> float:
+        return 0.0
+
+    def capture_graphs(self, _progress: object, *, at_most: int) -> int:
+        return 35 - at_most
+
+
+def test_what_steps_take_is_measured_and_not_given_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What two graphs and the largest steps took, eight MiB for each graph that is still to come, and some slack."""
+    monkeypatch.setattr("torch.cuda", Cuda(100 << 30, 97 << 30, 100 << 30))
+    taken = overhead.step_overhead(Probe, torch.device("cuda"), 4096)  # type: ignore[arg-type]
+    assert taken == (3 << 30) + 33 * (8 << 20) + (256 << 20)
+
+
+def test_on_a_cpu_nothing_is_measured() -> None:
+    def refuse(_size: PoolSize) -> Any:
+        raise AssertionError("a runner was made")
+
+    assert overhead.step_overhead(refuse, torch.device("cpu"), 4096) == 0

@@ -1,0 +1,136 @@
+"""The fused decoder under the engine: token for token what transformers generates, with and without graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import HAS_GPU
+from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_request
+from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.scheduling.sequence import Sequence
+
+pytest.importorskip("triton")
+
+from triptych.workers.execute.kernels.triton_matmul import invariant_linear
+from triptych.workers.execute.kernels.triton_rows import add_norm, silu_mul
+from triptych.workers.execute.model.fp8 import Fp8Projection
+
+DEVICE = "cuda" if HAS_GPU else "cpu"
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"num_hidden_layers": 2},
+    "qwen2": {"num_hidden_layers": 1},
+    "qwen3": {"num_hidden_layers": 2, "tie_word_embeddings": True},
+    "mistral": {"num_hidden_layers": 1},
+}
+LENGTHS, MAX_TOKENS = (1, 23), 4
+
+
+def make_engine(family: str, folder: Path, **options: Any) -> NativeEngine:
+    checkpoint = make_checkpoint(family, folder / "checkpoint", **FAMILIES[family])
+    return NativeEngine(checkpoint, folder, **{"backend": "fused", "device": DEVICE, **options})
+
+
+def requests() -> list[Sequence]:
+    return [make_request(i, length, MAX_TOKENS) for i, length in enumerate(LENGTHS)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    engine = make_engine(family, tmp_path)
+    expected = [engine.greedy(r.tokens[: r.num_prompt_tokens].tolist(), MAX_TOKENS) for r in requests()]
+    assert engine.run(*requests(), prefill_chunk=9) == expected
+    assert engine.card.backend == "fused float32"
+
+
+def test_weights_are_in_memory_once(tmp_path: Path) -> None:
+    """The merged matrices share their memory with what the self-test ran, and a tied head is the embedding."""
+    from triptych.workers.execute.model.fused_weights import Format, FusedLoader
+    from triptych.workers.execute.model.native_weights import Checkpoint
+
+    folder = make_checkpoint("qwen3", tmp_path / "checkpoint", **FAMILIES["qwen3"])
+    from transformers import AutoConfig
+
+    from triptych.workers.execute.model.decoder_spec import describe_decoder
+
+    checkpoint = Checkpoint(folder)
+    spec = describe_decoder(AutoConfig.from_pretrained(folder), checkpoint.shapes())
+    counts: list[tuple[int, int]] = []
+    weights = FusedLoader(
+        spec, checkpoint, format_=Format(torch.float32), device=torch.device("cpu"),
+        progress=lambda done, total: counts.append((done, total)),
+    ).load()  # fmt: skip
+    total = len(spec.tensors())
+    assert counts == [(done, total) for done in range(1, total + 1)]
+    assert all(torch.equal(weights.views[name], checkpoint[name]) for name in spec.tensors())
+    storages = {view.untyped_storage().data_ptr(): view.untyped_storage().nbytes() for view in weights.views.values()}
+    assert sum(storages.values()) == sum(4 * checkpoint[name].numel() for name in spec.tensors())
+
+
+def test_deterministic_tokens_do_not_depend_on_company_or_chunks(tmp_path: Path) -> None:
+    engine = make_engine("qwen2", tmp_path, deterministic=True)
+    assert engine.card.backend == "fused float32 deterministic"
+    alone = [engine.run(request)[0] for request in requests()]
+    assert engine.run(*requests(), prefill_chunk=7) == alone
+
+
+def test_fp8_says_nearly_the_same(tmp_path: Path) -> None:
+    """Random weights near ties, so the bound is on what the self-test lets through; tokens must come at all."""
+    engine = make_engine("llama", tmp_path, quantization="fp8", dtype="bfloat16" if HAS_GPU else "float32")
+    assert engine.card.backend == "fused fp8"
+    assert [len(tokens) for tokens in engine.run(*requests())] == [MAX_TOKENS] * len(LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"quantization": "int8"}, "int8"),
+        ({"quantization": "fp8", "deterministic": True}, "deterministic rules out"),
+        ({"quantization": "fp8", "backend": "transformers"}, "transformers"),
+        ({"deterministic": True, "backend": "transformers"}, "transformers"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=why):
+        make_engine("llama", tmp_path, **options)
+
+
+def test_fp8_error_is_that_of_three_bits() -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(64, 32) * torch.logspace(-3, 3, 64)[:, None], torch.randn(9, 32)
+    parts = [Fp8Projection.quantize(weight[:48]), Fp8Projection.quantize(weight[48:])]
+    product = Fp8Projection.merge(parts, None, torch.float32)(x)
+    expected = x @ weight.T
+    errors = (product - expected).norm(dim=0) / expected.norm(dim=0)
+    assert errors.mean() < 0.05
+    assert errors.max() < 0.15  # of every output, small ones too
+
+
+def test_rows_of_the_invariant_product_do_not_depend_on_their_number() -> None:
+    torch.manual_seed(0)
+    x, weight = (torch.randn(n, 80, device=DEVICE) for n in (70, 50))
+    bias = torch.randn(50, device=DEVICE)
+    whole = invariant_linear(x, weight, bias)
+    torch.testing.assert_close(whole, torch.nn.functional.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(invariant_linear(x[a:b], weight, bias), whole[a:b]) for a, b in ((0, 1), (66, 70)))
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_norm_adds_and_leaves_the_sum(adds: bool) -> None:
+    torch.manual_seed(0)
+    x, residual = (torch.randn(5, 72, device=DEVICE) for _ in range(2))
+    weight = torch.rand(72, device=DEVICE)
+    total = x + residual if adds else x.clone()
+    output = add_norm(x, residual, weight, 1e-6, adds=adds)
+    torch.testing.assert_close(residual, total, rtol=0, atol=0)
+    torch.testing.assert_close(output, torch.nn.functional.rms_norm(total, (72,), weight, 1e-6))
+
+
+def test_silu_mul() -> None:
+    both = torch.randn(3, 2 * 100, device=DEVICE)
+    gate, up = both.chunk(2, dim=1)
+    torch.testing.assert_close(silu_mul(both), torch.nn.functional.silu(gate) * up)

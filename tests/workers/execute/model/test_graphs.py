@@ -1,0 +1,198 @@
+"""Which steps take a graph, and that a graph computes what its step would: on a tape here, as CUDA graphs on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import HAS_GPU
+from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_request
+from triptych.workers.execute.model.graphs import CudaGraphCapture, GraphKey, GraphShelf, Router, decode_buckets
+from triptych.workers.execute.model.step_runner import trash_decodes, trash_prefill
+from triptych.workers.execute.sampling.kinds import SamplingKind
+from triptych.workers.execute.scheduling.sequence import Sequence
+from triptych.workers.execute.step import StepInputs
+
+pytest.importorskip("triton")
+
+from triptych.workers.execute.model.device_runner import DeviceRunner
+
+DEVICE = "cuda" if HAS_GPU else "cpu"
+GREEDY = SamplingKind.GREEDY
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "buckets"),
+    [(1, [1]), (4, [1, 2, 4]), (6, [1, 2, 4, 6]), (20, [1, 2, 4, 8, 16, 20]), (8, [1, 2, 4, 8])],
+)
+def test_buckets(max_rows: int, buckets: list[int]) -> None:
+    assert decode_buckets(max_rows) == buckets
+
+
+@pytest.mark.parametrize(
+    ("inputs", "bucket"),
+    [
+        (trash_decodes(1), 1),
+        (trash_decodes(3), 4),
+        (trash_decodes(8), 8),
+        (trash_decodes(9), None),
+        (trash_prefill(5), None),
+        (trash_prefill(1), 1),
+    ],
+    ids=["one", "padded", "largest", "too many", "prefill", "a prompt of one token is a decode in all but name"],
+)
+def test_only_pure_decodes_that_fit_take_a_graph(inputs: StepInputs, bucket: int | None) -> None:
+    assert Router(8, 64).bucket(inputs) == bucket
+
+
+def test_a_sequence_with_more_pages_than_graphs_know_takes_none() -> None:
+    assert Router(8, 0).bucket(trash_decodes(2)) is None
+
+
+class Notes:
+    """Runs and captures of a shelf, in order."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, int]] = []
+
+    def make_run(self, key: GraphKey) -> Callable[[], None]:
+        return lambda: self.log.append(("run", key.num_rows))
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        self.log.append(("capture", 0))
+        return lambda: self.log.append(("replay", 0))
+
+
+def test_graphs_are_captured_largest_first_and_each_runs_once_before() -> None:
+    notes, progress = Notes(), []
+    shelf = GraphShelf(notes.capture, notes.make_run)
+    shelf.capture_all([GraphKey(n, GREEDY) for n in (1, 4, 2)], lambda done, total: progress.append((done, total)))
+    assert [number for what, number in notes.log if what == "run"] == [4, 2, 1]
+    assert [what for what, _ in notes.log] == ["run", "capture"] * 3
+    assert progress == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_after_a_restart_the_most_used_graph_is_captured_first_and_one_at_a_time() -> None:
+    notes = Notes()
+    shelf = GraphShelf(notes.capture, notes.make_run)
+    rows = [8, 4, 8] * 8
+    for num_rows in rows:
+        shelf.run(GraphKey(num_rows, GREEDY))
+    assert shelf.num_graphs == 1
+    shelf.run(GraphKey(8, GREEDY))
+    shelf.run(GraphKey(4, GREEDY))
+    assert notes.log[-2:] == [("replay", 0), ("run", 4)]
+
+
+# Graphs of a whole decoder
+
+
+@pytest.fixture(scope="module", name="engine")
+def fixture_engine(tmp_path_factory: pytest.TempPathFactory) -> NativeEngine:
+    folder = tmp_path_factory.mktemp("graphs")
+    checkpoint = make_checkpoint("qwen3", folder / "checkpoint", num_hidden_layers=1, sliding_window=None)
+    return NativeEngine(checkpoint, folder, backend="fused", device=DEVICE, cuda_graphs=False)
+
+
+def with_graphs(engine: NativeEngine, capture: Any) -> DeviceRunner:
+    """A runner of the same decoder and pages that has graphs."""
+    plain = engine.runner
+    assert isinstance(plain, DeviceRunner)
+    runner = DeviceRunner(
+        plain._mover._device,
+        plain._forward,
+        plain._sampler,
+        device=torch.device(DEVICE),
+        max_sampled=12,
+        max_pages=64,
+        capture=capture,
+        prefill_tokens=16,
+        decode_rows=8,
+    )
+    if hasattr(capture, "kept"):
+        tables = (runner._buffers._inputs, runner._buffers._tables, runner._buffers._table)
+        capture.kept = [*plain._mover._device, *tables, runner._tokens, runner._greatest, runner._logits]
+    return runner
+
+
+def requests() -> list[Sequence]:
+    """One of each kind that a graph knows, and one that the host must see."""
+    kinds: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"temperature": 2.0, "top_k": 5}, {"logprobs": 2}]
+    return [make_request(i, 3 + 5 * i, 6 - i, **params) for i, params in enumerate(kinds)]
+
+
+def run(engine: NativeEngine, runner: Any) -> tuple[list[list[int]], list[torch.Tensor]]:
+    """All tokens, and all pages but the trash page, after the pages were filled with something else."""
+    before, engine.runner = engine.runner, runner
+    pools = runner._mover._device
+    try:
+        for pool in pools:
+            pool.fill_(7.0)
+        return engine.run(*requests(), max_num_seqs=4, prefill_chunk=32), [pool[1:].clone() for pool in pools]
+    finally:
+        engine.runner = before
+
+
+def check_equal(engine: NativeEngine, runner: DeviceRunner) -> None:
+    shelf, kinds = runner._graphs, (SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT)
+    assert shelf is not None
+    with torch.inference_mode():
+        shelf.capture_all([GraphKey(n, kind) for n in (1, 2, 4) for kind in kinds], lambda done, total: None)
+    expected_tokens, expected_pages = run(engine, engine.runner)
+    assert runner.num_graph_steps == 0
+    tokens, pages = run(engine, runner)
+    assert tokens == expected_tokens
+    assert all(torch.equal(a, b) for a, b in zip(pages, expected_pages, strict=True))
+
+
+@pytest.mark.skipif(HAS_GPU, reason="the tape is of interpreted kernels")
+def test_a_replay_reads_static_buffers_only_and_equals_its_step(engine: NativeEngine) -> None:
+    """Three rows run in the graph of four; between replays all other memory of a graph is overwritten."""
+    from tests.workers.execute.model.tape import TapeCapture
+
+    runner = with_graphs(engine, TapeCapture())
+    check_equal(engine, runner)
+    assert 0 < runner.num_graph_steps < runner.num_steps
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_equals_its_step_bit_for_bit(engine: NativeEngine) -> None:
+    runner = with_graphs(engine, CudaGraphCapture())
+    check_equal(engine, runner)
+    assert 0 < runner.num_graph_steps < runner.num_steps
+
+
+@pytest.mark.skipif(HAS_GPU, reason="the tape is of interpreted kernels")
+def test_capturing_writes_to_no_page_but_the_trash_page(engine: NativeEngine) -> None:
+    from tests.workers.execute.model.tape import TapeCapture
+
+    runner = with_graphs(engine, TapeCapture())
+    for pool in runner._mover._device:
+        pool.fill_(7.0)
+    runner.capture_graphs(lambda done, total: None)
+    assert all((pool[1:] == 7.0).all() for pool in runner._mover._device)
+
+
+def test_stale_rows_of_a_larger_step_do_not_reach_a_smaller_one(engine: NativeEngine) -> None:
+    """Buffers are used again without being cleared: what pads a step must be written each time."""
+    runner = with_graphs(engine, Rerun())
+    buffers = runner._buffers
+    full = trash_decodes(4)
+    full.slot_mapping[:] = 500
+    buffers.fill(full, 4)
+    buffers.fill(trash_decodes(1), 2)
+    step = buffers.step(2)
+    assert step.slot_mapping.tolist() == [0, 0]
+    assert step.context_lens.tolist() == [1, 0]
+    assert np.all(step.carried.cpu().numpy() == -1)
+
+
+class Rerun:
+    """A capture that records nothing, and runs the function again."""
+
+    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
+        return run

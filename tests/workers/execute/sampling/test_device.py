@@ -1,0 +1,67 @@
+"""Sampling without the host says what sampling with it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.workers.execute.sampling.rows import make_row
+from triptych.workers.execute.sampling.device import columns, sample
+from triptych.workers.execute.sampling.kinds import SamplingKind, kind_of
+from triptych.workers.execute.sampling.sampler import Sampler
+
+VOCAB_SIZE = 1000
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "greedy": [{}, {}],
+    "drawn": [{"temperature": 1.0}, {}, {"temperature": 0.3, "min_p": 0.1}, {"temperature": 30.0}],
+    "cut": [
+        {"temperature": 1.0, "top_k": 5},
+        {"temperature": 2.0, "top_p": 0.9},
+        {"temperature": 1.0, "top_k": 300, "top_p": 0.5, "min_p": 0.01},
+        {"temperature": 1.0},
+        {},
+        {"temperature": 5.0, "top_p": 0.0},
+        {"temperature": 50.0, "top_p": 0.999},
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", ["greedy", "drawn", "cut"])
+def test_the_device_chooses_what_the_host_would(kind: str) -> None:
+    for seed in range(20):
+        rows = [make_row([1, 2, 3], seed=7 * seed + i, **params) for i, params in enumerate(ROWS[kind])]
+        torch.manual_seed(seed)
+        logits = 4 * torch.randn(len(rows), VOCAB_SIZE)
+        logits[:, 100:110] = logits[:, 90:91]  # ties
+        assert kind_of(rows).name.lower() == kind
+        table = torch.from_numpy(columns(rows, VOCAB_SIZE))
+        chosen = sample(logits.clone(), table, kind_of(rows)).token_ids
+        assert chosen.tolist() == Sampler(()).sample(logits, rows).token_ids.tolist()
+
+
+def test_a_row_does_not_depend_on_the_kind_its_company_asks_for() -> None:
+    rows = [make_row([1, 2], seed=i, temperature=1.0) for i in range(50)]
+    logits, table = torch.randn(50, VOCAB_SIZE), torch.from_numpy(columns(rows, VOCAB_SIZE))
+    drawn, cut = (sample(logits, table, kind).token_ids for kind in (SamplingKind.DRAWN, SamplingKind.CUT))
+    assert torch.equal(drawn, cut)
+
+
+@pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT])
+def test_a_row_that_is_not_a_number_shows_and_spoils_no_other(kind: SamplingKind) -> None:
+    rows = [make_row([1, 2], seed=i, temperature=1.0, top_k=9) for i in range(3)]
+    logits, table = torch.randn(3, VOCAB_SIZE), torch.from_numpy(columns(rows, VOCAB_SIZE))
+    expected = sample(logits.clone(), table, kind).token_ids
+    logits[1, 5] = torch.nan
+    sampled = sample(logits, table, kind)
+    assert sampled.greatest.isfinite().tolist() == [True, False, True]
+    assert sampled.token_ids[[0, 2]].tolist() == expected[[0, 2]].tolist()
+    assert 0 <= int(sampled.token_ids[1]) < VOCAB_SIZE
+
+
+@pytest.mark.parametrize(
+    "params", [{"logprobs": 0}, {"repetition_penalty": 1.1}, {"min_tokens": 1}, {"logit_bias": {1: 2.0}}], ids=str
+)
+def test_what_the_host_must_see_is_told_apart(params: dict[str, Any]) -> None:
+    assert kind_of([make_row([1]), make_row([1], **params)]) is SamplingKind.HOST

@@ -1,0 +1,107 @@
+"""A sequence that replays is computed again exactly as it was the first time, whatever else runs meanwhile."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.workers.execute.factories import VOCAB_SIZE, make_engine, make_sequence, make_sequences, run, tokens_of
+from triptych.workers.execute.hash_lm import HashRunner
+from triptych.workers.execute.scheduling.sequence import Key, Sequence
+from triptych.workers.execute.step import Int32, Int64, StepInputs
+
+TWIST = 7  # what a cell is off by for each token of the chunk that it was computed in
+
+
+class RoundingRunner(HashRunner):
+    """A hash model whose keys and values depend on how many tokens of the sequence were computed together."""
+
+    def launch(self, inputs: StepInputs) -> None:
+        lengths = np.diff(inputs.query_starts)
+        self._twists.reshape(-1)[inputs.slot_mapping] = np.repeat(lengths, lengths) * TWIST
+        super().launch(inputs)
+
+    @property
+    def _twists(self) -> Int64:
+        if not hasattr(self, "_made"):
+            self._made: Int64 = np.zeros_like(self._cells)
+        return self._made
+
+    def _read(self, block_table: Int32, num_tokens: int) -> int:
+        num_pages = -(-num_tokens // self._page_size)
+        return super()._read(block_table, num_tokens) + int(
+            self._twists[block_table[:num_pages]].reshape(-1)[:num_tokens].sum()
+        )
+
+
+def undisturbed(sequence: Sequence) -> list[int]:
+    """What the rounding model says, its prompt cut as ``chunk_ends`` has it, from the definition alone."""
+    tokens: list[int] = sequence.tokens[: sequence.num_prompt_tokens].tolist()
+    lengths = np.diff([0, *sequence.chunk_ends])
+    twist = int((lengths * lengths).sum()) * TWIST
+    for _ in range(sequence.max_tokens):
+        total = len(tokens) + sum((i + 1) * token for i, token in enumerate(tokens)) + twist
+        tokens.append(total % (VOCAB_SIZE - 1) + 1)
+        twist += TWIST
+    return tokens[sequence.num_prompt_tokens :]
+
+
+def crash(sequences: list[Sequence], num_steps: int) -> list[Sequence]:
+    """``sequences`` as they come back after so many steps of an engine that is no more."""
+    engine = make_engine(*sequences, runner=RoundingRunner, replays=True, max_num_seqs=8)
+    for _ in range(num_steps):
+        engine.step()
+    comeback = []
+    for index, old in enumerate(sequences):
+        new = make_sequence(index, num_tokens=old.num_prompt_tokens, max_tokens=old.max_tokens)
+        for token_id in old.output_tokens.tolist():
+            new.append(token_id)
+        new.chunk_ends = list(old.chunk_ends) if old.num_output_tokens else []
+        comeback.append(new)
+    return comeback
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_preempted_sequences_say_what_they_would_have_said(prefix_cache: bool) -> None:
+    sequences = make_sequences(6, num_tokens=13, max_tokens=20)
+    engine = make_engine(*sequences, runner=RoundingRunner, num_pages=20, replays=True, prefix_cache=prefix_cache)
+    outputs = run(engine)
+    assert engine.stats.num_preemptions > 0
+    assert outputs == {s.key: undisturbed(s) for s in sequences}
+
+
+def test_without_replay_the_same_model_says_something_else() -> None:
+    sequences = make_sequences(6, num_tokens=13, max_tokens=20)
+    outputs = run(make_engine(*sequences, runner=RoundingRunner, num_pages=20))
+    assert outputs != {s.key: undisturbed(s) for s in sequences}
+
+
+@pytest.mark.parametrize("num_steps", [1, 3, 7, 15])
+def test_recovered_sequences_say_what_they_would_have_said(num_steps: int) -> None:
+    sequences = crash([make_sequence(i, num_tokens=11 + i, max_tokens=20) for i in range(5)], num_steps)
+    engine = make_engine(*sequences, runner=RoundingRunner, replays=True, num_pages=40, prefill_chunk=5)
+    outputs = run(engine)
+    assert outputs == {s.key: undisturbed(s) for s in sequences}
+
+
+def test_a_replay_emits_nothing_and_is_batched_like_decodes() -> None:
+    sequences = crash(make_sequences(4, num_tokens=5, max_tokens=20), 10)
+    num_emitted = {s.key: s.num_output_tokens for s in sequences}
+    engine = make_engine(*sequences, runner=RoundingRunner, replays=True)
+    first: dict[Key, int] = {}
+    for count in range(max(num_emitted.values()) + 3):
+        step = engine.step()
+        assert step is not None
+        for key, index, _ in tokens_of(step.progress):
+            assert index >= num_emitted[key]
+            first.setdefault(key, count)
+    assert set(first) == set(num_emitted)
+
+
+def test_a_request_that_arrives_during_a_replay_does_not_wait_for_it() -> None:
+    engine = make_engine(
+        *crash(make_sequences(2, num_tokens=5, max_tokens=20), 15), runner=RoundingRunner, replays=True
+    )
+    engine.step()
+    engine.add(make_sequence(9))
+    assert {key for _ in range(3) for key in engine.step_tokens()} == {(9, 0)}

@@ -1,0 +1,172 @@
+"""Steps that are planned and launched before the tokens of the last one are known say what serial ones say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.workers.execute.factories import expected_output, make_engine, make_sequence, make_sequences, run
+from tests.workers.execute.test_isolation import BAD, AlwaysRaises, FailsARow, RaisesAtCollect, RaisesAtLaunch
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.hash_lm import HashRunner
+from triptych.workers.execute.scheduling.sequence import SequenceState
+from triptych.workers.execute.step import StepInputs, StepResult
+
+
+def num_in_flight(engine: Engine) -> int:
+    return len(engine._in_flight)
+
+
+class CountsCarried(HashRunner):
+    """Notes how many tokens of each step are still to come out of the one before."""
+
+    counts: list[int]
+
+    def launch(self, inputs: StepInputs) -> None:
+        count = 0 if inputs.carried is None else int((inputs.carried >= 0).sum())
+        type(self).counts.append(count)
+        super().launch(inputs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_pages": 14}, {"prefix_cache": True}, {"prefill_chunk": 3}, {"policy": "prefill_first"}],
+    ids=str,
+)
+def test_overlapped_steps_say_what_serial_ones_say(options: dict[str, Any]) -> None:
+    texts = []
+    for depth in (0, 1):
+        sequences = [make_sequence(i, num_tokens=3 + 4 * i, max_tokens=9, temperature=i % 2) for i in range(6)]
+        outputs = run(make_engine(*sequences, depth=depth, **options))
+        texts.append([outputs[s.key] for s in sequences])
+        assert texts[-1] == [expected_output(s) for s in sequences]
+    assert texts[0] == texts[1]
+
+
+def test_tokens_are_carried_on_the_device() -> None:
+    CountsCarried.counts = []
+    run(make_engine(*make_sequences(3, num_tokens=2, max_tokens=10), depth=1, runner=CountsCarried))
+    assert CountsCarried.counts.count(3) >= 7
+
+
+def test_two_steps_are_in_flight_while_one_is_collected() -> None:
+    engine = make_engine(make_sequence(max_tokens=6), depth=1)
+    counts = []
+    while engine.has_work:
+        engine.step()
+        counts.append(num_in_flight(engine))
+    assert counts == [1, 1, 1, 1, 1, 0]
+
+
+def test_a_stop_token_is_seen_one_step_late_and_what_followed_it_is_dropped() -> None:
+    stop = expected_output(make_sequence(max_tokens=20))[6]
+    sequence = make_sequence(max_tokens=20, stop_ids=frozenset({stop}))
+    other = make_sequence(1, max_tokens=20)
+    engine = make_engine(sequence, other, depth=1)
+    outputs = run(engine)
+    assert outputs[sequence.key] == expected_output(sequence)
+    assert outputs[other.key] == expected_output(other)
+    assert sequence.finish_reason == "stop"
+    engine.release(sequence.key)
+    engine.release(other.key)
+    assert engine.stats.num_free_pages == engine.stats.num_pages
+
+
+def test_a_sequence_that_ends_by_its_length_is_not_computed_once_more() -> None:
+    CountsCarried.counts = []
+    run(make_engine(make_sequence(max_tokens=4), depth=1, runner=CountsCarried))
+    assert CountsCarried.counts == [0, 1, 1, 1]
+
+
+def test_one_whose_last_token_is_under_way_has_left_its_row() -> None:
+    sequence = make_sequence(max_tokens=2)
+    engine = make_engine(sequence, make_sequence(1), depth=1, max_num_seqs=1)
+    engine.step()
+    engine.step()
+    assert run(engine)[(1, 0)] == expected_output(make_sequence(1))
+    assert sequence.state is SequenceState.FINISHED
+
+
+@pytest.mark.parametrize("is_grammar", [False, True])
+def test_a_sequence_that_needs_its_own_tokens_keeps_steps_serial(is_grammar: bool) -> None:
+    """A penalty on what was said reads every token, a grammar too; with such a one live, no step is planned ahead."""
+    needy = make_sequence(1) if is_grammar else make_sequence(1, frequency_penalty=0.5)
+    needy.grammar = object() if is_grammar else None
+    engine = make_engine(make_sequence(), needy, depth=1)
+    engine.step()
+    assert num_in_flight(engine) == 0
+    engine.release((1, 0))
+    engine.step()
+    assert num_in_flight(engine) == 1
+
+
+def test_no_step_is_planned_ahead_that_could_need_anothers_pages() -> None:
+    sequences = make_sequences(3, num_tokens=5, max_tokens=12)
+    engine = make_engine(*sequences, num_pages=9, depth=1)
+    seen = []
+    while engine.has_work:
+        step = engine.step()
+        assert step is not None
+        if step.plan.preempted:
+            seen.append(step.plan.step)
+        engine.check()
+    assert seen
+    assert [s.output_tokens.tolist() for s in sequences] == [expected_output(s) for s in sequences]
+
+
+def test_an_abort_while_two_steps_are_in_flight_frees_all_pages() -> None:
+    sequences = make_sequences(3, max_tokens=30)
+    engine = make_engine(*sequences, depth=1)
+    for _ in range(4):
+        engine.step()
+    for sequence in sequences:
+        engine.release(sequence.key)
+    while engine.has_work:
+        engine.step()
+        engine.check()
+    assert engine.stats.num_free_pages == engine.stats.num_pages
+
+
+@pytest.mark.parametrize("runner", [RaisesAtLaunch, RaisesAtCollect, FailsARow])
+def test_only_the_sequence_to_blame_fails(runner: type[HashRunner]) -> None:
+    sequences = make_sequences(4, max_tokens=12)
+    outputs = run(make_engine(*sequences, runner=runner, depth=1))
+    assert sequences[BAD].finish_reason == "error"
+    del outputs[(BAD, 0)]
+    assert outputs == {s.key: expected_output(s) for s in sequences if s.key[0] != BAD}
+
+
+class FailsLate(HashRunner):
+    """The step in which a given sequence decodes its third token raises when it is collected."""
+
+    fails: list[bool]
+
+    def launch(self, inputs: StepInputs) -> None:
+        super().launch(inputs)
+        is_bad = [s.key[0] == BAD and s.num_tokens == s.num_prompt_tokens + 2 for s in inputs.sampled]
+        self.fails = [*getattr(self, "fails", []), any(is_bad)]
+
+    def collect(self) -> StepResult:
+        result = super().collect()
+        if self.fails.pop(0):
+            raise ValueError("bad luck")
+        return result
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_step_behind_one_that_failed_is_run_again(temperature: float) -> None:
+    sequences = make_sequences(4, max_tokens=12, temperature=temperature)
+    outputs = run(make_engine(*sequences, runner=FailsLate, depth=1))
+    assert sequences[BAD].finish_reason == "error"
+    assert outputs.pop((BAD, 0)) == expected_output(sequences[BAD])[:2]
+    assert outputs == {s.key: expected_output(s) for s in sequences if s.key[0] != BAD}
+
+
+def test_when_every_sequence_fails_the_next_request_is_still_served() -> None:
+    engine = make_engine(*make_sequences(3), runner=AlwaysRaises, depth=1)
+    while engine.has_work:
+        engine.step()
+    engine._runner._runner = HashRunner(97, num_pages=64, page_size=4)
+    engine.add(make_sequence(7))
+    assert run(engine)[(7, 0)] == expected_output(make_sequence(7))

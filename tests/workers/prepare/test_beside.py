@@ -1,0 +1,86 @@
+"""A thread beside that is given up where it hangs, and everything else goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from tests.waiting import eventually
+from triptych.workers.prepare.beside import MAX_STUCK, Beside
+
+
+@pytest.fixture
+def stuck() -> Iterator[threading.Event]:
+    """A job that waits for this hangs until the test ends."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def collected(beside: Beside[int], results: list[int | None], count: int) -> list[int | None]:
+    def all_there() -> bool:
+        beside.collect()
+        return len(results) >= count
+
+    eventually(all_there)
+    return results
+
+
+def hang(event: threading.Event) -> int:
+    event.wait()
+    return -1
+
+
+def test_jobs_are_done_in_order_in_another_thread() -> None:
+    beside, results, threads = Beside[int](60.0, ring=lambda: None), list[int | None](), set[int]()
+
+    def work(number: int) -> int:
+        threads.add(threading.get_ident())
+        return number
+
+    for number in range(5):
+        beside.submit(partial(work, number), results.append)
+    assert collected(beside, results, 5) == [0, 1, 2, 3, 4]
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+    beside.close()
+
+
+def test_whoever_waits_is_rung_up() -> None:
+    bell = threading.Event()
+    beside = Beside[int](60.0, ring=bell.set)
+    beside.submit(lambda: 1, lambda result: None)
+    assert bell.wait(20)
+    beside.close()
+
+
+def test_a_job_that_hangs_fails_alone(stuck: threading.Event) -> None:
+    beside, results = Beside[int](1.0, ring=lambda: None), list[int | None]()
+    beside.submit(lambda: 1, results.append)
+    beside.submit(lambda: hang(stuck), results.append)
+    beside.submit(lambda: 3, results.append)
+    assert collected(beside, results, 3) == [1, None, 3]
+    assert beside.num_stuck == 1
+    beside.close()
+
+
+def test_what_a_stuck_thread_says_in_the_end_is_not_heard(stuck: threading.Event) -> None:
+    beside, results = Beside[int](1.0, ring=lambda: None), list[int | None]()
+    beside.submit(lambda: hang(stuck), results.append)
+    assert collected(beside, results, 1) == [None]
+    stuck.set()
+    beside.submit(lambda: 2, results.append)
+    assert collected(beside, results, 2) == [None, 2]
+    beside.close()
+
+
+def test_too_many_stuck_threads_are_an_end(stuck: threading.Event) -> None:
+    beside, results = Beside[int](0.01, ring=lambda: None), list[int | None]()
+    for _ in range(MAX_STUCK):
+        beside.submit(lambda: hang(stuck), results.append)
+    with pytest.raises(RuntimeError, match=f"{MAX_STUCK} threads"):
+        collected(beside, results, MAX_STUCK + 1)
+    assert results == [None] * MAX_STUCK

@@ -1,0 +1,50 @@
+"""What one client may have under way."""
+
+from __future__ import annotations
+
+import pytest
+
+from triptych.protocol.errors import Overloaded
+from triptych.workers.prepare.quotas import Quotas
+
+
+def make_quotas(max_requests: int = 2, max_bytes: int = 100) -> Quotas:
+    return Quotas(max_requests=max_requests, max_bytes=max_bytes)
+
+
+def test_one_client_may_have_so_many_requests_and_another_as_many() -> None:
+    quotas = make_quotas()
+    for slot in range(2):
+        quotas.check(b"a", 0)
+        quotas.accepted(b"a", slot, 1)
+    with pytest.raises(Overloaded, match=r"2 requests.*max_client_requests, 2"):
+        quotas.check(b"a", 0)
+    quotas.check(b"b", 0)
+
+
+def test_a_request_that_ended_makes_room_once() -> None:
+    quotas = make_quotas(max_requests=2)
+    quotas.accepted(b"a", 0, 1)
+    quotas.accepted(b"a", 1, 1)
+    quotas.released(0, 1)
+    quotas.released(0, 1)
+    quotas.accepted(b"a", 0, 2)
+    with pytest.raises(Overloaded):
+        quotas.check(b"a", 0)
+
+
+def test_bytes_that_wait_are_counted_for_each_client() -> None:
+    quotas = make_quotas()
+    quotas.waits(b"a", 80)
+    with pytest.raises(Overloaded, match=r"80 bytes.*21 more.*max_client_bytes, 100"):
+        quotas.check(b"a", 21)
+    quotas.check(b"a", 20)
+    quotas.check(b"b", 100)
+    quotas.waited(b"a", 80)
+    quotas.check(b"a", 100)
+
+
+def test_a_request_of_an_earlier_life_counts_for_nobody() -> None:
+    quotas = make_quotas()
+    quotas.released(5, 5)
+    quotas.check(b"a", 0)

@@ -1,0 +1,73 @@
+"""A step as a device sees it: tensors that kernels read, and the few sizes that decide what is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..step import StepInputs
+
+
+class DeviceStep(NamedTuple):
+    """``StepInputs`` on the device. Decodes come first. All int32; in a graph all of them are static buffers."""
+
+    token_ids: torch.Tensor  # [T]
+    positions: torch.Tensor  # [T]
+    slot_mapping: torch.Tensor  # [T]
+    carried: torch.Tensor  # [T], row of the step before whose token this is, or -1 where token_ids has it
+    query_starts: torch.Tensor  # [S + 1]
+    context_lens: torch.Tensor  # [S], 0: a padded row, which attends to nothing
+    sample_rows: torch.Tensor  # [R]
+    block_tables: torch.Tensor  # [S, P]
+    num_decodes: int
+    max_query_len: int  # tokens of the longest chunk; 0 without chunks
+
+
+def columns_of(inputs: StepInputs) -> list[npt.NDArray[Any]]:
+    """The arrays of a step in the order of ``DeviceStep``."""
+    carried = inputs.carried
+    if carried is None:
+        carried = np.full(len(inputs.token_ids), -1, np.int32)
+    return [
+        inputs.token_ids,
+        inputs.positions,
+        inputs.slot_mapping,
+        carried,
+        inputs.query_starts,
+        inputs.context_lens,
+        inputs.sample_rows,
+        inputs.block_tables,
+    ]
+
+
+def upload(inputs: StepInputs, device: torch.device) -> DeviceStep:
+    """A step on the device, by plain copies."""
+    tensors = [torch.from_numpy(array.astype(np.int32)).to(device) for array in columns_of(inputs)]
+    return as_step(tensors, inputs)
+
+
+def as_step(tensors: Sequence[torch.Tensor], inputs: StepInputs) -> DeviceStep:
+    """The tensors of ``columns_of``, which may be flat, with the sizes of the step."""
+    token_ids, positions, slots, carried, starts, contexts, sample_rows, tables = tensors
+    return DeviceStep(
+        token_ids,
+        positions,
+        slots,
+        carried,
+        starts,
+        contexts,
+        sample_rows,
+        tables.view(inputs.block_tables.shape),
+        num_decodes=inputs.num_decodes,
+        max_query_len=longest_chunk(inputs),
+    )
+
+
+def longest_chunk(inputs: StepInputs) -> int:
+    """Tokens of the longest chunk behind the decodes, 0 if there is none."""
+    lengths = np.diff(inputs.query_starts[inputs.num_decodes :])
+    return int(lengths.max()) if len(lengths) else 0

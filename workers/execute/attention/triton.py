@@ -1,0 +1,93 @@
+"""Paged attention by Triton kernels, for any device Triton compiles for. Axes are those of ``interface``."""
+
+from __future__ import annotations
+
+import torch
+
+from ..kernels.triton_chunk import chunk_attention
+from ..kernels.triton_decode import decode_attention
+from ..kernels.triton_write import write_slots
+from ..step import StepInputs
+from .device_step import DeviceStep, upload
+from .interface import AttentionForm, LayerCache
+
+_PROGRAMS_PER_PROCESSOR = 4  # of a decode: enough loads in flight to keep the memory busy
+_MAX_SPLITS = 32
+_MIN_SPLIT_KEYS = 256  # below, a split costs more than it brings
+
+
+class TritonAttention:
+    """Decodes by split keys, chunks by tiles of queries. One object serves all layers of one runner, a step at a time.
+
+    With ``is_invariant`` every token goes through the kernel of the chunks, whose bits do not depend on company,
+    chunking or on how a token came to be computed.
+    """
+
+    def __init__(self, device: torch.device, *, is_invariant: bool = False) -> None:
+        self._device = device
+        self._is_invariant = is_invariant
+        self._num_processors = num_processors(device)
+
+    def begin_step(self, inputs: StepInputs) -> None:
+        self.use(upload(inputs, self._device))
+
+    def use(self, step: DeviceStep) -> None:
+        """Attend for a step that is on the device already."""
+        self._step = step
+
+    def write(self, cache: LayerCache, key: torch.Tensor, value: torch.Tensor) -> None:
+        write_slots(key, cache.keys, self._step.slot_mapping)
+        write_slots(value, cache.values, self._step.slot_mapping)
+
+    def attend(self, cache: LayerCache, query: torch.Tensor, form: AttentionForm) -> torch.Tensor:
+        step = self._step
+        if query.stride(2) != 1:
+            query = query.contiguous()
+        num_decodes = 0 if self._is_invariant else step.num_decodes
+        decoded = self._decode(cache, query[:num_decodes], form)
+        if num_decodes == len(step.context_lens):
+            return decoded
+        output = query.new_empty(*query.shape[:2], cache.values.shape[3])
+        output[:num_decodes] = decoded
+        chunk_attention(
+            query,
+            *cache,
+            output,
+            block_tables=step.block_tables[num_decodes:],
+            context_lens=step.context_lens[num_decodes:],
+            query_starts=step.query_starts[num_decodes:],
+            max_query_len=max(1, step.max_query_len),
+            scale=form.scale,
+            window=form.sliding_window,
+            softcap=form.softcap,
+            sinks=form.sinks,
+        )
+        return output
+
+    def _decode(self, cache: LayerCache, query: torch.Tensor, form: AttentionForm) -> torch.Tensor:
+        step, num_decodes = self._step, len(query)
+        num_keys = step.block_tables.shape[1] * cache.keys.shape[1]
+        return decode_attention(
+            query,
+            *cache,
+            block_tables=step.block_tables[:num_decodes],
+            context_lens=step.context_lens[:num_decodes],
+            scale=form.scale,
+            window=form.sliding_window,
+            softcap=form.softcap,
+            sinks=form.sinks,
+            num_splits=self._num_splits(
+                num_decodes * cache.keys.shape[2], min(num_keys, form.sliding_window or num_keys)
+            ),
+        )
+
+    def _num_splits(self, num_programs: int, num_keys: int) -> int:
+        """Of the keys of each sequence, a power of two, so that there is work for all processors."""
+        wanted = _PROGRAMS_PER_PROCESSOR * self._num_processors // max(1, num_programs)
+        affordable = min(wanted, num_keys // _MIN_SPLIT_KEYS, _MAX_SPLITS)
+        return 1 << max(0, affordable.bit_length() - 1)
+
+
+def num_processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; for the interpreter on a CPU a few."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

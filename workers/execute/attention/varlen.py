@@ -1,0 +1,58 @@
+"""Paged attention by torch's own FlashAttention, where its function knows block tables (2.12 and later)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .interface import AttentionForm, LayerCache
+from .triton import TritonAttention
+
+Varlen = Callable[..., Any]
+
+
+def find_varlen() -> Varlen | None:
+    """torch's function for ragged batches if it reads pages, else None."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn if "block_table" in inspect.signature(varlen_attn).parameters else None
+
+
+class VarlenAttention(TritonAttention):
+    """Attends through ``varlen``; what that cannot (soft caps, sinks, half of the dtypes) stays with Triton.
+
+    With ``is_invariant`` keys are not split, which makes a sequence's result independent of the others.
+    """
+
+    def __init__(self, device: torch.device, varlen: Varlen, *, is_invariant: bool = False) -> None:
+        super().__init__(device, is_invariant=is_invariant)
+        self._varlen = varlen
+
+    def attend(self, cache: LayerCache, query: torch.Tensor, form: AttentionForm) -> torch.Tensor:
+        is_known = form.softcap is None and form.sinks is None and query.dtype in (torch.float16, torch.bfloat16)
+        if not is_known:
+            return super().attend(cache, query, form)
+        step = self._step
+        # Keys to the left of a token's own; -1 is all of them. None is ever seen to the right.
+        num_left = -1 if form.sliding_window is None else form.sliding_window - 1
+        output: torch.Tensor = self._varlen(
+            query.contiguous(),
+            cache.keys,
+            cache.values,
+            step.query_starts,
+            None,
+            max(1, step.max_query_len),
+            step.block_tables.shape[1] * cache.keys.shape[1],
+            scale=form.scale,
+            window_size=(num_left, 0),
+            enable_gqa=query.shape[1] != cache.keys.shape[2],
+            seqused_k=step.context_lens,
+            block_table=step.block_tables,
+            num_splits=1 if self._is_invariant else None,
+        )
+        return output

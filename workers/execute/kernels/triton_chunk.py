@@ -1,0 +1,142 @@
+"""Attention of chunks of prompts over pages that hold what came before and, written just now, the chunk itself.
+
+Axes as in ``triton_decode``; C chunks with T tokens altogether. The rows of a tile are the G queries of a key head for
+some tokens of one chunk, so a key is loaded once for all of them.
+
+A row's result depends on its own query and keys only: tiles of keys begin at multiples of their size, in rising order,
+and a tile that is masked for a row changes none of its bits. So a token computed in a chunk of any size, or as a decode
+through this kernel, gives the same bits.
+
+Source: "FlashAttention-2", Dao, 2023.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from .triton_decode import _bounded
+
+
+class ChunkTile(NamedTuple):
+    """How the kernel is cut."""
+
+    num_rows: int = 128  # queries of a program: tokens times G
+    num_keys: int = 64  # of one turn of the loop
+    num_warps: int = 8
+    num_stages: int = 2
+
+
+def chunk_tile(dim: int, dtype: torch.dtype) -> ChunkTile:
+    """A tile that fits into the registers of a program: of head sizes up to 128 in half precision the usual one."""
+    if dtype.itemsize > 2:
+        return ChunkTile(num_rows=16, num_keys=32, num_warps=4, num_stages=1)
+    return ChunkTile() if dim <= 128 else ChunkTile(num_rows=64, num_keys=32)
+
+
+# As for ``_decode``: what changes from step to step must not make a new kernel.
+@triton.jit(
+    do_not_specialize=["table_width"],
+    do_not_specialize_on_alignment=["tables", "context_lens", "query_starts"],
+)
+def _chunk(
+    query, keys, values, output, tables, context_lens, query_starts, sinks,
+    scale, softcap, window, table_width,
+    query_token, query_head, key_slot, key_head, value_slot, value_head, output_token, output_head,
+    P: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_M queries of one chunk and one key head."""
+    s, j = tl.program_id(1), tl.program_id(2)
+    start = tl.load(query_starts + s)
+    num_tokens = tl.load(query_starts + s + 1) - start
+    # The longest chunk decides the grid, and what sees most keys starts first.
+    first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
+    if first_row >= num_tokens * G:
+        return
+    row = first_row + tl.arange(0, BLOCK_M)
+    token, head = row // G, j * G + row % G
+    is_row = token < num_tokens
+    d, e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    before = tl.load(context_lens + s) - num_tokens  # keys that were there before this step
+    position = before + token  # of each row's token: the last key it sees
+    q_tile = query + (start + token).to(tl.int64)[:, None] * query_token + head[:, None] * query_head + d[None, :]
+    q = tl.load(q_tile, mask=is_row[:, None] & (d < D)[None, :], other=0.0)
+    most = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:
+        most = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634
+        total += 1.0
+    mixed = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    first_key = tl.maximum(before + first_row // G - window + 1, 0) // BLOCK_N * BLOCK_N if HAS_WINDOW else 0
+    last_token = tl.minimum((first_row + BLOCK_M - 1) // G, num_tokens - 1)
+    end = before + last_token + 1
+    for n in range(first_key, end, BLOCK_N):
+        key_position = n + tl.arange(0, BLOCK_N)
+        is_key = key_position < end
+        page = tl.load(tables + s * table_width + key_position // P, mask=is_key, other=0)
+        slot = page.to(tl.int64) * P + key_position % P
+        k_tile = keys + slot[None, :] * key_slot + j * key_head + d[:, None]
+        k = tl.load(k_tile, mask=is_key[None, :] & (d < D)[:, None], other=0.0)
+        scores = _bounded(tl.dot(q, k, input_precision="ieee") * scale, softcap, HAS_SOFTCAP)
+        is_seen = key_position[None, :] <= position[:, None]
+        if HAS_WINDOW:
+            is_seen = is_seen & (key_position[None, :] > position[:, None] - window)
+        scores = tl.where(is_seen, scores, float("-inf"))
+        new_most = tl.maximum(most, tl.max(scores, 1))
+        base = tl.where(new_most == float("-inf"), 0.0, new_most)  # a row that has seen nothing yet
+        share_of_old = tl.exp2(most - base)
+        p = tl.exp2(scores - base[:, None])
+        v_tile = values + slot[:, None] * value_slot + j * value_head + e[None, :]
+        v = tl.load(v_tile, mask=is_key[:, None] & (e < E)[None, :], other=0.0)
+        mixed = mixed * share_of_old[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        total = total * share_of_old + tl.sum(p, 1)
+        most = new_most
+    mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    o_tile = output + (start + token).to(tl.int64)[:, None] * output_token + head[:, None] * output_head + e[None, :]
+    tl.store(o_tile, mixed.to(output.dtype.element_ty), mask=is_row[:, None] & (e < E)[None, :])
+
+
+def chunk_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    output: torch.Tensor,
+    *,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    query_starts: torch.Tensor,
+    max_query_len: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    tile: ChunkTile | None = None,
+) -> None:
+    """Writes ``output`` [T, H, E] at the tokens that ``query_starts`` int32 [C + 1] names, from queries [T, H, D].
+
+    ``max_query_len`` is the length of the longest chunk; ``context_lens`` [C] and ``block_tables`` [C, W] belong to the
+    chunks.
+    """
+    num_chunks = len(context_lens)
+    if not num_chunks:
+        return
+    num_heads, key_dim = query.shape[1:]
+    tile = tile or chunk_tile(key_dim, query.dtype)
+    _, page_size, num_kv_heads, value_dim = values.shape
+    group = num_heads // num_kv_heads
+    _chunk[triton.cdiv(max_query_len * group, tile.num_rows), num_chunks, num_kv_heads](
+        query, keys, values, output, block_tables, context_lens, query_starts, output if sinks is None else sinks,
+        scale, softcap or 0.0, window or 0, block_tables.stride(0),
+        query.stride(0), query.stride(1), keys.stride(1), keys.stride(2), values.stride(1), values.stride(2),
+        output.stride(0), output.stride(1),
+        P=page_size, G=group, D=key_dim, E=value_dim,
+        BLOCK_M=tile.num_rows, BLOCK_D=max(16, triton.next_power_of_2(key_dim)),
+        BLOCK_E=max(16, triton.next_power_of_2(value_dim)), BLOCK_N=tile.num_keys,
+        HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip

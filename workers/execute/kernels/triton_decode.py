@@ -1,0 +1,155 @@
+"""Attention of one query token a sequence over pages, split along the keys: every page is read once for all its heads.
+
+Axes: S sequences, H query heads, J key heads, G = H / J queries that share a key head, D key and E value channels,
+N pages of P tokens. Exponentials are to the base 2, which is what the hardware has.
+
+Source: "Flash-Decoding for long-context inference", Dao, Haziza, Massa and Sizov, 2023; grouped queries as rows of one
+matrix product as in PagedAttention, Kwon et al. 2023.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+
+class DecodeTile(NamedTuple):
+    """How a kernel is cut. What it computes does not depend on it but for rounding."""
+
+    num_keys: int = 64  # of one turn of the loop
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+@triton.jit
+def _bounded(scores, softcap, HAS_SOFTCAP: tl.constexpr):
+    """Scores as exponents to the base 2, after the soft cap if there is one. tanh x is 2 sigmoid(2 x) - 1."""
+    if HAS_SOFTCAP:
+        scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
+    return scores * 1.4426950408889634
+
+
+# Sizes and places that change from step to step must not make a new kernel, which takes seconds to compile.
+@triton.jit(do_not_specialize=["table_width"], do_not_specialize_on_alignment=["tables", "context_lens"])
+def _decode(
+    query, keys, values, output, weights, tables, context_lens, sinks,
+    scale, softcap, window, table_width,
+    query_token, query_head, key_slot, key_head, value_slot, value_head,
+    P: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """One program: one sequence, one key head, one of the splits of the keys."""
+    s, j, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    g, d, e = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    head = j * G + g
+    context = tl.load(context_lens + s)
+    first = tl.maximum(context - window, 0) if HAS_WINDOW else 0
+    # Whole tiles a split, so that no tile is loaded by two programs.
+    share = tl.cdiv(tl.cdiv(context - first, BLOCK_N), SPLITS) * BLOCK_N
+    start = first + split * share
+    end = tl.minimum(start + share, context)
+    q_row = query + s.to(tl.int64) * query_token + head[:, None] * query_head + d[None, :]
+    q = tl.load(q_row, mask=(g < G)[:, None] & (d < D)[None, :], other=0.0)
+    most = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_G], tl.float32)
+    if HAS_SINKS:  # noqa: SIM102, the compiler decides one of the conditions and the program the other
+        if split == 0:  # a weight without a value, once a head
+            most = tl.load(sinks + head, mask=g < G, other=0.0).to(tl.float32) * 1.4426950408889634
+            total += 1.0
+    mixed = tl.zeros([BLOCK_G, BLOCK_E], tl.float32)
+    for n in range(start, end, BLOCK_N):
+        position = n + tl.arange(0, BLOCK_N)
+        is_key = position < end
+        page = tl.load(tables + s * table_width + position // P, mask=is_key, other=0)
+        slot = page.to(tl.int64) * P + position % P
+        k_tile = keys + slot[None, :] * key_slot + j * key_head + d[:, None]
+        k = tl.load(k_tile, mask=is_key[None, :] & (d < D)[:, None], other=0.0)
+        scores = _bounded(tl.dot(q, k, input_precision="ieee") * scale, softcap, HAS_SOFTCAP)
+        scores = tl.where(is_key[None, :], scores, float("-inf"))
+        new_most = tl.maximum(most, tl.max(scores, 1))
+        share_of_old = tl.exp2(most - new_most)
+        p = tl.exp2(scores - new_most[:, None])
+        v_tile = values + slot[:, None] * value_slot + j * value_head + e[None, :]
+        v = tl.load(v_tile, mask=is_key[:, None] & (e < E)[None, :], other=0.0)
+        mixed = mixed * share_of_old[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        total = total * share_of_old + tl.sum(p, 1)
+        most = new_most
+    is_empty = total == 0.0
+    mixed = mixed / tl.where(is_empty, 1.0, total)[:, None]
+    place = (s.to(tl.int64) * tl.num_programs(1) * G + head) * SPLITS + split
+    is_head = g < G
+    tl.store(output + place[:, None] * E + e[None, :], mixed.to(output.dtype.element_ty),
+             mask=is_head[:, None] & (e < E)[None, :])  # fmt: skip
+    if SPLITS > 1:
+        log_total = most + tl.log2(tl.where(is_empty, 1.0, total))
+        tl.store(weights + place, tl.where(is_empty, float("-inf"), log_total), mask=is_head)
+
+
+@triton.jit
+def _combine(parts, weights, output, E: tl.constexpr, BLOCK_E: tl.constexpr,
+             SPLITS: tl.constexpr, BLOCK_SPLITS: tl.constexpr):  # fmt: skip
+    """One program: the splits of one head of one sequence become its output, always in the same order."""
+    row = tl.program_id(0).to(tl.int64)
+    split, e = tl.arange(0, BLOCK_SPLITS), tl.arange(0, BLOCK_E)
+    exponent = tl.load(weights + row * SPLITS + split, mask=split < SPLITS, other=float("-inf"))
+    most = tl.max(exponent, 0)
+    share = tl.exp2(exponent - tl.where(most == float("-inf"), 0.0, most))
+    tile = parts + (row * SPLITS + split)[:, None] * E + e[None, :]
+    # A split without keys was given the weight 0 and zeros for an output.
+    part = tl.load(tile, mask=(split < SPLITS)[:, None] & (e < E)[None, :], other=0.0)
+    total = tl.sum(share, 0)
+    mixed = tl.sum(part * share[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(output + row * E + e, mixed.to(output.dtype.element_ty), mask=e < E)
+
+
+def decode_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    num_splits: int,
+    tile: DecodeTile | None = None,
+) -> torch.Tensor:
+    """Outputs [S, H, E] of queries [S, H, D] over pages [N, P, J, D] and [N, P, J, E], block tables int32 [S, W].
+
+    A sequence of context 0 gets zeros. All shapes follow from the arguments' shapes and ``num_splits``: the host reads
+    nothing.
+    """
+    tile = tile or DecodeTile()
+    num_seqs, num_heads, key_dim = query.shape
+    _, page_size, num_kv_heads, value_dim = values.shape
+    group = num_heads // num_kv_heads
+    output = query.new_empty(num_seqs, num_heads, value_dim)
+    if not num_seqs:
+        return output
+    parts, weights = output, output
+    if num_splits > 1:
+        parts = query.new_empty(num_seqs, num_heads, num_splits, value_dim, dtype=torch.float32)
+        weights = query.new_empty(num_seqs, num_heads, num_splits, dtype=torch.float32)
+    _decode[num_seqs, num_kv_heads, num_splits](
+        query, keys, values, parts, weights, block_tables, context_lens, output if sinks is None else sinks,
+        scale, softcap or 0.0, window or 0, block_tables.stride(0),
+        query.stride(0), query.stride(1), keys.stride(1), keys.stride(2), values.stride(1), values.stride(2),
+        P=page_size, G=group, D=key_dim, E=value_dim,
+        BLOCK_G=max(16, triton.next_power_of_2(group)),  # a matrix product has 16 rows at least
+        BLOCK_D=max(16, triton.next_power_of_2(key_dim)), BLOCK_E=max(16, triton.next_power_of_2(value_dim)),
+        BLOCK_N=tile.num_keys, SPLITS=num_splits,
+        HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    if num_splits > 1:
+        _combine[(num_seqs * num_heads,)](
+            parts, weights, output, E=value_dim, BLOCK_E=triton.next_power_of_2(value_dim),
+            SPLITS=num_splits, BLOCK_SPLITS=triton.next_power_of_2(num_splits), num_warps=2,
+        )  # fmt: skip
+    return output

@@ -1,0 +1,52 @@
+"""A matrix product whose rows do not depend on how many there are.
+
+A library chooses tiles, and how it splits the sum, by the number of rows; a row's rounding then depends on its batch
+mates. Here both depend on the weights' shape only. Axes: M rows, K inputs, N outputs.
+
+Source: "Defeating Nondeterminism in LLM Inference", He and Thinking Machines Lab, 2025.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_ROWS, _INPUTS = 64, 64
+_WIDE_FROM = 8192  # outputs from which wider tiles still give every processor something to do
+
+
+@triton.jit(do_not_specialize=["M"])  # a kernel for each number of rows would be compiled while requests wait
+def _matmul(x, weight, bias, output, M, N, K, x_row, weight_row,
+            BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, HAS_BIAS: tl.constexpr):  # fmt: skip
+    """One program: one tile of the output. Neighbours share columns, so that weights are read from memory once."""
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        a = tl.load(
+            x + m.to(tl.int64)[:, None] * x_row + k[None, :], mask=(m < M)[:, None] & (k < K)[None, :], other=0.0
+        )
+        b = tl.load(weight + n.to(tl.int64)[None, :] * weight_row + k[:, None],
+                    mask=(n < N)[None, :] & (k < K)[:, None], other=0.0)  # fmt: skip
+        total += tl.dot(a, b, input_precision="ieee")
+    if HAS_BIAS:
+        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    place = output + m.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(place, total.to(output.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+def invariant_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``x @ weight.T + bias`` [M, N] of x [M, K] and weight [N, K]; row i of it is a function of row i of x."""
+    (num_rows, num_inputs), num_outputs = x.shape, len(weight)
+    output = x.new_empty(num_rows, num_outputs)
+    if num_rows:
+        width = 128 if num_outputs >= _WIDE_FROM else 32
+        _matmul[triton.cdiv(num_rows, _ROWS), triton.cdiv(num_outputs, width)](
+            x, weight, output if bias is None else bias, output, num_rows, num_outputs, num_inputs,
+            x.stride(0), weight.stride(0),
+            BLOCK_M=_ROWS, BLOCK_N=width, BLOCK_K=_INPUTS, HAS_BIAS=bias is not None,
+            num_warps=4, num_stages=4,
+        )  # fmt: skip
+    return output

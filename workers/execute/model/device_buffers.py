@@ -1,0 +1,107 @@
+"""Where a step's inputs lie on the device, and how they get there: one copy, out of memory the device reads by itself.
+
+Axes: B rows of a decode graph, P pages of a block table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..attention.device_step import DeviceStep, as_step, columns_of
+from ..sampling.device import NUM_COLUMNS
+from ..step import StepInputs
+
+_NUM_ALTERNATING = 2  # steps in flight: the host fills one while the device may still read the other
+
+
+class HostStage:
+    """Arrays of a step laid side by side in pinned memory, and copied to the device without waiting.
+
+    A stage is written again two steps later; by then its step was collected.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._stages = [self._allocate(0) for _ in range(_NUM_ALTERNATING)]
+        self._turn = 0
+
+    def copy(self, arrays: Rows[npt.NDArray[np.generic]], target: torch.Tensor | None = None) -> torch.Tensor:
+        """The arrays one after another, on the device: in ``target`` or in fresh memory."""
+        count = sum(array.size for array in arrays)
+        self._turn = (self._turn + 1) % _NUM_ALTERNATING
+        if len(self._stages[self._turn]) < count:
+            self._stages[self._turn] = self._allocate(1 << count.bit_length())
+        stage = self._stages[self._turn][:count]
+        np.concatenate([array.ravel() for array in arrays], out=stage.numpy(), casting="same_kind")
+        if target is None:
+            return stage.to(self._device, non_blocking=True, copy=True)
+        return target[:count].copy_(stage, non_blocking=True)
+
+    def _allocate(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=self._dtype, pin_memory=self._device.type == "cuda")
+
+
+def upload_ragged(inputs: StepInputs, stage: HostStage) -> DeviceStep:
+    """A step of any shape, in fresh memory of the device."""
+    columns = columns_of(inputs)
+    return as_step(torch.split(stage.copy(columns), [column.size for column in columns]), inputs)
+
+
+class DecodeBuffers:
+    """What decode graphs read, always at the same place: inputs of up to ``max_rows`` rows, and what samples them.
+
+    Rows beyond the step's own are padding: they attend to nothing and write to the trash page.
+    """
+
+    def __init__(self, max_rows: int, max_pages: int, *, device: torch.device) -> None:
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(*shape, dtype=torch.int32, device=device)
+
+        # Token ids, positions, slots, carried rows and contexts of a bucket lie side by side, block tables behind them:
+        # one copy brings all. Tables are then spread to their fixed width by the device.
+        self._inputs = ints(5 * max_rows + max_rows * max_pages)
+        self._tables = ints(max_rows, max_pages)
+        self._indices = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
+        self._table = torch.zeros(NUM_COLUMNS * max_rows, dtype=torch.float64, device=device)
+        self._stage = HostStage(device, torch.int32)
+        self._sampling_stage = HostStage(device, torch.float64)
+
+    def step(self, num_rows: int) -> DeviceStep:
+        """The buffers as the step of so many rows."""
+        token_ids, positions, slots, carried, contexts = self._inputs[: 5 * num_rows].view(5, num_rows)
+        return DeviceStep(
+            token_ids, positions, slots, carried,
+            query_starts=self._indices[: num_rows + 1], context_lens=contexts, sample_rows=self._indices[:num_rows],
+            block_tables=self._tables[:num_rows], num_decodes=num_rows, max_query_len=0,
+        )  # fmt: skip
+
+    def sampling_table(self, num_rows: int) -> torch.Tensor:
+        """``sampling.device.columns`` of so many rows, [5, B]."""
+        return self._table[: NUM_COLUMNS * num_rows].view(NUM_COLUMNS, num_rows)
+
+    def fill(self, inputs: StepInputs, num_rows: int) -> None:
+        """Put a step of decodes into the buffers of ``num_rows`` rows."""
+        token_ids, positions, slots, carried, _, contexts, _, tables = columns_of(inputs)
+        rows = np.zeros((5, num_rows), np.int32)
+        rows[3] = -1
+        for row, column in zip(rows, (token_ids, positions, slots, carried, contexts), strict=True):
+            row[: len(column)] = column
+        self._stage.copy([rows, tables], self._inputs)
+        num_seqs, width = tables.shape
+        self._tables[:num_seqs, :width] = self._inputs[5 * num_rows :][: tables.size].view(num_seqs, width)
+
+    def clear(self) -> None:
+        """Make every row padding, whatever the number of rows a graph takes them for."""
+        self._inputs.zero_()
+        self._tables.zero_()
+
+    def fill_sampling(self, table: npt.NDArray[np.float64], num_rows: int) -> None:
+        """Put ``sampling.device.columns`` of a step into the buffers of ``num_rows`` rows."""
+        padded = np.zeros((NUM_COLUMNS, num_rows))
+        padded[:, : table.shape[1]] = table
+        self._sampling_stage.copy([padded], self._table)

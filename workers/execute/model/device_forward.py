@@ -1,0 +1,54 @@
+"""A model as a function of a step that lies on the device."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from ..attention.device_step import DeviceStep
+from ..attention.forward_context import PagedLayers, attending
+from ..attention.interface import PagedAttention
+
+
+class DeviceAttention(PagedAttention, Protocol):
+    """A kernel that takes its step from the device."""
+
+    def use(self, step: DeviceStep) -> None: ...
+
+
+class DeviceForward(Protocol):
+    """Keys and values into the pages, and logits of the rows that are sampled. It reads nothing back to the host."""
+
+    vocab_size: int
+
+    def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
+        """Logits float32 [R, V]; ``token_ids`` int [T] stand for the step's own, with carried ones put in."""
+        ...
+
+
+class TransformersForward:
+    """A transformers model whose attention was switched to pages."""
+
+    def __init__(self, model: PreTrainedModel, layers: PagedLayers, kernel: DeviceAttention) -> None:
+        self._model = model
+        self._layers = layers
+        self._kernel = kernel
+        self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.vocab_size: int = model.config.get_text_config().vocab_size
+
+    def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
+        self._kernel.use(step)
+        rows = step.sample_rows.long()
+        with attending(self._layers):
+            output = self._model(
+                input_ids=token_ids.long()[None],
+                position_ids=step.positions.long()[None],
+                use_cache=False,
+                return_dict=True,
+                **({"logits_to_keep": rows} if self._keeps_rows else {}),
+            )
+        logits: torch.Tensor = output.logits[0]
+        return (logits if self._keeps_rows else logits[rows]).float()

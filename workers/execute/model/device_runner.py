@@ -1,0 +1,183 @@
+"""The runner of models on a GPU: steps are launched and not waited for, decodes as graphs where they can.
+
+What a step samples stays on the device as well, where the next step may take it as its input before the host has seen
+it (``StepInputs.carried``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ....protocol.sampling import SamplingParams
+from ..attention.device_step import DeviceStep
+from ..grammar.masks import PendingMasks
+from ..sampling.device import columns, sample
+from ..sampling.kinds import SamplingKind, kind_of
+from ..sampling.sampler import Sampler, failures
+from ..step import StepInputs, StepResult
+from .device_buffers import DecodeBuffers, HostStage, upload_ragged
+from .device_forward import DeviceForward
+from .graphs import GraphCapture, GraphKey, GraphShelf, Replay, Router
+from .step_runner import StepRunner, trash_decodes
+
+
+class _Pending(NamedTuple):
+    """A launched step: what the device writes for the host, and when it is there."""
+
+    token_ids: torch.Tensor  # int64 [R], pinned
+    greatest: torch.Tensor  # float32 [R], pinned
+    is_done: Any  # torch.cuda.Event | None
+
+
+class DeviceRunner(StepRunner):
+    """Owns the forward function and with it the pages. Up to two steps may be in flight."""
+
+    def __init__(
+        self,
+        pools: list[torch.Tensor],
+        forward: DeviceForward,
+        sampler: Sampler,
+        *,
+        device: torch.device,
+        max_sampled: int,
+        max_pages: int,
+        capture: GraphCapture | None,
+        **sizes: int,
+    ) -> None:
+        """At most ``max_sampled`` rows are sampled in a step; no sequence has more than ``max_pages`` pages.
+
+        Without ``capture`` there are no graphs. ``sizes`` are those of ``StepRunner``.
+        """
+        super().__init__(pools, **sizes)
+        self._device = device
+        self._forward = forward
+        self._sampler = sampler
+        self._stage = HostStage(device, torch.int32)
+        self._sampling_stage = HostStage(device, torch.float64)
+        self._pending: deque[_Pending | StepResult] = deque()
+        # The tokens of the last step, and what graphs leave beside them: where graphs find and put them.
+        num_rows = max(max_sampled, self._decode_rows)
+        self._tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self._greatest = torch.zeros(num_rows, dtype=torch.float32, device=device)
+        self._graphs: GraphShelf | None = None
+        if capture is not None:
+            self._router = Router(self._decode_rows, max_pages)
+            self._buffers = DecodeBuffers(self._decode_rows, max_pages, device=device)
+            self._logits = torch.zeros(self._decode_rows, forward.vocab_size, device=device)
+            self._graphs = GraphShelf(capture, self._graph_run)
+        self.num_steps = 0
+
+    @property
+    def num_graph_steps(self) -> int:
+        return 0 if self._graphs is None else self._graphs.num_replays
+
+    def warm_up(self) -> float:
+        """As ``StepRunner.warm_up``; besides, what sampling takes at most is taken once."""
+        seconds = super().warm_up()
+        decodes = trash_decodes(self._decode_rows)
+        for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.5)):
+            nobody = dataclasses.replace(decodes.sampled[0], params=params)
+            self._step(dataclasses.replace(decodes, sampled=[nobody] * self._decode_rows))
+        return seconds
+
+    @torch.inference_mode()
+    def capture_graphs(self, progress: Callable[[int, int], None], *, at_most: int | None = None) -> int:
+        """Records the graphs of greedy steps; those of other kinds are recorded when they are first of use."""
+        if self._graphs is None:
+            return 0
+        self._buffers.clear()
+        keys = [GraphKey(num_rows, SamplingKind.GREEDY) for num_rows in reversed(self._router.buckets)]
+        self._graphs.capture_all(keys[:at_most], progress)
+        return len(keys[at_most:]) if at_most is not None else 0
+
+    def launch(self, inputs: StepInputs) -> None:
+        self._pending.append(self._start(inputs))
+        self.num_steps += 1
+
+    def collect(self) -> StepResult:
+        pending = self._pending.popleft()
+        if isinstance(pending, StepResult):
+            return pending
+        if pending.is_done is not None:
+            pending.is_done.synchronize()
+        return StepResult(pending.token_ids.numpy().astype(np.int32), failed=failures(pending.greatest))
+
+    def _step(self, inputs: StepInputs) -> StepResult:
+        self.launch(inputs)
+        return self.collect()
+
+    @torch.inference_mode()
+    def _start(self, inputs: StepInputs) -> _Pending | StepResult:
+        kind = kind_of(inputs.sampled)
+        masks = self._masks.begin(inputs.sampled)
+        bucket = None if self._graphs is None else self._router.bucket(inputs)
+        if bucket is None:
+            step = upload_ragged(inputs, self._stage)
+            return self._sample(self._forward(step, self._resolved(step)), inputs, kind, masks)
+        assert self._graphs is not None, "only a graph has a bucket"
+        self._buffers.fill(inputs, bucket)
+        if kind is SamplingKind.DRAWN:
+            self._buffers.fill_sampling(columns(inputs.sampled, self._forward.vocab_size), bucket)
+        # With what a graph cannot hold, it ends with the logits.
+        self._graphs.run(GraphKey(bucket, min(kind, SamplingKind.CUT)))
+        if kind < SamplingKind.CUT:
+            return self._fetch(len(inputs.sampled))
+        return self._sample(self._logits[: len(inputs.sampled)], inputs, kind, masks)
+
+    def _graph_run(self, key: GraphKey) -> Replay:
+        """What a graph of that key does: everything on static buffers."""
+        step, table = self._buffers.step(key.num_rows), self._buffers.sampling_table(key.num_rows)
+
+        def run() -> None:
+            logits = self._forward(step, self._resolved(step))
+            if key.kind >= SamplingKind.CUT:
+                self._logits[: key.num_rows].copy_(logits)
+                return
+            sampled = sample(logits, table, key.kind)
+            self._tokens[: key.num_rows].copy_(sampled.token_ids)
+            self._greatest[: key.num_rows].copy_(sampled.greatest)
+
+        return run
+
+    def _resolved(self, step: DeviceStep) -> torch.Tensor:
+        """The step's token ids, those put in that only the device knows."""
+        carried = self._tokens[step.carried.clamp_min(0).long()]
+        return torch.where(step.carried >= 0, carried, step.token_ids.long())
+
+    def _sample(
+        self, logits: torch.Tensor, inputs: StepInputs, kind: SamplingKind, masks: PendingMasks | None
+    ) -> _Pending | StepResult:
+        """Choose from logits [R, V] what no graph has chosen."""
+        count = len(inputs.sampled)
+        if not count:
+            return self._fetch(0)
+        if kind is SamplingKind.HOST:  # the one case in which the host waits for a step it has just launched
+            result = self._sampler.sample(logits, inputs.sampled, masks)
+            self._tokens[:count].copy_(torch.from_numpy(result.token_ids))
+            return result
+        table = self._tokens  # of GREEDY, which reads none
+        if kind is not SamplingKind.GREEDY:
+            flat = self._sampling_stage.copy([columns(inputs.sampled, logits.shape[1])])
+            table = flat.view(-1, count)
+        sampled = sample(logits, table, kind)
+        self._tokens[:count].copy_(sampled.token_ids)
+        self._greatest[:count].copy_(sampled.greatest)
+        return self._fetch(count)
+
+    def _fetch(self, count: int) -> _Pending:
+        """Send the first ``count`` tokens to the host, without waiting for them."""
+        if self._device.type != "cuda":
+            return _Pending(self._tokens[:count].clone(), self._greatest[:count].clone(), None)
+        pinned = [
+            torch.empty(count, dtype=source.dtype, pin_memory=True).copy_(source[:count], non_blocking=True)
+            for source in (self._tokens, self._greatest)
+        ]
+        is_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        is_done.record()
+        return _Pending(pinned[0], pinned[1], is_done)

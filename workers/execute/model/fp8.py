@@ -1,0 +1,56 @@
+"""Matrices in eight-bit floating point: a scale for each output of the weights, and for each token of the input.
+
+Axes: T tokens, K inputs, N outputs. Weights are 4 exponent and 3 mantissa bits (e4m3), up to 448.
+
+Source: "FP8 Formats for Deep Learning", Micikevicius et al., 2022.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+FP8 = torch.float8_e4m3fn
+_GREATEST = torch.finfo(FP8).max
+_LEAST_SCALE = 1e-12  # of a row of zeros
+MULTIPLE = 16  # of inputs and outputs, for the hardware's product
+
+
+class Scaled(NamedTuple):
+    values: torch.Tensor  # fp8 [N, K] or [T, K]
+    scales: torch.Tensor  # float32 [N, 1] or [T, 1]
+
+
+def scaled(x: torch.Tensor) -> Scaled:
+    """Rows of x in fp8, each by its own greatest value."""
+    scales = (x.abs().amax(dim=-1, keepdim=True).float() / _GREATEST).clamp_min(_LEAST_SCALE)
+    return Scaled((x.float() / scales).clamp(-_GREATEST, _GREATEST).to(FP8), scales)
+
+
+class Fp8Projection(NamedTuple):
+    """A matrix product by the device's scaled one; elsewhere by its definition."""
+
+    weight: Scaled
+    bias: torch.Tensor | None
+    dtype: torch.dtype  # of the result
+
+    @staticmethod
+    def quantize(weight: torch.Tensor) -> Scaled:
+        return scaled(weight)
+
+    @classmethod
+    def merge(cls, parts: list[Scaled], bias: torch.Tensor | None, dtype: torch.dtype) -> Fp8Projection:
+        """Matrices one below the other."""
+        values = torch.cat([part.values.view(torch.uint8) for part in parts]).view(FP8)  # cat knows no fp8
+        return cls(Scaled(values, torch.cat([part.scales for part in parts])), bias, dtype)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        inputs = scaled(x)
+        if x.is_cuda:
+            return torch._scaled_mm(
+                inputs.values, self.weight.values.t(), inputs.scales, self.weight.scales.t(), bias=self.bias,
+                out_dtype=self.dtype,
+            )  # fmt: skip
+        product = (inputs.values.float() @ self.weight.values.float().t()) * inputs.scales * self.weight.scales.t()
+        return (product if self.bias is None else product + self.bias.float()).to(self.dtype)

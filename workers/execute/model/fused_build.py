@@ -1,0 +1,140 @@
+"""From a checkpoint to a fused decoder that is proven to work, or the reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
+
+from ..attention.device_step import upload
+from ..attention.triton import TritonAttention
+from .checkpoint import check_weights, read_config
+from .decoder_spec import DecoderSpec, Unsupported, describe_decoder, rope_tables
+from .fp8 import MULTIPLE
+from .fused_decoder import FusedDecoder
+from .fused_weights import Format, FusedLoader, FusedWeights
+from .loader import ModelFacts, Progress
+from .native_build import read_facts
+from .native_self_test import (
+    NUM_PAGES,
+    NUM_POSITIONS,
+    PAGE_SIZE,
+    mapped_model,
+    paged_logits,
+    plain_logits,
+    random_sequences,
+)
+from .native_weights import Checkpoint
+from .pool import LayerShape, allocate_pool
+
+# Greatest difference from the plain forward pass, relative to the greatest logit.
+_TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 1e-1}
+_FP8_TOLERANCE = 0.5
+_FP8_CAPABILITY = (9, 0)  # of the first CUDA devices whose fp8 products have a scale for each row
+
+
+@dataclass(frozen=True, slots=True)
+class FusedModel:
+    """Weights that passed the self-test. ``make_decoder(num_pages, max_model_len)`` gives them their pages."""
+
+    facts: ModelFacts
+    dtype: torch.dtype
+    backend: str
+    shapes: list[LayerShape]
+    make_decoder: Callable[[int, int], FusedDecoder]
+
+
+def load_fused(
+    folder: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    dtype: str,
+    quantization: str,
+    is_invariant: bool,
+    page_size: int,
+    device: torch.device,
+    progress: Progress,
+) -> FusedModel:
+    """The dense decoder in a local checkpoint directory, on ``device``.
+
+    Raises:
+        Unsupported: the kernels do not compute this model, or not here; the text says why.
+        ConfigError: the checkpoint is missing something or damaged.
+    """
+    config = read_config(folder)
+    check_weights(folder)
+    checkpoint = Checkpoint(folder)
+    spec = describe_decoder(config, checkpoint.shapes())
+    format_ = _format(config, dtype, quantization, is_invariant)
+    _check(spec, format_, device)
+    weights = FusedLoader(spec, checkpoint, format_=format_, device=device, progress=progress).load()
+    kernel = TritonAttention(device, is_invariant=is_invariant)
+    shapes = [LayerShape(spec.num_kv_heads, spec.head_dim, spec.head_dim, format_.dtype)] * spec.num_layers
+
+    def make_decoder(num_pages: int, max_model_len: int, page_size: int = page_size) -> FusedDecoder:
+        pool = allocate_pool(dict(enumerate(shapes)), num_pages, page_size=page_size, device=device)
+        return FusedDecoder(weights, kernel, list(pool.values()), rope=rope_tables(config, max_model_len))
+
+    _self_test(make_decoder(NUM_PAGES, NUM_POSITIONS, PAGE_SIZE), weights, config, checkpoint)
+    name = "fp8" if format_.is_fp8 else str(format_.dtype).removeprefix("torch.")
+    return FusedModel(
+        facts=read_facts(config, folder, tokenizer, checkpoint),
+        dtype=format_.dtype,
+        backend=f"fused {name}{' deterministic' if is_invariant else ''}",
+        shapes=shapes,
+        make_decoder=make_decoder,
+    )
+
+
+def _format(config: PretrainedConfig, dtype: str, quantization: str, is_invariant: bool) -> Format:
+    found = config.dtype if dtype == "auto" else getattr(torch, dtype)
+    found = found or torch.float32
+    if found not in _TOLERANCES:
+        raise Unsupported(f"its dtype is {found}")
+    if quantization not in ("none", "fp8"):
+        raise Unsupported(f"quantization is {quantization}, which the fused decoder has not")
+    if quantization == "fp8" and is_invariant:
+        raise Unsupported("the products of fp8 depend on the batch, which deterministic rules out")
+    return Format(found, is_fp8=quantization == "fp8", is_invariant=is_invariant)
+
+
+def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
+    if spec.head_dim % 2 or spec.head_dim > 256:
+        raise Unsupported(f"its heads have {spec.head_dim} channels, the limits are an even number and 256")
+    if not format_.is_fp8:
+        return
+    sizes = (spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim)
+    if any(size % MULTIPLE for size in sizes):
+        raise Unsupported(f"fp8 needs sizes that are multiples of {MULTIPLE}, it has {sizes}")
+    if device.type != "cuda":
+        return
+    if torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        raise Unsupported(f"{torch.cuda.get_device_name(device)} has no products of fp8 with a scale a row")
+    if format_.dtype != torch.bfloat16:
+        raise Unsupported(f"fp8 multiplies into bfloat16, the dtype is {format_.dtype}")
+
+
+@torch.inference_mode()
+def _self_test(decoder: FusedDecoder, weights: FusedWeights, config: PretrainedConfig, checkpoint: Checkpoint) -> None:
+    """Run three short sequences in two ragged steps, and compare with transformers on the same memory.
+
+    Raises:
+        Unsupported: the logits differ; the text says by how much.
+    """
+    sequences = random_sequences(weights.spec.vocab_size)
+    dtype, device = weights.format.dtype, weights.embedding.device
+    # Of fp8 there is no copy in the model's type on the device: the mapped files are read instead, by the CPU.
+    plain_weights = checkpoint if weights.format.is_fp8 else weights.views
+    plain = plain_logits(mapped_model(config, plain_weights, dtype), sequences).cpu()
+
+    def run(inputs: object) -> torch.Tensor:
+        step = upload(inputs, device)  # type: ignore[arg-type]
+        return decoder(step, step.token_ids)
+
+    difference = float((paged_logits(run, sequences).cpu() - plain).abs().max())
+    tolerance = (_FP8_TOLERANCE if weights.format.is_fp8 else _TOLERANCES[dtype]) * float(plain.abs().max())
+    if not difference <= tolerance:  # a not-a-number fails too
+        raise Unsupported(f"its logits differ by {difference:.2g} from transformers', the limit is {tolerance:.2g}")

@@ -1,0 +1,64 @@
+"""A dense decoder as a function of a step: matrix products by torch, everything between them in one kernel each.
+
+Axes: T tokens of the step, C channels of the hidden state, H query heads, D channels of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ..attention.device_step import DeviceStep
+from ..attention.interface import AttentionForm, LayerCache
+from ..kernels.triton_rows import add_norm, silu_mul
+from ..kernels.triton_write import rotate_and_write
+from .device_forward import DeviceAttention
+from .fused_weights import FusedWeights
+
+
+class FusedDecoder:
+    """Owns its pages. A ``DeviceForward``: nothing in it waits for the device."""
+
+    def __init__(
+        self,
+        weights: FusedWeights,
+        kernel: DeviceAttention,
+        caches: list[LayerCache],
+        *,
+        rope: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """``caches`` has the pages of each layer; ``rope`` the cosines and sines of all positions."""
+        self._weights = weights
+        self._kernel = kernel
+        self.caches = caches
+        spec = weights.spec
+        device = weights.embedding.device
+        self._rope = (rope[0].to(device).contiguous(), rope[1].to(device).contiguous())
+        self._forms = [AttentionForm(spec.head_dim**-0.5, layer.window) for layer in weights.layers]
+        self.vocab_size = spec.vocab_size
+
+    def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
+        weights, eps = self._weights, self._weights.spec.norm_eps
+        self._kernel.use(step)
+        x = F.embedding(token_ids, weights.embedding)
+        residual = torch.empty_like(x)
+        is_first = True
+        for layer, cache, form in zip(weights.layers, self.caches, self._forms, strict=True):
+            x = add_norm(x, residual, layer.attention_norm, eps, adds=not is_first)
+            query = rotate_and_write(
+                layer.qkv(x),
+                *cache,
+                slots=step.slot_mapping,
+                positions=step.positions,
+                rope=self._rope,
+                norms=layer.qk_norms,
+                norm_eps=eps,
+                num_heads=weights.spec.num_heads,
+            )
+            x = layer.output(self._kernel.attend(cache, query, form).flatten(1))
+            x = add_norm(x, residual, layer.mlp_norm, eps)
+            x = layer.down(silu_mul(layer.gate_up(x)))
+            is_first = False
+        rows = step.sample_rows.long()
+        x = add_norm(x[rows], residual[rows], weights.final_norm, eps)
+        return weights.head(x).float()

@@ -1,0 +1,151 @@
+"""A dense decoder's weights on a device, merged where inputs are shared, each tensor read straight to its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from ..kernels.triton_matmul import invariant_linear
+from .decoder_spec import DecoderSpec, LayerTensors, bias_of
+from .fp8 import Fp8Projection
+
+Progress = Callable[[int, int], None]  # (done, total), in tensors
+
+
+class Projection(Protocol):
+    """A matrix product with the weights of one or more layers of the checkpoint."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, inputs] to [T, outputs]."""
+        ...
+
+
+class PlainProjection(NamedTuple):
+    """In the dtype of the weights."""
+
+    weight: torch.Tensor  # [outputs, inputs]
+    bias: torch.Tensor | None
+    product: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = F.linear
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product(x, self.weight, self.bias)
+
+
+class FusedLayer(NamedTuple):
+    qkv: Projection
+    output: Projection
+    gate_up: Projection
+    down: Projection
+    attention_norm: torch.Tensor
+    mlp_norm: torch.Tensor
+    qk_norms: tuple[torch.Tensor, torch.Tensor] | None
+    window: int | None
+
+
+class Format(NamedTuple):
+    """In what form matrices are kept and multiplied."""
+
+    dtype: torch.dtype  # of activations, and of weights without quantization
+    is_fp8: bool = False
+    is_invariant: bool = False  # a row's product does not depend on the other rows
+
+
+@dataclass(slots=True)
+class FusedWeights:
+    """All weights of a decoder. Invariant: ``views`` is the same memory, by the checkpoint's names of its tensors.
+
+    With fp8 there is no view of a matrix but the head: it is not kept in the checkpoint's type.
+    """
+
+    spec: DecoderSpec
+    format: Format
+    embedding: torch.Tensor
+    head: Projection
+    final_norm: torch.Tensor
+    layers: list[FusedLayer]
+    views: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class FusedLoader:
+    """Copies a checkpoint to a device, each tensor once and straight to its place."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        checkpoint: Mapping[str, torch.Tensor],
+        *,
+        format_: Format,
+        device: torch.device,
+        progress: Progress,
+    ) -> None:
+        self._spec = spec
+        self._checkpoint = checkpoint
+        self._format = format_
+        self._device = device
+        self._progress = progress
+        self._done, self._total = 0, len(spec.tensors())
+        self._views: dict[str, torch.Tensor] = {}
+
+    def load(self) -> FusedWeights:
+        spec = self._spec
+        embedding = self._tensor(spec.embedding)
+        head = embedding if spec.is_tied else self._tensor(spec.head)
+        return FusedWeights(
+            spec,
+            self._format,
+            embedding,
+            self._plain(head, None),  # not quantized: its rounding would be that of the choice itself
+            self._tensor(spec.final_norm),
+            [self._layer(spec.layer(index), window) for index, window in enumerate(spec.windows)],
+            self._views,
+        )
+
+    def _layer(self, names: LayerTensors, window: int | None) -> FusedLayer:
+        spec = self._spec
+        norms = (self._tensor(names.query_norm), self._tensor(names.key_norm)) if spec.has_qk_norm else None
+        return FusedLayer(
+            qkv=self._merge([names.query, names.key, names.value], has_bias=spec.has_qkv_bias),
+            output=self._merge([names.output], has_bias=spec.has_output_bias),
+            gate_up=self._merge([names.gate, names.up], has_bias=spec.has_mlp_bias),
+            down=self._merge([names.down], has_bias=spec.has_mlp_bias),
+            attention_norm=self._tensor(names.attention_norm),
+            mlp_norm=self._tensor(names.mlp_norm),
+            qk_norms=norms,
+            window=window,
+        )
+
+    def _merge(self, names: list[str], *, has_bias: bool) -> Projection:
+        bias = self._concatenate([bias_of(name) for name in names]) if has_bias else None
+        if not self._format.is_fp8:
+            return self._plain(self._concatenate(names), bias)
+        # Matrix by matrix, so that no more than one of them is ever there in full.
+        parts = []
+        for name in names:
+            parts.append(Fp8Projection.quantize(self._checkpoint[name].to(self._device)))
+            self._count()
+        return Fp8Projection.merge(parts, bias, self._format.dtype)
+
+    def _plain(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PlainProjection:
+        return PlainProjection(weight, bias, invariant_linear if self._format.is_invariant else F.linear)
+
+    def _concatenate(self, names: list[str]) -> torch.Tensor:
+        """The tensors of these names one below the other."""
+        shapes = [self._checkpoint[name].shape for name in names]
+        rows = [shape[0] for shape in shapes]
+        merged = torch.empty(sum(rows), *shapes[0][1:], dtype=self._format.dtype, device=self._device)
+        for name, place in zip(names, torch.split(merged, rows), strict=True):
+            place.copy_(self._checkpoint[name])
+            self._views[name] = place
+            self._count()
+        return merged
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        return self._concatenate([name])
+
+    def _count(self) -> None:
+        self._done += 1
+        self._progress(self._done, self._total)

@@ -1,0 +1,90 @@
+"""The group of processes that compute one model together, each with a shard of every layer.
+
+A step is the same on all of them: each has its share of the attention heads, and of their keys and values in pages of
+its own with the same page ids. The layers' sums go through torch.distributed, as transformers' plan of the family says.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from transformers import PretrainedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.utils.import_utils import is_accelerate_available
+
+from ....protocol.errors import ConfigError
+
+# A rank that is gone is noticed by rank 0, which watches it, and one that hangs by the supervisor. This is longer.
+_TIMEOUT = timedelta(hours=1)
+_CPU = torch.device("cpu")
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """This process's place among those that share a model."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = _CPU
+
+    @property
+    def loading(self) -> dict[str, DistributedConfig]:
+        """What ``from_pretrained`` needs to load this rank's shard."""
+        return {"distributed_config": DistributedConfig(tp_size=self.size)} if self.size > 1 else {}
+
+    def least(self, value: int) -> int:
+        """The least of the values with which the ranks call this, each once."""
+        if self.size == 1:
+            return value
+        least = torch.tensor([value], dtype=torch.int64, device=self.device)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        return int(least.item())
+
+    def leave(self) -> None:
+        if self.size > 1:
+            dist.destroy_process_group()
+
+
+ALONE = Group()
+
+
+def join_group(device: torch.device, *, rank: int, size: int, rendezvous: Path) -> Group:
+    """Waits for all ``size`` processes to come to the file ``rendezvous``, which must be new."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine: nothing listens to the network
+    os.environ["LOCAL_RANK"] = str(rank)  # transformers binds the device by it
+    own = torch.device("cuda", rank) if device.type == "cuda" else device
+    if own.type == "cuda":
+        torch.cuda.set_device(own)
+    store = dist.FileStore(str(rendezvous), size)  # type: ignore[attr-defined]
+    dist.init_process_group(_BACKENDS[own.type], store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
+    return Group(rank, size, own)
+
+
+def check_divides(config: PretrainedConfig, device: torch.device, size: int) -> None:
+    """Raises ConfigError where the model cannot be cut into ``size`` equal parts, or has no device for each."""
+    if not is_accelerate_available():  # which transformers wants to place shards, and does not say before it loads
+        _refuse(f"tensor_parallel_size is {size}, which needs accelerate: pip install 'triptych[parallel]'")
+    text = config.get_text_config()
+    if not text.base_model_tp_plan:
+        _refuse(f"model family {config.model_type!r} has no tensor-parallel plan, tensor_parallel_size must be 1")
+    heads = text.num_attention_heads
+    for what, count in (
+        ("attention heads", heads),
+        ("key/value heads", getattr(text, "num_key_value_heads", None) or heads),
+    ):
+        if count % size:
+            _refuse(f"tensor_parallel_size is {size}, which does not divide the model's {count} {what}")
+    if device.type == "cuda" and torch.cuda.device_count() < size:
+        _refuse(f"tensor_parallel_size is {size}, torch sees {torch.cuda.device_count()} CUDA devices")
+    if device.type == "cpu" and torch.cuda.is_available():  # transformers takes the accelerator, whatever we say
+        _refuse("tensor parallelism on the CPU needs a process that sees no GPU: set CUDA_VISIBLE_DEVICES to nothing")
+
+
+def _refuse(reason: str) -> None:
+    raise ConfigError(reason, param="tensor_parallel_size")

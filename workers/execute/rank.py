@@ -1,0 +1,39 @@
+"""``python -m triptych.workers.execute.rank``: one of ranks 1 to N - 1 of a tensor-parallel model; see ``model.ranks``.
+
+It computes what rank 0 orders on its standard input, and ends when that ends. What goes wrong here ends this process,
+with a traceback in the log of execute, and that ends execute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+from io import FileIO
+from pathlib import Path
+
+from ...protocol.lifeline import die_with
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A tensor-parallel rank of a Triptych pipeline; started by execute.")
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--rendezvous", type=Path, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    arguments = parser.parse_args()
+    die_with(arguments.parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 alone decides when this ends
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    name = f"rank {arguments.rank}"
+    logging.basicConfig(
+        level=logging.ERROR, stream=sys.stderr, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s"
+    )
+    from .model.follow import follow  # torch, after the signals
+
+    # Without a buffer, which would wait for more than one order.
+    follow(FileIO(sys.stdin.fileno(), closefd=False), rank=arguments.rank, rendezvous=arguments.rendezvous)
+
+
+if __name__ == "__main__":
+    main()

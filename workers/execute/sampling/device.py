@@ -1,0 +1,81 @@
+"""Sampling without a word from the host: fixed shapes, no branch on data, so that a CUDA graph can hold it.
+
+Token for token that of ``draw``. Axes: R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..scheduling.sequence import Sequence
+from .draw import block_sums, in_order, invert, invert_whole
+from .kinds import SamplingKind
+from .rng import uniforms
+
+_LEAST_TEMPERATURE = 1e-10  # of a row that is drawn; those that are not have 0 and are not divided
+NUM_COLUMNS = 5
+
+
+class Sampled(NamedTuple):
+    """What the device chose. A row without a finite greatest logit has no valid token."""
+
+    token_ids: torch.Tensor  # int64 [R]
+    greatest: torch.Tensor  # float32 [R]
+
+
+def columns(sequences: Rows[Sequence], vocab_size: int) -> npt.NDArray[np.float64]:
+    """Temperature, top-k, top-p, min-p and the random number of each row, float64 [5, R].
+
+    Whoever is greedy has temperature 0, a top-k that is off is the vocabulary.
+    """
+    table = np.empty((NUM_COLUMNS, len(sequences)))
+    params = [sequence.params for sequence in sequences]
+    table[0] = [p.temperature for p in params]
+    table[1] = [min(p.top_k, vocab_size) if (p.top_k or 0) > 0 else vocab_size for p in params]  # type: ignore[type-var]
+    table[2] = [p.top_p for p in params]
+    table[3] = [p.min_p for p in params]
+    table[4] = uniforms([s.seed for s in sequences], [s.num_tokens for s in sequences])
+    return table
+
+
+def sample(logits: torch.Tensor, table: torch.Tensor, kind: SamplingKind) -> Sampled:
+    """The next tokens of logits float32 [R, V] by ``columns`` [5, R], which GREEDY does not read."""
+    greatest, tokens = logits.max(dim=-1)
+    if kind is SamplingKind.GREEDY:
+        return Sampled(tokens, greatest)
+    temperature, top_k, top_p, min_p, numbers = (column[:, None] for column in table)
+    scores = (logits - greatest[:, None]) / temperature.float().clamp_min(_LEAST_TEMPERATURE)
+    drawn = invert_whole(_above(scores.exp(), min_p.float()), numbers)
+    if kind is SamplingKind.CUT:
+        is_cut = (top_k < logits.shape[1]) | (top_p < 1)
+        drawn = torch.where(is_cut[:, 0], _draw_cut(scores, table), drawn)
+    # A row that is not a number may point anywhere, and its token is the next step's input before anybody looks at it.
+    drawn = drawn.clamp(0, logits.shape[1] - 1)
+    return Sampled(torch.where(temperature[:, 0] > 0, drawn, tokens), greatest)
+
+
+def _above(weights: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
+    return torch.where(weights < least, 0.0, weights)
+
+
+def _draw_cut(scores: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Tokens int64 [R] after top-k and top-p, out of the whole vocabulary in order. See ``draw.cut_candidates``."""
+    _, top_k, top_p, min_p, numbers = (column[:, None] for column in table)
+    vocab_size = scores.shape[1]
+    values, ids = in_order(scores, vocab_size)
+    weights = values.exp().double()
+    kth = values.gather(1, top_k.long().clamp(1, vocab_size) - 1)
+    is_kept = (values >= kth) | (top_k >= vocab_size)
+    mass = torch.where(is_kept, weights, 0.0).cumsum(dim=-1)
+    whole = block_sums(scores.exp()).cumsum(dim=-1, dtype=torch.float64)[:, -1:]
+    total = torch.where(top_k >= vocab_size, whole, mass[:, -1:])
+    is_kept &= (mass - weights < top_p * total) | (top_p >= 1)
+    is_kept[:, 0] = True  # with top_p 0 too
+    is_kept &= weights >= min_p.float()
+    places = invert(torch.where(is_kept, weights, 0.0), numbers)
+    return ids.gather(1, places[:, None])[:, 0]

@@ -1,0 +1,83 @@
+"""Planning a step while the last one runs: what counts as computed though its tokens are not known yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ....protocol.config import SchedulerConfig
+from .chunks import note_chunk
+from .plan import Plan
+from .sequence import Key, Sequence, SequenceState
+
+if TYPE_CHECKING:
+    from .scheduler import Scheduler
+
+
+class LookAhead:
+    """The one step, if any, whose sequences are advanced: each that it samples ends with a placeholder token."""
+
+    def __init__(self) -> None:
+        self._plan: Plan | None = None
+
+    @property
+    def carried_rows(self) -> dict[Key, int]:
+        """Sequences that end with a placeholder, and the row of its token in the result of the step in flight."""
+        return {key: row for row, key in enumerate(self._plan.sampled)} if self._plan else {}
+
+    def advance(self, plan: Plan, running: Mapping[Key, Sequence]) -> list[Sequence]:
+        """Count ``plan`` as computed; those that got a placeholder. A second time changes nothing."""
+        if self._plan is plan:
+            return []
+        assert self._plan is None, f"the tokens of step {self._plan and self._plan.step} are not known yet"
+        self._plan = plan
+        sampled = []
+        for key, start, num_tokens, samples in plan.chunks:
+            sequence = running.get(key)
+            if sequence is None:
+                continue
+            sequence.num_computed_tokens = start + num_tokens
+            if sequence.state is SequenceState.PREFILLING:
+                note_chunk(sequence)
+            if samples and not sequence.is_beam:
+                sequence.append(0)
+                sampled.append(sequence)
+        return sampled
+
+    def settle(self) -> None:
+        """The tokens are known."""
+        self._plan = None
+
+    @contextmanager
+    def rewound(self, plan: Plan, running: Mapping[Key, Sequence]) -> Iterator[None]:
+        """In this block the sequences of ``plan`` are as they were when it was launched, so that it can run again."""
+        keys = plan.sampled if self._plan is plan else []
+        sequences = [running[key] for key in keys if key in running and not running[key].is_beam]
+        for sequence in sequences:
+            sequence.num_tokens -= 1
+        try:
+            yield
+        finally:
+            for sequence in sequences:
+                sequence.num_tokens += 1
+
+
+def may_plan_ahead(scheduler: Scheduler) -> bool:
+    """Whether ``plan`` can do without the tokens of the step in flight, and certainly takes nobody's pages.
+
+    A preempted sequence must be complete, or it could not be computed again.
+    """
+    if scheduler.num_needing_tokens:
+        return False
+    config, running, cache = scheduler.config, scheduler.running, scheduler.cache
+    num_starts = config.max_live - len(running) if scheduler.waiting else 0
+    num_tokens = config.token_budget if num_starts else _most_prompt_tokens(running.values(), config)
+    # One page more for each decode, and for each prompt, whose chunk may begin and end inside a page.
+    return cache.pages_for(num_tokens) + len(running) + num_starts < cache.num_available
+
+
+def _most_prompt_tokens(running: Iterable[Sequence], config: SchedulerConfig) -> int:
+    """Tokens of prompts under way that the next step computes at most."""
+    prompts = [s for s in running if s.state is SequenceState.PREFILLING]
+    return min(config.token_budget, sum(min(s.num_uncomputed_tokens, config.prefill_chunk) for s in prompts))

@@ -1,0 +1,134 @@
+"""Sequences of one prompt: it is computed once, and the others fork from whoever has it.
+
+A fork shares full pages by reference and copies the page in which the common tokens end, so nobody ever writes to a
+page that another one reads.
+
+Source: Kwon et al. 2023, section 4.4 (parallel sampling).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from .cache import PageCache
+from .prefix import Match, PageNode
+from .sequence import Key, Sequence, SequenceState
+
+
+@dataclass(slots=True)
+class Group:
+    """The live sequences of one request.
+
+    Invariant: while one of them computes the prompt that the others would compute too, these are held.
+    """
+
+    members: dict[Key, Sequence] = field(default_factory=dict)
+    held: dict[Key, Sequence] = field(default_factory=dict)
+    computing: Key | None = None
+    ended: Sequence | None = None  # the last one that ended well: its pages may still be in limbo
+
+
+class Groups:
+    """The groups that have live sequences."""
+
+    def __init__(self, cache: PageCache) -> None:
+        self._cache = cache
+        self._groups: dict[Key, Group] = {}
+        self.computing: dict[Key, Group] = {}  # by the sequence that computes
+
+    def join(self, sequence: Sequence) -> None:
+        if sequence.group_key is not None and not sequence.params.is_beam_search:  # beams are forked by their search
+            sequence.group = self._groups.setdefault(sequence.group_key, Group())
+            sequence.group.members[sequence.key] = sequence
+
+    def leave(self, sequence: Sequence, *, is_sound: bool) -> None:
+        """``sequence`` has ended, and its pages are in limbo if others may fork from them."""
+        group = sequence.group
+        if group is None:
+            return
+        group.held.pop(sequence.key, None)
+        del group.members[sequence.key]
+        if is_sound and sequence.num_computed_tokens >= sequence.num_prompt_tokens:
+            group.ended = sequence
+        if not group.members:
+            assert sequence.group_key is not None, f"{sequence.key} is in a group without a key"
+            del self._groups[sequence.group_key]
+        sequence.group = None
+
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether ``sequence`` must wait until another one has computed its prompt; it is held then."""
+        group = sequence.group
+        if group is None or group.computing is None or sequence.num_computed_tokens:
+            return False
+        group.held[sequence.key] = sequence
+        return True
+
+    def start(self, sequence: Sequence) -> list[Sequence]:
+        """``sequence`` leaves the queue; those that are held from now on if it computes what they need."""
+        group = sequence.group
+        if group is None or sequence.num_computed_tokens >= sequence.num_prompt_tokens - 1:
+            return []
+        group.computing = sequence.key
+        self.computing[sequence.key] = group
+        return [s for s in group.members.values() if s.state is SequenceState.WAITING and self.holds(s)]
+
+    def compute(self, sequence: Sequence) -> list[Sequence]:
+        """One of ``computing`` has computed a chunk; those that may fork from it now."""
+        return self.stop(sequence) if sequence.num_computed_tokens >= sequence.num_prompt_tokens else []
+
+    def stop(self, sequence: Sequence) -> list[Sequence]:
+        """``sequence`` computes its prompt no longer; those that need not wait for it any more."""
+        group = self.computing.pop(sequence.key, None)
+        if group is None:
+            return []
+        group.computing = None
+        held, group.held = list(group.held.values()), {}
+        return held
+
+    def find(self, sequence: Sequence) -> Match:
+        """The most of a waiting sequence that is in pages already: a known prefix, or what a sibling has computed."""
+        known = self._cache.find(sequence)
+        if sequence.group is None:
+            return known
+        size = self._cache.pool.page_size
+        return max((known, *self._forks(sequence, sequence.group)), key=lambda match: match.num_tokens(size))
+
+    def _forks(self, sequence: Sequence, group: Group) -> Iterator[Match]:
+        for sibling in group.members.values():
+            if sibling.block_table and sibling is not sequence:
+                yield self._fork(sequence, sibling, sibling.block_table)
+        if group.ended is not None:
+            yield self._fork(sequence, group.ended, self._cache.limbo.table(group.ended.key))
+
+    def _fork(self, sequence: Sequence, sibling: Sequence, table: list[int]) -> Match:
+        """What ``sequence`` can share with, and copy from, the pages of a sibling. One token is left to compute."""
+        size = self._cache.pool.page_size
+        if sequence.host_table:  # has computed tokens of its own on the host, and only shares pages that are full
+            limit = min(sequence.num_computed_tokens, sibling.num_computed_tokens) // size * size
+        else:
+            limit = min(sequence.num_tokens - 1, sibling.num_computed_tokens)
+        num_tokens = _num_common(sequence, sibling, min(limit, len(table) * size))
+        nodes = self._nodes(table[: num_tokens // size])
+        num_tail_tokens = num_tokens - len(nodes) * size
+        if not 0 < num_tail_tokens < size or sequence.host_table:
+            return Match(nodes)
+        return Match(nodes, PageNode(None, b"", len(nodes) + 1, table[len(nodes)]), num_tail_tokens)
+
+    def _nodes(self, pages: list[int]) -> list[PageNode]:
+        """The nodes of these pages, as far as they are known; where prefixes are not shared, nodes of no index."""
+        if not self._cache.shares_prefixes:
+            return [PageNode(None, b"", depth, page) for depth, page in enumerate(pages, 1)]
+        nodes: list[PageNode] = []
+        for page in pages:
+            node = self._cache.index.node_of(page)
+            if node is None:
+                break
+            nodes.append(node)
+        return nodes
+
+
+def _num_common(first: Sequence, second: Sequence, limit: int) -> int:
+    """How many of the first ``limit`` tokens are the same."""
+    differs = first.tokens[:limit] != second.tokens[:limit]
+    return int(differs.argmax()) if differs.any() else limit

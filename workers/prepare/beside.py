@@ -1,0 +1,92 @@
+"""A thread for what may take long, which is given up where something in it takes too long."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+MAX_STUCK = 8  # threads; a worker with so many is no use any more
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Job(Generic[T]):
+    work: Callable[[], T]
+    done: Callable[[T | None], None]
+    result: T | None = None
+
+
+class Beside(Generic[T]):
+    """Does one job after another in a thread; everything but the work itself is for the owner's thread.
+
+    A thread cannot be stopped from outside. One whose job takes longer than ``timeout_s`` is left to itself (it ends
+    with the process), the job counts as done without a result, and another thread goes on with the rest.
+    """
+
+    def __init__(self, timeout_s: float, *, ring: Callable[[], None]) -> None:
+        """``ring`` is called, by the thread beside, when there is something to ``collect``."""
+        self._timeout_s = timeout_s
+        self._ring = ring
+        self._waiting: deque[_Job[T]] = deque()
+        self._finished: deque[_Job[T]] = deque()
+        self._running: _Job[T] | None = None
+        self._give_up_at = 0.0
+        self._inbox: queue.SimpleQueue[_Job[T] | None] | None = None  # of the thread in use
+        self.num_stuck = 0
+
+    def submit(self, work: Callable[[], T], done: Callable[[T | None], None]) -> None:
+        """``done`` is called by ``collect`` with what ``work`` returned, or with None if it took too long."""
+        self._waiting.append(_Job(work, done))
+        self._start_next()
+
+    def collect(self) -> None:
+        """Finish what is done, give up what takes too long.
+
+        Raises:
+            RuntimeError: so many threads are stuck that this process should begin anew.
+        """
+        while self._finished:
+            job = self._finished.popleft()
+            if job is self._running:  # else it was given up before
+                self._running = None
+                job.done(job.result)
+        if self._running is not None and time.monotonic() > self._give_up_at:
+            self._give_up(self._running)
+        self._start_next()
+
+    def _give_up(self, job: _Job[Any]) -> None:
+        self.num_stuck += 1
+        logger.error("a job took longer than %.1f s, its thread is given up", self._timeout_s)
+        self._running = self._inbox = None
+        job.done(None)
+        if self.num_stuck >= MAX_STUCK:
+            raise RuntimeError(f"{self.num_stuck} threads are stuck")
+
+    def _start_next(self) -> None:
+        if self._running is not None or not self._waiting:
+            return
+        if self._inbox is None:
+            self._inbox = queue.SimpleQueue()
+            threading.Thread(target=self._work, args=(self._inbox,), name="tokenizer", daemon=True).start()
+        self._running = self._waiting.popleft()
+        self._give_up_at = time.monotonic() + self._timeout_s
+        self._inbox.put(self._running)
+
+    def close(self) -> None:
+        """The thread ends after what it is doing."""
+        if self._inbox is not None:
+            self._inbox.put(None)
+
+    def _work(self, inbox: queue.SimpleQueue[_Job[T] | None]) -> None:
+        while (job := inbox.get()) is not None and inbox is self._inbox:
+            job.result = job.work()
+            self._finished.append(job)
+            self._ring()

@@ -1,0 +1,58 @@
+"""What each client has under way, so that no one of them can take all there is."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ...protocol.errors import Overloaded
+
+
+class Quotas:
+    """Counts for each owner (see ``Router.owner``) the requests that are accepted and not released, and the bytes of
+    prompts that wait for the tokenizer.
+
+    After a restart nobody knows whose the requests of the last life were: they count for no one.
+    """
+
+    def __init__(self, *, max_requests: int, max_bytes: int) -> None:
+        self._max_requests, self._max_bytes = max_requests, max_bytes
+        self._requests: Counter[bytes] = Counter()
+        self._bytes: Counter[bytes] = Counter()
+        self._owners: dict[tuple[int, int], bytes] = {}  # of a slot and generation
+
+    def check(self, owner: bytes, num_bytes: int) -> None:
+        """Whether this owner may have one more request, ``num_bytes`` of which would wait for the tokenizer.
+
+        Raises:
+            Overloaded: it has as much as one may have.
+        """
+        if self._requests[owner] >= self._max_requests:
+            raise Overloaded(
+                f"this client has {self._requests[owner]} requests that are not answered,"
+                f" the limit is max_client_requests, {self._max_requests}"
+            )
+        if num_bytes and self._bytes[owner] + num_bytes > self._max_bytes:
+            raise Overloaded(
+                f"{self._bytes[owner]} bytes of this client's prompts wait for the tokenizer,"
+                f" {num_bytes} more pass the limit, max_client_bytes, {self._max_bytes}"
+            )
+
+    def waits(self, owner: bytes, num_bytes: int) -> None:
+        self._bytes[owner] += num_bytes
+
+    def waited(self, owner: bytes, num_bytes: int) -> None:
+        self._bytes[owner] -= num_bytes
+        if not self._bytes[owner]:
+            del self._bytes[owner]
+
+    def accepted(self, owner: bytes, slot: int, generation: int) -> None:
+        self._owners[slot, generation] = owner
+        self._requests[owner] += 1
+
+    def released(self, slot: int, generation: int) -> None:
+        """That request ended; whoever had it may have another. Of one that is not known nothing happens."""
+        owner = self._owners.pop((slot, generation), None)
+        if owner is not None:
+            self._requests[owner] -= 1
+            if not self._requests[owner]:
+                del self._requests[owner]

@@ -1,0 +1,161 @@
+"""The choices of one request: which of its answers they are, and who reads each."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+from ...protocol.errors import UnknownRequest
+from ...protocol.groups import SEPARATOR, member_id, request_of
+from ...protocol.journal.layout import Journal
+from ...protocol.journal.requests import RequestView
+from ...protocol.journal.tokens import read_logprobs
+from ...protocol.messages import Failed
+from .answer import Answer
+
+
+class _Reader(NamedTuple):
+    """The last FOLLOW of a choice that is not known yet."""
+
+    peer: bytes
+    offset: int
+    again: bool
+
+
+class Choices:
+    """All answers of a request, of which a client sees ``n``; of a plain request there is one.
+
+    Invariant: a choice is one answer and stays it. Where more answers than choices compete, it is decided once, when
+    all of them have ended, by what the journal holds; so it is decided the same again by a process that starts anew.
+    """
+
+    def __init__(self, view: RequestView, lease_until: float) -> None:
+        params = view.record.params
+        self.request_id = request_of(view.record.request_id)
+        self.group = view.group
+        self.lease_s = view.record.lease_s
+        self.lease_until = lease_until  # time.monotonic()
+        self.answers: dict[int, Answer] = {}  # by index among the sequences of the request
+        self._n = params.n
+        self._size = params.group_size
+        self._is_ranked, self.is_beam_search = params.is_ranked, params.is_beam_search
+        self._choices: dict[int, Answer] = {}
+        self._readers: dict[int, _Reader] = {}
+        self._acknowledged: set[int] = set()
+
+    def join(self, answer: Answer) -> None:
+        index = answer.view.record.index
+        self.answers[index] = answer
+        answer.choices = self
+        if not self._is_ranked:
+            self._choices[index] = answer
+
+    def index_of(self, wire_id: str) -> int | None:
+        """Which choice a client names so; None if it is none of them."""
+        if wire_id == self.request_id:
+            return 0 if self._n == 1 else None
+        number = wire_id.partition(SEPARATOR)[2]
+        is_known = number.isdecimal() and int(number) < self._n
+        return int(number) if is_known and wire_id == member_id(self.request_id, int(number), self._n) else None
+
+    def of(self, wire_id: str) -> list[Answer]:
+        """The answers that stand or fall with what a client names: one choice, or all where they are not known yet."""
+        index = self.index_of(wire_id)
+        if wire_id != self.request_id and index is None:
+            return []
+        if index is None or self._is_ranked:
+            return list(self.answers.values())
+        return [self._choices[index]] if index in self._choices else []
+
+    def follow(self, index: int, peer: bytes, offset: int, again: bool) -> Answer | None:
+        """Somebody reads a choice; its answer, if it is known already."""
+        answer = self._choices.get(index)
+        if answer is None:
+            self._readers[index] = _Reader(peer, offset, again)
+        else:
+            answer.follow(peer, offset, again)
+        return answer
+
+    def decide(self, journal: Journal) -> list[Answer]:
+        """The choices that are known from now on, if all answers have ended; their readers get them."""
+        if self._choices or not (self.are_complete and self.have_ended):
+            return []
+        for answer in self.answers.values():
+            answer.score = self._score(answer, journal)
+        ranked = sorted(self.answers.values(), key=_rank)
+        for index, answer in enumerate(ranked[: self._n]):
+            answer.wire_id = member_id(self.request_id, index, self._n)
+            answer.index = index
+            self._choices[index] = answer
+            if (reader := self._readers.pop(index, None)) is not None:
+                answer.follow(*reader)
+        return list(self._choices.values())
+
+    def acknowledge(self, wire_id: str) -> bool:
+        """A client has the end of a choice, or of all; whether that was the last one of the request."""
+        index = self.index_of(wire_id)
+        if index is None and wire_id != self.request_id:
+            return False
+        indices = range(self._n) if index is None else [index]
+        self._acknowledged |= {i for i in indices if i in self._choices and self._choices[i].stream.is_finished}
+        return len(self._acknowledged) == self._n
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether all answers are here. They are found one by one, and after a crash some may be forgotten already."""
+        return len(self.answers) == self._size
+
+    @property
+    def have_ended(self) -> bool:
+        return all(answer.stream.is_finished for answer in self.answers.values())
+
+    def _score(self, answer: Answer, journal: Journal) -> float | None:
+        """Of a hypothesis, what the search gave it; of a sample, the mean logprob of its tokens."""
+        num_tokens = answer.stream.num_tokens
+        if not num_tokens:
+            return None
+        if self.is_beam_search:
+            return float(journal.records["score"][answer.view.slot])
+        rows: list[Any] = read_logprobs(journal, answer.view, 0, num_tokens)
+        return float(sum(chosen for chosen, _ in rows)) / num_tokens
+
+
+class Requests:
+    """The requests that are live or kept, by id."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Choices] = {}
+
+    def get(self, wire_id: str) -> Choices | None:
+        """The request of this id, or of which a choice has it."""
+        return self._by_id.get(request_of(wire_id))
+
+    def join(self, answer: Answer) -> None:
+        view = answer.view
+        choices = self.get(view.record.request_id)
+        if choices is None or choices.group != view.group:
+            choices = Choices(view, time.monotonic() + view.record.lease_s)
+            self._by_id[choices.request_id] = choices
+        choices.join(answer)
+
+    def drop(self, choices: Choices) -> None:
+        if self._by_id.get(choices.request_id) is choices:
+            del self._by_id[choices.request_id]
+
+    def overdue(self, now: float) -> list[Choices]:
+        """Those whose lease has run out."""
+        return [choices for choices in self._by_id.values() if now > choices.lease_until]
+
+
+def unknown(wire_id: str, choices: Choices | None) -> Failed:
+    """The answer to a FOLLOW of what nobody can follow."""
+    text = f"no request {wire_id!r:.100} is live or kept"
+    if choices is not None:
+        text = f"request {choices.request_id!r} has several choices, {wire_id!r:.100} is none of them"
+    return Failed(wire_id, 0, 0, b"", "", None, UnknownRequest.code, text, {})
+
+
+def _rank(answer: Answer) -> tuple[bool, bool, float, int]:
+    """Lowest first: those that failed last, before them those that have said nothing; ties as they were made."""
+    index = answer.view.record.index
+    return answer.error is not None, answer.score is None, -(answer.score or 0.0), index

@@ -1,0 +1,42 @@
+"""Columns and entries of messages, as rows and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...protocol.messages import StepDone
+
+
+class TokenRow(NamedTuple):
+    """One sequence's part of a step."""
+
+    slot: int
+    generation: int
+    token_index: int  # in the answer
+    token_id: int
+    reason: int  # index into FINISH_REASONS; 0: it goes on
+
+
+def rows_of(step: StepDone) -> Iterator[TokenRow]:
+    columns = (
+        np.frombuffer(step.slots, "<u4").tolist(),
+        np.frombuffer(step.generations, "<u4").tolist(),
+        np.frombuffer(step.indices, "<u4").tolist(),
+        np.frombuffer(step.token_ids, "<i4").tolist(),
+        list(step.finish_reasons),
+    )
+    return map(TokenRow._make, zip(*columns, strict=True))
+
+
+def columns_of(keys: list[tuple[int, int]]) -> tuple[bytes, bytes]:
+    """Slots and generations."""
+    slots, generations = np.array(keys, "<u4").reshape(-1, 2).T
+    return slots.tobytes(), generations.tobytes()
+
+
+def is_follow_entry(entry: Any) -> bool:
+    """Whether a client sent ``[request id, tokens, again]``."""
+    return type(entry) is list and [type(v) for v in entry] == [str, int, bool]

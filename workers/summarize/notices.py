@@ -1,0 +1,28 @@
+"""What the other workers are told: which requests ended, and whose records may be used again."""
+
+from __future__ import annotations
+
+from ...protocol import messages as m
+from ...protocol.channels import Links
+from .columns import columns_of
+
+Key = tuple[int, int]  # (slot, generation)
+
+
+class Notices:
+    """Collected during a turn, and sent at its end. The journal says the same, so one that is lost costs time only."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self.released: list[Key] = []
+        self.forgotten: list[Key] = []
+
+    def send(self) -> None:
+        if self.released:
+            release = m.Release(*columns_of(self.released))
+            self._links.send("execute", release)
+            self._links.send("prepare", release)
+            self.released.clear()
+        if self.forgotten:
+            self._links.send("prepare", m.Forgotten(*columns_of(self.forgotten)))
+            self.forgotten.clear()
