@@ -12,7 +12,8 @@ from openai.types import Completion, Decision
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 
-from tests.launch.gateway.conftest import Site
+from tests.launch.gateway.conftest import Site, site
+from triptych import Driver
 
 LEN: list[Any] = [{"role": "user", "content": "What does len do?"}]
 ANSWER = "Return the number of items in a container."
@@ -169,6 +170,18 @@ def test_errors_are_of_the_client_s_own_classes(client: OpenAI, wrong: Any, erro
         client.chat.completions.create(**{"model": "demo", "messages": LEN, **wrong})
     assert caught.value.type == "invalid_request_error"
     assert caught.value.param in ("temperature", "model", "unknown")
+
+
+def test_a_wrong_key_is_an_authentication_error(pipeline: Driver) -> None:
+    with site(pipeline.run_dir, api_key="right") as keyed:
+        for key, is_right in (("wrong", False), ("right", True)):
+            with OpenAI(base_url=f"{keyed.url}/v1", api_key=key, max_retries=0) as other:
+                if is_right:
+                    assert len(list(other.models.list())) == 1
+                else:
+                    with pytest.raises(openai.AuthenticationError) as caught:
+                        other.models.list()
+                    assert caught.value.code == "invalid_api_key"
 
 
 def test_an_error_within_a_stream_is_raised(hash_client: OpenAI) -> None:

@@ -1,0 +1,43 @@
+"""Clients that others wrote, each run as a program of its own against the gateway."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.compat.conftest import node_folder_with, pythons_with
+from tests.launch.gateway.conftest import Site
+
+FOLDER = Path(__file__).with_name("clients")
+PATIENCE_S = 280
+
+
+def run(command: list[str], cwd: Path = FOLDER) -> None:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "module"),
+    [
+        ("openai_client.py", "openai"),
+        ("litellm_client.py", "litellm"),
+        ("langchain_client.py", "langchain_openai"),
+        ("guidellm_run.py", "guidellm"),
+        ("schemathesis_run.py", "schemathesis"),
+    ],
+    ids=lambda value: value.partition(".")[0],
+)
+def test_a_python_client_finds_what_it_expects(demo: Site, script: str, module: str) -> None:
+    for python in pythons_with(module):
+        run([python, "-B", script, demo.url])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_node_client_finds_what_it_expects(demo: Site) -> None:
+    run(["node", str(FOLDER / "openai_client.mjs"), demo.url], cwd=node_folder_with("openai"))
