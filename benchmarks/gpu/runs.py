@@ -103,7 +103,8 @@ class TimedRunner:
         self._runner = runner
         self._on_gpu = on_gpu
         self._marks: list[Any] = []
-        self.move, self.collect = runner.move, runner.collect
+        self.move, self.collect, self.is_fatal = runner.move, runner.collect, runner.is_fatal
+        self.is_batch_invariant = runner.is_batch_invariant
 
     def launch(self, inputs: StepInputs) -> None:
         begin = self._mark()
