@@ -40,6 +40,7 @@ def describe_scheduler(scheduler: Scheduler) -> dict[str, Any]:
         "max_model_len": scheduler.max_model_len,
         "prefix_cache": cache.shares_prefixes,
         "num_host_pages": cache.host.num_pages,
+        "replays": scheduler.replays,
     }
 
 
@@ -49,7 +50,7 @@ def rebuild_scheduler(wire: Mapping[str, Any]) -> Scheduler:
     Raises:
         KeyError, TypeError, ConfigError: this is no description of a scheduler.
     """
-    names = ("page_size", "num_pages", "max_model_len", "prefix_cache", "num_host_pages")
+    names = ("page_size", "num_pages", "max_model_len", "prefix_cache", "num_host_pages", "replays")
     return Scheduler(SchedulerConfig(**wire["scheduler"]), **{name: wire[name] for name in names})
 
 
@@ -59,6 +60,8 @@ def describe_sequence(sequence: Sequence, tokens: Int32) -> dict[str, Any]:
     if sequence.num_output_tokens and sequence.end_reason(len(sequence.tokens)) == "stop":
         tokens[-1] = STOP
     values = {name: value for name in _SEQUENCE_FIELDS if (value := getattr(sequence, name))}
+    if sequence.chunk_ends:
+        values["chunk_ends"] = list(sequence.chunk_ends)
     if sequence.group_key is not None:
         values["group"] = list(sequence.group_key)
     if sequence.params.is_beam_search:
@@ -76,6 +79,8 @@ def rebuild_sequence(key: Key, wire: Mapping[str, Any]) -> Sequence:
         raise ValueError("a beam search cannot be run again: the candidates of its beams are not in a trace")
     known = unpack_tokens(wire["tokens"])
     values = {name: wire[name] for name in _SEQUENCE_FIELDS if name in wire}
+    if "chunk_ends" in wire:
+        values["chunk_ends"] = [int(end) for end in wire["chunk_ends"]]
     if "group" in wire:
         values["group_key"] = (int(wire["group"][0]), int(wire["group"][1]))
     tokens = np.zeros(wire["num_prompt_tokens"] + wire["max_tokens"], np.int32)

@@ -51,7 +51,7 @@ class Scheduler:
         replays: bool = False,  # what was said is decoded again after a preemption or a crash, not prefilled
     ) -> None:
         self.config = config
-        self._replays = replays
+        self.replays = replays
         self.max_model_len = max_model_len
         self.policy = make_policy(config)
         self._swaps = make_preemption(config)
@@ -86,7 +86,7 @@ class Scheduler:
         assert sequence.key not in self.live, f"{sequence.key} is live already"
         assert len(self.live) < self.config.max_live, f"{len(self.live)} live, the limit is {self.config.max_live}"
         assert sequence.num_tokens > 0, f"{sequence.key} has no tokens"
-        sequence.replays = self._replays
+        sequence.replays = self.replays and not sequence.is_beam  # a search starts from the prompt again
         self.live[sequence.key] = sequence
         self.num_needing_tokens += sequence.needs_its_tokens
         self.groups.join(sequence)
