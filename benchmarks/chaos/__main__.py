@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
 
-from clients import Clients, HashOracle, Oracle, RecordedOracle  # noqa: E402
+from chaos_clients import Clients, HashOracle, Oracle, RecordedOracle  # noqa: E402
 from faults import Faults  # noqa: E402
 from report import environment  # noqa: E402
 from service import Service, wait_for  # noqa: E402

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 
-from clients import Watch
+from chaos_clients import Watch
 from service import Service, wait_for
 
 from triptych.protocol.board import ROLES
