@@ -7,6 +7,7 @@
 PYTHON ?= python3
 PIP_FLAGS ?=
 ARGS ?=
+WORKERS ?= 4
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt
@@ -20,7 +21,7 @@ demo: $(INSTALLED)
 test: export HF_HUB_OFFLINE = 1
 test: export TOKENIZERS_PARALLELISM = false
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
