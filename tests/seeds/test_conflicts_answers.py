@@ -120,7 +120,7 @@ WRONG: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("bad", WRONG, ids=str)
+@pytest.mark.parametrize("bad", WRONG, ids=lambda bad: ", ".join(bad))
 def test_c_21_a_request_that_is_wrong_fails_alone(driver: Driver, bad: dict[str, Any]) -> None:
     """Bad ids, empty prompts, bad values, values that cannot be sent: the error is theirs, the others go on."""
     with Client(driver.run_dir) as client:
