@@ -7,7 +7,7 @@
 PYTHON ?= python3
 PIP_FLAGS ?=
 ARGS ?=
-WORKERS ?= 4
+WORKERS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt
@@ -21,7 +21,7 @@ demo: $(INSTALLED)
 test: export HF_HUB_OFFLINE = 1
 test: export TOKENIZERS_PARALLELISM = false
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --reruns 2 $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -20,14 +20,14 @@ HEAVY = ("torch", "transformers", "huggingface_hub", "safetensors")
 LIMIT_S = 0.5
 PROBE = """
 import importlib, json, sys, time
-start = time.perf_counter()
+start = time.process_time()
 importlib.import_module(sys.argv[1])
-print(json.dumps([time.perf_counter() - start, [name for name in sys.argv[2:] if name in sys.modules]]))
+print(json.dumps([time.process_time() - start, [name for name in sys.argv[2:] if name in sys.modules]]))
 """
 
 
 def import_in_a_new_process(module: str) -> tuple[float, list[str]]:
-    """Seconds, and which heavy libraries came with it."""
+    """Seconds of processor time, and which heavy libraries came with it."""
     command = [sys.executable, "-c", PROBE, module, *HEAVY]
     seconds, heavy = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return seconds, heavy

@@ -57,7 +57,7 @@ def test_a_full_journal_refuses_and_recovers() -> None:
         streams = [driver.submit([i, 3], max_tokens=300) for i in range(1, 5)]
         for stream in streams:
             stream.accepted(20)
-        with pytest.raises(Overloaded, match="all 4 records of the journal are in use"):
+        with pytest.raises(Overloaded, match="needs 1 records of the journal, 0 of 4 are free"):
             driver.submit([9, 9], max_tokens=2).result(20)
         assert [len(stream.result(30).token_ids) for stream in streams] == [300] * 4
         eventually(lambda: driver.stats()["prepare"]["records_used"] == 0)

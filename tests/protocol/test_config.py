@@ -60,6 +60,7 @@ LIMITS: list[tuple[str, Any, Any, Any, Any]] = [
     ("arena_bytes", (1 << 16) - 1, 1 << 16, 1 << 40, (1 << 40) + 1),
     ("start_timeout_s", 0.09, 0.1, None, None),
     ("hang_s", 0.09, 0.1, None, None),
+    ("tensor_parallel_size", 0, 1, None, None),
     ("max_restarts", -1, 0, None, None),
     ("degrade_after", -1, 0, None, None),
     ("journal_flush_ms", 0.5, 1, 60_000, 60_001),

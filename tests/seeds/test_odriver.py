@@ -213,7 +213,9 @@ def test_r_od_13_a_request_goes_from_waiting_over_ready_to_decoding() -> None:
     engine = make_engine(first, second, max_num_seqs=1)
     states = [second.state]
     trace(engine, each=lambda step: states.append(second.state))
-    assert list(dict.fromkeys(states)) == [state for state in SequenceState if state is not SequenceState.SWAPPED]
+    assert list(dict.fromkeys(states)) == [
+        state for state in SequenceState if state.value not in ("swapped", "paused", "ending")
+    ]
 
 
 def test_r_od_14_a_block_table_names_real_pages_of_its_own_in_order() -> None:
