@@ -118,7 +118,8 @@ def test_hypotheses_of_these_models_end_at_many_lengths(tiny: Tiny) -> None:
     """Otherwise the tests above would show little of how a search ends."""
     searches = [beams_of(prompt, 5, 24, **options) for prompt in PROMPTS.values() for options in OPTIONS.values()]
     lengths = {len(hypothesis.tokens) for beams in searches for hypothesis in search(tiny, *beams)}
-    assert len(lengths) > 3
+    least = {"llama": 8, "gpt2": 3}  # of these weights, gpt2's end at four
+    assert len(lengths) > least[tiny.model.config.model_type]
     assert 24 in lengths
 
 
