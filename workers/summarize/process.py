@@ -157,12 +157,7 @@ class Summarize:
 
     def _push(self, answer: Answer, token_ids: list[int], now_ns: int) -> None:
         before = answer.stream.num_tokens
-        try:
-            self._push_named(answer, token_ids, now_ns)
-        except BaseException as error:  # a panic of the tokenizer's Rust code is not an Exception
-            logger.exception("request %s could not be turned into text", answer.wire_id)
-            answer.stream.abandon("error")
-            self._fail(answer, RequestError(f"the tokens could not be turned into text: {type(error).__name__}"))
+        if not self._turn_into_text(answer, token_ids, now_ns):
             return
         num_new = answer.stream.num_tokens - before
         self._counts["tokens"] += num_new
@@ -170,6 +165,17 @@ class Summarize:
         self._delivery.mark(answer)
         if answer.stream.is_finished:
             self._release(answer)
+
+    def _turn_into_text(self, answer: Answer, token_ids: list[int], now_ns: int) -> bool:
+        """False if that fails, which is the answer's end."""
+        try:
+            self._push_named(answer, token_ids, now_ns)
+        except BaseException as error:  # a panic of the tokenizer's Rust code is not an Exception
+            logger.exception("request %s could not be turned into text", answer.wire_id)
+            answer.stream.abandon("error")
+            self._fail(answer, RequestError(f"the tokens could not be turned into text: {type(error).__name__}"))
+            return False
+        return True
 
     def _push_named(self, answer: Answer, token_ids: list[int], now_ns: int) -> None:
         """With the request's name written down meanwhile: if this process dies of it, the driver knows of which."""
@@ -244,10 +250,10 @@ class Summarize:
         ended = read_release(self._journal, *answer.key)
         if ended is not None:
             tokens = read_tokens(self._journal, answer.view)
-            if tokens is not None and ended[0]:
-                self._push_named(answer, tokens[: ended[0]].tolist(), self._journal.now_ns())
-            self._close(answer, ended[1])
-            self._decide(answer.choices)
+            token_ids = [] if tokens is None else tokens[: ended[0]].tolist()
+            if self._turn_into_text(answer, token_ids, self._journal.now_ns()):
+                self._close(answer, ended[1])
+                self._decide(answer.choices)
         elif answer.view.record.token_capacity == 0:
             self._end(answer, "length")
         else:
@@ -333,9 +339,18 @@ class Summarize:
         self._release(answer)
 
     def _fail(self, answer: Answer, error: RequestError) -> None:
-        """End an answer with an error that this process found."""
-        if not answer.ended_ns:
-            answer.error, answer.end_code = (error.code, error.message), error.code
+        """End an answer with an error that this process found.
+
+        One that ended in an earlier life keeps the end that is written: what hung on it was given back. Only who comes
+        for its text now hears that there is none.
+        """
+        if answer.ended_ns:
+            return
+        answer.error, answer.end_code = (error.code, error.message), error.code
+        if is_released(self._journal, *answer.key):
+            self._close(answer, "error")
+            self._decide(answer.choices)
+        else:
             self._end(answer, "error")
 
     def _close(self, answer: Answer, reason: str) -> None:
