@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from ...protocol.codec import decode_public
 from ...protocol.config import ModelCard
 from ...protocol.errors import BadFrame, JournalError, PipelineFailed, Poisoned, RequestError
 from ...protocol.journal.deaths import POISONED, held_against, note_survival
-from ...protocol.journal.layout import FORGOTTEN, split_word, word
-from ...protocol.journal.releases import ReleaseWriter, read_end_code, read_release
+from ...protocol.journal.layout import split_word
+from ...protocol.journal.releases import ReleaseWriter, is_forgotten, is_released, read_end_code, read_release
 from ...protocol.journal.requests import RequestView, read_request
 from ...protocol.journal.tokens import read_finish, read_tokens
 from ...protocol.run_dir import CARD_FILE, follow_endpoint
@@ -222,7 +223,7 @@ class Summarize:
         if view is None:
             return None
         self._generations[slot] = view.generation
-        if int(self._journal.release_words[slot]) == word(view.generation, FORGOTTEN):
+        if is_forgotten(self._journal, slot, view.generation):
             return None
         answer = Answer(view, self._stream(view))
         self._answers[slot] = answer
@@ -386,13 +387,17 @@ class Summarize:
 
     def _acknowledge(self, wire_id: str) -> None:
         if (choices := self._requests.get(wire_id)) and choices.acknowledge(wire_id):
-            self._forget(choices)
+            self._drop(choices, self._writer.forget)
 
-    def _forget(self, choices: Choices) -> None:
-        """The client has all that ended, or nobody will come for it."""
+    def _give_up(self, choices: Choices) -> None:
+        """Nobody came for it."""
+        self._counts["forgotten_unread"] += 1
+        self._drop(choices, self._writer.give_up)
+
+    def _drop(self, choices: Choices, write: Callable[[int, int], None]) -> None:
         for answer in choices.answers.values():
             slot, generation = answer.key
-            self._writer.forget(slot, generation)
+            write(slot, generation)
             self._notices.forgotten.append(answer.key)
             if self._answers.get(slot) is answer:
                 del self._answers[slot]
@@ -409,13 +414,19 @@ class Summarize:
             if gave_up and not answer.stream.is_finished:
                 self._fail(answer, PipelineFailed("a worker died again and again, and the pipeline gave up"))
         for choices in self._requests.overdue(now):
-            if choices.have_ended:
-                self._counts["forgotten_unread"] += 1
-                self._forget(choices)
-            else:
-                for answer in choices.answers.values():
-                    self._end(answer, "abort")
-                choices.lease_until = now + choices.lease_s
+            self._end_lease(choices, now)
+
+    def _end_lease(self, choices: Choices, now: float) -> None:
+        if (left_s := choices.left_to_ask_s(self._journal)) > 0:
+            choices.lease_until = now + left_s
+            return
+        has_reader, have_ended = choices.was_followed, choices.have_ended
+        for answer in choices.answers.values():
+            self._end(answer, "abort")
+        if has_reader and not have_ended:  # who comes back may still learn of it
+            choices.lease_until = now + choices.lease_s
+        else:
+            self._give_up(choices)
 
     def _end_overdue(self) -> None:
         """Deadlines, whatever the other workers are at: a request may have no credit, or execute may be away."""
