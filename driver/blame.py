@@ -3,6 +3,9 @@
 Whoever was in the hands of a worker that died by its own fault is a suspect. After the restart suspects are run alone;
 one that is alone in the hands of the worker when it dies again is named, and fails as poisoned. A suspect that came
 through a run of its own is none any more. Deaths that come from outside blame nobody.
+
+Whoever was named is known by its content from then on: a client that sends it again, with another id or with the same,
+is refused before it costs two more deaths.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ class Blame:
 
     def __init__(self, board: Board, journal: Journal) -> None:
         self._board = board
+        self._journal = journal
         self._deaths = DeathWriter(journal)
         # What a worker left that died with an earlier driver is no work of the one that is started now.
         for role in ROLES:
@@ -42,6 +46,7 @@ class Blame:
             deaths = self._deaths.add(role, key, is_alone=len(keys) == 1)
             num_suspects += deaths is not None
             if deaths == POISONED:
+                self._board.set_suspect(int(self._journal.records["digest"][key >> 32]), POISONED)
                 logger.error("record %d ended %s twice, the second time alone: it is poisoned", key >> 32, role)
         if num_suspects:
             logger.warning("%s died with %d requests in its hands: they are run alone first", role, num_suspects)
@@ -50,8 +55,7 @@ class Blame:
         """Requests that were not accepted yet have no record: they are known by their content, also with another id."""
         suspects = self._board.suspects()
         for digest in digests:
-            before = suspects.get(digest, 0)
-            is_named = before and len(digests) == 1
-            self._board.set_suspect(digest, POISONED if is_named else before + 1)
+            is_named = digest in suspects and len(digests) == 1
+            self._board.set_suspect(digest, POISONED if is_named else min(self._board.deaths_of(digest) + 1, POISONED))
             if is_named:
                 logger.error("a request with the digest %08x ended prepare twice: it is poisoned", digest)

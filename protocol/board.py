@@ -35,7 +35,10 @@ _DRIVER = np.dtype(
         ("epochs", "<u8", (len(ROLES),)),
         ("is_degraded", "<u8"),  # execute runs one sequence at a time and without graphs
         ("num_suspects", "<u8"),  # ever written; the oldest make room
-        ("suspects", "<u8", (SUSPECT_SLOTS, 2)),  # (digest, deaths) of requests whose preparation killed prepare
+        ("suspects", "<u8", (SUSPECT_SLOTS, 2)),  # (digest, deaths) of requests that killed a worker
+        ("suspects_version", "<u8"),  # grows with every change of them
+        # prepare writes this: digest << 32 | the deaths after which it prepared such a request, alone, and lived
+        ("survived", "<u8", (SUSPECT_SLOTS,)),
     ]
 )
 _WORKER = np.dtype(
@@ -90,17 +93,43 @@ class Board:
     def set_degraded(self, is_degraded: bool) -> None:
         self._driver["is_degraded"] = is_degraded
 
+    @property
+    def suspects_version(self) -> int:
+        """Another number whenever the suspects are others."""
+        return int(self._driver["suspects_version"])
+
     def suspects(self) -> dict[int, int]:
-        """Deaths of prepare by the digest of the request it was working on."""
-        rows = self._driver["suspects"][: min(int(self._driver["num_suspects"]), SUSPECT_SLOTS)]
-        return {int(digest): int(deaths) for digest, deaths in rows}
+        """Requests by their digest: the deaths of prepare that are held against each, or that it is poisoned."""
+        rows, survived = self._driver["suspects"].tolist(), self._driver["survived"].tolist()
+        count = min(int(self._driver["num_suspects"]), SUSPECT_SLOTS)
+        return {
+            digest: deaths
+            for (digest, deaths), word in zip(rows[:count], survived, strict=False)
+            if word >> 32 != digest or deaths > word & 0xFFFFFFFF
+        }
+
+    def deaths_of(self, digest: int) -> int:
+        """All deaths that were ever counted, also those that are not held against anybody any more."""
+        index = self._index_of_suspect(digest)
+        return 0 if index is None else int(self._driver["suspects"][index, 1])
 
     def set_suspect(self, digest: int, deaths: int) -> None:
-        count, rows = int(self._driver["num_suspects"]), self._driver["suspects"]
-        known = np.flatnonzero(rows[: min(count, SUSPECT_SLOTS), 0] == digest)
-        index = int(known[0]) if len(known) else count % SUSPECT_SLOTS
-        rows[index] = digest, deaths
-        self._driver["num_suspects"] = count if len(known) else count + 1
+        """For the driver."""
+        count, index = int(self._driver["num_suspects"]), self._index_of_suspect(digest)
+        if index is None:
+            index, count = count % SUSPECT_SLOTS, count + 1
+        self._driver["suspects"][index] = digest, deaths
+        self._driver["num_suspects"] = count
+        self._driver["suspects_version"] += 1
+
+    def note_survival(self, digest: int, deaths: int) -> None:
+        """Such a request was prepared alone and did no harm, after so many deaths. For prepare."""
+        if (index := self._index_of_suspect(digest)) is not None:
+            self._driver["survived"][index] = digest << 32 | deaths
+
+    def _index_of_suspect(self, digest: int) -> int | None:
+        known = np.flatnonzero(self._driver["suspects"][: int(self._driver["num_suspects"]), 0] == digest)
+        return int(known[0]) if len(known) else None
 
     def intent(self, role: str) -> Intent:
         return self._intents[role]

@@ -35,7 +35,7 @@ MAX_CHUNK_ENDS = 6
 # prepare_word
 FREE, ACCEPTED, DISPATCHED = 0, 1, 2
 # release_word
-RELEASED, FORGOTTEN = 1, 2
+RELEASED, FORGOTTEN, UNREAD = 1, 2, 3  # UNREAD: forgotten as well, and no client has acknowledged it
 
 HEADER = np.dtype(
     [
@@ -72,7 +72,8 @@ RECORD = np.dtype(
         ("id_generation", "<u4"),  # whose id and digest these are: not the record's until prepare_word says so too
         ("last_slot", "<u4"),  # of the record that was published last of those of the same request, perhaps this one
         ("last_generation", "<u4"),
-        ("_prepare", "V32"),
+        ("told_ns", "<u8"),  # its client was told once more that it is accepted; 0: it did not ask
+        ("_prepare", "V24"),
         # execute writes these, tokens_word after each token, finish_word last
         ("tokens_word", "<u8"),
         ("finish_word", "<u8"),
@@ -211,7 +212,7 @@ class Journal:
         return self.prepare_words & np.uint64(0xFFFFFFFF)
 
     def release_states(self) -> npt.NDArray[np.uint64]:
-        """uint64 [num_records], 0, RELEASED or FORGOTTEN of the present generation."""
+        """uint64 [num_records], 0, RELEASED, FORGOTTEN or UNREAD of the present generation."""
         current = self.release_words >> np.uint64(32) == self.generations()
         return np.where(current, self.release_words & np.uint64(0xFFFFFFFF), 0).astype(np.uint64)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..messages import FINISH_REASONS, finish_reason
-from .layout import FORGOTTEN, RELEASED, Journal, split_word, word
+from .layout import FORGOTTEN, RELEASED, UNREAD, Journal, split_word, word
 
 
 class ReleaseWriter:
@@ -23,6 +23,10 @@ class ReleaseWriter:
         """The client has its answer: prepare may use the record again."""
         self._journal.records["release_word"][slot] = word(generation, FORGOTTEN)
 
+    def give_up(self, slot: int, generation: int) -> None:
+        """Nobody came for the answer: prepare may use the record again, and the id counts as never used."""
+        self._journal.records["release_word"][slot] = word(generation, UNREAD)
+
 
 def read_release(journal: Journal, slot: int, generation: int) -> tuple[int, str] | None:
     """``(tokens of the answer, finish reason)`` if the request ended, else None."""
@@ -36,6 +40,16 @@ def read_release(journal: Journal, slot: int, generation: int) -> tuple[int, str
 def read_end_code(journal: Journal, slot: int, generation: int) -> str:
     """The error that summarize itself ended this request with; empty if it did not, or if the request goes on."""
     return bytes(journal.records["end_code"][slot]).decode() if is_released(journal, slot, generation) else ""
+
+
+def is_forgotten(journal: Journal, slot: int, generation: int) -> bool:
+    """Whether nobody can ask for the answer any more."""
+    return int(journal.release_words[slot]) in (word(generation, FORGOTTEN), word(generation, UNREAD))
+
+
+def was_read(journal: Journal, slot: int, generation: int) -> bool:
+    """Whether a client has acknowledged the end of this request."""
+    return int(journal.release_words[slot]) == word(generation, FORGOTTEN)
 
 
 def is_released(journal: Journal, slot: int, generation: int) -> bool:

@@ -13,7 +13,8 @@ import numpy as np
 
 from ..errors import JournalError, Overloaded
 from ..record import RequestRecord
-from .layout import ACCEPTED, DISPATCHED, FORGOTTEN, FREE, Extent, Journal, extent, split_word, word
+from .layout import ACCEPTED, DISPATCHED, FREE, UNREAD, Extent, Journal, extent, split_word, word
+from .releases import is_forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +118,13 @@ class RequestWriter:
         return len(self._free)
 
     def past_ids(self) -> list[tuple[str, int]]:
-        """``(request id, digest)`` of records that are free now but held a request before."""
+        """``(request id, digest)`` of records that are free now, and of which a client had the answer."""
         entries = (self._journal.records[slot] for slot in self._free)
         # An id whose generation was never published is of a request that was being written when prepare was killed.
         written = [e for e in entries if e["request_id"] and e["id_generation"] == split_word(e["prepare_word"])[0]]
+        answered = [e for e in written if int(e["release_word"]) != word(int(e["id_generation"]), UNREAD)]
         # An id that a disk has damaged is nobody's.
-        return [(bytes(e["request_id"]).decode(errors="replace"), int(e["digest"])) for e in written]
+        return [(bytes(e["request_id"]).decode(errors="replace"), int(e["digest"])) for e in answered]
 
     def accept(self, record: RequestRecord, times: AcceptTimes) -> tuple[int, int]:
         """Publish a request of one record, see ``accept_all``."""
@@ -181,7 +183,7 @@ class RequestWriter:
         entry["arrival"] = self._next_arrival
         entry["received_ns"], entry["accepted_ns"] = times.received_ns, times.accepted_ns
         entry["tokenize_start_ns"], entry["tokenize_end_ns"] = times.tokenize_start_ns, times.tokenize_end_ns
-        entry["dispatched_ns"] = 0
+        entry["dispatched_ns"] = entry["told_ns"] = 0
         entry["last_slot"], entry["last_generation"] = last
         entry["id_generation"] = generation
         entry["request_id"], entry["digest"] = record.request_id.encode(), record.digest
@@ -197,13 +199,17 @@ class RequestWriter:
         entry["dispatched_ns"] = now_ns
         entry["prepare_word"] = word(generation, DISPATCHED)
 
+    def note_told(self, slot: int, now_ns: int) -> None:
+        """The client of this request asked again, and is told again that it is accepted."""
+        self._journal.records["told_ns"][slot] = now_ns
+
     def recycle(self, slot: int, generation: int) -> bool:
         """Free the record if summarize has written it off and execute has let go of it; False if not, or if that
         generation is gone already.
         """
         entry = self._journal.records[slot]
         current, state = split_word(entry["prepare_word"])
-        if current != generation or state == FREE or int(entry["release_word"]) != word(generation, FORGOTTEN):
+        if current != generation or state == FREE or not is_forgotten(self._journal, slot, generation):
             return False
         # NOTE: until execute has said that no token follows, a step in flight may still write one into the extent,
         # which would then be somebody else's.

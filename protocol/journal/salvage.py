@@ -6,7 +6,7 @@ import numpy as np
 
 from ..errors import JournalError
 from ..messages import FINISH_REASONS
-from .layout import DISPATCHED, FORGOTTEN, FREE, Journal, split_word, word
+from .layout import DISPATCHED, FREE, UNREAD, Journal, split_word, word
 from .requests import RequestView, read_request
 
 
@@ -44,7 +44,7 @@ def _reset_impossible_ends(journal: Journal, slot: int, lines: list[str]) -> Non
     """A word that nobody can have written is as if it were not written: the request goes on."""
     generation, _ = split_word(journal.prepare_words[slot])
     entry = journal.records[slot]
-    limits = {"finish_word": len(FINISH_REASONS) - 1, "release_word": FORGOTTEN}
+    limits = {"finish_word": len(FINISH_REASONS) - 1, "release_word": UNREAD}
     for name, limit in limits.items():
         current, value = split_word(entry[name])
         if current == generation and value > limit:

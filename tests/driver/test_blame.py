@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.protocol.factories import accept, make_record
 from triptych.driver.blame import Blame
 from triptych.protocol.board import Board
+from triptych.protocol.journal.deaths import POISONED
 from triptych.protocol.journal.layout import Journal
+from triptych.protocol.journal.requests import RequestWriter
 
 DIGEST = 7
 
@@ -49,3 +52,32 @@ def test_what_was_worked_on_when_the_driver_died_is_not_held_against_anybody(boa
     blame = Blame(board, journal)
     blame.note_death("prepare", internal=True)
     assert board.suspects() == {}
+
+
+def test_two_deaths_far_apart_name_nobody_if_it_did_no_harm_in_between(board: Board, journal: Journal) -> None:
+    blame = Blame(board, journal)
+    for deaths in (1, 2):
+        work_on(board, DIGEST)
+        blame.note_death("prepare", internal=True)
+        assert board.suspects() == {DIGEST: deaths}
+        board.note_survival(DIGEST, deaths)
+
+
+@pytest.mark.parametrize("role", ["execute", "summarize"])
+def test_what_ended_a_worker_twice_is_known_by_its_content(board: Board, journal: Journal, role: str) -> None:
+    """Or its client sends it once more, under another id, and two more deaths are what it costs."""
+    view = accept(RequestWriter(journal), journal, make_record(digest=DIGEST))
+    blame = Blame(board, journal)
+    for suspects in ({}, {DIGEST: POISONED}):
+        board.intent(role).begin_one(view.slot << 32 | view.generation)
+        blame.note_death(role, internal=True)
+        assert board.suspects() == suspects
+
+
+def test_who_was_named_stays_named(board: Board, journal: Journal) -> None:
+    blame = Blame(board, journal)
+    board.set_suspect(DIGEST, POISONED)
+    board.intent("prepare").set_others([DIGEST + 1])
+    work_on(board, DIGEST)
+    blame.note_death("prepare", internal=True)
+    assert board.suspects() == {DIGEST: POISONED, DIGEST + 1: 1}

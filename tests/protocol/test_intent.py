@@ -71,5 +71,38 @@ def test_suspects_outlive_the_board_and_the_oldest_make_room(board: Board, tmp_p
     assert len(suspects) == SUSPECT_SLOTS
 
 
+def test_a_suspect_that_survived_is_suspected_again_after_its_next_death_only(board: Board) -> None:
+    board.set_suspect(11, 1)
+    board.set_suspect(12, 1)
+    board.note_survival(11, 1)
+    assert board.suspects() == {12: 1}
+    board.set_suspect(11, board.deaths_of(11) + 1)
+    assert board.suspects() == {11: 2, 12: 1}
+
+
+def test_who_survives_one_death_does_not_survive_the_next(board: Board) -> None:
+    """The driver may have named it meanwhile, for what it did to another worker."""
+    board.set_suspect(11, 2)
+    board.note_survival(11, 1)
+    assert board.suspects() == {11: 2}
+
+
+def test_a_survival_is_of_one_request_only(board: Board) -> None:
+    board.set_suspect(11, 1)
+    board.note_survival(11, 1)
+    board.note_survival(12, 1)
+    for digest in range(100, 100 + SUSPECT_SLOTS):
+        board.set_suspect(digest, 1)
+    assert len(board.suspects()) == SUSPECT_SLOTS
+
+
+def test_a_change_of_the_suspects_shows_in_their_version(board: Board) -> None:
+    versions = [board.suspects_version]
+    for deaths in (1, 2):
+        board.set_suspect(11, deaths)
+        versions.append(board.suspects_version)
+    assert len(set(versions)) == 3
+
+
 def test_a_board_can_be_closed(board: Board) -> None:
     board.close()

@@ -141,6 +141,17 @@ def test_ids_of_free_records_are_remembered_over_a_restart(tmp_path: Path) -> No
     assert RequestWriter(journal).past_ids() == [("old", 99)]
 
 
+def test_an_id_whose_answer_nobody_read_counts_as_never_used(tmp_path: Path) -> None:
+    """Its client was perhaps never told that the request had been accepted, and sends it again."""
+    journal = make_journal(tmp_path)
+    writer = RequestWriter(journal)
+    view = accept(writer, journal, make_record("unread"))
+    ReleaseWriter(journal).release(view.slot, view.generation, num_tokens=0, reason="abort")
+    ReleaseWriter(journal).give_up(view.slot, view.generation)
+    assert writer.recycle(view.slot, view.generation)
+    assert RequestWriter(journal).past_ids() == []
+
+
 def test_generations_skip_zero_when_they_wrap(tmp_path: Path) -> None:
     journal = make_journal(tmp_path, num_records=1)
     journal.prepare_words[0] = (2**32 - 1) << 32

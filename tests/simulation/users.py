@@ -28,19 +28,11 @@ class Reader:
         self.token_ids, self.text = list(token_ids), text
         self.num_ends = 0
         self.is_accepted = False
-        self.since_ns = client.world.clock.now_ns
         self.error: TriptychError | None = None
 
     def on_accepted(self, accepted: Accepted) -> None:
-        self._note_lease()
         self.is_accepted = True
         self.client.world.require(self.request.is_valid, f"{self.request.request_id} is invalid and was accepted")
-
-    def _note_lease(self) -> None:
-        """Who was accepted and did not hear of it (prepare was away) asks for nothing, so its lease ends."""
-        world = self.client.world
-        if not self.is_accepted and world.clock.now_ns - self.since_ns > world.config.service.lease_s * 1e9:
-            self.request.may_abort = self.request.may_be_unknown = True
 
     def on_delta(self, delta: Delta) -> None:
         self.token_ids += delta.token_ids
@@ -62,7 +54,6 @@ class Reader:
         )
 
     def on_end(self, completion: Completion, error: TriptychError | None) -> None:
-        self._note_lease()
         self.num_ends += 1
         self.error = error
         world, request = self.client.world, self.request

@@ -26,12 +26,13 @@ from .engine import Engine, NoTrace, StepOutputs
 from .grammar.intake import GrammarIntake
 from .grammar.matcher import GrammarCompiler
 from .hash_model import build_hash_runner
-from .quarantine import Quarantine, StepIntent
+from .quarantine import Quarantine
 from .scheduling.audit import measure_memory
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Key, Sequence
 from .showing import Showing
 from .step import Runner
+from .step_intent import StepIntent
 from .trace import StepTrace
 
 logger = logging.getLogger(__name__)
@@ -208,8 +209,7 @@ class Execute:
             return
         outputs = self._engine.collect()
         message = self._books.record(outputs)
-        if self._engine.num_in_flight == 0:
-            self._intent.end()
+        self._intent.end()
         if self._flushes:
             self._journal.flush()
         if message is not None:
@@ -288,7 +288,7 @@ class Execute:
             return  # a later scan takes it
         self._intent.begin_one((slot, view.generation))
         sequence = self._books.adopt(view)
-        self._intent.end()
+        self._intent.end_one()
         self._held[slot] = view.generation
         self._stats.changed = True
         reason = sequence.end_reason(len(sequence.tokens)) if sequence.num_output_tokens else None

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections import deque
 
 from ...protocol.errors import JournalError
-from ...protocol.intent import Intent
 from ...protocol.journal.deaths import note_survival, suspects
 from ...protocol.journal.layout import Journal
 from ...protocol.journal.requests import RequestView, read_request, slots_of_group
 from .scheduling.plan import Plan
 from .scheduling.progress import Progress
-from .scheduling.rows import Rows
 from .scheduling.sequence import Key
 
 
@@ -89,36 +87,3 @@ def _read(journal: Journal, slot: int) -> RequestView | None:
 
 def _has_ended(key: Key, progress: Progress) -> bool:
     return key in progress.finished or key in progress.failed or key in progress.expired
-
-
-class StepIntent:
-    """Publishes the sequences of a step before it runs. The rows are written again only when somebody sat down or left:
-    a step of the same rows costs two stores, whatever their number.
-    """
-
-    def __init__(self, intent: Intent) -> None:
-        self._intent = intent
-        self._version = -1
-        self._has_others = False
-
-    def begin(self, plan: Plan, rows: Rows) -> None:
-        if rows.version != self._version:
-            self._version = rows.version
-            self._intent.set_standing([_number(sequence.key) for sequence in rows.seated])
-        others = plan.chunks[plan.num_decodes :]
-        if others or self._has_others:
-            self._has_others = bool(others)
-            self._intent.set_others([_number(chunk.key) for chunk in others])
-        self._intent.begin()
-
-    def begin_one(self, key: Key) -> None:
-        self._version, self._has_others = -1, True
-        self._intent.clear()
-        self._intent.begin_one(_number(key))
-
-    def end(self) -> None:
-        self._intent.end()
-
-
-def _number(key: Key) -> int:
-    return key[0] << 32 | key[1]

@@ -7,7 +7,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...protocol.codec import pack
 from ...protocol.errors import DuplicateId, InvalidRequest
@@ -84,6 +84,18 @@ def _sorted(value: Any) -> Any:
     return value
 
 
+def answered_already(request_id: str) -> DuplicateId:
+    return DuplicateId(f"the request {request_id!r} was answered already", param="request_id")
+
+
+class Known(NamedTuple):
+    """A live request as this process remembers it."""
+
+    digest: int
+    accepted: Accepted | None = None  # what was answered; None while it is with the tokenizer
+    key: tuple[int, int] = (0, 0)  # slot and generation of its last record
+
+
 class KnownIds:
     """Live ids with what was answered to them, and past ids as far back as ``max_past``.
 
@@ -92,43 +104,43 @@ class KnownIds:
     """
 
     def __init__(self, past: Iterable[tuple[str, int]], *, max_past: int) -> None:
-        self._live: dict[str, tuple[int, Accepted | None]] = {}  # None: still with the tokenizer
+        self._live: dict[str, Known] = {}
         self._past: OrderedDict[str, int] = OrderedDict(past)
         self._max_past = max_past
 
-    def seen(self, request_id: str, digest: int) -> bool:
-        """Whether this very request is live already.
+    def seen(self, request_id: str, digest: int) -> Known | None:
+        """This very request, if it is live already.
 
         Raises:
             DuplicateId: another request of this id is live, or this one was answered and acknowledged.
         """
-        if request_id in self._live:
-            if self._live[request_id][0] != digest:
+        if (known := self._live.get(request_id)) is not None:
+            if known.digest != digest:
                 raise DuplicateId(f"another request with the id {request_id!r} is live", param="request_id")
-            return True
+            return known
         if self._past.get(request_id) == digest:
-            raise DuplicateId(f"the request {request_id!r} was answered already", param="request_id")
-        return False
-
-    def answer(self, request_id: str) -> Accepted | None:
-        """What was answered to a live request; None while it is with the tokenizer."""
-        return self._live[request_id][1]
+            raise answered_already(request_id)
+        return None
 
     def begin(self, request_id: str, digest: int) -> None:
-        self._live[request_id] = (digest, None)
+        self._live[request_id] = Known(digest)
 
-    def accept(self, accepted: Accepted, digest: int) -> None:
-        self._live[accepted.request_id] = (digest, accepted)
+    def accept(self, accepted: Accepted, digest: int, key: tuple[int, int]) -> None:
+        """``key``: of its last record."""
+        self._live[accepted.request_id] = Known(digest, accepted, key)
 
     def refuse(self, request_id: str) -> None:
         """The request was not accepted; what was accepted stays."""
-        if request_id in self._live and self._live[request_id][1] is None:
+        if request_id in self._live and self._live[request_id].accepted is None:
             del self._live[request_id]
 
-    def forget(self, request_id: str) -> None:
-        """The request was answered and acknowledged."""
-        if request_id in self._live:
-            self._past[request_id] = self._live.pop(request_id)[0]
+    def forget(self, request_id: str, *, was_read: bool) -> None:
+        """The record is gone. Who comes again for a request that nobody has read asks for it as if for the first time:
+        perhaps its client was never told that it had been accepted.
+        """
+        known = self._live.pop(request_id, None)
+        if known is not None and was_read:
+            self._past[request_id] = known.digest
             self._past.move_to_end(request_id)
             if len(self._past) > self._max_past:
                 self._past.popitem(last=False)

@@ -27,8 +27,8 @@ from ...protocol.errors import (
 )
 from ...protocol.groups import member_id, member_seed, request_of
 from ...protocol.journal.deaths import POISONED
-from ...protocol.journal.layout import ACCEPTED, FORGOTTEN, RELEASED
-from ...protocol.journal.releases import is_released
+from ...protocol.journal.layout import ACCEPTED, RELEASED
+from ...protocol.journal.releases import is_forgotten, is_released, was_read
 from ...protocol.journal.requests import AcceptTimes, RequestWriter, read_request
 from ...protocol.record import RequestRecord
 from ...protocol.run_dir import CARD_FILE, submit_endpoint
@@ -36,7 +36,7 @@ from ..process import TICK_S, StatsPublisher, WorkerContext
 from .admission import Admission, admit
 from .beside import Beside
 from .grammar_checker import GrammarChecker, GrammarQueue
-from .intake import Intake, KnownIds, check_member_ids, check_request_id, digest_of
+from .intake import Intake, Known, KnownIds, answered_already, check_member_ids, check_request_id, digest_of
 from .queue import CreditQueue, Waiting
 from .quotas import Quotas
 from .request import GenerationRequest
@@ -94,7 +94,7 @@ class Prepare:
         self._from_beside: deque[Callable[[], None]] = deque()
         self._pending_bytes = 0
         self._next_scan = 0.0
-        self._suspects = context.board.suspects()  # only a death of this process brings new ones
+        self._suspects, self._suspects_version = context.board.suspects(), context.board.suspects_version
         self._syncs = service.journal is not None and service.journal_flush in ("accept", "step")
         self._unsynced: list[tuple[bytes, m.Accepted]] = []
         context.intent.begin()
@@ -147,7 +147,8 @@ class Prepare:
         released = self._journal.release_states()
         for view in sorted((v for v in views if v is not None), key=lambda view: view.arrival):
             record = view.record
-            self._ids.accept(self._enter(view.slot, view.generation, record), record.digest)
+            accepted = self._enter(view.slot, view.generation, record)
+            self._ids.accept(accepted, record.digest, (view.slot, view.generation))
             if released[view.slot] or record.token_capacity == 0:
                 continue
             if view.state == ACCEPTED:
@@ -177,7 +178,7 @@ class Prepare:
             if (known := self._slots.get(slot)) is not None:
                 if states[slot] == RELEASED:
                     self._released(slot, known[0])
-                elif states[slot] == FORGOTTEN:
+                else:
                     self._forget(slot, known[0])
 
     def _released(self, slot: int, generation: int) -> None:
@@ -196,7 +197,7 @@ class Prepare:
             self._num_records[request_id] -= 1
             if not self._num_records[request_id]:
                 del self._num_records[request_id]
-                self._ids.forget(request_id)
+                self._ids.forget(request_id, was_read=was_read(self._journal, slot, generation))
             self._stats.changed = True
 
     def _dispatch(self) -> None:
@@ -245,14 +246,10 @@ class Prepare:
         try:
             check_request_id(request_id)
             digest = digest_of(message.request)
-            if self._ids.seen(request_id, digest):
-                if (accepted := self._ids.answer(request_id)) is not None:
-                    self._confirm(peer, accepted)
+            if (known := self._ids.seen(request_id, digest)) is not None:
+                self._answer_again(peer, request_id, known)
                 return
-            deaths = self._suspects.get(digest, 0)
-            if deaths == POISONED:
-                raise Poisoned("the request, or one with the same content, ended the process that prepared it, twice")
-            if deaths and self._pending_bytes:
+            if self._must_wait_alone(digest):
                 return  # a suspect is tokenised alone; its client sends it again
             request = GenerationRequest.from_wire(message.request)
             check_member_ids(request_id, request.sampling.group_size)
@@ -269,6 +266,34 @@ class Prepare:
             self._grammars.compile(form, lambda result: self._later(lambda: self._compiled(intake, result)))
         else:
             self._tokenize_soon(intake)
+
+    def _must_wait_alone(self, digest: int) -> bool:
+        """
+        Raises:
+            Poisoned: such a request is known to end workers.
+        """
+        board = self._context.board
+        if self._suspects_version != board.suspects_version:  # a death of execute or summarize has named one
+            self._suspects_version, self._suspects = board.suspects_version, board.suspects()
+        if self._suspects.get(digest) == POISONED:
+            raise Poisoned("the request, or one with the same content, ended a worker that worked on it, twice")
+        return digest in self._suspects and self._pending_bytes > 0
+
+    def _answer_again(self, peer: bytes, request_id: str, known: Known) -> None:
+        """What became of a request whose client says it again.
+
+        Raises:
+            RequestError: it was answered, or dropped unread by a pipeline that takes nothing new.
+        """
+        if known.accepted is None:
+            return  # it is still with the tokenizer, and will be answered
+        if was_read(self._journal, *known.key):
+            raise answered_already(request_id)
+        if is_forgotten(self._journal, *known.key):
+            self._check_room(0)
+            return  # its client was away for too long. Once the record is free, the request begins anew.
+        self._writer.note_told(known.key[0], self._journal.now_ns())
+        self._confirm(peer, known.accepted)
 
     def _compiled(self, intake: Intake, result: str | RequestError) -> None:
         self._end_wait(intake)
@@ -294,6 +319,8 @@ class Prepare:
             self._context.intent.set_standing([intake.digest])
             self._finish(intake, self._tokenize(intake))
             self._context.intent.set_standing([])
+            if deaths := self._suspects.pop(intake.digest, 0):
+                self._context.board.note_survival(intake.digest, deaths)
 
     def _later(self, work: Callable[[], None]) -> None:
         """Any thread: do this in the next turn."""
@@ -387,11 +414,12 @@ class Prepare:
         )  # fmt: skip
         records = [_member(first, intake.request_id, index) for index in range(params.group_size)]
         for (slot, generation), record in zip(self._writer.accept_all(records, times), records, strict=True):
-            accepted = self._enter(slot, generation, record)
+            key = slot, generation
+            accepted = self._enter(*key, record)
             self._quotas.accepted(intake.owner, slot, generation)
             if record.token_capacity > 0:  # one that asked for no tokens is answered by summarize alone
                 self._wait_for_credit(slot, generation, record)
-        self._ids.accept(accepted, intake.digest)
+        self._ids.accept(accepted, intake.digest, key)
         self._counts["accepted"] += 1
         self._counts["prompt_tokens"] += accepted.num_prompt_tokens
         self._confirm(intake.peer, accepted)

@@ -35,6 +35,7 @@ class Choices:
         self.group = view.group
         self.lease_s = view.record.lease_s
         self.lease_until = lease_until  # time.monotonic()
+        self.was_followed = False  # as far as this process knows
         self.answers: dict[int, Answer] = {}  # by index among the sequences of the request
         self._n = params.n
         self._size = params.group_size
@@ -69,12 +70,23 @@ class Choices:
 
     def follow(self, index: int, peer: bytes, offset: int, again: bool) -> Answer | None:
         """Somebody reads a choice; its answer, if it is known already."""
+        self.was_followed = True
         answer = self._choices.get(index)
         if answer is None:
             self._readers[index] = _Reader(peer, offset, again)
         else:
             answer.follow(peer, offset, again)
         return answer
+
+    def left_to_ask_s(self, journal: Journal) -> float:
+        """Seconds that a client which never asked for the answer has left for it, since it was told to once more.
+
+        ACCEPTED may be lost, and prepare be away: so the lease of such a client counts from when it was last told.
+        """
+        told_ns = int(journal.records["told_ns"][self.group[0]])
+        if self.was_followed or not told_ns:
+            return 0.0
+        return self.lease_s - (journal.now_ns() - told_ns) / 1e9
 
     def decide(self, journal: Journal) -> list[Answer]:
         """The choices that are known from now on, if all answers have ended; their readers get them."""

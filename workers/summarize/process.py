@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from ...protocol.codec import decode_public
 from ...protocol.config import ModelCard
 from ...protocol.errors import BadFrame, JournalError, PipelineFailed, Poisoned, RequestError
 from ...protocol.journal.deaths import POISONED, held_against, note_survival
-from ...protocol.journal.layout import FORGOTTEN, split_word, word
-from ...protocol.journal.releases import ReleaseWriter, read_end_code, read_release
+from ...protocol.journal.layout import split_word
+from ...protocol.journal.releases import ReleaseWriter, is_forgotten, is_released, read_end_code, read_release
 from ...protocol.journal.requests import RequestView, read_request
 from ...protocol.journal.tokens import read_finish, read_tokens
 from ...protocol.run_dir import CARD_FILE, follow_endpoint
@@ -157,12 +158,7 @@ class Summarize:
 
     def _push(self, answer: Answer, token_ids: list[int], now_ns: int) -> None:
         before = answer.stream.num_tokens
-        try:
-            self._push_named(answer, token_ids, now_ns)
-        except BaseException as error:  # a panic of the tokenizer's Rust code is not an Exception
-            logger.exception("request %s could not be turned into text", answer.wire_id)
-            answer.stream.abandon("error")
-            self._fail(answer, RequestError(f"the tokens could not be turned into text: {type(error).__name__}"))
+        if not self._turn_into_text(answer, token_ids, now_ns):
             return
         num_new = answer.stream.num_tokens - before
         self._counts["tokens"] += num_new
@@ -170,6 +166,17 @@ class Summarize:
         self._delivery.mark(answer)
         if answer.stream.is_finished:
             self._release(answer)
+
+    def _turn_into_text(self, answer: Answer, token_ids: list[int], now_ns: int) -> bool:
+        """False if that fails, which is the answer's end."""
+        try:
+            self._push_named(answer, token_ids, now_ns)
+        except BaseException as error:  # a panic of the tokenizer's Rust code is not an Exception
+            logger.exception("request %s could not be turned into text", answer.wire_id)
+            answer.stream.abandon("error")
+            self._fail(answer, RequestError(f"the tokens could not be turned into text: {type(error).__name__}"))
+            return False
+        return True
 
     def _push_named(self, answer: Answer, token_ids: list[int], now_ns: int) -> None:
         """With the request's name written down meanwhile: if this process dies of it, the driver knows of which."""
@@ -216,7 +223,7 @@ class Summarize:
         if view is None:
             return None
         self._generations[slot] = view.generation
-        if int(self._journal.release_words[slot]) == word(view.generation, FORGOTTEN):
+        if is_forgotten(self._journal, slot, view.generation):
             return None
         answer = Answer(view, self._stream(view))
         self._answers[slot] = answer
@@ -244,10 +251,10 @@ class Summarize:
         ended = read_release(self._journal, *answer.key)
         if ended is not None:
             tokens = read_tokens(self._journal, answer.view)
-            if tokens is not None and ended[0]:
-                self._push_named(answer, tokens[: ended[0]].tolist(), self._journal.now_ns())
-            self._close(answer, ended[1])
-            self._decide(answer.choices)
+            token_ids = [] if tokens is None else tokens[: ended[0]].tolist()
+            if self._turn_into_text(answer, token_ids, self._journal.now_ns()):
+                self._close(answer, ended[1])
+                self._decide(answer.choices)
         elif answer.view.record.token_capacity == 0:
             self._end(answer, "length")
         else:
@@ -333,9 +340,18 @@ class Summarize:
         self._release(answer)
 
     def _fail(self, answer: Answer, error: RequestError) -> None:
-        """End an answer with an error that this process found."""
-        if not answer.ended_ns:
-            answer.error, answer.end_code = (error.code, error.message), error.code
+        """End an answer with an error that this process found.
+
+        One that ended in an earlier life keeps the end that is written: what hung on it was given back. Only who comes
+        for its text now hears that there is none.
+        """
+        if answer.ended_ns:
+            return
+        answer.error, answer.end_code = (error.code, error.message), error.code
+        if is_released(self._journal, *answer.key):
+            self._close(answer, "error")
+            self._decide(answer.choices)
+        else:
             self._end(answer, "error")
 
     def _close(self, answer: Answer, reason: str) -> None:
@@ -371,13 +387,17 @@ class Summarize:
 
     def _acknowledge(self, wire_id: str) -> None:
         if (choices := self._requests.get(wire_id)) and choices.acknowledge(wire_id):
-            self._forget(choices)
+            self._drop(choices, self._writer.forget)
 
-    def _forget(self, choices: Choices) -> None:
-        """The client has all that ended, or nobody will come for it."""
+    def _give_up(self, choices: Choices) -> None:
+        """Nobody came for it."""
+        self._counts["forgotten_unread"] += 1
+        self._drop(choices, self._writer.give_up)
+
+    def _drop(self, choices: Choices, write: Callable[[int, int], None]) -> None:
         for answer in choices.answers.values():
             slot, generation = answer.key
-            self._writer.forget(slot, generation)
+            write(slot, generation)
             self._notices.forgotten.append(answer.key)
             if self._answers.get(slot) is answer:
                 del self._answers[slot]
@@ -394,13 +414,19 @@ class Summarize:
             if gave_up and not answer.stream.is_finished:
                 self._fail(answer, PipelineFailed("a worker died again and again, and the pipeline gave up"))
         for choices in self._requests.overdue(now):
-            if choices.have_ended:
-                self._counts["forgotten_unread"] += 1
-                self._forget(choices)
-            else:
-                for answer in choices.answers.values():
-                    self._end(answer, "abort")
-                choices.lease_until = now + choices.lease_s
+            self._end_lease(choices, now)
+
+    def _end_lease(self, choices: Choices, now: float) -> None:
+        if (left_s := choices.left_to_ask_s(self._journal)) > 0:
+            choices.lease_until = now + left_s
+            return
+        has_reader, have_ended = choices.was_followed, choices.have_ended
+        for answer in choices.answers.values():
+            self._end(answer, "abort")
+        if has_reader and not have_ended:  # who comes back may still learn of it
+            choices.lease_until = now + choices.lease_s
+        else:
+            self._give_up(choices)
 
     def _end_overdue(self) -> None:
         """Deadlines, whatever the other workers are at: a request may have no credit, or execute may be away."""

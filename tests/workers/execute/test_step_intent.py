@@ -1,0 +1,74 @@
+"""What is in flight is written down: all of it, also while more is planned, launched or adopted behind it."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from tests.workers.execute.factories import make_engine, make_sequence
+from triptych.protocol.board import Board
+from triptych.protocol.intent import Intent
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.scheduling.plan import Plan
+from triptych.workers.execute.scheduling.sequence import Key
+from triptych.workers.execute.step_intent import StepIntent
+
+
+@pytest.fixture
+def intent(tmp_path: Path) -> Intent:
+    return Board(tmp_path / "board").intent("execute")
+
+
+def short_and_long() -> Engine:
+    """At depth 1 those of one token are in a step and not in the one behind it."""
+    sequences = [make_sequence(i, num_tokens=3, max_tokens=1 if i % 2 else 8) for i in range(6)]
+    return make_engine(*sequences, depth=1, max_num_seqs=4, prefill_chunk=4)
+
+
+def launch(engine: Engine, steps: StepIntent, in_flight: deque[set[int]]) -> None:
+    while engine.may_plan and (plan := engine.plan()) is not None:
+        steps.begin(plan, engine.scheduler.rows)
+        engine.launch(plan)
+        in_flight.append(numbers(plan))
+
+
+def numbers(plan: Plan) -> set[int]:
+    return {number(chunk.key) for chunk in plan.chunks}
+
+
+def number(key: Key) -> int:
+    return key[0] << 32 | key[1]
+
+
+def test_who_is_in_a_step_in_flight_is_written_down_until_it_is_collected(intent: Intent) -> None:
+    engine, steps, in_flight = short_and_long(), StepIntent(intent), deque[set[int]]()
+    has_differed = False
+    while engine.has_work:
+        launch(engine, steps, in_flight)
+        has_differed |= len(in_flight) == 2 and not in_flight[0] <= in_flight[1]
+        assert set.union(*in_flight) <= set(intent.read())
+        engine.collect()
+        in_flight.popleft()
+        steps.end()
+        assert set().union(*in_flight) <= set(intent.read())
+    assert has_differed
+    assert intent.read() == []
+
+
+def test_who_is_adopted_is_written_down_beside_the_steps_in_flight(intent: Intent) -> None:
+    engine, steps, in_flight = short_and_long(), StepIntent(intent), deque[set[int]]()
+    launch(engine, steps, in_flight)
+    steps.begin_one((99, 1))
+    assert set(intent.read()) == set.union(*in_flight, {number((99, 1))})
+    steps.end_one()
+    assert set(intent.read()) == set.union(*in_flight)
+
+
+def test_who_is_adopted_while_nothing_runs_is_alone(intent: Intent) -> None:
+    steps = StepIntent(intent)
+    steps.begin_one((99, 1))
+    assert intent.read() == [number((99, 1))]
+    steps.end_one()
+    assert intent.read() == []

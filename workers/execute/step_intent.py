@@ -1,0 +1,73 @@
+"""Who is in the steps in flight, written down before they run: see ``protocol/intent.py``."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ...protocol.intent import Intent
+from .scheduling.plan import Chunk, Plan
+from .scheduling.rows import Rows
+from .scheduling.sequence import Key
+
+
+class _InFlight(NamedTuple):
+    plan: Plan
+    version: int  # of the rows when it was planned
+
+
+class StepIntent:
+    """Names everybody in the steps in flight. The rows are written again only when somebody sat down or left: a step of
+    the same rows costs two stores, whatever their number.
+
+    Invariant: whoever is in a step that is not collected is in one of the two lists, at every moment. So nobody is
+    taken from one list before it is in the other.
+    """
+
+    def __init__(self, intent: Intent) -> None:
+        self._intent = intent
+        self._in_flight: deque[_InFlight] = deque()
+        self._version = -1  # of the rows that are the standing list
+        self._has_others = False
+
+    def begin(self, plan: Plan, rows: Rows) -> None:
+        """A step is about to be launched, perhaps behind others."""
+        others = [*plan.chunks[plan.num_decodes :]]
+        for earlier in self._in_flight:
+            # Its decodes sit where they sat, unless somebody left the rows since.
+            others += earlier.plan.chunks[earlier.plan.num_decodes if earlier.version == rows.version else 0 :]
+        self._in_flight.append(_InFlight(plan, rows.version))
+        if others or self._has_others:
+            self._has_others = bool(others)
+            self._intent.set_others(_numbers(others))
+        if rows.version != self._version:
+            self._version = rows.version
+            self._intent.set_standing([_number(sequence.key) for sequence in rows.seated])
+        self._intent.begin()
+
+    def end(self) -> None:
+        """The oldest step in flight did no harm. Its rows stay written down until the next step or the last end."""
+        self._in_flight.popleft()
+        if not self._in_flight:
+            self._intent.end()
+
+    def begin_one(self, key: Key) -> None:
+        """A request is about to be adopted, which is no step of its own."""
+        in_flight = [chunk for step in self._in_flight for chunk in step.plan.chunks]
+        self._version, self._has_others = -1, True
+        self._intent.set_others(_numbers(in_flight))
+        self._intent.begin_one(_number(key))
+
+    def end_one(self) -> None:
+        self._intent.set_standing([])
+        if not self._in_flight:
+            self._intent.end()
+
+
+def _numbers(chunks: Iterable[Chunk]) -> list[int]:
+    return [_number(chunk.key) for chunk in chunks]
+
+
+def _number(key: Key) -> int:
+    return key[0] << 32 | key[1]
