@@ -132,8 +132,8 @@ class Replica:
     def close(self) -> None:
         """Adds what the scheduler itself has counted."""
         counts, scheduler = self._seen.counts, self._scheduler
-        counts["preemptions"] += scheduler.num_preemptions
-        counts["swaps"] += scheduler.num_swaps
+        counts["preemptions"] += scheduler.roster.num_preemptions
+        counts["swaps"] += scheduler.roster.num_swaps
         counts["hit_tokens"] += scheduler.cache.num_hit_tokens
         counts["queried_tokens"] += scheduler.cache.num_queried_tokens
 

@@ -30,7 +30,7 @@ def test_r_cf_3_first_come_first_served_is_provable() -> None:
     """Order is that of the sequence number given at acceptance, never of a clock, and survives a preemption."""
     scheduler = make_scheduler(*(make_sequence(i, num_tokens=2, max_tokens=30) for i in (2, 0, 1)), num_pages=4)
     assert [s.arrival for s in scheduler.waiting] == [0, 1, 2]
-    while not scheduler.num_preemptions:
+    while not scheduler.roster.num_preemptions:
         advance(scheduler)
     assert min(s.arrival for s in scheduler.running.values()) == 0
     waiting = [s.arrival for s in scheduler.waiting]
@@ -42,7 +42,7 @@ def test_r_cf_4_running_work_is_not_preempted_while_pages_suffice() -> None:
     sequences = make_sequences(4, num_tokens=7, max_tokens=21)
     engine = make_engine(*sequences, num_pages=4 * 7 + 1, page_size=4)
     steps = trace(engine)
-    assert engine.scheduler.num_preemptions == 0
+    assert engine.scheduler.roster.num_preemptions == 0
     assert [key for step in steps for key in step.plan.started] == [s.key for s in sequences]
 
 
@@ -77,7 +77,7 @@ def test_r_cf_7_a_preempted_answer_has_no_gap_and_no_repeat(small: Driver) -> No
 def test_r_cf_10_who_was_preempted_comes_before_who_never_ran() -> None:
     """While one that was preempted waits no fresh prompt is admitted, however small."""
     scheduler = make_scheduler(*make_sequences(2, num_tokens=2, max_tokens=30), num_pages=4, page_size=2)
-    while not scheduler.num_preemptions:
+    while not scheduler.roster.num_preemptions:
         advance(scheduler)
     scheduler.add(make_sequence(2, num_tokens=1))
     started: list[int] = []
@@ -246,7 +246,7 @@ def test_n_cf_9_nobody_is_preempted_in_the_middle_of_a_page() -> None:
     advance(scheduler)
     scheduler.cache.pool.allocate(scheduler.cache.pool.num_free)
     assert [advance(scheduler).preempted for _ in range(3)] == [()] * 3
-    assert scheduler.num_preemptions == 0
+    assert scheduler.roster.num_preemptions == 0
 
 
 def test_n_cf_10_a_prompt_of_8000_tokens_stalls_no_decode() -> None:

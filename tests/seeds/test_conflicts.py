@@ -40,7 +40,7 @@ def test_c_1_pages_hold_the_cache_and_a_row_is_only_a_place_in_the_batch() -> No
         assert all(bool(s.block_table) == (s.key in engine.scheduler.running) for s in sequences)
 
     trace(engine, each=look)
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.roster.num_preemptions > 0
 
 
 def test_c_2_queue_live_sequences_and_rows_have_a_limit_each(slow: Driver) -> None:
@@ -145,7 +145,7 @@ def test_c_10_who_was_preempted_resumes_before_anybody_fresh_starts() -> None:
         waiting -= {key[0] for key in step.plan.started}
         assert not (waiting and fresh)
         waiting |= {key[0] for key in step.plan.preempted}
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.roster.num_preemptions > 0
 
 
 def test_c_11_the_first_that_does_not_fit_stops_those_behind_it() -> None:

@@ -189,7 +189,7 @@ def test_r_hf_21_the_status_of_an_unknown_id_is_unknown(driver: Driver) -> None:
 def test_r_hf_22_after_a_preemption_no_fresh_request_starts_until_one_made_way() -> None:
     """The gate opens when a running sequence finishes; with nothing running it never holds anybody back."""
     scheduler = make_scheduler(*make_sequences(2, num_tokens=20, max_tokens=60), num_pages=24, page_size=2)
-    while not scheduler.num_preemptions:
+    while not scheduler.roster.num_preemptions:
         advance(scheduler)
     scheduler.release((1, 0))
     scheduler.add(make_sequence(2, num_tokens=1))

@@ -149,7 +149,7 @@ def test_n_hf_3_nobody_runs_and_waits_at_once() -> None:
     sequences = [make_sequence(i, num_tokens=rng.randrange(1, 14), max_tokens=rng.randrange(1, 14)) for i in range(6)]
     engine = make_engine(*sequences, num_pages=7, prefill_chunk=5)
     run(engine)
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.roster.num_preemptions > 0
     assert [s.output_tokens.tolist() for s in sequences] == [expected_output(s) for s in sequences]
 
 

@@ -18,7 +18,7 @@ from tests.pipeline.checks import assert_quiet, random_prompt
 from tests.pipeline.conftest import hash_driver
 from tests.waiting import eventually
 from tests.workers.execute.factories import make_engine, make_sequence, make_sequences, run
-from tests.workers.execute.soak import Clients
+from tests.workers.execute.soak import Visitors
 from triptych import Driver
 from triptych.launch.replay.verify import verify
 from triptych.protocol.config import DEMO_CHECKPOINT, POLICIES
@@ -33,7 +33,7 @@ def test_random_schedules_are_replayed_exactly(policy: str, tmp_path: Path) -> N
     path = tmp_path / "trace"
     with path.open("w") as file:
         for life in range(LIVES):
-            Clients(random.Random(f"{policy}/{life}"), policy, counts, trace_file=file).live()
+            Visitors(random.Random(f"{policy}/{life}"), policy, counts, trace_file=file).live()
     verdict = verify(path)
     assert verdict.difference is None
     assert (verdict.num_lives, verdict.num_steps) == (LIVES, counts["steps"])

@@ -68,7 +68,7 @@ def may_plan_ahead(scheduler: Scheduler) -> bool:
 
     A preempted sequence must be complete, or it could not be computed again.
     """
-    if scheduler.num_needing_tokens:
+    if scheduler.roster.num_needing_tokens:
         return False
     config, running, cache = scheduler.config, scheduler.running, scheduler.cache
     num_starts = config.max_live - len(running) if scheduler.waiting else 0

@@ -63,12 +63,12 @@ def take_stats(scheduler: Scheduler) -> Stats:
         num_table_entries=num_entries,
         num_lost_pages=cache.pool.num_refs - num_entries,
         num_idle_pages=cache.pool.num_idle,
-        num_swapped=scheduler.num_swapped,
+        num_swapped=scheduler.roster.num_swapped,
         num_host_pages=cache.host.num_pages,
         num_free_host_pages=cache.host.num_free,
         num_idle_host_pages=cache.host.num_prefixes,
-        num_preemptions=scheduler.num_preemptions,
-        num_swaps=scheduler.num_swaps,
+        num_preemptions=scheduler.roster.num_preemptions,
+        num_swaps=scheduler.roster.num_swaps,
         num_queried_tokens=cache.num_queried_tokens,
         num_hit_tokens=cache.num_hit_tokens,
     )
@@ -120,7 +120,8 @@ def check(scheduler: Scheduler) -> None:
     scheduler.rows.check()
     assert {s.key for s in waiting} | set(scheduler.running) == set(scheduler.live), "live is not waiting and running"
     assert len(waiting) + len(scheduler.running) == len(scheduler.live), "a sequence waits and runs"
-    assert sum(s.state is SequenceState.SWAPPED for s in waiting) == scheduler.num_swapped, "swapped are miscounted"
+    num_swapped = sum(s.state is SequenceState.SWAPPED for s in waiting)
+    assert num_swapped == scheduler.roster.num_swapped, f"{num_swapped} are swapped, and counted wrongly"
     for sequence in waiting:
         _check_waiting(scheduler, sequence)
     for sequence in scheduler.running.values():

@@ -7,7 +7,7 @@ hypotheses, scored by ``sum / length ** length_penalty``; the best of the others
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +46,21 @@ def num_candidates(params: SamplingParams, num_stop_ids: int) -> int:
     return max(2, 1 + num_stop_ids) * params.num_beams
 
 
+class Search(Protocol):
+    """Chooses the beams of one search. ``advance`` is called once for each token."""
+
+    hypotheses: list[Hypothesis]  # best first
+
+    def advance(self, outputs: list[list[int]], candidates: list[Candidates]) -> list[Branch]:
+        """The beams of the next step, best first; none if the search is over.
+
+        ``outputs`` are the tokens of the present beams, in the order in which they were returned.
+        """
+        ...
+
+
 class BeamSearch:
-    """One search. ``advance`` is called once for each token, with the candidates of every beam that goes on."""
+    """A search with the candidates of every beam that goes on."""
 
     def __init__(self, params: SamplingParams, *, stop_ids: frozenset[int], max_tokens: int) -> None:
         self._params = params
@@ -58,10 +71,7 @@ class BeamSearch:
         self.hypotheses: list[Hypothesis] = []  # best first
 
     def advance(self, outputs: list[list[int]], candidates: list[Candidates]) -> list[Branch]:
-        """The beams of the next step, best first; none if the search is over.
-
-        ``outputs`` are the tokens of the present beams, in the order in which they were returned.
-        """
+        """See ``Search``."""
         width, length = self._params.num_beams, len(outputs[0]) + 1
         best = self._best(candidates)
         ends = [self._end_reason(branch.token_id, length) for branch in best]

@@ -1,25 +1,43 @@
 """Beam searches as sequences: each beam is one, and those that go on from the same beam share its pages.
 
 All beams of a search take a step before any takes the next one. A beam whose step is computed is paused meanwhile. A
-search that must give its pages back starts again from the prompt, which brings the same hypotheses.
+search gives way as a whole, and comes back as a whole: a beam alone has nothing to do. Where its pages cannot be
+swapped out it starts again from the prompt, which brings the same hypotheses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from .beam_search import BeamSearch, Branch, Candidates, Hypothesis
+from .beam_search import BeamSearch, Branch, Candidates, Hypothesis, Search
 from .cache import PageCache
 from .sequence import Key, Sequence, SequenceState
 
 _NOTHING = Hypothesis([], float("-inf"), "length")  # where a tiny vocabulary has fewer than beams
+_HAVE_PAGES = (SequenceState.PREFILLING, SequenceState.PAUSED, SequenceState.SWAPPED)  # on the device, or on the host
+
+MakeSearch = Callable[[Sequence, int], Search]  # a beam, and how many tokens it may say at most
+
+
+class Heir(NamedTuple):
+    """A beam of the next step, in the sequence that goes on with it."""
+
+    sequence: Sequence
+    parent: Sequence  # whose tokens and pages it goes on from; may be the same
+    branch: Branch
+
+
+def make_search(beam: Sequence, max_tokens: int) -> Search:
+    return BeamSearch(beam.params, stop_ids=beam.stop_ids, max_tokens=max_tokens)
 
 
 @dataclass(slots=True)
 class _Gang:
     """The sequences of one search, in the order of their arrival. The first one computes the prompt."""
 
-    search: BeamSearch
+    search: Search
     members: list[Sequence] = field(default_factory=list)
     beams: list[Sequence] = field(default_factory=list)  # those that go on, in the order of the search
     found: dict[Key, Candidates] = field(default_factory=dict)  # by those that have taken this step
@@ -29,8 +47,9 @@ class _Gang:
 class Beams:
     """The searches that are live."""
 
-    def __init__(self, cache: PageCache, max_model_len: int) -> None:
+    def __init__(self, cache: PageCache, max_model_len: int, make_search: MakeSearch = make_search) -> None:
         self._cache = cache
+        self._make_search = make_search
         self._max_model_len = max_model_len
         self._gangs: dict[Key, _Gang] = {}
 
@@ -60,19 +79,33 @@ class Beams:
             for member in self._gangs[self._key(sequence)].members:
                 member.last_step = max(member.last_step, step)
 
-    def take(self, sequence: Sequence, found: Candidates) -> list[Sequence]:
-        """A beam has taken its step; the beams of the next one, once all have. None if the search is over then."""
+    def family(self, sequence: Sequence) -> list[Sequence]:
+        """Who gives way and comes back together: ``sequence``, and after a beam all others that have pages."""
+        if not sequence.params.is_beam_search:
+            return [sequence]
+        members = self._gangs[self._key(sequence)].members
+        return [sequence, *(s for s in members if s is not sequence and s.state in _HAVE_PAGES)]
+
+    def state_at_start(self, sequence: Sequence) -> SequenceState:
+        """Of a beam that leaves the queue: paused if it had taken its step before it was swapped out."""
+        gang = self._gangs[self._key(sequence)]
+        has_step = sequence in gang.beams and sequence.key not in gang.found
+        return SequenceState.PREFILLING if has_step else SequenceState.PAUSED
+
+    def take(self, sequence: Sequence, found: Candidates) -> list[Heir] | None:
+        """A beam has taken its step; the beams of the next one once all have, and none if the search is over then."""
         gang = self._gangs[self._key(sequence)]
         gang.found[sequence.key] = found
         sequence.state = SequenceState.PAUSED
         if len(gang.found) < len(gang.beams):
-            return []
+            return None
         outputs = [beam.output_tokens.tolist() for beam in gang.beams]
         branches = gang.search.advance(outputs, [gang.found[beam.key] for beam in gang.beams])
         gang.found.clear()
-        gang.beams = self._branch(gang, branches)
+        heirs = self._branch(gang, branches)
+        gang.beams = [heir.sequence for heir in heirs]
         gang.is_over = not branches
-        return gang.beams
+        return heirs
 
     def conclude(self, sequence: Sequence) -> list[tuple[Sequence, Hypothesis]]:
         """If its search is over: what each of its sequences says, the first to arrive the best; nothing otherwise."""
@@ -85,24 +118,21 @@ class Beams:
 
     def num_pages(self, sequence: Sequence) -> int:
         """Pages that a sequence, or all beams of its search together, may come to hold at once."""
-        num_tokens = sequence.num_tokens
         if not sequence.params.is_beam_search:
-            return self._cache.pages_for(num_tokens)
+            return self._cache.pages_for(sequence.num_tokens)
+        num_tokens = sequence.num_prompt_tokens
         # The last token of a hypothesis is never computed.
         longest = num_tokens + self._max_output(sequence) - 1
         num_shared = num_tokens // self._cache.pool.page_size
         return num_shared + sequence.params.num_beams * (self._cache.pages_for(longest) - num_shared)
 
-    def restart(self, sequence: Sequence) -> list[Sequence]:
-        """All beams that run, if ``sequence`` is one: they lose what they said, and the first one starts again."""
-        if not sequence.params.is_beam_search:
-            return []
-        gang = self._gangs[self._key(sequence)]
-        running = [s for s in gang.members if s.state in (SequenceState.PREFILLING, SequenceState.PAUSED)]
-        for member in running:
-            member.num_tokens = member.num_prompt_tokens
-        self._begin(gang)
-        return running
+    def restart(self, sequence: Sequence) -> None:
+        """If ``sequence`` is a beam, all of its search lose what they said, and the first one starts again."""
+        if sequence.params.is_beam_search:
+            gang = self._gangs[self._key(sequence)]
+            for member in gang.members:
+                member.num_tokens = member.num_prompt_tokens
+            self._begin(gang)
 
     def disband(self, sequence: Sequence) -> list[Sequence]:
         """``sequence`` has ended, and with it its search: the others, which end too."""
@@ -116,30 +146,29 @@ class Beams:
         gang.beams = gang.members[:1]
         gang.found.clear()
 
-    def _branch(self, gang: _Gang, branches: list[Branch]) -> list[Sequence]:
-        """The sequences of these branches. The first that goes on from a beam stays in its sequence, pages and all."""
+    def _branch(self, gang: _Gang, branches: list[Branch]) -> list[Heir]:
+        """The heirs of these branches. The first that goes on from a beam stays in its sequence, pages and all."""
         parents = gang.beams
         stays = {branch.parent: index for index, branch in reversed(list(enumerate(branches)))}
         left = iter([s for s in gang.members if s not in [parents[parent] for parent in stays]])
-        heirs = [
-            parents[branch.parent] if stays[branch.parent] == index else next(left)
-            for index, branch in enumerate(branches)
-        ]
-        for heir, branch in zip(heirs, branches, strict=True):
+        heirs = []
+        for index, branch in enumerate(branches):
             parent = parents[branch.parent]
+            heirs.append(Heir(parent if stays[branch.parent] == index else next(left), parent, branch))
+        for heir, parent, _ in heirs:
             if heir is not parent:
                 heir.tokens[: parent.num_tokens] = parent.tokens[: parent.num_tokens]
                 heir.num_tokens = parent.num_tokens
                 self._cache.fork(heir, parent)
-        for heir, branch in zip(heirs, branches, strict=True):
+        for heir, _, branch in heirs:
             heir.append(branch.token_id)
         return heirs
 
     def _key(self, sequence: Sequence) -> Key:
         return sequence.key if sequence.group_key is None else sequence.group_key
 
-    def _search_of(self, sequence: Sequence) -> BeamSearch:
-        return BeamSearch(sequence.params, stop_ids=sequence.stop_ids, max_tokens=self._max_output(sequence))
+    def _search_of(self, sequence: Sequence) -> Search:
+        return self._make_search(sequence, self._max_output(sequence))
 
     def _max_output(self, sequence: Sequence) -> int:
         return min(sequence.max_tokens, self._max_model_len - sequence.num_prompt_tokens)

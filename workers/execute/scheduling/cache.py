@@ -6,8 +6,9 @@ as does what a swapped sequence had computed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from itertools import takewhile
+from itertools import chain, takewhile
 
 from .host import HostPool
 from .limbo import Limbo
@@ -63,16 +64,30 @@ class PageCache:
         match = self.index.match(sequence.tokens[: sequence.num_computed_tokens], sequence.cache_salt)
         return Match(list(takewhile(lambda node: node.page, match.nodes)))
 
-    def num_missing(self, sequence: Sequence, match: Match = NO_MATCH) -> int:
-        """Pages that ``sequence`` still takes from the available ones for the tokens it has."""
-        return self.pool.pages_for(sequence.num_tokens) - len(sequence.block_table) - self._num_held(match)
+    def num_missing(self, sequence: Sequence) -> int:
+        """Pages that a running sequence still takes from the available ones for the tokens it has."""
+        return self.pool.pages_for(sequence.num_tokens) - len(sequence.block_table)
 
-    def may_enter(self, sequence: Sequence, match: Match) -> bool:
+    def num_wanted(self, sequences: list[Sequence], match: Match) -> int:
+        """Pages that waiting sequences, which enter together, take from the available ones for the tokens they have."""
+        first = sequences[0]
+        if not first.host_table:
+            return self.pool.pages_for(first.num_tokens) - self._num_in_use(node.page for node in match.nodes)
+        num_grown = sum(
+            max(self.pool.pages_for(s.num_tokens) - len(s.host_table), int(s.shares_tail)) for s in sequences
+        )
+        return self._num_swapped(sequences, match) + num_grown
+
+    def may_enter(self, sequences: list[Sequence], match: Match) -> bool:
         """Whether ``enter`` is possible in this step."""
-        num_tokens = sequence.num_computed_tokens or match.num_tokens(self.pool.page_size)
-        if self.pool.pages_for(num_tokens) - self._num_held(match) > self.num_available:
+        if sequences[0].host_table:
+            num_pages = self._num_swapped(sequences, match)
+        else:
+            num_pages = self.pool.pages_for(match.num_tokens(self.pool.page_size))
+            num_pages -= self._num_in_use(node.page for node in match.nodes)
+        if num_pages > self.num_available:
             return False
-        if self._moves.swap_out and _swaps_in(sequence, match):
+        if self._moves.swap_out and _swaps_in(sequences[0], match):
             self._swap_in_is_wanted = True
             # Used just now, so evicted last: what is evicted while swap-outs rest is lost, with all that hangs on it.
             on_device = [node.page for node in match.nodes if node.page]
@@ -81,8 +96,12 @@ class PageCache:
             return False
         return True
 
-    def enter(self, sequence: Sequence, match: Match) -> None:
-        """Gives ``sequence`` the pages of ``match``, or those it had when it was swapped out."""
+    def enter(self, sequences: list[Sequence], match: Match) -> None:
+        """Gives ``sequences`` the pages they had when they were swapped out, and the first of them those of ``match``.
+
+        Those that were swapped out together, and only they, come back together.
+        """
+        sequence = sequences[0]
         if _swaps_in(sequence, match):
             self._is_kept_for_swap_in = True
         # Held first, so that none of them is evicted to make room for another.
@@ -93,7 +112,8 @@ class PageCache:
         sequence.block_table = [node.page for node in match.nodes]
         sequence.tip = match.nodes[-1] if match.nodes else None
         if sequence.host_table:
-            self._swap_in_rest(sequence)
+            for member in sequences:
+                self._swap_in_rest(member)
         else:
             sequence.num_computed_tokens = len(match.nodes) * self.pool.page_size
             if match.tail is not None:
@@ -154,16 +174,30 @@ class PageCache:
         sequence.block_table, sequence.tip, sequence.num_computed_tokens = [], None, 0
         sequence.shares_tail = False
 
-    def swap_out(self, sequence: Sequence) -> bool:
-        """Moves what a preempted sequence has computed to the host; False where that is not possible now."""
-        table = sequence.block_table[: self.pool.pages_for(sequence.num_computed_tokens)]
-        if not table or not self._may_swap_out or not self._make_host_room(len(table)):
+    def swap_out(self, sequences: list[Sequence]) -> bool:
+        """Moves what preempted sequences have computed to the host; False, with nothing moved, where it cannot be now.
+
+        A page that several of them hold is moved once, and not at all while a sequence that was swapped out before has
+        it on the host.
+        """
+        tables = [s.block_table[: self.pool.pages_for(s.num_computed_tokens)] for s in sequences]
+        entries = Counter(chain.from_iterable(tables))
+        moved = [page for page in entries if self.host.twin(page) is None]
+        if not all(tables) or not self._may_swap_out or not self._make_host_room(len(moved)):
             return False
-        sequence.host_table = self.host.allocate(len(table))
-        self._moves.swap_out += zip(table, sequence.host_table, strict=True)
-        self._disown(table)
-        self.pool.free(sequence.block_table)
-        sequence.block_table, sequence.tip = [], None
+        # NOTE: a half-full page is shared by beams of one search only. They move together, so nobody writes to it while it
+        # has a twin.
+        host_pages = self.host.allocate(len(moved))
+        for page, host_page in zip(moved, host_pages, strict=True):
+            self._moves.swap(page, host_page)
+            self.host.pair(page, host_page)
+        for sequence, table in zip(sequences, tables, strict=True):
+            sequence.host_table = self.host.share_twins(table)
+        self.host.free(host_pages)
+        self._disown(entries)
+        for sequence in sequences:
+            self.pool.free(sequence.block_table)
+            sequence.block_table, sequence.tip = [], None
         return True
 
     def retire(self, sequence: Sequence, *, is_sound: bool = True) -> None:
@@ -171,7 +205,7 @@ class PageCache:
         self.host.free(sequence.host_table)
         sequence.host_table = []
         if not is_sound:
-            self._disown(sequence.block_table)
+            self._disown(Counter(sequence.block_table))
         if sequence.block_table:
             self.limbo.put(sequence.key, sequence.block_table, sequence.last_step)
             sequence.block_table = []
@@ -214,14 +248,23 @@ class PageCache:
         self.limbo.reclaim(num_pages)
         pages = self.pool.allocate(min(num_pages, self.pool.num_available))
         self._moves.forget(pages)
+        self.host.part(pages)
         return pages
 
-    def _num_held(self, match: Match) -> int:
-        """Pages of ``match`` that are in use anyway, and not among the available ones."""
-        if not match.nodes:
+    def _num_in_use(self, pages: Iterable[int]) -> int:
+        """How many of these are in use anyway, and not among the available ones."""
+        held = [page for page in pages if self.pool.refs(page)]
+        if not held:
             return 0
         reclaimable = self.limbo.reclaimable()
-        return sum(self.pool.refs(node.page) > 0 and node.page not in reclaimable for node in match.nodes)
+        return sum(page not in reclaimable for page in held)
+
+    def _num_swapped(self, sequences: list[Sequence], match: Match) -> int:
+        """Available pages that the host tables of ``sequences`` take, where the first one begins with ``match``."""
+        away = {page for sequence in sequences for page in sequence.host_table}
+        away.difference_update(sequences[0].host_table[: len(match.nodes)])
+        twins = [twin for page in away if (twin := self.host.twin_on_device(page))]
+        return len(away) + len(match.nodes) - self._num_in_use([*(node.page for node in match.nodes), *twins])
 
     @property
     def _may_swap_out(self) -> bool:
@@ -250,12 +293,19 @@ class PageCache:
         self._learn(node, page)
 
     def _swap_in_rest(self, sequence: Sequence) -> None:
-        """The pages of a swapped sequence that are not shared with others."""
+        """The pages of a swapped sequence that it does not have yet. Those that are on the device again are shared."""
         host_table, sequence.host_table = sequence.host_table, []
-        rest = host_table[len(sequence.block_table) :]
-        pages = self._allocate(len(rest))
-        self._moves.swap_in.update(zip(pages, rest, strict=True))
-        sequence.block_table += pages
+        for page, host_page in zip(sequence.block_table, host_table, strict=False):
+            self.host.pair(page, host_page)
+        twins = {page: self.host.twin_on_device(page) for page in host_table[len(sequence.block_table) :]}
+        table = {page: twin for page, twin in twins.items() if twin is not None and self.pool.refs(twin)}
+        self.pool.share(table.values())
+        away = [page for page in twins if page not in table]
+        for host_page, page in zip(away, self._allocate(len(away)), strict=True):
+            self._moves.swap_in[page] = host_page
+            self.host.pair(page, host_page)
+            table[host_page] = page
+        sequence.block_table += [table[page] for page in twins]
         self.host.free(host_table)
 
     def _copy_tail(self, sequence: Sequence, match: Match) -> None:
@@ -299,11 +349,11 @@ class PageCache:
         self.index.put(node, page)
         self.pool.keep(page)
 
-    def _disown(self, table: list[int]) -> None:
-        """Nobody will find what is in these pages any more, but for those that others hold too."""
-        for page in table:
+    def _disown(self, entries: Counter[int]) -> None:
+        """Nobody will find what is in these pages any more, but for those that more hold than are counted here."""
+        for page, count in entries.items():
             node = self.index.node_of(page)
-            if node is not None and self.pool.refs(page) == 1:
+            if node is not None and self.pool.refs(page) == count:
                 self._remove(node)
 
     def _remove(self, node: PageNode) -> None:

@@ -40,6 +40,10 @@ class MovesDraft:
             self.copies.pop(page, None)
             self.swap_in.pop(page, None)
 
+    def swap(self, page: int, host_page: int) -> None:
+        """Moves a page to the host, also one that is itself only about to be copied to ``page``."""
+        self.swap_out.append((self.copies.get(page, page), host_page))
+
     def copy(self, source: int, target: int) -> None:
         """Copies a page, also one that is itself only on its way to ``source``."""
         source = self.copies.get(source, source)

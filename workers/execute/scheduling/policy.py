@@ -163,9 +163,12 @@ _POLICIES: dict[str, type[Fifo]] = {
 def _long_ones_and_groups(config: SchedulerConfig) -> Callable[[Sequence], bool]:
     """Swapped is what would take more than one chunk to compute again; the copy costs little next to that.
 
-    So are samples of one request: to compute them again would take as many times as there are, as in cacheflow.
+    So are samples of one request, which would be computed again as many times as there are, as in cacheflow; and beams,
+    whose search would start again from the prompt.
     """
-    return lambda s: s.num_computed_tokens > config.prefill_chunk or (s.group is not None and len(s.group.members) > 1)
+    return lambda s: (
+        s.num_computed_tokens > config.prefill_chunk or s.is_beam or (s.group is not None and len(s.group.members) > 1)
+    )
 
 
 _PREEMPTIONS: dict[str, Callable[[SchedulerConfig], Callable[[Sequence], bool]]] = {
@@ -177,8 +180,7 @@ _PREEMPTIONS: dict[str, Callable[[SchedulerConfig], Callable[[Sequence], bool]]]
 
 def make_preemption(config: SchedulerConfig) -> Callable[[Sequence], bool]:
     """Whether a preempted sequence is better moved to host pages, where there are any, than computed again."""
-    swaps = _PREEMPTIONS[config.preemption](config)
-    return lambda sequence: not sequence.params.is_beam_search and swaps(sequence)  # a search starts again, see Beams
+    return _PREEMPTIONS[config.preemption](config)
 
 
 def make_policy(config: SchedulerConfig) -> Policy:

@@ -13,18 +13,18 @@ from types import MappingProxyType
 from ....protocol.config import SchedulerConfig
 from .ahead import LookAhead
 from .beam_search import Candidates
-from .beams import Beams
+from .beams import Beams, MakeSearch, make_search
 from .bounds import Bounds
 from .cache import PageCache
-from .chunks import is_repeated, next_chunk, state_at_start
+from .chunks import is_repeated, next_chunk
 from .cost import Work, make_pace
 from .deadlines import Deadlines, exceeded
-from .groups import Groups
-from .plan import Draft, Plan, Start
-from .policy import Phase, Skips, make_policy, make_preemption
+from .plan import Draft, Plan
+from .policy import Phase, Skips, make_policy
 from .prefix import Match
 from .progress import Progress
-from .queues import WaitingQueue, may_overtake
+from .queues import may_overtake
+from .roster import Roster
 from .rows import Rows
 from .sequence import Key, Sequence, SequenceState
 
@@ -33,11 +33,7 @@ _NO_BEAMS: Mapping[Key, Candidates] = MappingProxyType({})
 
 
 class Scheduler:
-    """Sequences from their arrival until they are finished.
-
-    Invariant: a live sequence either is in ``waiting`` and holds no page of the device, or is in ``running``. Those of
-    ``running`` that decode hold a row each.
-    """
+    """Sequences from their arrival until they are finished. Where each of them is, the ``Roster`` knows."""
 
     def __init__(
         self,
@@ -49,37 +45,30 @@ class Scheduler:
         prefix_cache: bool = True,  # False also where a layer of the model keeps more than its pages
         num_host_pages: int = 0,
         replays: bool = False,  # what was said is decoded again after a preemption or a crash, not prefilled
+        make_search: MakeSearch = make_search,
     ) -> None:
         self.config = config
         self.replays = replays
         self.max_model_len = max_model_len
         self.policy = make_policy(config)
-        self._swaps = make_preemption(config)
         self.cache = PageCache(num_pages, page_size, shares_prefixes=prefix_cache, num_host_pages=num_host_pages)
-        self.groups = Groups(self.cache)
-        self.beams = Beams(self.cache, max_model_len)
-        self._bounds = Bounds(max_model_len, self.cache, self.beams)
+        self.beams = Beams(self.cache, max_model_len, make_search)
         self.rows = Rows(config.max_num_seqs, min(num_pages, self.cache.pages_for(max_model_len)))
-        self.live: dict[Key, Sequence] = {}
-        self.waiting = WaitingQueue(self.policy.rank)
-        self.running: dict[Key, Sequence] = {}
-        self.num_preemptions = 0
-        self.num_swaps = 0  # of these, with their pages moved to the host
-        self.num_swapped = 0  # of those that wait now
+        self.roster = Roster(config, self.policy, self.cache, self.beams, self.rows)
+        self.live, self.waiting, self.running = self.roster.live, self.roster.waiting, self.roster.running
+        self._bounds = Bounds(max_model_len, self.cache, self.beams)
         self._pace = make_pace(config, page_size)
         self._deadlines = Deadlines()
         self._expired: list[tuple[Key, str]] = []  # and not reported yet
         self._step = 0
         self.completed_step = 0
         self.ahead = LookAhead()
-        self.num_needing_tokens = 0  # of the live
         self._skips = Skips()
         self._schedule = {
             Phase.DECODES: self._schedule_decodes,
             Phase.PROMPTS: self._schedule_prompts,
             Phase.WAITING: self._schedule_waiting,
         }
-        self._fresh_are_held_back = False  # memory ran out: no new prompt until a running sequence made way
 
     def add(self, sequence: Sequence) -> None:
         """Lets ``sequence`` wait for its turn, by its arrival. It may bring output tokens from before a crash."""
@@ -87,12 +76,7 @@ class Scheduler:
         assert len(self.live) < self.config.max_live, f"{len(self.live)} live, the limit is {self.config.max_live}"
         assert sequence.num_tokens > 0, f"{sequence.key} has no tokens"
         sequence.replays = self.replays and not sequence.is_beam  # a search starts from the prompt again
-        self.live[sequence.key] = sequence
-        self.num_needing_tokens += sequence.needs_its_tokens
-        self.groups.join(sequence)
-        first = self.beams.join(sequence)
-        self._enter_queue(sequence)
-        self.waiting.let_go(first)
+        self.roster.add(sequence)
         self._deadlines.add(sequence)
 
     def release(self, key: Key) -> None:
@@ -101,7 +85,7 @@ class Scheduler:
         A second release, or one of an unknown or stale key, changes nothing.
         """
         if (sequence := self.live.get(key)) is not None:
-            self._retire(sequence, "abort")
+            self.roster.retire(sequence, "abort")
         self.cache.release(key)
 
     def expire(self, now_ns: int) -> list[tuple[Key, str]]:
@@ -110,7 +94,7 @@ class Scheduler:
         for key in self._deadlines.due(now_ns):
             sequence = self.live.get(key)
             if sequence is not None and (why := exceeded(sequence, now_ns)):
-                self._retire(sequence, "error")
+                self.roster.retire(sequence, "error")
                 expired.append((key, why))
         self._deadlines.tidy(self.live)
         self._expired += expired
@@ -147,7 +131,7 @@ class Scheduler:
         self.ahead.settle()
         self.completed_step = plan.step
         progress = Progress(finished=dict(plan.finished), expired=dict(plan.expired), failed=dict(plan.failed))
-        sampled, computing = iter(token_ids), self.groups.computing
+        sampled, computing = iter(token_ids), self.roster.groups.computing
         for key, _, _, samples in plan.chunks:
             token_id = next(sampled) if samples else None
             sequence = self.running.get(key)
@@ -156,14 +140,14 @@ class Scheduler:
             if (why := failed.get(key)) is not None:
                 progress.failed[key] = why
                 sequence.num_tokens -= samples and not sequence.is_beam  # its placeholder
-                self._retire(sequence, "error", is_sound=False)
+                self.roster.retire(sequence, "error", is_sound=False)
                 continue
             if self.cache.publish(sequence) and sequence.row is not None:
                 self.rows.write_pages(sequence, 0)
             if key in computing:
-                self.waiting.let_go(self.groups.compute(sequence))
+                self.waiting.let_go(self.roster.groups.compute(sequence))
             if candidates and key in candidates:
-                self._branch(sequence, candidates[key], progress)
+                self.roster.branch(sequence, candidates[key], progress)
             elif token_id is not None:
                 self._take(sequence, token_id, progress)
         self.cache.complete(plan.step)
@@ -188,7 +172,7 @@ class Scheduler:
 
     def _seat_ready(self) -> None:
         """Rows that are free, or that the policy takes back, go to sequences whose prompt is computed."""
-        ready = self._in_state(SequenceState.READY)
+        ready = self.roster.in_state(SequenceState.READY)
         if not ready:
             return
         num_missing = len(ready) - self.rows.num_free
@@ -205,7 +189,7 @@ class Scheduler:
         decoding = self.rows.seated
         if self._pace is None or not decoding:
             return
-        under_way = self._in_state(SequenceState.PREFILLING)
+        under_way = self.roster.in_state(SequenceState.PREFILLING)
         num_reads = sum(s.num_tokens for s in decoding) + sum(s.num_computed_tokens for s in under_way[:1])
         must_progress = self._skips.prefills >= self.config.max_prefill_skip
         limit = self._pace.max_prefill_tokens(Work(0, len(decoding), num_reads), must_progress=must_progress)
@@ -224,13 +208,13 @@ class Scheduler:
 
     def _schedule_prompts(self, draft: Draft) -> None:
         """Chunks of the prompts under way; the first that does not fit ends it."""
-        for sequence in self._in_state(SequenceState.PREFILLING):
+        for sequence in self.roster.in_state(SequenceState.PREFILLING):
             if sequence.key not in draft.prefills and not self._schedule_chunk(sequence, draft):
                 return
 
     def _schedule_waiting(self, draft: Draft) -> None:
         """First chunks, in order; one that memory holds back ends it, or is overtaken by a few, a few times."""
-        if len(draft.prefills) < len(self._in_state(SequenceState.PREFILLING)):
+        if len(draft.prefills) < len(self.roster.in_state(SequenceState.PREFILLING)):
             return  # a prompt under way did not fit
         held_back: list[Sequence] = []
         while (head := self.waiting.head) and draft.room(head, 1) and may_overtake(held_back, self.config):
@@ -240,9 +224,9 @@ class Scheduler:
             if draft.preempted:
                 break
             if (match := self._may_start(head)) is not None:
-                self._start(head, match, draft)
-                if head.state is SequenceState.PREFILLING:
-                    self._schedule_chunk(head, draft)
+                for started in self.roster.start(head, match, draft):
+                    if started.state is SequenceState.PREFILLING:
+                        self._schedule_chunk(started, draft)
                 for sequence in held_back:
                     sequence.num_overtaken += 1
             else:
@@ -253,7 +237,7 @@ class Scheduler:
                 self.waiting.remove(head.key)
         for sequence in held_back:
             if sequence.key not in self.waiting:
-                self._enter_queue(sequence)
+                self.roster.enter_queue(sequence)
 
     def _schedule_chunk(self, sequence: Sequence, draft: Draft) -> bool:
         chunk = next_chunk(sequence, max_tokens=self.config.prefill_chunk)
@@ -269,14 +253,14 @@ class Scheduler:
 
     def _break_stall(self, draft: Draft) -> None:
         """Half-computed prompts hold all pages and none can go on: the earliest takes from the latest."""
-        prefilling = self._in_state(SequenceState.PREFILLING)
+        prefilling = self.roster.in_state(SequenceState.PREFILLING)
         draft.num_prefill_left = math.inf  # whoever was to be spared a long step is not in this one
         if prefilling and self._make_room(prefilling[0], draft):
             self._schedule_chunk(prefilling[0], draft)
 
     def _count_skips(self, draft: Draft) -> None:
         """Who was passed by for want of budget too often goes first once, see ``Policy.phases``."""
-        has_prompts = bool(self.waiting) or bool(self._in_state(SequenceState.PREFILLING))
+        has_prompts = bool(self.waiting) or bool(self.roster.in_state(SequenceState.PREFILLING))
         self._skips = self._skips.after(
             prefills=has_prompts and not draft.prefills and not draft.lacks_memory,
             decodes=len(draft.decodes) < len(self.rows),
@@ -288,7 +272,7 @@ class Scheduler:
         """Ends a waiting sequence if it needs no step, or can never have one."""
         if verdict := self._bounds.judge(sequence):
             draft.end(sequence.key, *verdict)
-            self._retire(sequence, verdict.reason)
+            self.roster.retire(sequence, verdict.reason)
         return verdict is not None
 
     def _may_start(self, sequence: Sequence) -> Match | None:
@@ -297,130 +281,45 @@ class Scheduler:
         There must be room for all its tokens, and a margin for those that run to grow into. Where nothing runs there
         is nothing to protect, and one sequence always starts.
         """
+        family = self.beams.family(sequence)
         if self.running:
-            if self._fresh_are_held_back and not sequence.num_preemptions:
+            if self.roster.fresh_are_held_back and not sequence.num_preemptions:
                 return None
             growing = (s for s in self.running.values() if s.state is SequenceState.PREFILLING or s.is_catching_up)
             num_promised = sum(map(self.cache.num_missing, growing))
             num_left = self.cache.num_available - num_promised - max(1, self.policy.margin * self.cache.num_pages)
             if num_left < 1:
                 return None  # whatever the cache knows, one page is needed
-            match = self.groups.find(sequence)
-            if self.cache.num_missing(sequence, match) > num_left:
+            match = self.roster.groups.find(sequence)
+            if self.cache.num_wanted(family, match) > num_left:
                 return None
         else:
-            match = self.groups.find(sequence)
-        return match if self.cache.num_available > 0 and self.cache.may_enter(sequence, match) else None
-
-    def _start(self, sequence: Sequence, match: Match, draft: Draft) -> None:
-        self._leave_queue(sequence)
-        self.running[sequence.key] = sequence
-        self.cache.enter(sequence, match)
-        sequence.state = state_at_start(sequence)
-        self.waiting.hold(*self.groups.start(sequence))
-        self.beams.start(sequence, draft.step)
-        draft.starts[sequence.key] = Start(sequence.key, sequence.num_computed_tokens)
-        if sequence.num_preemptions:
-            self._fresh_are_held_back = False
+            match = self.roster.groups.find(sequence)
+        return match if self.cache.num_available > 0 and self.cache.may_enter(family, match) else None
 
     def _make_room(self, sequence: Sequence, draft: Draft) -> bool:
         """A place for the next token, taken from others if need be; False where ``sequence`` gives way or ends."""
         num_pages = len(sequence.block_table)
         while not self.cache.extend(sequence, 1):
             if num_pages == self.cache.num_pages:
-                self._retire(sequence, "length")  # it fills the pool alone
+                self.roster.retire(sequence, "length")  # it fills the pool alone
                 draft.end(sequence.key, "length")
                 return False
-            self._preempt(self.policy.victim(self.running.values()), draft)
+            self.roster.preempt(self.policy.victim(self.running.values()), draft)
             if sequence.key not in self.running:
                 return False
         if sequence.row is not None and len(sequence.block_table) > num_pages:
             self.rows.write_pages(sequence, num_pages)
         return True
 
-    def _preempt(self, sequence: Sequence, draft: Draft) -> None:
-        for member in self.beams.restart(sequence) or [sequence]:
-            self._give_way(member, draft)
-
-    def _give_way(self, sequence: Sequence, draft: Draft) -> None:
-        """Takes the pages of ``sequence`` back; it waits, and keeps its tokens.
-
-        What it had computed is swapped out or computed once more. One that started in this step has nothing to swap:
-        its pages are only on their way.
-        """
-        may_swap = self._swaps(sequence) and sequence.key not in draft.starts
-        draft.drop(sequence.key)
-        draft.preempted.append(sequence.key)
-        self._leave(sequence)
-        if may_swap and self.cache.swap_out(sequence):
-            sequence.state = SequenceState.SWAPPED
-            self.num_swaps += 1
-            self.num_swapped += 1
-        else:
-            self.cache.give_up(sequence)
-            sequence.state = SequenceState.WAITING
-        sequence.num_preemptions += 1
-        self._enter_queue(sequence)
-        self.num_preemptions += 1
-        self._fresh_are_held_back = True
-
-    # What becomes of a sequence after its step.
-
     def _take(self, sequence: Sequence, token_id: int, progress: Progress) -> None:
         sequence.tokens[sequence.num_tokens - 1] = token_id
         progress.emit(sequence.key, sequence.num_output_tokens - 1, token_id)
         if reason := sequence.end_reason(self.max_model_len):
             progress.finished[sequence.key] = reason
-            self._retire(sequence, reason)
-
-    def _branch(self, sequence: Sequence, found: Candidates, progress: Progress) -> None:
-        """A beam has taken its step. With the last one of its search all go on, or the search is over."""
-        for beam in self.beams.take(sequence, found):
-            if beam.key not in self.running:
-                self._leave_queue(beam)
-                self.running[beam.key] = beam
-            beam.state = SequenceState.PREFILLING
-        for beam, hypothesis in self.beams.conclude(sequence):
-            progress.conclude(beam.key, hypothesis)
-            self._retire(beam, hypothesis.reason)
-
-    def _retire(self, sequence: Sequence, reason: str, *, is_sound: bool = True) -> None:
-        """Ends a sequence: its row is free at once, its pages go to limbo."""
-        del self.live[sequence.key]
-        self.num_needing_tokens -= sequence.needs_its_tokens
-        if sequence.key in self.running:
-            self._leave(sequence)
-            self._fresh_are_held_back = False
-        else:
-            self._leave_queue(sequence)
-        self.cache.retire(sequence, is_sound=is_sound)
-        self.groups.leave(sequence, is_sound=is_sound)
-        sequence.state = SequenceState.FINISHED
-        sequence.finish_reason = reason
-        for member in self.beams.disband(sequence):
-            self._retire(member, "abort")
-
-    def _enter_queue(self, sequence: Sequence) -> None:
-        if self.groups.holds(sequence) or self.beams.holds(sequence):
-            self.waiting.hold(sequence)
-        else:
-            self.waiting.push(sequence)
-
-    def _leave_queue(self, sequence: Sequence) -> None:
-        self.waiting.remove(sequence.key)
-        self.num_swapped -= sequence.state is SequenceState.SWAPPED
-
-    def _leave(self, sequence: Sequence) -> None:
-        del self.running[sequence.key]
-        if sequence.row is not None:
-            self.rows.leave(sequence)
-        self.waiting.let_go(self.groups.stop(sequence))
-
-    def _in_state(self, state: SequenceState) -> list[Sequence]:
-        """Running sequences in ``state``, the most urgent first."""
-        return sorted((s for s in self.running.values() if s.state is state), key=self.policy.urgency)
+            self.roster.retire(sequence, reason)
 
     @property
     def _fill(self) -> float:
         """The share of the rows that is taken, or would be if there were enough."""
-        return (len(self.rows) + len(self._in_state(SequenceState.READY))) / self.config.max_num_seqs
+        return (len(self.rows) + len(self.roster.in_state(SequenceState.READY))) / self.config.max_num_seqs

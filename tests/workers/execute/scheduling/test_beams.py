@@ -96,7 +96,7 @@ def test_a_search_that_gives_way_starts_again_and_finds_the_same(num_pages: int,
     beams = make_beams(10, 3, num_tokens=9, max_tokens=9)
     engine = make_engine(*early, *beams, num_pages=num_pages, prefix_cache=prefix_cache)
     found, _ = search(engine)
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.roster.num_preemptions > 0
     assert_found(found, beams)
     assert [s.output_tokens.tolist() for s in early] == [expected_output(s) for s in early]
 

@@ -158,10 +158,10 @@ def test_samples_that_are_preempted_say_the_same(
     stranger = make_sequence(7, num_tokens=9, max_tokens=20)
     engine = make_engine(*group, stranger, prefix_cache=prefix_cache, **options)
     steps = steps_of(engine)
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.roster.num_preemptions > 0
     assert_texts([*group, stranger])
     if host_pages == 40 and preemption != "recompute":
-        assert engine.scheduler.num_swaps > 0
+        assert engine.scheduler.roster.num_swaps > 0
     assert not any(step.plan.moves.swap_in and step.plan.moves.swap_out for step in steps)
 
 
@@ -173,7 +173,7 @@ def test_samples_are_swapped_where_single_sequences_are_computed_again() -> None
     for sequences in (group, singles):
         engine = make_engine(*sequences, num_pages=10, host_pages=40, prefill_chunk=64)
         run(engine)
-        swaps.append(engine.scheduler.num_swaps)
+        swaps.append(engine.scheduler.roster.num_swaps)
         assert_texts(list(sequences))
     assert swaps[0] > 0
     assert swaps[1] == 0

@@ -75,7 +75,7 @@ def test_who_is_swapped_and_who_is_computed_again(options: dict[str, Any], is_sw
     options = {"host_pages": 12, "prefill_chunk": 64, **options}
     scheduler = make_scheduler(*make_sequences(2, num_tokens=8, max_tokens=30), num_pages=11, **options)
     advance_until(scheduler, lambda plan: plan.preempted)
-    assert (scheduler.num_swaps, scheduler.num_preemptions) == (int(is_swapped), 1)
+    assert (scheduler.roster.num_swaps, scheduler.roster.num_preemptions) == (int(is_swapped), 1)
 
 
 def test_an_unknown_way_to_preempt_is_refused() -> None:
@@ -173,7 +173,7 @@ def test_without_host_pages_an_evicted_prefix_is_gone() -> None:
 def test_swapped_sequences_take_the_host_pages_of_prefixes() -> None:
     scheduler = crowded(host_pages=6, prefix_cache=True)
     advance_until(scheduler, lambda plan: plan.moves.swap_in)
-    assert scheduler.num_swaps == 1
+    assert scheduler.roster.num_swaps == 1
     check(scheduler)
 
 
@@ -195,8 +195,8 @@ def test_who_started_in_the_step_in_which_he_gives_way_is_not_swapped_out() -> N
     scheduler.add(sequence)
     match = scheduler._may_start(sequence)
     assert match is not None
-    scheduler._start(sequence, match, draft)
-    scheduler._preempt(sequence, draft)
+    scheduler.roster.start(sequence, match, draft)
+    scheduler.roster.preempt(sequence, draft)
     assert (sequence.state, sequence.num_computed_tokens) == (SequenceState.WAITING, 0)
     check(scheduler)
 
@@ -221,7 +221,7 @@ def test_a_copy_of_a_page_that_is_on_its_way_comes_from_where_that_comes_from() 
 def test_a_page_that_is_handed_out_anew_gets_nothing_that_was_meant_for_its_last_holder() -> None:
     scheduler = remembered()
     cache, first, second = scheduler.cache, make_sequence(2, speaker=0, num_tokens=17), make_sequence(3, num_tokens=24)
-    cache.enter(first, cache.find(first))
+    cache.enter([first], cache.find(first))
     cache.give_up(first)
     assert cache.extend(second, 24) == 24
     assert cache.take_moves().swap_in == ()

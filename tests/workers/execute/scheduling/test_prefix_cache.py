@@ -167,7 +167,7 @@ def test_known_pages_that_nobody_holds_count_as_free_and_are_evicted_before_anyb
     sequence = make_sequence(1, num_tokens=30, max_tokens=15)
     assert start(scheduler, sequence) == 30
     advance_until(scheduler, lambda _: not scheduler.live)
-    assert (sequence.num_output_tokens, scheduler.num_preemptions) == (15, 0)
+    assert (sequence.num_output_tokens, scheduler.roster.num_preemptions) == (15, 0)
 
 
 def test_what_was_used_longest_ago_is_evicted_first_and_the_end_of_a_chain_before_its_beginning() -> None:

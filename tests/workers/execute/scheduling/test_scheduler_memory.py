@@ -196,7 +196,7 @@ def test_two_half_computed_prompts_that_fill_the_pool_do_not_wait_for_each_other
     scheduler = make_scheduler(*make_sequences(2, num_tokens=16), num_pages=16, page_size=2, max_num_batched_tokens=8)
     first, second = scheduler.live.values()
     advance(scheduler)
-    scheduler._start(second, NO_MATCH, Draft(2, 8))
+    scheduler.roster.start(second, NO_MATCH, Draft(2, 8))
     scheduler.cache.extend(second, 8)
     second.num_computed_tokens = 8
     scheduler.cache.pool.allocate(scheduler.cache.pool.num_free)
@@ -299,7 +299,7 @@ def test_pages_in_limbo_are_taken_before_anybody_is_preempted() -> None:
     scheduler = make_scheduler(ended, running, num_pages=7, prefill_chunk=16)
     advance_until(scheduler, lambda _: not scheduler.live)
     assert running.num_output_tokens == 20
-    assert scheduler.num_preemptions == 0
+    assert scheduler.roster.num_preemptions == 0
     scheduler.release(ended.key)
     check(scheduler)
 

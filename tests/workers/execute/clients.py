@@ -1,0 +1,125 @@
+"""Clients who know what they must be told: an engine of the hash model, and everything checked after every step."""
+
+from __future__ import annotations
+
+from typing import IO, Any
+
+from tests.workers.execute.factories import expected_hypotheses, expected_output, make_engine, tokens_of
+from triptych.workers.execute.engine import Engine, StepOutputs
+from triptych.workers.execute.scheduling.beam_search import Hypothesis
+from triptych.workers.execute.scheduling.sequence import Key, Sequence
+
+
+class Clients:
+    """Whoever drives them chooses by numbers, and gets an AssertionError or a PageLedgerError where something is wrong.
+
+    Their clock goes on by one with every step.
+    """
+
+    def __init__(self, *, trace_file: IO[str] | None = None, **options: Any) -> None:
+        """Options are those of ``make_engine``."""
+        self.now_ns = 0
+        self.engine: Engine = make_engine(clock=lambda: self.now_ns, trace_file=trace_file, **options)
+        self.outputs: dict[Key, list[int]] = {}
+        self.expected: dict[Key, list[int]] = {}
+        self.hypotheses: dict[Key, Hypothesis] = {}  # that a search must find
+        self.unreleased: list[Key] = []  # finished or failed, and nobody has said so
+
+    @property
+    def live(self) -> list[Key]:
+        return list(self.engine.scheduler.live)
+
+    @property
+    def room(self) -> int:
+        """How many sequences more may be live."""
+        scheduler = self.engine.scheduler
+        return scheduler.config.max_live - len(scheduler.live)
+
+    def add(self, sequence: Sequence) -> None:
+        """It will say what fits into the context and the pool, of which the last token of all needs no place."""
+        scheduler = self.engine.scheduler
+        in_pool = scheduler.cache.num_pages * scheduler.cache.pool.page_size + 1
+        room = min(scheduler.max_model_len, in_pool) - sequence.num_prompt_tokens
+        self.outputs[sequence.key] = sequence.output_tokens.tolist()
+        self.expected[sequence.key] = expected_output(sequence)[: max(room, sequence.num_output_tokens)]
+        self.engine.add(sequence)
+
+    def add_search(self, beams: list[Sequence]) -> None:
+        """A beam search, if the pool and the context have room for it, as admission sees to."""
+        scheduler = self.engine.scheduler
+        fits = scheduler.beams.num_pages(beams[0]) <= scheduler.cache.num_pages and len(beams) <= self.room
+        if fits and len(beams[0].tokens) <= scheduler.max_model_len:
+            for beam, found in zip(beams, expected_hypotheses(beams[0]), strict=True):
+                self.hypotheses[beam.key] = found
+                self.outputs[beam.key] = self.expected[beam.key] = []
+                self.engine.add(beam)
+
+    def abort(self, choice: int) -> None:
+        """Ends somebody who is live. With one beam its whole search ends."""
+        live = self.live
+        key = live[choice % len(live)]
+        self.engine.release(key)
+        self.unreleased += [other for other in live if other != key and other not in self.engine.scheduler.live]
+        self.engine.check()
+
+    def release(self, choice: int, *, times: int = 1) -> None:
+        key = self.unreleased.pop(choice % len(self.unreleased))
+        for _ in range(times):
+            self.engine.release(key)
+        self.engine.check()
+
+    def step(self) -> StepOutputs | None:
+        self.now_ns += 1
+        step = self.engine.step()
+        assert step is not None or not self.engine.has_work, "sequences are live, and nothing was planned"
+        return None if step is None else self._take(step)
+
+    def step_with_abort(self, choice: int) -> StepOutputs:
+        """A step, and while it is in flight somebody is aborted."""
+        self.now_ns += 1
+        is_ahead = self.engine.num_in_flight > 0
+        if self.engine.may_plan:
+            plan = self.engine.plan()
+            assert plan is not None or is_ahead, "sequences are live, and nothing was planned"
+            if plan is not None:
+                self.engine.launch(plan)
+        if self.live:
+            self.abort(choice)
+        return self._take(self.engine.collect())
+
+    def close(self, *, max_steps: int = 5000) -> list[StepOutputs]:
+        """The steps until everybody is served. Once everybody was released, every page is free or a known prefix."""
+        steps: list[StepOutputs] = []
+        while (step := self.step()) is not None:
+            steps.append(step)
+            assert len(steps) < max_steps, f"{self.live} are not done after {max_steps} steps"
+        while self.unreleased:
+            self.release(0)
+        stats = self.engine.stats
+        assert stats.num_free_pages + stats.num_idle_pages == stats.num_pages
+        assert stats.num_free_host_pages + stats.num_idle_host_pages == stats.num_host_pages
+        return steps
+
+    def _take(self, step: StepOutputs) -> StepOutputs:
+        self.engine.check()
+        self._check_plan(step)
+        progress = step.progress
+        for key, index, token_id in tokens_of(progress):
+            assert index == len(self.outputs[key]), f"{key}: token {index} after {len(self.outputs[key])}"
+            assert token_id == self.expected[key][index], f"{key}: token {index} is wrong"
+            self.outputs[key].append(token_id)
+        for key in progress.finished:
+            assert self.outputs[key] == self.expected[key], f"{key} ended too soon"
+            assert progress.hypotheses.get(key) == self.hypotheses.get(key), f"the search of {key} found something else"
+        for key in progress.expired:
+            assert self.outputs[key] == self.expected[key][: len(self.outputs[key])]
+        self.unreleased += [*progress.finished, *progress.expired, *progress.failed]
+        return step
+
+    def _check_plan(self, step: StepOutputs) -> None:
+        plan, config = step.plan, self.engine.scheduler.config
+        assert step.stats.num_lost_pages == 0
+        assert plan.num_tokens <= config.token_budget
+        assert config.max_kv_reads is None or plan.num_reads <= config.max_kv_reads or len(plan.chunks) == 1
+        assert not {chunk.key for chunk in plan.chunks} & set(plan.preempted), "who gave way runs"
+        assert not (plan.moves.swap_out and plan.moves.swap_in), "a step swaps out and in"

@@ -1,0 +1,141 @@
+"""Sequences that share pages are swapped out and in with what they share: once, and shared again afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.workers.execute.clients import Clients
+from tests.workers.execute.factories import make_beams, make_group, make_sequence
+from triptych.workers.execute.engine import StepOutputs
+from triptych.workers.execute.scheduling.sequence import Key, Sequence
+
+CACHES = pytest.mark.parametrize("prefix_cache", [False, True], ids=["no cache", "cache"])
+NUM_HOST_PAGES = 40
+
+
+def crowd(beams: list[Sequence], **options: Any) -> Clients:
+    """A search, and two that came before it and outgrow the pool."""
+    options = {"num_pages": 20, "host_pages": NUM_HOST_PAGES, "max_num_seqs": 5, "prefill_chunk": 64, **options}
+    clients = Clients(**options)
+    clients.add_search(beams)
+    for sequence in (make_sequence(20 + index, num_tokens=9, max_tokens=30) for index in range(2)):
+        sequence.arrival -= 100
+        clients.add(sequence)
+    return clients
+
+
+def step_until_preempted(clients: Clients, key: Key) -> StepOutputs:
+    for _ in range(200):
+        step = clients.step()
+        assert step is not None, f"{key} was never preempted"
+        if key in step.plan.preempted:
+            return step
+    raise AssertionError(f"{key} was never preempted")
+
+
+def num_computed(steps: list[StepOutputs], beams: list[Sequence]) -> int:
+    keys = {beam.key for beam in beams}
+    return sum(chunk.num_tokens for step in steps for chunk in step.plan.chunks if chunk.key in keys)
+
+
+@CACHES
+@pytest.mark.parametrize("preemption", ["auto", "swap"])
+@pytest.mark.parametrize("page_size", [1, 2, 4])
+@pytest.mark.parametrize("budget", [None, 4], ids=["one step", "beams in turn"])
+def test_a_search_that_was_swapped_out_goes_on_and_computes_nothing_twice(
+    preemption: str, page_size: int, prefix_cache: bool, budget: int | None
+) -> None:
+    options = {"preemption": preemption, "prefix_cache": prefix_cache, "max_num_batched_tokens": budget}
+    computed = []
+    for num_pages in (400, 80 // page_size):
+        beams = make_beams(0, 3, num_tokens=9, max_tokens=20)
+        clients = crowd(beams, page_size=page_size, num_pages=num_pages, host_pages=160 // page_size, **options)
+        computed.append(num_computed(clients.close(), beams))
+    assert clients.engine.stats.num_swaps >= 3
+    assert computed[0] == computed[1]
+
+
+def test_a_page_that_beams_share_is_moved_once_and_shared_again() -> None:
+    beams = make_beams(0, 3, num_tokens=9, max_tokens=20)
+    clients = crowd(beams)
+    step = step_until_preempted(clients, beams[0].key)
+    moved = [page for page, _ in step.plan.moves.swap_out]
+    tables = [list(beam.host_table) for beam in beams]
+    named = {page for table in tables for page in table}
+    assert len(moved) == len(set(moved)) == len(named) < sum(len(table) for table in tables)
+    back = next(step for step in clients.close() if beams[0].key in step.plan.started)
+    assert {beam.key for beam in beams} <= set(back.plan.started)
+    moved = [page for _, page in back.plan.moves.swap_in]
+    assert set(moved) == named
+    assert all(moved.count(page) == 1 for table in tables for page in table[:-1])  # the last one is copied at once
+    assert clients.engine.stats.num_free_host_pages == NUM_HOST_PAGES
+
+
+def test_beams_that_have_taken_their_step_when_all_give_way_wait_for_the_others() -> None:
+    """With three tokens a step, of which two go to those that decode, a search takes one beam's step at a time."""
+    beams = make_beams(0, 3, num_tokens=9, max_tokens=20)
+    clients = crowd(beams, max_num_batched_tokens=3)
+    step_until_preempted(clients, beams[0].key)
+    assert clients.engine.scheduler.roster.num_swapped == 3
+    missing = [beam.key for beam in beams if beam.num_computed_tokens < beam.num_tokens]
+    steps = clients.close()
+    back = next(index for index, step in enumerate(steps) if beams[0].key in step.plan.started)
+    assert 0 < len(missing) < 3
+    assert {chunk.key for chunk in steps[back].plan.chunks} & {beam.key for beam in beams} == set(missing)
+
+
+@pytest.mark.parametrize(
+    "options", [{"preemption": "recompute"}, {"host_pages": 3}, {"host_pages": 0}], ids=["recompute", "full", "none"]
+)
+def test_where_nothing_can_be_swapped_a_search_starts_again(options: dict[str, Any]) -> None:
+    beams = make_beams(0, 3, num_tokens=9, max_tokens=20)
+    clients = crowd(beams, **options)
+    step_until_preempted(clients, beams[0].key)
+    assert [beam.num_computed_tokens for beam in beams] == [0, 0, 0]
+    clients.close()
+
+
+def test_an_abort_of_a_swapped_search_gives_its_host_pages_back() -> None:
+    beams = make_beams(0, 3, num_tokens=9, max_tokens=20)
+    clients = crowd(beams)
+    step_until_preempted(clients, beams[0].key)
+    assert clients.engine.stats.num_free_host_pages < NUM_HOST_PAGES
+    clients.engine.release(beams[1].key)
+    clients.engine.check()
+    assert clients.engine.stats.num_free_host_pages == NUM_HOST_PAGES
+    assert clients.engine.stats.num_swapped == 0
+
+
+def test_several_searches_that_were_swapped_out_all_come_back() -> None:
+    clients = crowd(make_beams(0, 3, num_tokens=9, max_tokens=12), host_pages=200, max_num_seqs=9)
+    for index in (5, 10):
+        clients.add_search(make_beams(index, 3, num_tokens=5 + index, max_tokens=12))
+    clients.close()
+    assert clients.engine.stats.num_swaps >= 6
+
+
+@CACHES
+def test_what_a_sample_has_on_the_host_is_not_moved_again_for_its_sibling(prefix_cache: bool) -> None:
+    group = make_group(0, 3, num_tokens=22, max_tokens=30)
+    clients = Clients(num_pages=16, host_pages=60, prefill_chunk=64, preemption="swap", prefix_cache=prefix_cache)
+    for sequence in group:
+        clients.add(sequence)
+    step_until_preempted(clients, group[2].key)
+    second = step_until_preempted(clients, group[1].key)
+    tables = [group[index].host_table for index in (1, 2)]
+    assert tables[0][:5] == tables[1][:5]
+    assert len(second.plan.moves.swap_out) == len(tables[0]) - 5
+    clients.close()
+
+
+@CACHES
+def test_samples_that_together_outgrow_the_pool_come_back_one_by_one(prefix_cache: bool) -> None:
+    """Together they never could."""
+    group = make_group(0, 3, num_tokens=9, max_tokens=30)
+    clients = Clients(num_pages=15, host_pages=60, preemption="swap", prefix_cache=prefix_cache)
+    for sequence in group:
+        clients.add(sequence)
+    starts = [step.plan.started for step in clients.close() if step.plan.moves.swap_in]
+    assert [group[2].key] in starts

@@ -1,0 +1,148 @@
+"""Where every live sequence is, and how it gets from one place to the next: who decides it is the scheduler.
+
+A sequence waits in the queue, runs, and in between may give way. Whoever goes takes along what belongs to the place:
+the row, the pages, the siblings that wait for it.
+"""
+
+from __future__ import annotations
+
+from ....protocol.config import SchedulerConfig
+from .beam_search import Candidates
+from .beams import Beams
+from .cache import PageCache
+from .chunks import state_at_start
+from .groups import Groups
+from .plan import Draft, Start
+from .policy import Policy, make_preemption
+from .prefix import Match
+from .progress import Progress
+from .queues import WaitingQueue
+from .rows import Rows
+from .sequence import Key, Sequence, SequenceState
+
+
+class Roster:
+    """The live sequences.
+
+    Invariant: a live sequence either is in ``waiting`` and holds no page of the device, or is in ``running``. Those of
+    ``running`` that decode hold a row each.
+    """
+
+    def __init__(self, config: SchedulerConfig, policy: Policy, cache: PageCache, beams: Beams, rows: Rows) -> None:
+        self.cache, self.beams, self.rows = cache, beams, rows
+        self.groups = Groups(cache)
+        self.live: dict[Key, Sequence] = {}
+        self.waiting = WaitingQueue(policy.rank)
+        self.running: dict[Key, Sequence] = {}
+        self.num_needing_tokens = 0  # of the live
+        self.num_preemptions = 0
+        self.num_swaps = 0  # of these, with their pages moved to the host
+        self.num_swapped = 0  # of those that wait now
+        self.fresh_are_held_back = False  # memory ran out: no new prompt until a running sequence made way
+        self._urgency = policy.urgency
+        self._may_swap = make_preemption(config)
+
+    def in_state(self, state: SequenceState) -> list[Sequence]:
+        """Running sequences in ``state``, the most urgent first."""
+        return sorted((s for s in self.running.values() if s.state is state), key=self._urgency)
+
+    def add(self, sequence: Sequence) -> None:
+        """A new one waits for its turn."""
+        self.live[sequence.key] = sequence
+        self.num_needing_tokens += sequence.needs_its_tokens
+        self.groups.join(sequence)
+        first = self.beams.join(sequence)
+        self.enter_queue(sequence)
+        self.waiting.let_go(first)
+
+    def enter_queue(self, sequence: Sequence) -> None:
+        if self.groups.holds(sequence) or self.beams.holds(sequence):
+            self.waiting.hold(sequence)
+        else:
+            self.waiting.push(sequence)
+
+    def start(self, sequence: Sequence, match: Match, draft: Draft) -> list[Sequence]:
+        """Those that run from now on: ``sequence``, and with a beam that was swapped out all of its search."""
+        family = self.beams.family(sequence)
+        for member in family:
+            self._leave_queue(member)
+            self.running[member.key] = member
+        self.cache.enter(family, match)
+        for member in family:
+            member.state = self.beams.state_at_start(member) if member.is_beam else state_at_start(member)
+            draft.starts[member.key] = Start(member.key, member.num_computed_tokens)
+        self.waiting.hold(*self.groups.start(sequence))
+        self.beams.start(sequence, draft.step)
+        if sequence.num_preemptions:
+            self.fresh_are_held_back = False
+        return family
+
+    def preempt(self, victim: Sequence, draft: Draft) -> None:
+        """Takes the pages of ``victim``, and with those of a beam those of its whole search. They wait.
+
+        What they had computed is swapped out, or computed once more. Those that started in this step have nothing to
+        swap: their pages are only on their way. Nor are those swapped that run alone: they would come back to a pool
+        that was too small for them just now.
+        """
+        family = self.beams.family(victim)
+        may_swap = self._may_swap(victim) and victim.key not in draft.starts and len(family) < len(self.running)
+        for member in family:
+            draft.drop(member.key)
+            draft.preempted.append(member.key)
+            self._leave(member)
+        if may_swap and self.cache.swap_out(family):
+            self.num_swaps += len(family)
+            self.num_swapped += len(family)
+            state = SequenceState.SWAPPED
+        else:
+            self.beams.restart(victim)
+            for member in family:
+                self.cache.give_up(member)
+            state = SequenceState.WAITING
+        for member in family:
+            member.state = state
+            member.num_preemptions += 1
+            self.enter_queue(member)
+        self.num_preemptions += len(family)
+        self.fresh_are_held_back = True
+
+    def branch(self, sequence: Sequence, found: Candidates, progress: Progress) -> None:
+        """A beam has taken its step. With the last one of its search all go on, or the search is over."""
+        heirs = self.beams.take(sequence, found)
+        if heirs is None:
+            return
+        progress.branch(sequence.group_key or sequence.key, heirs)
+        for beam, _, _ in heirs:
+            if beam.key not in self.running:
+                self._leave_queue(beam)
+                self.running[beam.key] = beam
+            beam.state = SequenceState.PREFILLING
+        for beam, hypothesis in self.beams.conclude(sequence):
+            progress.conclude(beam.key, hypothesis)
+            self.retire(beam, hypothesis.reason)
+
+    def retire(self, sequence: Sequence, reason: str, *, is_sound: bool = True) -> None:
+        """Ends a sequence: its row is free at once, its pages go to limbo."""
+        del self.live[sequence.key]
+        self.num_needing_tokens -= sequence.needs_its_tokens
+        if sequence.key in self.running:
+            self._leave(sequence)
+            self.fresh_are_held_back = False
+        else:
+            self._leave_queue(sequence)
+        self.cache.retire(sequence, is_sound=is_sound)
+        self.groups.leave(sequence, is_sound=is_sound)
+        sequence.state = SequenceState.FINISHED
+        sequence.finish_reason = reason
+        for member in self.beams.disband(sequence):
+            self.retire(member, "abort")
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence.key)
+        self.num_swapped -= sequence.state is SequenceState.SWAPPED
+
+    def _leave(self, sequence: Sequence) -> None:
+        del self.running[sequence.key]
+        if sequence.row is not None:
+            self.rows.leave(sequence)
+        self.waiting.let_go(self.groups.stop(sequence))
