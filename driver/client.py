@@ -16,7 +16,8 @@ from ..protocol.errors import ConfigError, Overloaded, RequestTimeout, TriptychE
 from ..protocol.keys import ClientKeys, own_keys
 from ..protocol.sampling import SamplingParams
 from .choices import GroupStream, num_choices
-from .session import Question, Session
+from .questions import Question
+from .session import Session
 from .standing import RequestList, RequestStatus, list_of, status_of
 from .stream import Completion, Stream
 

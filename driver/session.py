@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from ..protocol import messages as m
 from ..protocol.channels import Connection
@@ -22,13 +22,13 @@ from ..protocol.codec import decode_public, encode
 from ..protocol.errors import DuplicateId, InvalidRequest, PipelineClosed, RequestError, TriptychError, from_wire
 from ..protocol.groups import request_of
 from .choices import Whole, choice_ids
+from .questions import Question, Questions
 from .stream import Assembly, Listener
 
 logger = logging.getLogger(__name__)
 
 REPEAT_S = 0.25  # what was not answered is sent again so often; FOLLOW also keeps the lease
 ACKNOWLEDGE_TOKENS = 64  # a FOLLOW at least every so many tokens, well within the server's window
-Question: TypeAlias = m.GetInfo | m.GetStats | m.GetStatus | m.GetRequests
 SURE_BYTES = 1 << 10  # a frame that every service takes, whatever its max_frame_bytes
 
 
@@ -56,7 +56,7 @@ class Session:
         self._connection = connection
         self._requests: dict[str, _Request] = {}
         self._choices: dict[str, list[str]] = {}  # request id -> what its choices are followed by
-        self._questions: dict[str, deque[Future[Any]]] = {}
+        self._questions = Questions(connection)
         self._orders: deque[Callable[[], object]] = deque()
         self._closing = False
         self._lock = threading.Lock()  # of the two above: nothing is given to a thread that has ended
@@ -99,14 +99,16 @@ class Session:
         )  # fmt: skip
 
     def let_go(self, request_id: str, error: TriptychError | None = None) -> None:
-        """Stop following; the listener hears no more than ``error``. The request goes on until somebody follows it
-        again, or its lease ends.
+        """Stop following a request, all of its choices, or the choice of this id; the listener hears no more than
+        ``error``. The request goes on until somebody follows it again, or its lease ends.
         """
 
         def order() -> None:
-            request = self._requests.pop(request_id, None)
-            if request is not None and error is not None:
-                self._fail(request, error)
+            for wire_id in self._choices.get(request_id, [request_id]):
+                if (request := self._requests.get(wire_id)) is not None:
+                    self._drop(wire_id)
+                    if error is not None:
+                        self._fail(request, copy(error))
 
         self._order(order)
 
@@ -219,14 +221,13 @@ class Session:
             elif (parent := self._requests.get(request_of(wire_id))) is not None:
                 parent.aborted_choices.add(wire_id)
 
-    def _ask(self, message: Any, future: Future[Any]) -> None:
+    def _ask(self, message: Question, future: Future[Any]) -> None:
         try:
             _checked_size(message)
         except RequestError as error:
             future.set_exception(error)
             return
-        self._questions.setdefault(_question(message), deque()).append(future)
-        self._connection.queue("submit" if isinstance(message, m.GetInfo) else "follow", _question(message), message)
+        self._questions.ask(message, future)
         self._next_repeat = min(self._next_repeat, time.monotonic() + REPEAT_S)
 
     def _repeat(self) -> None:
@@ -236,19 +237,7 @@ class Session:
             elif request.aborting:
                 self._connection.queue("follow", ("abort", request_id), m.Abort(request_id))
         self._follow(r for r in self._requests.values() if r.accepted)
-        for question in self._questions:
-            self._ask_again(question)
-
-    def _ask_again(self, question: str) -> None:
-        match question.split(" ", 1):
-            case ["Info"]:
-                self._connection.queue("submit", question, m.GetInfo())
-            case ["Stats"]:
-                self._connection.queue("follow", question, m.GetStats())
-            case ["Requests", limit]:
-                self._connection.queue("follow", question, m.GetRequests(int(limit)))
-            case ["Status", request_id]:
-                self._connection.queue("follow", question, m.GetStatus(request_id))
+        self._questions.repeat()
 
     def _follow_is_due(self, request: _Request) -> bool:
         unacknowledged = request.assembly.num_tokens - request.followed_tokens
@@ -275,9 +264,7 @@ class Session:
             case m.Rejected():
                 self._reject(message)
             case m.Info() | m.Stats() | m.Status() | m.Requests():
-                for future in self._questions.pop(_question(message), ()):
-                    if future.set_running_or_notify_cancel():
-                        future.set_result(message)
+                self._questions.answer(message)
                 if isinstance(message, m.Info):
                     self._learn_limit(message)
 
@@ -374,11 +361,7 @@ class Session:
             self._fail(request, copy(error))
         self._requests.clear()
         self._choices.clear()
-        for futures in self._questions.values():
-            for future in futures:
-                if future.set_running_or_notify_cancel():
-                    future.set_exception(copy(error))
-        self._questions.clear()
+        self._questions.fail(error)
 
 
 def _checked_size(message: Any) -> int:
@@ -393,14 +376,3 @@ def _checked_size(message: Any) -> int:
         raise InvalidRequest(f"the request cannot be encoded: {error}") from error
     decode_public(frame, max_bytes=len(frame))
     return len(frame)
-
-
-def _question(message: Any) -> str:
-    """One key for a question and its answer."""
-    kind = type(message).__name__.removeprefix("Get")
-    match message:
-        case m.GetStatus() | m.Status():
-            return f"{kind} {message.request_id}"
-        case m.GetRequests() | m.Requests():
-            return f"{kind} {message.limit}"
-    return kind

@@ -12,7 +12,7 @@ from .chat import create_chat_completion
 from .completions import create_completion
 from .decisions import create_decision
 from .responses import create_response
-from .resume import forget_request, resume_request
+from .resume import POSITIONS, forget_request, resume_request
 from .schemas.chat import ChatRequest
 from .schemas.completions import CompletionRequest
 from .schemas.other import DecisionRequest, DetokenizeRequest, TokenizeRequest
@@ -56,14 +56,18 @@ def api_routes(gateway: Gateway) -> APIRouter:
     async def get_request(
         request_id: str,
         request: Request,
-        offset: Annotated[int | None, Query(ge=0, description="tokens that are known already")] = None,
+        offset: Annotated[
+            str | None,
+            Query(pattern=POSITIONS, description="tokens that are known already, of each choice, as an event's id"),
+        ] = None,
         stream: bool = True,
         last_event_id: Annotated[
             str | None,
-            Header(description="what a browser sends in place of offset", json_schema_extra={"pattern": "^[0-9]+$"}),
+            Header(description="what a browser sends in place of offset", json_schema_extra={"pattern": POSITIONS}),
         ] = None,
     ) -> Any:
-        return await resume_request(gateway, request, request_id, offset=offset, stream=stream, last_id=last_event_id)
+        known = offset if offset is not None else last_event_id
+        return await resume_request(gateway, request, request_id, known=known, stream=stream)
 
     @router.delete("/v1/requests/{request_id}", summary="end a request, or forget its answer")
     async def delete_request(request_id: str) -> Response:

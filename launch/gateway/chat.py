@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -14,6 +14,7 @@ from .calls import ToolUse, tool_use
 from .chat_messages import wire_messages
 from .errors import ApiError, json_response
 from .generation import Generation
+from .ids import new_id
 from .logprobs import chat_logprobs
 from .parameters import check_stream, form_name, named_as, pipeline_options
 from .replies import ChunkWriter, Head
@@ -21,7 +22,6 @@ from .schemas.chat import ChatRequest
 from .schemas.sampling import StreamOptions
 from .state import Gateway
 from .structure import structured_options
-from .submission import choice_requests, new_id
 from .token_ids import prompt_ids
 from .tools.parser import Call
 from .usage import usage
@@ -40,11 +40,12 @@ async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: R
     model = gateway.check_model(body.model)
     check_stream(body)
     tools = tool_use(gateway, body.tools, body.tool_choice, single=body.parallel_tool_calls is False)
-    head = Head(new_id(KIND + tools.id_part, body.request_id), OBJECT, model)
+    request_id = new_id(KIND + tools.id_part, body.request_id, num_choices=(body.n or 1) if body.resumable else 1)
+    head = Head(request_id, OBJECT, model)
     asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     form = "tool_choice" if tools.form else form_name(body)
     with named_as(max_tokens=asked, logprobs="top_logprobs", structured=form):
-        requests = choice_requests(_request(gateway, body, tools), body.n or 1)
+        requests = [_request(gateway, body, tools)]
         generation = await Generation.begin(gateway, request, head.request_id, requests, keep=bool(body.resumable))
         reply = ChatReply.of(gateway, head, body, tools)
         if body.stream:
@@ -76,7 +77,6 @@ class ChatReply:
     stream_options: StreamOptions | None = None
     with_ids: bool = False  # an id for each event, for a stream that can be resumed
     num_choices: int = 1
-    _ends: list[Completion] = field(default_factory=list)
 
     @classmethod
     def of(cls, gateway: Gateway, head: Head, body: ChatRequest, tools: ToolUse) -> ChatReply:
@@ -123,8 +123,8 @@ class ChatReply:
         with_usage = bool(self.stream_options and self.stream_options.include_usage)
         writer = ChunkWriter(
             head, before_text='"delta":{"content":', after_text='},"logprobs":null,"finish_reason":null',
-            with_usage=with_usage, with_ids=self.with_ids,
-            num_prompt_tokens=generation.num_prompt_tokens(self.stream_options, num_choices=self.num_choices),
+            with_usage=with_usage, positions=[0] * self.num_choices if self.with_ids else None,
+            num_prompt_tokens=generation.num_prompt_tokens(self.stream_options),
         )  # fmt: skip
         for index in range(self.num_choices):
             first = {"role": "assistant", "content": "", "refusal": None}
@@ -134,7 +134,6 @@ class ChatReply:
         async for piece in generation.pieces():
             reader = readers[piece.index]
             if piece.end is not None:
-                self._ends.append(piece.end)
                 num_tokens = len(piece.end.token_ids)
                 for delta in reader.deltas(reader.flush()):
                     yield writer.choice(_chunk(piece.index, delta), num_tokens=num_tokens)
@@ -152,7 +151,7 @@ class ChatReply:
                 yield writer.choice({**_chunk(piece.index, delta), **extra}, num_tokens=num_tokens)
                 extra = {}
         if with_usage:
-            yield writer.usage(usage(self._ends, num_choices=self.num_choices))
+            yield writer.usage(usage(generation.ends, num_choices=self.num_choices))
         yield b"data: [DONE]\n\n"
 
     def _extra(self, deltas: list[Delta]) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from starlette.types import ASGIApp
 from ...driver.stream import Completion, Logprobs
 from .errors import ApiError, json_response, unsupported
 from .generation import Generation
-from .logprobs import completion_logprobs, mean_logprob
+from .ids import new_id
+from .logprobs import completion_logprobs
 from .parameters import COMPLETION_TOKENS, check_stream, form_name, named_as, pipeline_options
 from .replies import ChunkWriter, Head
 from .schemas.completions import MAX_PROMPTS, CompletionRequest
 from .state import Gateway
 from .structure import structured_options
-from .submission import choice_requests, new_id
 from .token_ids import prompt_ids
 from .usage import usage
 
@@ -33,7 +33,8 @@ async def create_completion(gateway: Gateway, body: CompletionRequest, request: 
         TriptychError: it was refused.
     """
     gateway.check_ready()
-    head = Head(new_id(KIND, body.request_id), OBJECT, gateway.check_model(body.model))
+    model = gateway.check_model(body.model)
+    head = Head(new_id(KIND, body.request_id, num_choices=(body.n or 1) if body.resumable else 1), OBJECT, model)
     check_stream(body)
     _check_combination(body)
     with named_as(prompt_token_ids="prompt", structured=form_name(body)):
@@ -62,12 +63,12 @@ def _check_combination(body: CompletionRequest) -> None:
 
 
 def _requests(gateway: Gateway, body: CompletionRequest) -> list[dict[str, Any]]:
-    count = body.best_of or body.n or 1
-    logprobs = body.logprobs if count == (body.n or 1) else body.logprobs or 0
     max_tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    options = pipeline_options(body, gateway.config, max_tokens=max_tokens, logprobs=logprobs)
+    options = pipeline_options(body, gateway.config, max_tokens=max_tokens, logprobs=body.logprobs)
     options |= structured_options(body.response_format, body.structured_outputs)
-    return [one for prompt in body.prompts() for one in choice_requests({"prompt": prompt, **options}, count)]
+    if body.best_of is not None:
+        options["best_of"] = body.best_of
+    return [{"prompt": prompt, **options} for prompt in body.prompts()]
 
 
 def _echoes(gateway: Gateway, body: CompletionRequest) -> list[str]:
@@ -87,17 +88,9 @@ class _Reply:
     echoes: list[str]
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
-        n, count = self.body.n or 1, self.body.best_of or self.body.n or 1
-        choices = []
-        for number, echo in enumerate(self.echoes):
-            candidates = completions[number * count : (number + 1) * count]
-            best = (
-                sorted(candidates, key=lambda completion: -mean_logprob(completion.logprobs))
-                if count > n
-                else candidates
-            )
-            choices += [self._choice(number * n + place, echo, each) for place, each in enumerate(best[:n])]
-        return {**self.head.fields(), "choices": choices, "usage": usage(completions, num_choices=count)}
+        n = self.body.n or 1
+        choices = [self._choice(index, self.echoes[index // n], each) for index, each in enumerate(completions)]
+        return {**self.head.fields(), "choices": choices, "usage": usage(completions, num_choices=n)}
 
     def _choice(self, index: int, echo: str, completion: Completion) -> dict[str, Any]:
         choice = {
@@ -120,19 +113,18 @@ class _Reply:
         options, n = self.body.stream_options, self.body.n or 1
         writer = ChunkWriter(
             self.head, before_text='"text":', after_text=',"logprobs":null,"finish_reason":null',
-            with_usage=bool(options and options.include_usage), with_ids=bool(self.body.resumable),
-            num_prompt_tokens=generation.num_prompt_tokens(options, num_choices=n),
+            with_usage=bool(options and options.include_usage),
+            positions=[0] * n if self.body.resumable else None,
+            num_prompt_tokens=generation.num_prompt_tokens(options),
         )  # fmt: skip
         is_plain = self.body.logprobs is None and not self.body.return_token_ids
         offsets = [len(echo) for echo in self.echoes for _ in range(n)]
         for index, length in enumerate(offsets):
             if length:
                 yield writer.text(index, self.echoes[index // n], num_tokens=0)
-        ends: list[Completion] = []
         async for piece in generation.pieces():
             text = "".join(delta.text for delta in piece.deltas)
             if piece.end is not None:
-                ends.append(piece.end)
                 choice = {"index": piece.index, "text": "", "logprobs": None, "finish_reason": piece.end.finish_reason}
                 yield writer.choice(choice, num_tokens=len(piece.end.token_ids))
             elif is_plain:
@@ -150,5 +142,5 @@ class _Reply:
                 offsets[piece.index] += len(text)
                 yield writer.choice(choice, num_tokens=piece.deltas[-1].num_tokens)
         if options and options.include_usage:
-            yield writer.usage(usage(ends, num_choices=n))
+            yield writer.usage(usage(generation.ends, num_choices=n))
         yield b"data: [DONE]\n\n"

@@ -18,12 +18,12 @@ from starlette.responses import Response
 from ...driver.stream import Completion
 from .chat_messages import text_of, wire_messages
 from .errors import ApiError, json_response
+from .ids import new_id
 from .option_scores import OptionScorer
 from .schemas.chat import ChatMessage
 from .schemas.other import DecisionRequest, Question
 from .state import Gateway
 from .streaming import answered
-from .submission import new_id
 from .usage import response_usage
 
 KIND = "dec"

@@ -25,7 +25,7 @@ class Generation:
         self._request = request
         self._choices = choices
         self._keep = keep
-        self.ends: list[Completion] = []
+        self._ends: dict[int, Completion] = {}
 
     @classmethod
     async def begin(
@@ -52,14 +52,16 @@ class Generation:
     def resumed(cls, gateway: Gateway, request: Request, choices: Choices) -> Generation:
         return cls(gateway, request, choices, keep=True)
 
-    def num_prompt_tokens(self, options: StreamOptions | None, *, num_choices: int) -> int | None:
-        """Of all prompts, for a stream that says its usage all along; None for one that does not.
+    @property
+    def ends(self) -> list[Completion]:
+        """The choices that are complete, in their order."""
+        return [self._ends[index] for index in sorted(self._ends)]
 
-        A prompt counts once for its ``num_choices`` choices, which stand next to each other.
-        """
+    def num_prompt_tokens(self, options: StreamOptions | None) -> int | None:
+        """Of all prompts, for a stream that says its usage all along; None for one that does not."""
         if options is None or not options.continuous_usage_stats:
             return None
-        return sum(self._choices.num_prompt_tokens[::num_choices])
+        return self._choices.num_prompt_tokens
 
     async def results(self) -> list[Completion]:
         """Every whole answer; aborted if the client goes away meanwhile.
@@ -69,10 +71,11 @@ class Generation:
             ClientGone: nobody waits for it any more.
         """
         try:
-            self.ends = await answered(
+            completions: list[Completion] = await answered(
                 self._request, self._choices.results(), timeout_s=self._gateway.config.request_timeout_s
             )
-            return self.ends
+            self._ends = dict(enumerate(completions))
+            return completions
         finally:
             self._close()
 
@@ -80,7 +83,7 @@ class Generation:
         """See ``Choices.pieces``."""
         async for piece in self._choices.pieces(interval=self._gateway.config.stream_interval):
             if piece.end is not None:
-                self.ends.append(piece.end)
+                self._ends[piece.index] = piece.end
             yield piece
 
     def stream(self, events: AsyncIterator[bytes]) -> EventStream:

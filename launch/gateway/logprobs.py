@@ -35,8 +35,3 @@ def completion_logprobs(words: Words, token_ids: Sequence[int], rows: Logprobs, 
         "top_logprobs": [{words.text_of(i): value for i, value in others} for _, others in rows],
         "text_offset": offsets,
     }
-
-
-def mean_logprob(rows: Logprobs | None) -> float:
-    """Of a whole answer, a token: what best_of compares."""
-    return sum(logprob for logprob, _ in rows) / len(rows) if rows else float("-inf")

@@ -16,7 +16,7 @@ COMPLETION_TOKENS = 16  # what OpenAI's completions give unless asked for more
 TEMPERATURE = 1.0
 _SAME_NAME = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
-    "stop", "stop_token_ids", "skip_special_tokens", "ignore_eos", "min_tokens",
+    "stop", "stop_token_ids", "skip_special_tokens", "ignore_eos", "min_tokens", "n",
 )  # fmt: skip
 _SERVICE = ("priority", "deadline_ms", "max_queue_ms", "cache_salt")
 
@@ -66,8 +66,6 @@ def check_stream(body: SamplingFields) -> None:
     """
     if body.stream_options is not None and not body.stream:
         raise unsupported("stream_options", "stream_options is for stream: true only")
-    if body.resumable and (body.n or 1) > 1:
-        raise unsupported("resumable", f"n is {body.n}, the limit is 1 for a request that is resumable")
 
 
 def form_name(body: SamplingFields) -> str:

@@ -27,17 +27,18 @@ class ChunkWriter:
     """Chunks of a stream as bytes. The parts around the text are made once; a token costs one JSON string."""
 
     def __init__(
-        self, head: Head, *, before_text: str, after_text: str, with_usage: bool, with_ids: bool,
-        num_prompt_tokens: int | None = None,
+        self, head: Head, *, before_text: str, after_text: str, with_usage: bool,
+        positions: list[int] | None = None, num_prompt_tokens: int | None = None,
     ) -> None:  # fmt: skip
         """``before_text`` and ``after_text`` are the JSON of a choice around its text, without the index.
 
+        With ``positions``, the tokens that the client has of each choice, every chunk has an id that says it anew.
         With ``num_prompt_tokens`` every chunk has the usage so far.
         """
         self._head = to_json(head.fields())[:-1]
         self._before, self._after = before_text, after_text
         self._usage = ',"usage":null' if with_usage else ""
-        self._with_ids = with_ids
+        self._positions = positions
         self._num_prompt_tokens = num_prompt_tokens
         self._num_tokens: dict[int, int] = {}  # of each choice so far
 
@@ -54,9 +55,13 @@ class ChunkWriter:
         return f'data: {self._head},"choices":[],"usage":{to_json(usage)}}}\n\n'.encode()
 
     def _event(self, choices: str, index: int, num_tokens: int) -> bytes:
-        head = f"id: {num_tokens}\n" if self._with_ids else ""
+        head = "" if self._positions is None else self._event_id(self._positions, index, num_tokens)
         usage = self._usage if self._num_prompt_tokens is None else self._usage_so_far(index, num_tokens)
         return f'{head}data: {self._head},"choices":{choices}{usage}}}\n\n'.encode()
+
+    def _event_id(self, positions: list[int], index: int, num_tokens: int) -> str:
+        positions[index] = num_tokens
+        return f"id: {','.join(map(str, positions))}\n"
 
     def _usage_so_far(self, index: int, num_tokens: int) -> str:
         self._num_tokens[index] = num_tokens

@@ -16,6 +16,7 @@ from .calls import CallReader, ToolUse, tool_use
 from .chat_messages import text_of, wire_messages
 from .errors import ApiError, json_response
 from .generation import Generation
+from .ids import new_id
 from .logprobs import chat_logprobs
 from .parameters import check_stream, named_as, pipeline_options
 from .response_events import EventWriter
@@ -24,7 +25,6 @@ from .schemas.responses import InputItem, ResponseRequest
 from .schemas.structure import JsonSchema, ResponseFormat
 from .state import Gateway
 from .structure import structured_options
-from .submission import new_id
 from .tools.parser import Call
 from .usage import response_usage
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,53 +10,60 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from ...driver.async_client import AsyncStream
+from ...driver.choices import choice_ids
 from ...protocol.errors import DuplicateId
+from ...protocol.sampling import MAX_SAMPLES
 from .calls import ToolUse
 from .chat import KIND as CHAT
 from .chat import ChatReply
 from .completions import KIND as COMPLETION
 from .errors import ApiError, aborted, json_response
 from .generation import Generation
+from .ids import read_id
 from .replies import ChunkWriter, Head
 from .state import Gateway
 from .submission import Choices
 from .usage import usage
 
+POSITIONS = "^[0-9]{1,10}(,[0-9]{1,10})*$"  # a number for each choice
 _CHAT_TEXT = ('"delta":{"content":', '},"logprobs":null,"finish_reason":null')
 _COMPLETION_TEXT = ('"text":', ',"logprobs":null,"finish_reason":null')
 
 
 async def resume_request(
-    gateway: Gateway, request: Request, request_id: str, *, offset: int | None, stream: bool, last_id: str | None
+    gateway: Gateway, request: Request, request_id: str, *, known: str | None, stream: bool
 ) -> ASGIApp:
     """The rest of an answer as a stream of chunks, or the whole of it in one reply.
 
-    In a stream the text is as the model wrote it: calls of tools are read out of whole answers only.
+    ``known``: how many tokens the client has of each choice, as the id of an event says it; None: none. In a stream the
+    text is as the model wrote it: calls of tools are read out of whole answers only.
 
     Raises:
-        ApiError: 404, no request of this id is live or kept; 400, the offset is none.
+        ApiError: 404, no request of this id is live or kept; 400, ``known`` is not what it should be.
     """
-    kind, _, parser = request_id.partition("-")[0].partition(".")
-    num_tokens = _offset(offset, last_id) if stream else 0
+    kind, parser, n = read_id(request_id)
+    positions = _positions(known if stream else None, n)
     request.state.request_id = request_id
-    if kind not in (CHAT, COMPLETION) or await _state(gateway, request_id) == "unknown":
+    if kind not in (CHAT, COMPLETION) or n > MAX_SAMPLES or await _state(gateway, request_id) == "unknown":
         raise _unknown(request_id)
     # A connection that is lost may not be known to be: whoever asks last reads.
-    gateway.client.let_go(request_id, DuplicateId("another connection reads this answer now"))
-    followed = gateway.client.resume(request_id, num_tokens=num_tokens, num_chars=None, keep=True)
-    choices = Choices([followed])
-    generation = Generation.resumed(gateway, request, choices)
+    for name in {request_id, *choice_ids(request_id, n)}:
+        gateway.client.let_go(name, DuplicateId("another connection reads this answer now"))
+    generation = Generation.resumed(gateway, request, Choices(_follow(gateway, request_id, positions, keep=True)))
     is_chat = kind == CHAT
     head = Head(request_id, ("chat.completion" if is_chat else "text_completion"), gateway.model_names[0])
-    if not stream:
-        reply = ChatReply(gateway, head, ToolUse(parser=parser or "none"))
-        completions = await generation.results()
-        if is_chat:
-            return json_response(reply.whole(completions))
-        [whole] = completions
-        choice = {"index": 0, "text": whole.text, "logprobs": None, "finish_reason": whole.finish_reason}
-        return json_response({**head.fields(), "choices": [choice], "usage": usage(completions)})
-    return generation.stream(_events(generation, head, num_tokens, is_chat=is_chat))
+    if stream:
+        return generation.stream(_events(generation, head, positions, is_chat=is_chat))
+    completions = await generation.results()
+    if is_chat:
+        reply = ChatReply(gateway, head, ToolUse(parser=parser or "none"), num_choices=n)
+        return json_response(reply.whole(completions))
+    choices = [
+        {"index": index, "text": whole.text, "logprobs": None, "finish_reason": whole.finish_reason}
+        for index, whole in enumerate(completions)
+    ]
+    return json_response({**head.fields(), "choices": choices, "usage": usage(completions, num_choices=n)})
 
 
 async def forget_request(gateway: Gateway, request_id: str) -> Response:
@@ -64,37 +72,55 @@ async def forget_request(gateway: Gateway, request_id: str) -> Response:
     if state == "unknown":
         raise _unknown(request_id)
     if state in ("queued", "running"):
-        gateway.client.let_go(request_id, aborted("the request was deleted"))
-        stream = gateway.client.resume(request_id)
-        stream.abort()
-        await stream.result()
+        n = read_id(request_id).num_choices
+        for name in {request_id, *choice_ids(request_id, n)}:
+            gateway.client.let_go(name, aborted("the request was deleted"))
+        streams = _follow(gateway, request_id, [0] * n, keep=False)
+        for followed in streams:
+            followed.abort()
+        for followed in streams:
+            await followed.result()
     else:
         gateway.client.forget(request_id)
     return json_response({"id": request_id, "object": "request.deleted", "deleted": True})
 
 
-async def _events(generation: Generation, head: Head, num_tokens: int, *, is_chat: bool) -> AsyncIterator[bytes]:
+def _follow(gateway: Gateway, request_id: str, positions: list[int], *, keep: bool) -> list[AsyncStream]:
+    """A stream for each choice, from where the client is in it."""
+    return [
+        gateway.client.resume(name, num_tokens=position, num_chars=None, keep=keep)
+        for name, position in zip(choice_ids(request_id, len(positions)), positions, strict=True)
+    ]
+
+
+async def _events(generation: Generation, head: Head, positions: list[int], *, is_chat: bool) -> AsyncIterator[bytes]:
     before, after = _CHAT_TEXT if is_chat else _COMPLETION_TEXT
     head = Head(head.request_id, "chat.completion.chunk" if is_chat else head.object, head.model, head.created)
-    writer = ChunkWriter(head, before_text=before, after_text=after, with_usage=True, with_ids=True)
+    writer = ChunkWriter(head, before_text=before, after_text=after, with_usage=True, positions=positions)
     async for piece in generation.pieces():
         if piece.end is None:
-            num_tokens = piece.deltas[-1].num_tokens
-            yield writer.text(0, "".join(delta.text for delta in piece.deltas), num_tokens=num_tokens)
+            text = "".join(delta.text for delta in piece.deltas)
+            yield writer.text(piece.index, text, num_tokens=piece.deltas[-1].num_tokens)
             continue
         last: dict[str, Any] = {"delta": {}} if is_chat else {"text": ""}
-        choice = {"index": 0, **last, "logprobs": None, "finish_reason": piece.end.finish_reason}
-        yield writer.choice(choice, num_tokens=num_tokens)
-        yield writer.usage(usage([piece.end]))
+        choice = {"index": piece.index, **last, "logprobs": None, "finish_reason": piece.end.finish_reason}
+        yield writer.choice(choice, num_tokens=positions[piece.index])
+    yield writer.usage(usage(generation.ends, num_choices=len(positions)))
     yield b"data: [DONE]\n\n"
 
 
-def _offset(offset: int | None, last_id: str | None) -> int:
-    if offset is not None or last_id is None:
-        return offset or 0
-    if not last_id.isascii() or not last_id.isdigit():
-        raise ApiError(f"Last-Event-ID is {last_id!r:.80}, it must be a number of tokens", param="Last-Event-ID")
-    return int(last_id)
+def _positions(known: str | None, num_choices: int) -> list[int]:
+    if known is None:
+        return [0] * num_choices
+    if not re.fullmatch(POSITIONS, known):
+        raise ApiError(f"Last-Event-ID is {known!r:.80}, it must be a number of tokens", param="Last-Event-ID")
+    positions = [int(number) for number in known.split(",")]
+    if len(positions) != num_choices:
+        raise ApiError(
+            f"offset has {len(positions)} numbers, the answer has {num_choices} choices: one for each is needed",
+            param="offset",
+        )
+    return positions
 
 
 async def _state(gateway: Gateway, request_id: str) -> str:

@@ -1,9 +1,8 @@
-"""What one HTTP request asks of the pipeline: a request a choice, followed together."""
+"""What one HTTP request asks of the pipeline: a request for each prompt, whose choices are followed together."""
 
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,6 @@ from ...driver.async_client import AsyncClient, AsyncStream
 from ...driver.stream import Completion, Delta
 from ...protocol.errors import TriptychError
 from .errors import aborted
-
-GOLDEN = 0x9E3779B97F4A7C15  # spreads the seeds of the choices (Weyl sequence, Steele et al. 2014)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,30 +22,16 @@ class Piece:
     end: Completion | None = None
 
 
-def new_id(kind: str, given: str | None = None) -> str:
-    """``kind`` is "chatcmpl", "cmpl" or "resp", with the tool parser behind it where calls are looked for."""
-    return f"{kind}-{given or uuid.uuid4().hex}"
-
-
-def choice_id(request_id: str, index: int) -> str:
-    """The id in the pipeline of one choice."""
-    return f"{request_id}.{index}" if index else request_id
-
-
-def choice_requests(request: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """One request for each of ``count`` choices: the same with a seed of its own."""
-    seed = request.get("seed")
-    if seed is None:
-        return [dict(request) for _ in range(count)]
-    return [{**request, "seed": (seed + index * GOLDEN) % (1 << 63)} for index in range(count)]
-
-
 class Choices:
-    """Running requests of the pipeline, in the order of the choices. If one is refused or fails, all are aborted."""
+    """Running requests of the pipeline. If one is refused, or a choice fails, all are aborted.
 
-    def __init__(self, streams: Sequence[AsyncStream]) -> None:
-        self.streams = list(streams)
-        self.num_prompt_tokens: list[int] = []  # of each that was accepted
+    The choices of a request stand next to each other, so a prompt of ``n`` choices has ``n`` places.
+    """
+
+    def __init__(self, requests: Sequence[AsyncStream]) -> None:
+        self._requests = list(requests)
+        self._streams = [choice for request in requests for choice in request.choices]
+        self.num_prompt_tokens = 0  # of all that were accepted
 
     @classmethod
     async def submit(
@@ -60,12 +43,12 @@ class Choices:
             RequestError: one was refused.
         """
         choices = cls([
-            client.submit(request_id=choice_id(request_id, index), keep=keep, **request)
+            client.submit(request_id=f"{request_id}.{index}" if index else request_id, keep=keep, **request)
             for index, request in enumerate(requests)
         ])  # fmt: skip
         try:
-            for stream in choices.streams:
-                choices.num_prompt_tokens.append((await stream.accepted()).num_prompt_tokens)
+            for request in choices._requests:
+                choices.num_prompt_tokens += (await request.accepted()).num_prompt_tokens
         except BaseException:
             choices.abort()
             raise
@@ -78,7 +61,7 @@ class Choices:
             RequestError: one failed, or was ended by the service.
         """
         try:
-            return [_checked(await stream.result()) for stream in self.streams]
+            return [_checked(await stream.result()) for stream in self._streams]
         except TriptychError:
             self.abort()
             raise
@@ -90,12 +73,12 @@ class Choices:
         Raises:
             RequestError: one failed; what it had was yielded.
         """
-        if len(self.streams) == 1:
-            async for piece in _follow(0, self.streams[0], interval):
+        if len(self._streams) == 1:
+            async for piece in _follow(0, self._streams[0], interval):
                 yield piece
             return
         queue: asyncio.Queue[Piece | BaseException] = asyncio.Queue()
-        tasks = [asyncio.create_task(_pump(i, s, interval, queue)) for i, s in enumerate(self.streams)]
+        tasks = [asyncio.create_task(_pump(i, s, interval, queue)) for i, s in enumerate(self._streams)]
         try:
             num_left = len(tasks)
             while num_left:
@@ -110,15 +93,15 @@ class Choices:
 
     def abort(self) -> None:
         """End what still runs."""
-        for stream in self.streams:
-            if not stream.done:
-                stream.abort()
+        for request in self._requests:
+            if not request.done:
+                request.abort()
 
     def let_go(self) -> None:
         """Stop following what still runs: it goes on for whoever asks for it."""
-        for stream in self.streams:
-            if not stream.done:
-                stream.let_go()
+        for request in self._requests:
+            if not request.done:
+                request.let_go()
 
 
 async def _pump(index: int, stream: AsyncStream, interval: int, queue: asyncio.Queue[Piece | BaseException]) -> None:

@@ -8,9 +8,9 @@ from starlette.responses import Response
 from .chat_messages import wire_messages, wire_tools
 from .errors import ApiError, json_response
 from .generation import Generation
+from .ids import new_id
 from .schemas.other import DetokenizeRequest, TokenizeRequest
 from .state import Gateway
-from .submission import new_id
 from .token_ids import prompt_ids
 
 

@@ -13,17 +13,26 @@ def usage(completions: Sequence[Completion], *, num_choices: int = 1) -> dict[st
 
     ``triptych.ledgers`` has the milliseconds of every stage for each choice.
     """
-    firsts = [completion.summary["usage"] for completion in completions[::num_choices]]
-    num_prompt = sum(use["prompt_tokens"] for use in firsts)
-    num_output = sum(completion.summary["usage"]["completion_tokens"] for completion in completions)
+    uses = [completion.summary["usage"] for completion in completions]
+    prompts = [uses[start : start + num_choices] for start in range(0, len(uses), num_choices)]
+    num_prompt = sum(choices[0]["prompt_tokens"] for choices in prompts)
+    num_output = sum(map(_num_output_tokens, prompts))
+    # One choice computed the prompt, and the others took its pages: these were not found in the cache.
+    num_cached = sum(min(use["cached_tokens"] for use in choices) for choices in prompts)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": sum(use["cached_tokens"] for use in firsts)},
+        "prompt_tokens_details": {"cached_tokens": num_cached},
         "completion_tokens_details": {"reasoning_tokens": 0},
         "triptych": extra(completions),
     }
+
+
+def _num_output_tokens(choices: Sequence[dict[str, int]]) -> int:
+    """Of a prompt's choices, or of all candidates that were sampled for them."""
+    of_candidates = choices[0].get("candidate_tokens")
+    return sum(use["completion_tokens"] for use in choices) if of_candidates is None else of_candidates
 
 
 def response_usage(completions: Sequence[Completion]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -41,6 +42,7 @@ class Answer:
         self.wire_id = view.record.request_id  # how its readers name it
         self.index = view.record.index  # among the choices of its request, once they are known
         self.score: float | None = None  # by which it was chosen, if others competed with it
+        self.candidates: Sequence[Answer] = ()  # these others and itself
         self.num_seen = 0  # tokens taken from execute, also those after the end
         self.is_suspect = False  # this process died with it once, see protocol/journal/deaths.py
         self.number = view.slot << 32 | view.generation
@@ -155,6 +157,10 @@ class Answer:
             "cached_tokens": ledger.num_cached_tokens,
             "truncated_tokens": record.num_truncated_tokens,
         }
+        if self.candidates:
+            times = [read_times(journal, other.view, 0) for other in self.candidates]
+            usage["cached_tokens"] = min(each.num_cached_tokens for each in times)
+            usage["candidate_tokens"] = sum(other.stream.num_tokens for other in self.candidates)
         facts = {"usage": usage, "ledger": ledger.to_wire(), "matched": self.stream.matched}
         summary: dict[str, Any] = {**facts, "index": self.index, "score": self.score}
         if record.return_prompt:

@@ -97,7 +97,7 @@ class Choices:
         ranked = sorted(self.answers.values(), key=_rank)
         for index, answer in enumerate(ranked[: self._n]):
             answer.wire_id = member_id(self.request_id, index, self._n)
-            answer.index = index
+            answer.index, answer.candidates = index, ranked
             self._choices[index] = answer
             if (reader := self._readers.pop(index, None)) is not None:
                 answer.follow(*reader)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from .base import Neutral
+from .base import Neutral, limited
 from .sampling import COMMON_NEUTRAL, SamplingFields
 from .structure import ResponseFormat
 
@@ -18,7 +18,7 @@ class CompletionRequest(SamplingFields):
 
     NEUTRAL: ClassVar[Neutral] = {**COMMON_NEUTRAL, "suffix": ("",)}
     prompt: str | list[str] | list[int] | list[list[int]] = Field(description="text, token ids, or a list of either")
-    best_of: int | None = Field(None, ge=1, le=128, description="candidates, of which the n likeliest are returned")
+    best_of: int | None = limited("best_of", description="candidates, of which the n likeliest are returned")
     echo: bool | None = Field(None, description="the prompt in front of the text")
     logprobs: int | None = Field(None, ge=0, le=20, description="of the chosen tokens and so many alternatives")
     response_format: ResponseFormat | None = None

@@ -79,7 +79,7 @@ class SamplingFields(ApiModel):
     ignore_eos: bool | None = Field(None, description="go on after the end of sequence")
     min_tokens: int | None = limited("min_tokens")
     max_tokens: int | None = limited("max_tokens")
-    n: int | None = Field(None, ge=1, le=128, description="choices for each prompt")
+    n: int | None = limited("n", description="choices for each prompt")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = Field(None, ge=-1000, le=1000, description="the lowest goes first (--policy priority)")

@@ -46,7 +46,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"include": ["everything"]}, "include[0]"),
     (COMPLETIONS, {"seed": -1}, "seed"),
     (COMPLETIONS, {"request_id": "a b"}, "request_id"),
-    (COMPLETIONS, {"resumable": True, "n": 2}, "resumable"),
+    (COMPLETIONS, {"n": 65}, "n"),
+    (COMPLETIONS, {"n": 64}, "n"),  # more than can be live at once
+    (COMPLETIONS, {"resumable": True, "prompt": ["a", "b"]}, "resumable"),
     (CHAT, {"messages": []}, "messages"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
      "messages[0].content[0].image_url"),

@@ -1,0 +1,68 @@
+"""What a client asked of the service besides its requests: where it stands, and what it is."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from copy import copy
+from typing import Any, NamedTuple, TypeAlias
+
+from ..protocol import messages as m
+from ..protocol.channels import Connection
+from ..protocol.errors import TriptychError
+
+Question: TypeAlias = m.GetInfo | m.GetStats | m.GetStatus | m.GetRequests
+Reply: TypeAlias = m.Info | m.Stats | m.Status | m.Requests
+
+
+class _Asked(NamedTuple):
+    question: Question
+    futures: deque[Future[Any]]
+
+
+class Questions:
+    """Questions that have no answer yet. Who asks what somebody else has asked already shares the answer."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._asked: dict[str, _Asked] = {}
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def ask(self, question: Question, future: Future[Any]) -> None:
+        self._asked.setdefault(_key(question), _Asked(question, deque())).futures.append(future)
+        self._send(question)
+
+    def repeat(self) -> None:
+        """Send all of them again: a question, or its answer, may be lost with a process."""
+        for asked in self._asked.values():
+            self._send(asked.question)
+
+    def answer(self, reply: Reply) -> None:
+        asked = self._asked.pop(_key(reply), None)
+        for future in asked.futures if asked else ():
+            if future.set_running_or_notify_cancel():
+                future.set_result(reply)
+
+    def fail(self, error: TriptychError) -> None:
+        """End each with a copy of the error."""
+        for asked in self._asked.values():
+            for future in asked.futures:
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(copy(error))
+        self._asked.clear()
+
+    def _send(self, question: Question) -> None:
+        self._connection.queue("submit" if isinstance(question, m.GetInfo) else "follow", _key(question), question)
+
+
+def _key(message: Question | Reply) -> str:
+    """The same for a question and its answer."""
+    kind = type(message).__name__.removeprefix("Get")
+    match message:
+        case m.GetStatus() | m.Status():
+            return f"{kind} {message.request_id}"
+        case m.GetRequests() | m.Requests():
+            return f"{kind} {message.limit}"
+    return kind
