@@ -47,8 +47,8 @@ def aborted(what: str = "the request was aborted by the service") -> ApiError:
 
 def stopped() -> ApiError:
     """The service ends before the request does, which may be kept for the next start."""
-    return ApiError("the service stops before the answer is whole; it may go on after a restart, ask for the request's id",
-                    status=503, code="stopped")  # fmt: skip
+    text = "the service stops before the answer is whole; it may go on after a restart: ask for it by the request's id"
+    return ApiError(text, status=503, code="stopped")
 
 
 def error_map(error: TriptychError) -> dict[str, Any]:

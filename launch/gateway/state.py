@@ -100,7 +100,7 @@ class Gateway:
         if not self.is_loaded:
             raise ApiError("the model is being loaded, try again later", status=503, code="loading")
         if self.board.mode == FAILED:
-            raise ApiError("the pipeline has given up restarting a worker, /health says which", status=503, code="failed")
+            raise ApiError("the pipeline gave up restarting a worker, see /health", status=503, code="failed")
         if self.board.mode != RUN:
             raise ApiError("the pipeline is stopping and takes no new requests", status=503, code="draining")
 
