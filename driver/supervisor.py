@@ -217,8 +217,11 @@ class Supervisor:
         self._fill_spares()
 
     def _is_wanted(self, worker: Worker) -> bool:
-        """Whether the worker shall run: not at a stop, and not one that was given up."""
-        return not (self._stopping or worker.abandoned)
+        """Whether the worker shall run: not at a stop, and not one that was given up.
+
+        The workers may have read of the stop on the board, and left, before this thread is told of it.
+        """
+        return not (worker.abandoned or self._board.mode in (STOP, KEEP))
 
     def _patience(self, now: float) -> float:
         waiting = [w.start_at - now for w in self._workers.values() if self._is_wanted(w) and not w.alive]

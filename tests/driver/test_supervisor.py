@@ -17,10 +17,10 @@ from tests.waiting import eventually
 from triptych import Driver
 from triptych.driver import driver as driver_module
 from triptych.driver.supervisor import Supervisor
-from triptych.protocol.board import ROLES
+from triptych.protocol.board import ROLES, STOP, Board
 from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import ConfigError, WorkerDied
-from triptych.protocol.run_dir import CARD_FILE, CONFIG_FILE
+from triptych.protocol.run_dir import CARD_FILE, CONFIG_FILE, board_path
 from triptych.workers.execute.hash_lm import expected_tokens
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 
@@ -205,3 +205,14 @@ def test_a_settings_file_that_is_mended_in_time_saves_the_pipeline(tmp_path: Pat
         (tmp_path / CONFIG_FILE).write_text(settings)
         soon(lambda: is_replaced(driver, "prepare", old))
         assert driver.generate([5], max_tokens=3, timeout=20).token_ids == expected_tokens([5], 3, VOCAB_SIZE)
+
+
+def test_who_leaves_before_the_supervisor_hears_of_the_stop_is_not_started_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Driver("hash-lm") as driver:
+        board = Board(board_path(driver.run_dir))
+        board.set_mode(STOP)
+        soon(lambda: driver.pids == dict.fromkeys(ROLES))
+        board.close()
+    assert "starting it again" not in caplog.text
