@@ -33,8 +33,8 @@ gpu_check = load_script()
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_parts_run_to_their_end_in_a_dry_run(tmp_path: Path) -> None:
-    """Those that differ most; the others take a minute more: ``gpu_check.py --dry-run`` runs all."""
-    out, names = tmp_path / "report.json", ["limits", "small", "deterministic"]
+    """The shortest that has everything in it; ``gpu_check.py --dry-run`` runs all, in two minutes more."""
+    out, names = tmp_path / "report.json", ["limits", "small"]
     command = [sys.executable, str(SCRIPT), "--dry-run", "--minutes", "14", "--out", str(out), "--parts", *names]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -43,7 +43,6 @@ def test_parts_run_to_their_end_in_a_dry_run(tmp_path: Path) -> None:
         names, ""
     )
     assert report["small"]["overlapped_equals_serial"]
-    assert report["deterministic"]["equal_alone_and_together"]
     last = done.stdout.splitlines()[-len(gpu_check.ROWS) :]
     assert [line[:44].rstrip() for line in last] == [row.what for row in gpu_check.ROWS]
 
