@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from .errors import JournalError
 from .sampling import SamplingParams
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, for a property that is cached
 class RequestRecord:
     """Written by prepare, read by execute and summarize, in the journal and in ``Prepared``."""
 
@@ -38,7 +39,7 @@ class RequestRecord:
         """int32 [num_prompt_tokens], read-only."""
         return np.frombuffer(self.prompt, np.int32)
 
-    @property
+    @cached_property
     def params(self) -> SamplingParams:
         return SamplingParams.from_wire(self.sampling)
 
@@ -53,12 +54,14 @@ class RequestRecord:
         return 0 if asked is None and compares else asked
 
     def to_bytes(self) -> bytes:
-        return pack([getattr(self, f.name) for f in fields(self)])
+        return pack([getattr(self, name) for name in _NAMES])
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RequestRecord:
         values = unpack(data)
-        names = [f.name for f in fields(cls)]
-        if type(values) is not list or len(values) != len(names):
-            raise JournalError(f"a request record has {len(names)} fields, got {type(values).__name__}")
-        return cls(**dict(zip(names, values, strict=True)))
+        if type(values) is not list or len(values) != len(_NAMES):
+            raise JournalError(f"a request record has {len(_NAMES)} fields, got {type(values).__name__}")
+        return cls(**dict(zip(_NAMES, values, strict=True)))
+
+
+_NAMES = tuple(item.name for item in fields(RequestRecord))

@@ -58,11 +58,10 @@ class SamplingParams:
     early_stopping: bool | str = False  # when a beam search ends: true, false or "never", as in transformers
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            if "low" in item.metadata:
-                _check_number(item.name, getattr(self, item.name), item.metadata)
-            elif item.type == "bool":
-                _check_bool(item.name, getattr(self, item.name))
+        for name, limits in _NUMBERS:
+            _check_number(name, getattr(self, name), limits)
+        for name in _BOOLS:
+            _check_bool(name, getattr(self, name))
         object.__setattr__(self, "stop", _checked_stop(self.stop))
         object.__setattr__(self, "stop_token_ids", _checked_token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
@@ -113,6 +112,9 @@ class SamplingParams:
 
 
 FIELD_NAMES = frozenset(item.name for item in fields(SamplingParams))
+# Looked up once: a request is checked several times on its way.
+_NUMBERS = tuple((item.name, item.metadata) for item in fields(SamplingParams) if "low" in item.metadata)
+_BOOLS = tuple(item.name for item in fields(SamplingParams) if item.type == "bool")
 
 
 def _default(item: Any) -> Any:

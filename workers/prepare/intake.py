@@ -40,6 +40,11 @@ class Intake:
         """Whether it may take the tokenizer long. A chat's template is a program, which may take any time over it."""
         return self.num_bytes > INLINE_BYTES or self.request.messages is not None
 
+    @property
+    def num_waiting_bytes(self) -> int:
+        """Bytes that will wait for the compiler or the tokenizer; 0 if it is tokenised at once."""
+        return self.num_bytes if self.is_long or self.request.structured is not None else 0
+
     def time_after(self, limit_ms: float | None) -> int:
         """CLOCK_MONOTONIC in ns, so long after the receipt; 0 without a limit."""
         return 0 if limit_ms is None else self.received_ns + int(limit_ms * 1e6)

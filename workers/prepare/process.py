@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -21,26 +20,22 @@ from ...protocol.errors import (
     Draining,
     Overloaded,
     PipelineFailed,
-    Poisoned,
     RequestError,
-    TokenizationFailed,
 )
 from ...protocol.groups import member_id, member_seed, request_of
-from ...protocol.journal.deaths import POISONED
 from ...protocol.journal.layout import ACCEPTED, RELEASED
 from ...protocol.journal.releases import is_forgotten, is_released, was_read
 from ...protocol.journal.requests import AcceptTimes, RequestWriter, read_request
 from ...protocol.record import RequestRecord
 from ...protocol.run_dir import CARD_FILE, submit_endpoint
 from ..process import TICK_S, StatsPublisher, WorkerContext
-from .admission import Admission, admit
-from .beside import Beside
-from .grammar_checker import GrammarChecker, GrammarQueue
+from .admission import Admission
 from .intake import Intake, Known, KnownIds, answered_already, check_member_ids, check_request_id, digest_of
 from .queue import CreditQueue, Waiting
 from .quotas import Quotas
 from .request import GenerationRequest
 from .text_encoder import TextEncoder
+from .tokenizing import Tokenizing
 
 logger = logging.getLogger(__name__)
 
@@ -86,15 +81,7 @@ class Prepare:
         self._num_records: Counter[str] = Counter()  # of each request id, among these
         self._live: dict[int, int] = {}  # dispatched and not released: slot -> generation
         self._waiting = CreditQueue(context.config.scheduler.arrivals_per_level)  # accepted, no credit yet
-        self._grammars = GrammarQueue(
-            GrammarChecker(
-                context.run_dir, timeout_s=service.grammar_timeout_s, memory_bytes=service.grammar_bytes
-            )
-        )  # fmt: skip
-        self._from_beside: deque[Callable[[], None]] = deque()
-        self._pending_bytes = 0
         self._next_scan = 0.0
-        self._suspects, self._suspects_version = context.board.suspects(), context.board.suspects_version
         self._syncs = service.journal is not None and service.journal_flush in ("accept", "step")
         self._unsynced: list[tuple[bytes, m.Accepted]] = []
         context.intent.begin()
@@ -104,7 +91,7 @@ class Prepare:
         self._adopt_journal()
         self._links = context.links("execute")
         self._bell = self._links.bell()
-        self._beside: Beside[Admission | RequestError] = Beside(service.tokenize_timeout_s, ring=self._bell.ring)
+        self._tokenizing = Tokenizing(context, card, encoder, self._quotas, ring=self._bell.ring, done=self._finish)
         self._router = self._links.router(
             submit_endpoint(context.run_dir, service),
             epoch=context.epoch,
@@ -119,8 +106,7 @@ class Prepare:
                 self.wait()
                 self.turn()
         finally:
-            self._beside.close()
-            self._grammars.close()
+            self._tokenizing.close()
             self._links.close()
 
     def wait(self) -> None:
@@ -129,9 +115,7 @@ class Prepare:
     def turn(self) -> None:
         self._bell.silence()
         self._receive()
-        self._beside.collect()
-        while self._from_beside:
-            self._from_beside.popleft()()
+        self._tokenizing.turn()
         for _ in range(MAX_FRAMES_A_TURN):
             if (received := self._router.recv()) is None:
                 break
@@ -249,35 +233,18 @@ class Prepare:
             if (known := self._ids.seen(request_id, digest)) is not None:
                 self._answer_again(peer, request_id, known)
                 return
-            if self._must_wait_alone(digest):
-                return  # a suspect is tokenised alone; its client sends it again
+            if self._tokenizing.has_to_wait(digest):
+                return  # its client sends it again
             request = GenerationRequest.from_wire(message.request)
             check_member_ids(request_id, request.sampling.group_size)
             intake = Intake(peer, self._router.owner(peer), request_id, digest, num_bytes, request, received_ns)
-            num_waiting_bytes = num_bytes if intake.is_long or request.structured is not None else 0
-            self._check_room(num_waiting_bytes)
-            self._quotas.check(intake.owner, num_waiting_bytes)
+            self._check_room(intake.num_waiting_bytes)
+            self._quotas.check(intake.owner, intake.num_waiting_bytes)
         except RequestError as error:
             self._refuse(peer, request_id, error)
             return
         self._ids.begin(request_id, digest)
-        if (form := request.structured) is not None:
-            self._begin_wait(intake)
-            self._grammars.compile(form, lambda result: self._later(lambda: self._compiled(intake, result)))
-        else:
-            self._tokenize_soon(intake)
-
-    def _must_wait_alone(self, digest: int) -> bool:
-        """
-        Raises:
-            Poisoned: such a request is known to end workers.
-        """
-        board = self._context.board
-        if self._suspects_version != board.suspects_version:  # a death of execute or summarize has named one
-            self._suspects_version, self._suspects = board.suspects_version, board.suspects()
-        if self._suspects.get(digest) == POISONED:
-            raise Poisoned("the request, or one with the same content, ended a worker that worked on it, twice")
-        return digest in self._suspects and self._pending_bytes > 0
+        self._tokenizing.begin(intake)
 
     def _answer_again(self, peer: bytes, request_id: str, known: Known) -> None:
         """What became of a request whose client says it again.
@@ -295,38 +262,6 @@ class Prepare:
         self._writer.note_told(known.key[0], self._journal.now_ns())
         self._confirm(peer, known.accepted)
 
-    def _compiled(self, intake: Intake, result: str | RequestError) -> None:
-        self._end_wait(intake)
-        if isinstance(result, RequestError):
-            self._finish(intake, result)
-        else:
-            intake.grammar = result
-            self._tokenize_soon(intake)
-
-    def _begin_wait(self, intake: Intake) -> None:
-        self._pending_bytes += intake.num_bytes
-        self._quotas.waits(intake.owner, intake.num_bytes)
-
-    def _end_wait(self, intake: Intake) -> None:
-        self._pending_bytes -= intake.num_bytes
-        self._quotas.waited(intake.owner, intake.num_bytes)
-        self._stats.changed = True
-
-    def _tokenize_soon(self, intake: Intake) -> None:
-        if intake.is_long and intake.digest not in self._suspects:
-            self._tokenize_beside(intake)
-        else:
-            self._context.intent.set_standing([intake.digest])
-            self._finish(intake, self._tokenize(intake))
-            self._context.intent.set_standing([])
-            if deaths := self._suspects.pop(intake.digest, 0):
-                self._context.board.note_survival(intake.digest, deaths)
-
-    def _later(self, work: Callable[[], None]) -> None:
-        """Any thread: do this in the next turn."""
-        self._from_beside.append(work)
-        self._bell.ring()
-
     def _check_room(self, num_bytes: int) -> None:
         """``num_bytes``: that would wait for the compiler or the tokenizer."""
         if self._context.board.mode == FAILED:
@@ -335,54 +270,14 @@ class Prepare:
             raise Draining("the pipeline is stopping and takes no new requests")
         if len(self._waiting) >= self._service.max_queue:
             raise Overloaded(f"{len(self._waiting)} requests wait, the limit is {self._service.max_queue}")
-        if num_bytes and self._pending_bytes + num_bytes > self._service.max_pending_bytes:
+        if num_bytes and self._tokenizing.pending_bytes + num_bytes > self._service.max_pending_bytes:
             raise Overloaded(
-                f"{self._pending_bytes} bytes of prompts wait for the tokenizer,"
+                f"{self._tokenizing.pending_bytes} bytes of prompts wait for the tokenizer,"
                 f" {num_bytes} more pass the limit of {self._service.max_pending_bytes}"
             )
 
-    def _tokenize_beside(self, intake: Intake) -> None:
-        self._begin_wait(intake)
-
-        def done(result: Admission | RequestError | None) -> None:
-            self._end_wait(intake)
-            self._finish(intake, result or self._too_slow(intake))
-
-        self._beside.submit(lambda: self._tokenize_with_intent(intake), done)
-
-    def _tokenize_with_intent(self, intake: Intake) -> Admission | RequestError:
-        self._context.intent.set_others([intake.digest])
-        result = self._tokenize(intake)
-        self._context.intent.set_others([])
-        return result
-
-    def _too_slow(self, intake: Intake) -> RequestError:
-        param = "prompt" if intake.request.messages is None else "messages"
-        limit = self._service.tokenize_timeout_s
-        return TokenizationFailed(f"{param} took longer than {limit} s, the limit is tokenize_timeout_s", param=param)
-
-    def _tokenize(self, intake: Intake) -> Admission | RequestError:
-        """Any thread. A request that cannot be served is an error for its client and for nobody else."""
-        intake.tokenize_start_ns = self._journal.now_ns()
-        try:
-            request = intake.request
-            token_ids = self._encoder.encode_request(request)
-            return admit(
-                token_ids,
-                truncation=request.truncation,
-                params=request.sampling,
-                card=self._card,
-                max_prompt_tokens=request.max_prompt_tokens,
-            )
-        except RequestError as error:
-            return error
-        except Exception as error:
-            logger.exception("request %s could not be prepared", intake.request_id)
-            return RequestError(f"the request could not be prepared: {type(error).__name__}")
-        finally:
-            intake.tokenize_end_ns = self._journal.now_ns()
-
     def _finish(self, intake: Intake, result: Admission | RequestError) -> None:
+        self._stats.changed = True
         try:
             if isinstance(result, RequestError):
                 raise result
@@ -469,7 +364,7 @@ class Prepare:
             "waiting": len(self._waiting),
             "live": len(self._live),
             "max_live": self._card.max_live,
-            "pending_bytes": self._pending_bytes,
+            "pending_bytes": self._tokenizing.pending_bytes,
             "records_used": len(self._slots),
             "records_free": self._writer.num_free,
             "bad_frames": self._router.num_bad_frames,

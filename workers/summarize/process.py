@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,11 @@ from ...protocol import messages as m
 from ...protocol.board import FAILED, STOP
 from ...protocol.codec import decode_public
 from ...protocol.config import ModelCard
-from ...protocol.errors import BadFrame, JournalError, PipelineFailed, Poisoned, RequestError
-from ...protocol.journal.deaths import POISONED, held_against, note_survival
+from ...protocol.errors import BadFrame, JournalError, PipelineFailed, Poisoned
+from ...protocol.journal.deaths import POISONED, held_against
 from ...protocol.journal.layout import split_word
-from ...protocol.journal.releases import ReleaseWriter, is_forgotten, is_released, read_end_code, read_release
-from ...protocol.journal.requests import RequestView, read_request
+from ...protocol.journal.releases import is_forgotten, read_release
+from ...protocol.journal.requests import read_request
 from ...protocol.journal.tokens import read_finish, read_tokens
 from ...protocol.run_dir import CARD_FILE, follow_endpoint
 from ...protocol.tokenizer_files import load_facts
@@ -32,12 +31,12 @@ from .choices import Choices, Requests, unknown
 from .columns import is_follow_entry, rows_of
 from .deadlines import Deadlines
 from .delivery import Delivery
-from .histograms import RequestHistograms
-from .listing import Ended, list_requests
+from .ends import Ends
+from .listing import list_requests
 from .notices import Notices
 from .rate import Rate
 from .status import status_of
-from .stream import OutputStream
+from .texts import Texts
 from .vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -68,18 +67,14 @@ class Summarize:
 
     def __init__(self, context: WorkerContext, card: ModelCard, vocabulary: Vocabulary) -> None:
         service = context.config.service
-        self._context, self._card, self._vocabulary = context, card, vocabulary
-        self._service = service
+        self._context, self._service = context, service
         self._journal = context.journal
-        self._writer = ReleaseWriter(context.journal)
         self._answers: dict[int, Answer] = {}  # by slot
         self._requests = Requests()
         self._generations = np.zeros(context.journal.num_records, np.uint64)  # last known in each slot
         self._deadlines = Deadlines(context.journal, context.board)
         self._counts: Counter[str] = Counter()
         self._rate = Rate()
-        self._histograms = RequestHistograms()
-        self._ended = Ended()
         self._next_tick = 0.0
         self._stats = StatsPublisher(context.page, self._collect)
         self._links = context.links("prepare", "execute")
@@ -91,6 +86,8 @@ class Summarize:
             public=context.public_door(service.follow),
         )
         self._delivery = Delivery(self._router, context.journal, window=service.window_tokens)
+        self._ends = Ends(context.journal, self._delivery, self._notices, self._stats)
+        self._texts = Texts(context, card, vocabulary, self._ends)
         self._poller = self._links.poller(self._router.socket)
         self._discover()
 
@@ -129,7 +126,7 @@ class Summarize:
         """The pipeline stops: whoever still waits is told, and may acknowledge for a moment."""
         self._discover()
         for answer in list(self._answers.values()):
-            self._end(answer, "abort")
+            self._ends.end(answer, "abort")
         deadline = time.monotonic() + LAST_WORDS_S
         while any(a.peer is not None for a in self._answers.values()) and time.monotonic() < deadline:
             self.turn()
@@ -154,39 +151,18 @@ class Summarize:
             elif index > answer.num_seen:
                 self._catch_up(answer)
             if reason and answer.num_seen > index:
-                self._end(answer, m.FINISH_REASONS[reason])
+                self._ends.end(answer, m.FINISH_REASONS[reason])
 
     def _push(self, answer: Answer, token_ids: list[int], now_ns: int) -> None:
         before = answer.stream.num_tokens
-        if not self._turn_into_text(answer, token_ids, now_ns):
+        if not self._texts.push(answer, token_ids, now_ns):
             return
         num_new = answer.stream.num_tokens - before
         self._counts["tokens"] += num_new
         self._rate.add(num_new)
         self._delivery.mark(answer)
         if answer.stream.is_finished:
-            self._release(answer)
-
-    def _turn_into_text(self, answer: Answer, token_ids: list[int], now_ns: int) -> bool:
-        """False if that fails, which is the answer's end."""
-        try:
-            self._push_named(answer, token_ids, now_ns)
-        except BaseException as error:  # a panic of the tokenizer's Rust code is not an Exception
-            logger.exception("request %s could not be turned into text", answer.wire_id)
-            answer.stream.abandon("error")
-            self._fail(answer, RequestError(f"the tokens could not be turned into text: {type(error).__name__}"))
-            return False
-        return True
-
-    def _push_named(self, answer: Answer, token_ids: list[int], now_ns: int) -> None:
-        """With the request's name written down meanwhile: if this process dies of it, the driver knows of which."""
-        self._context.intent.begin_one(answer.number)
-        answer.push(token_ids, now_ns)
-        self._context.intent.end()
-        answer.text_done_ns = self._journal.now_ns()
-        if answer.is_suspect:
-            answer.is_suspect = False
-            note_survival(self._journal, "summarize", *answer.key)
+            self._ends.release(answer)
 
     def _catch_up(self, answer: Answer) -> None:
         """Take from the journal what no message brought."""
@@ -202,7 +178,7 @@ class Summarize:
         if tokens is not None and len(tokens) > answer.num_seen:
             self._push(answer, tokens[answer.num_seen :].tolist(), now_ns)
         if finish is not None and (tokens is not None or finish[0] == "error"):
-            self._end(answer, finish[0])
+            self._ends.end(answer, finish[0])
 
     def _is_newer(self, slot: int, generation: int) -> bool:
         return slot < self._journal.num_records and generation > int(self._generations[slot])
@@ -225,26 +201,17 @@ class Summarize:
         self._generations[slot] = view.generation
         if is_forgotten(self._journal, slot, view.generation):
             return None
-        answer = Answer(view, self._stream(view))
+        answer = Answer(view, self._texts.open(view))
         self._answers[slot] = answer
         self._requests.join(answer)
         self._deadlines.add(answer.key, view.record)
         against = held_against(self._journal, "summarize", slot, view.generation)
         answer.is_suspect = against > 0
         if against == POISONED:
-            self._fail(answer, Poisoned("the request ended the process that turned it into text, twice"))
+            self._ends.fail(answer, Poisoned("the request ended the process that turned it into text, twice"))
         else:
             self._rebuild(answer)
         return answer
-
-    def _stream(self, view: RequestView) -> OutputStream:
-        params = view.record.params
-        eos = frozenset() if params.ignore_eos else frozenset(self._card.eos_token_ids)
-        # Under a grammar the text is what it matched, also a space that a decoder drops from the beginning of a text.
-        context = self._vocabulary.amid_text if view.record.grammar else ()
-        return OutputStream(
-            self._vocabulary, params, stop_token_ids=eos | frozenset(params.stop_token_ids), context=context
-        )
 
     def _rebuild(self, answer: Answer) -> None:
         """Bring an answer to where the journal has it."""
@@ -252,11 +219,11 @@ class Summarize:
         if ended is not None:
             tokens = read_tokens(self._journal, answer.view)
             token_ids = [] if tokens is None else tokens[: ended[0]].tolist()
-            if self._turn_into_text(answer, token_ids, self._journal.now_ns()):
-                self._close(answer, ended[1])
-                self._decide(answer.choices)
+            if self._texts.push(answer, token_ids, self._journal.now_ns()):
+                self._ends.close(answer, ended[1])
+                self._ends.decide(answer.choices)
         elif answer.view.record.token_capacity == 0:
-            self._end(answer, "length")
+            self._ends.end(answer, "length")
         else:
             self._catch_up(answer)
 
@@ -280,7 +247,7 @@ class Summarize:
                 self._follow(peer, message)
             case m.Abort():
                 for answer in self._find(message.request_id):
-                    self._end(answer, "abort")
+                    self._ends.end(answer, "abort")
             case m.Acknowledge():
                 for request_id in message.request_ids:
                     if type(request_id) is str:
@@ -293,7 +260,7 @@ class Summarize:
             case m.GetRequests():
                 self._discover()
                 self._router.send(
-                    peer, list_requests(self._journal, self._answers.values(), message.limit, self._ended)
+                    peer, list_requests(self._journal, self._answers.values(), message.limit, self._ends.latest)
                 )
             case _:
                 self._refuse(peer, BadFrame(f"{type(message).__name__} is not spoken at the follow socket"))
@@ -332,75 +299,16 @@ class Summarize:
 
     # -- ends
 
-    def _end(self, answer: Answer, reason: str) -> None:
-        """End an answer, unless it has ended."""
-        if answer.stream.is_finished and answer.ended_ns:
-            return
-        self._close(answer, reason)
-        self._release(answer)
-
-    def _fail(self, answer: Answer, error: RequestError) -> None:
-        """End an answer with an error that this process found.
-
-        One that ended in an earlier life keeps the end that is written: what hung on it was given back. Only who comes
-        for its text now hears that there is none.
-        """
-        if answer.ended_ns:
-            return
-        answer.error, answer.end_code = (error.code, error.message), error.code
-        if is_released(self._journal, *answer.key):
-            self._close(answer, "error")
-            self._decide(answer.choices)
-        else:
-            self._end(answer, "error")
-
-    def _close(self, answer: Answer, reason: str) -> None:
-        if reason == "error" and answer.error is None:
-            finish = read_finish(self._journal, *answer.key)
-            code, _, text = (finish[1] if finish else "").partition("\n")
-            code = read_end_code(self._journal, *answer.key) or code or RequestError.code
-            answer.error = (code, text or f"the request failed: {code}")
-        answer.stream.finish(reason)
-        answer.ended_ns = answer.text_done_ns = self._journal.now_ns()
-        self._delivery.mark(answer)
-
-    def _release(self, answer: Answer) -> None:
-        answer.ended_ns = answer.ended_ns or self._journal.now_ns()
-        reason = answer.stream.finish_reason or "error"
-        slot, generation = answer.key
-        self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason, code=answer.end_code)
-        self._notices.released.append(answer.key)
-        self._counts[f"finished_{reason}"] += 1
-        self._histograms.observe(*answer.account(self._journal))
-        self._ended.add(self._journal, answer)
-        self._stats.changed = True
-        if answer.choices.is_beam_search and reason in ("abort", "error"):
-            for other in answer.choices.answers.values():  # without one of its beams there is no search
-                other.error = other.error or answer.error
-                other.end_code = answer.error[0] if answer.error else ""
-                self._end(other, reason)
-        self._decide(answer.choices)
-
-    def _decide(self, choices: Choices) -> None:
-        for answer in choices.decide(self._journal):
-            self._delivery.mark(answer)
-
     def _acknowledge(self, wire_id: str) -> None:
         if (choices := self._requests.get(wire_id)) and choices.acknowledge(wire_id):
-            self._drop(choices, self._writer.forget)
+            self._ends.forget(choices)
+            self._drop(choices)
 
-    def _give_up(self, choices: Choices) -> None:
-        """Nobody came for it."""
-        self._counts["forgotten_unread"] += 1
-        self._drop(choices, self._writer.give_up)
-
-    def _drop(self, choices: Choices, write: Callable[[int, int], None]) -> None:
+    def _drop(self, choices: Choices) -> None:
+        """Nobody can ask for it any more."""
         for answer in choices.answers.values():
-            slot, generation = answer.key
-            write(slot, generation)
-            self._notices.forgotten.append(answer.key)
-            if self._answers.get(slot) is answer:
-                del self._answers[slot]
+            if self._answers.get(answer.view.slot) is answer:
+                del self._answers[answer.view.slot]
             self._delivery.drop(answer)
         self._requests.drop(choices)
         self._stats.changed = True
@@ -412,7 +320,7 @@ class Summarize:
         for answer in list(self._answers.values()):
             self._catch_up(answer)
             if gave_up and not answer.stream.is_finished:
-                self._fail(answer, PipelineFailed("a worker died again and again, and the pipeline gave up"))
+                self._ends.fail(answer, PipelineFailed("a worker died again and again, and the pipeline gave up"))
         for choices in self._requests.overdue(now):
             self._end_lease(choices, now)
 
@@ -422,11 +330,12 @@ class Summarize:
             return
         has_reader, have_ended = choices.was_followed, choices.have_ended
         for answer in choices.answers.values():
-            self._end(answer, "abort")
+            self._ends.end(answer, "abort")
         if has_reader and not have_ended:  # who comes back may still learn of it
             choices.lease_until = now + choices.lease_s
         else:
-            self._give_up(choices)
+            self._ends.give_up(choices)
+            self._drop(choices)
 
     def _end_overdue(self) -> None:
         """Deadlines, whatever the other workers are at: a request may have no credit, or execute may be away."""
@@ -436,7 +345,7 @@ class Summarize:
                 answer = self._answers[key[0]]
                 self._catch_up(answer)  # an end that came in time, or the last tokens
                 if (error := self._deadlines.judge(answer, now_ns)) is not None:
-                    self._fail(answer, error)
+                    self._ends.fail(answer, error)
         self._deadlines.tidy(self._is_open, num_live=len(self._answers))
 
     def _is_open(self, key: tuple[int, int]) -> bool:
@@ -448,7 +357,7 @@ class Summarize:
     def _collect(self) -> dict[str, Any]:
         rate = self._rate.per_second()
         self._stats.changed = self._stats.changed or rate > 0  # until the board shows that nothing comes any more
-        reasons = {reason: self._counts[f"finished_{reason}"] for reason in m.FINISH_REASONS[1:]}
+        reasons = {reason: self._ends.num_ended[reason] for reason in m.FINISH_REASONS[1:]}
         return {
             "live": sum(not a.stream.is_finished for a in self._answers.values()),
             "unread": sum(a.stream.is_finished for a in self._answers.values()),
@@ -456,8 +365,8 @@ class Summarize:
             "tokens": self._counts["tokens"],
             "tokens_per_second": rate,
             "finished": reasons,
-            "histograms": self._histograms.to_wire(),
-            "forgotten_unread": self._counts["forgotten_unread"],
+            "histograms": self._ends.histograms.to_wire(),
+            "forgotten_unread": self._ends.num_unread,
             "stale_tokens": self._counts["stale_tokens"],
             "bad_frames": self._counts["bad_frames"] + self._router.num_bad_frames,
         }

@@ -1,0 +1,156 @@
+"""From a request to its tokens: at once where that is quick, else beside, and a suspect alone."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from ...protocol.config import ModelCard
+from ...protocol.errors import Poisoned, RequestError, TokenizationFailed
+from ...protocol.journal.deaths import POISONED
+from ..process import WorkerContext
+from .admission import Admission, admit
+from .beside import Beside
+from .grammar_checker import GrammarChecker, GrammarQueue
+from .intake import Intake
+from .quotas import Quotas
+from .text_encoder import TextEncoder
+
+logger = logging.getLogger(__name__)
+Result = Admission | RequestError
+
+
+class Tokenizing:
+    """Takes requests and gives each back once, to ``done``, with its tokens or with what is wrong with it.
+
+    Whose text is being worked on is written down meanwhile: if the process dies of it, the driver knows of which.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        card: ModelCard,
+        encoder: TextEncoder,
+        quotas: Quotas,
+        *,
+        ring: Callable[[], None],
+        done: Callable[[Intake, Result], None],
+    ) -> None:
+        """``ring``: any thread: ends the wait before the next ``turn``."""
+        service = context.config.service
+        self._context, self._card, self._encoder, self._quotas = context, card, encoder, quotas
+        self._ring, self._done = ring, done
+        self._timeout_s = service.tokenize_timeout_s
+        self._grammars = GrammarQueue(
+            GrammarChecker(
+                context.run_dir, timeout_s=service.grammar_timeout_s, memory_bytes=service.grammar_bytes
+            )
+        )  # fmt: skip
+        self._beside: Beside[Result] = Beside(self._timeout_s, ring=ring)
+        self._for_next_turn: deque[Callable[[], None]] = deque()
+        self.pending_bytes = 0  # of what waits for the compiler or a tokenizer beside
+        self._suspects, self._suspects_version = context.board.suspects(), context.board.suspects_version
+
+    def has_to_wait(self, digest: int) -> bool:
+        """Whether this is a suspect, which is tokenised alone, and something is on its way.
+
+        Raises:
+            Poisoned: such a request is known to end workers.
+        """
+        board = self._context.board
+        if self._suspects_version != board.suspects_version:  # a death of execute or summarize has named one
+            self._suspects_version, self._suspects = board.suspects_version, board.suspects()
+        if self._suspects.get(digest) == POISONED:
+            raise Poisoned("the request, or one with the same content, ended a worker that worked on it, twice")
+        return digest in self._suspects and self.pending_bytes > 0
+
+    def begin(self, intake: Intake) -> None:
+        if (form := intake.request.structured) is not None:
+            self._begin_wait(intake)
+            self._grammars.compile(form, lambda result: self._later(lambda: self._compiled(intake, result)))
+        else:
+            self._tokenize_soon(intake)
+
+    def turn(self) -> None:
+        """Give back what has become ready beside."""
+        self._beside.collect()
+        while self._for_next_turn:
+            self._for_next_turn.popleft()()
+
+    def close(self) -> None:
+        self._beside.close()
+        self._grammars.close()
+
+    def _later(self, work: Callable[[], None]) -> None:
+        """Any thread: do this in the next turn."""
+        self._for_next_turn.append(work)
+        self._ring()
+
+    def _compiled(self, intake: Intake, result: str | RequestError) -> None:
+        self._end_wait(intake)
+        if isinstance(result, RequestError):
+            self._done(intake, result)
+        else:
+            intake.grammar = result
+            self._tokenize_soon(intake)
+
+    def _begin_wait(self, intake: Intake) -> None:
+        self.pending_bytes += intake.num_bytes
+        self._quotas.waits(intake.owner, intake.num_bytes)
+
+    def _end_wait(self, intake: Intake) -> None:
+        self.pending_bytes -= intake.num_bytes
+        self._quotas.waited(intake.owner, intake.num_bytes)
+
+    def _tokenize_soon(self, intake: Intake) -> None:
+        if intake.is_long and intake.digest not in self._suspects:
+            self._tokenize_beside(intake)
+            return
+        self._context.intent.set_standing([intake.digest])
+        self._done(intake, self._tokenize(intake))
+        self._context.intent.set_standing([])
+        if deaths := self._suspects.pop(intake.digest, 0):
+            self._context.board.note_survival(intake.digest, deaths)
+
+    def _tokenize_beside(self, intake: Intake) -> None:
+        self._begin_wait(intake)
+
+        def done(result: Result | None) -> None:
+            self._end_wait(intake)
+            self._done(intake, result or self._too_slow(intake))
+
+        self._beside.submit(lambda: self._tokenize_with_intent(intake), done)
+
+    def _tokenize_with_intent(self, intake: Intake) -> Result:
+        self._context.intent.set_others([intake.digest])
+        result = self._tokenize(intake)
+        self._context.intent.set_others([])
+        return result
+
+    def _too_slow(self, intake: Intake) -> RequestError:
+        param = "prompt" if intake.request.messages is None else "messages"
+        return TokenizationFailed(
+            f"{param} took longer than {self._timeout_s} s, the limit is tokenize_timeout_s", param=param
+        )
+
+    def _tokenize(self, intake: Intake) -> Result:
+        """Any thread. A request that cannot be served is an error for its client and for nobody else."""
+        intake.tokenize_start_ns = self._context.journal.now_ns()
+        try:
+            request = intake.request
+            token_ids = self._encoder.encode_request(request)
+            return admit(
+                token_ids,
+                truncation=request.truncation,
+                params=request.sampling,
+                card=self._card,
+                max_prompt_tokens=request.max_prompt_tokens,
+            )
+        except RequestError as error:
+            return error
+        except Exception as error:
+            logger.exception("request %s could not be prepared", intake.request_id)
+            return RequestError(f"the request could not be prepared: {type(error).__name__}")
+        finally:
+            intake.tokenize_end_ns = self._context.journal.now_ns()

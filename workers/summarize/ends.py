@@ -1,0 +1,98 @@
+"""How answers end, each once, and what hangs on it: the word in the journal, the notices, the books."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ...protocol.errors import RequestError
+from ...protocol.journal.layout import Journal
+from ...protocol.journal.releases import ReleaseWriter, is_released, read_end_code
+from ...protocol.journal.tokens import read_finish
+from ..process import StatsPublisher
+from .answer import Answer
+from .choices import Choices
+from .delivery import Delivery
+from .histograms import RequestHistograms
+from .listing import Ended
+from .notices import Notices
+
+
+class Ends:
+    """Ends answers, and writes requests off. Nobody else writes ``release_word``."""
+
+    def __init__(self, journal: Journal, delivery: Delivery, notices: Notices, stats: StatsPublisher) -> None:
+        self._journal, self._delivery, self._notices, self._stats = journal, delivery, notices, stats
+        self._writer = ReleaseWriter(journal)
+        self.num_ended: Counter[str] = Counter()  # by finish reason
+        self.num_unread = 0  # requests that nobody came for
+        self.histograms = RequestHistograms()
+        self.latest = Ended()
+
+    def end(self, answer: Answer, reason: str) -> None:
+        """End an answer, unless it has ended."""
+        if answer.stream.is_finished and answer.ended_ns:
+            return
+        self.close(answer, reason)
+        self.release(answer)
+
+    def fail(self, answer: Answer, error: RequestError) -> None:
+        """End an answer with an error that this process found.
+
+        One that ended in an earlier life keeps the end that is written: what hung on it was given back. Only who comes
+        for its text now hears that there is none.
+        """
+        if answer.ended_ns:
+            return
+        answer.error, answer.end_code = (error.code, error.message), error.code
+        if is_released(self._journal, *answer.key):
+            self.close(answer, "error")
+            self.decide(answer.choices)
+        else:
+            self.end(answer, "error")
+
+    def close(self, answer: Answer, reason: str) -> None:
+        """End an answer here, and for its readers; the journal has its end already, or gets it from ``release``."""
+        if reason == "error" and answer.error is None:
+            finish = read_finish(self._journal, *answer.key)
+            code, _, text = (finish[1] if finish else "").partition("\n")
+            code = read_end_code(self._journal, *answer.key) or code or RequestError.code
+            answer.error = (code, text or f"the request failed: {code}")
+        answer.stream.finish(reason)
+        answer.ended_ns = answer.text_done_ns = self._journal.now_ns()
+        self._delivery.mark(answer)
+
+    def release(self, answer: Answer) -> None:
+        """Write down the end of an answer whose stream has ended: its credit and its pages are given back."""
+        answer.ended_ns = answer.ended_ns or self._journal.now_ns()
+        reason = answer.stream.finish_reason or "error"
+        slot, generation = answer.key
+        self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason, code=answer.end_code)
+        self._notices.released.append(answer.key)
+        self.num_ended[reason] += 1
+        self.histograms.observe(*answer.account(self._journal))
+        self.latest.add(self._journal, answer)
+        self._stats.changed = True
+        if answer.choices.is_beam_search and reason in ("abort", "error"):
+            for other in answer.choices.answers.values():  # without one of its beams there is no search
+                other.error = other.error or answer.error
+                other.end_code = answer.error[0] if answer.error else ""
+                self.end(other, reason)
+        self.decide(answer.choices)
+
+    def decide(self, choices: Choices) -> None:
+        """Tell the readers, if it is known now which answers are the choices."""
+        for answer in choices.decide(self._journal):
+            self._delivery.mark(answer)
+
+    def forget(self, choices: Choices) -> None:
+        """The client has all that ended."""
+        for answer in choices.answers.values():
+            self._writer.forget(*answer.key)
+            self._notices.forgotten.append(answer.key)
+
+    def give_up(self, choices: Choices) -> None:
+        """Nobody will come for it."""
+        self.num_unread += 1
+        for answer in choices.answers.values():
+            self._writer.give_up(*answer.key)
+            self._notices.forgotten.append(answer.key)

@@ -1,0 +1,55 @@
+"""Tokens to text, one request at a time, and by name: if this process dies of it, the driver knows of which."""
+
+from __future__ import annotations
+
+import logging
+
+from ...protocol.config import ModelCard
+from ...protocol.errors import RequestError
+from ...protocol.journal.deaths import note_survival
+from ...protocol.journal.requests import RequestView
+from ..process import WorkerContext
+from .answer import Answer
+from .ends import Ends
+from .stream import OutputStream
+from .vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
+
+
+class Texts:
+    """Opens the streams of answers, and pushes tokens through them."""
+
+    def __init__(self, context: WorkerContext, card: ModelCard, vocabulary: Vocabulary, ends: Ends) -> None:
+        self._context, self._card, self._vocabulary, self._ends = context, card, vocabulary, ends
+
+    def open(self, view: RequestView) -> OutputStream:
+        """The stream of a request, without tokens."""
+        params = view.record.params
+        eos = frozenset() if params.ignore_eos else frozenset(self._card.eos_token_ids)
+        # Under a grammar the text is what it matched, also a space that a decoder drops from the beginning of a text.
+        context = self._vocabulary.amid_text if view.record.grammar else ()
+        return OutputStream(
+            self._vocabulary, params, stop_token_ids=eos | frozenset(params.stop_token_ids), context=context
+        )
+
+    def push(self, answer: Answer, token_ids: list[int], now_ns: int) -> bool:
+        """Take the next tokens of an answer; False if that fails, which is its end."""
+        try:
+            self._push_named(answer, token_ids, now_ns)
+        except BaseException as error:  # a panic of the tokenizer's Rust code is not an Exception
+            logger.exception("request %s could not be turned into text", answer.wire_id)
+            answer.stream.abandon("error")
+            self._ends.fail(answer, RequestError(f"the tokens could not be turned into text: {type(error).__name__}"))
+            return False
+        return True
+
+    def _push_named(self, answer: Answer, token_ids: list[int], now_ns: int) -> None:
+        journal, intent = self._context.journal, self._context.intent
+        intent.begin_one(answer.number)
+        answer.push(token_ids, now_ns)
+        intent.end()
+        answer.text_done_ns = journal.now_ns()
+        if answer.is_suspect:
+            answer.is_suspect = False
+            note_survival(journal, "summarize", *answer.key)
