@@ -185,8 +185,8 @@ class PageCache:
         moved = [page for page in entries if self.host.twin(page) is None]
         if not all(tables) or not self._may_swap_out or not self._make_host_room(len(moved)):
             return False
-        # NOTE: a half-full page is shared by beams of one search only. They move together, so nobody writes to it while it
-        # has a twin.
+        # NOTE: a half-full page is shared by beams of one search only. They move together, so nobody writes to it while
+        # it has a twin.
         host_pages = self.host.allocate(len(moved))
         for page, host_page in zip(moved, host_pages, strict=True):
             self._moves.swap(page, host_page)
