@@ -16,11 +16,12 @@ from report import environment
 from triptych import Driver
 from triptych.launch.replay.costs import RecordedSteps
 from triptych.launch.replay.options import EngineConfig
+from triptych.launch.replay.recorded_arrivals import arrivals_of_trace
 from triptych.launch.replay.router import make_router
 from triptych.launch.replay.settings import Recorded, make_scheduler, merge
 from triptych.launch.replay.simulate import simulate
 from triptych.launch.replay.verify import verify
-from triptych.launch.replay.workload import Synthetic, arrivals_of_trace, draw_arrivals, parse_lengths
+from triptych.launch.replay.workload import Synthetic, draw_arrivals, parse_lengths
 from triptych.workers.execute.scheduling.cost import Prices
 
 PRICES = Prices(step=5.0, prefill_token=0.01, decode=0.01, read=1e-6)  # of an imagined GPU

@@ -13,13 +13,14 @@ from ...workers.execute.scheduling.cost import Prices
 from ..progress import count_bar
 from .costs import RecordedSteps
 from .options import EngineConfig, StudyOptions
+from .recorded_arrivals import arrivals_of_trace
 from .router import make_router
 from .settings import DEFAULT_PAGES, Recorded, make_scheduler, merge
 from .show import show_report, show_verdict
 from .simulate import simulate
 from .trace_file import is_trace
 from .verify import verify
-from .workload import Arrival, Synthetic, arrivals_of_file, arrivals_of_trace, draw_arrivals, faster, parse_lengths
+from .workload import Arrival, Synthetic, arrivals_of_file, draw_arrivals, faster, parse_lengths
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ...protocol.errors import ConfigError
 from ...workers.execute.scheduling.audit import take_stats
 from ...workers.execute.scheduling.plan import Plan
+from ...workers.execute.scheduling.recorded_search import NO_CANDIDATES, RecordedChoices
 from ...workers.execute.scheduling.recording import (
     FORMAT,
     describe_plan,
@@ -24,7 +25,7 @@ from .trace_file import Line, malformed, read_json_lines
 
 # What a line of the trace has besides the plan of its step.
 _OUTCOMES = ("finished", "expired", "failed", "waiting", "running", "pages_free", "pages_cached")
-_INPUTS = ("planned_ns", "launched_ns", "collected_ns", "ms", "tokens")
+_INPUTS = ("planned_ns", "launched_ns", "collected_ns", "ms", "tokens", "choices")
 
 
 class Difference(NamedTuple):
@@ -60,18 +61,19 @@ def verify(path: Path) -> Verdict:
     Raises:
         ConfigError: the file is not a trace that this program can replay.
     """
-    verdict, scheduler = Verdict(), None
+    verdict, scheduler, choices = Verdict(), None, RecordedChoices()
     during: list[Line] = []  # what happened while the next step of the file was in flight
     for line in read_json_lines(path):
         try:
             if "trace" in line.values:
-                scheduler, during = _begin(line.values), []
+                scheduler, during = _begin(line.values, choices), []
                 verdict.num_lives += 1
             elif scheduler is None:
                 raise ValueError("a trace begins with a description of its scheduler")
             elif "during" in line.values:
                 during.append(line)
             elif "step" in line.values:
+                choices.note(line.values.get("choices", {}))
                 _step(scheduler, line, during, verdict)
                 during = []
             else:
@@ -85,10 +87,10 @@ def verify(path: Path) -> Verdict:
     return verdict
 
 
-def _begin(header: Mapping[str, Any]) -> Scheduler:
+def _begin(header: Mapping[str, Any], choices: RecordedChoices) -> Scheduler:
     if header["format"] != FORMAT:
         raise ValueError(f"the trace has format {header['format']}, this program reads {FORMAT}")
-    return rebuild_scheduler(header)
+    return rebuild_scheduler(header, choices.make_search)
 
 
 def _event(scheduler: Scheduler, line: Line, verdict: Verdict) -> None:
@@ -137,7 +139,8 @@ def _apply(scheduler: Scheduler, plan: Plan, recorded: Mapping[str, Any]) -> dic
     tokens = unpack_tokens(recorded["tokens"]).tolist() if "tokens" in recorded else []
     failures = recorded.get("failed", {})
     failed = {chunk.key: failures[str(chunk.key[0])] for chunk in plan.chunks if str(chunk.key[0]) in failures}
-    progress = scheduler.apply(plan, tokens, failed)
+    beams = {key: NO_CANDIDATES for key in plan.sampled if key in scheduler.running and scheduler.running[key].is_beam}
+    progress = scheduler.apply(plan, tokens, failed, beams)
     scheduler.observe(plan, recorded["collected_ns"] - recorded["planned_ns"])
     return describe_progress(progress, take_stats(scheduler))
 

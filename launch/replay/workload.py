@@ -1,10 +1,9 @@
-"""Requests to simulate: of a trace, of a file of arrivals, or drawn from distributions."""
+"""Requests to simulate: of a file of arrivals, or drawn from distributions."""
 
 from __future__ import annotations
 
 import math
 import random
-from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ...protocol.errors import ConfigError
-from ...workers.execute.scheduling.recording import unpack_tokens
 from ...workers.execute.scheduling.sequence import Int32
 from .options import LENGTHS
 from .trace_file import malformed, read_json_lines
@@ -41,76 +39,6 @@ class Arrival:
         tokens = np.full(self.num_prompt_tokens + self.num_output_tokens, index + 1, np.int32)
         tokens[: self.num_prefix_tokens] = -1 - self.prefix  # unlike every token of its own
         return tokens
-
-
-# -- a trace
-
-
-@dataclass(slots=True)
-class _Recorded:
-    add: dict[str, Any]
-    tokens: array[int]  # prompt, then output
-    num_prompt_tokens: int
-
-
-def arrivals_of_trace(path: Path) -> list[Arrival]:
-    """The requests of a trace with what they said; those that got no token are left out.
-
-    One that was recovered by a later life of its process is one request.
-    """
-    recorded: dict[tuple[int, ...], _Recorded] = {}
-    by_slot: dict[int, _Recorded] = {}
-    for number, line in read_json_lines(path):
-        try:
-            if "add" in line:
-                _note_add(line, recorded, by_slot)
-            elif "tokens" in line:
-                _note_tokens(line, by_slot)
-        except (KeyError, TypeError, ValueError) as error:
-            raise malformed(path, number, error) from error
-    answered = [request for request in recorded.values() if len(request.tokens) > request.num_prompt_tokens]
-    if not answered:
-        raise ConfigError(f"{path} has no request that got a token", param="file")
-    first_ns = min(request.add["accepted_ns"] for request in answered)
-    return sorted((_arrival(request, first_ns) for request in answered), key=lambda arrival: arrival.at_s)
-
-
-def _note_add(line: dict[str, Any], recorded: dict[tuple[int, ...], _Recorded], by_slot: dict[int, _Recorded]) -> None:
-    slot, generation = line["add"]
-    tokens = array("i", unpack_tokens(line["tokens"]).tolist())
-    request = recorded.setdefault(
-        (slot, generation, line["accepted_ns"]), _Recorded(line, tokens, line["num_prompt_tokens"])
-    )
-    # A later life may have another key for its hashes: what is new from here on belongs to no known prefix.
-    request.tokens += tokens[len(request.tokens) :]
-    by_slot[slot] = request
-
-
-def _note_tokens(line: dict[str, Any], by_slot: dict[int, _Recorded]) -> None:
-    prefills = line.get("prefills", ())
-    is_last_chunk = [start + num_tokens == len(by_slot[slot].tokens) for slot, start, num_tokens in prefills]
-    sampled = line.get("decodes", []) + [chunk[0] for chunk, last in zip(prefills, is_last_chunk, strict=True) if last]
-    for slot, token_id in zip(sampled, unpack_tokens(line["tokens"]).tolist(), strict=True):
-        by_slot[slot].tokens.append(token_id)
-
-
-def _arrival(request: _Recorded, first_ns: int) -> Arrival:
-    add = request.add
-    at_ns = add["accepted_ns"]
-    return Arrival(
-        at_s=(at_ns - first_ns) / 1e9,
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_output_tokens=len(request.tokens) - request.num_prompt_tokens,
-        tokens=np.array(request.tokens, np.int32),
-        cache_salt=add.get("cache_salt", ""),
-        priority=add.get("priority", 0),
-        deadline_ms=_limit_ms(add.get("deadline_at", 0), at_ns),
-        max_queue_ms=_limit_ms(add.get("queue_deadline_at", 0), at_ns),
-    )
-
-
-def _limit_ms(limit_ns: int, at_ns: int) -> float | None:
-    return (limit_ns - at_ns) / 1e6 if limit_ns else None
 
 
 # -- a file of arrivals

@@ -15,6 +15,8 @@ import numpy as np
 
 from .engine import StepOutputs
 from .scheduling.plan import Plan
+from .scheduling.progress import Grown
+from .scheduling.recorded_search import describe_choice
 from .scheduling.recording import (
     STOP,
     describe_plan,
@@ -52,7 +54,7 @@ class StepTrace:
 
     def add(self, sequence: Sequence) -> None:
         key, tokens = sequence.key, sequence.tokens[: sequence.num_tokens]
-        described = describe_sequence(sequence, self._pseudonyms.begin(key, tokens))
+        described = describe_sequence(sequence, self._pseudonyms.begin(key, tokens, is_beam=sequence.is_beam))
         salt = {"cache_salt": self._pseudonyms.of_salt(sequence.cache_salt)} if sequence.cache_salt else {}
         self._write({"add": list(key), "accepted_ns": sequence.accepted_at, **described, **salt, **self._during})
 
@@ -78,6 +80,11 @@ class StepTrace:
         }
         if sampled := plan.sampled:
             line["tokens"] = pack_tokens(self._sampled(sampled, outputs))
+        if progress.choices:
+            line["choices"] = {
+                str(key[0]): describe_choice(choice, self._pseudonyms.grow(choice.beams))
+                for key, choice in progress.choices.items()
+            }
         self._during = {}
         self._write(line)
 
@@ -106,21 +113,41 @@ class Pseudonyms:
     def __init__(self, secret: bytes) -> None:
         self._begin = blake2b(secret, digest_size=16).digest()
         self._states: dict[Key, bytes] = {}  # after the last token of each sequence
+        self._prompts: dict[Key, bytes] = {}  # after the prompt of each beam, from which its search may start again
 
-    def begin(self, key: Key, tokens: Int32) -> Int32:
+    def begin(self, key: Key, tokens: Int32, *, is_beam: bool = False) -> Int32:
         """int32 [len(tokens)], none below zero."""
         self._states[key] = self._begin
-        return np.array([self.next(key, token_id) for token_id in tokens.tolist()], np.int32)
+        pseudonyms = np.array([self.next(key, token_id) for token_id in tokens.tolist()], np.int32)
+        if is_beam:
+            self._prompts[key] = self._states[key]
+        return pseudonyms
 
     def next(self, key: Key, token_id: int) -> int:
-        state = self._states[key] = _hash(self._states[key] + token_id.to_bytes(4, "little", signed=True))
-        return int.from_bytes(state[:4], "little") & 0x7FFFFFFF
+        state = self._states[key] = _after(self._states[key], token_id)
+        return _pseudonym(state)
+
+    def grow(self, beams: list[Grown]) -> list[int]:
+        """Of the last token of each beam, after all that its parent has said."""
+        before = [self._states[beam.parent] if beam.token_index else self._prompts[beam.parent] for beam in beams]
+        states = [_after(state, beam.token_id) for state, beam in zip(before, beams, strict=True)]
+        self._states.update((beam.key, state) for beam, state in zip(beams, states, strict=True))
+        return [_pseudonym(state) for state in states]
 
     def of_salt(self, salt: str) -> str:
         return _hash(self._begin + salt.encode(errors="surrogatepass")).hex()
 
     def forget(self, key: Key) -> None:
         self._states.pop(key, None)
+        self._prompts.pop(key, None)
+
+
+def _after(state: bytes, token_id: int) -> bytes:
+    return _hash(state + token_id.to_bytes(4, "little", signed=True))
+
+
+def _pseudonym(state: bytes) -> int:
+    return int.from_bytes(state[:4], "little") & 0x7FFFFFFF
 
 
 def _hash(data: bytes) -> bytes:

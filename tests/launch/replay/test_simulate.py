@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from tests.launch.conftest import Triptych
-from tests.workers.execute.factories import make_engine, make_sequence, run
+from tests.workers.execute.clients import crowd
+from tests.workers.execute.factories import make_beams, make_engine, make_sequence, run
 from triptych.launch.replay.costs import RecordedSteps
 from triptych.launch.replay.options import EngineConfig
+from triptych.launch.replay.recorded_arrivals import arrivals_of_trace
 from triptych.launch.replay.router import make_router
 from triptych.launch.replay.settings import make_scheduler
 from triptych.launch.replay.simulate import simulate
@@ -19,7 +21,6 @@ from triptych.launch.replay.workload import (
     Arrival,
     Synthetic,
     arrivals_of_file,
-    arrivals_of_trace,
     draw_arrivals,
     parse_lengths,
 )
@@ -192,6 +193,18 @@ def test_recorded_requests_come_with_their_lengths_and_their_prefixes(tmp_path: 
     assert alike is not None and other is not None and by_length[22] is not None  # noqa: PT018
     assert (alike[:20] == by_length[22][:20]).all()
     assert not (alike[:20] == other[:20]).any()
+
+
+@pytest.mark.parametrize("host_pages", [0, 40], ids=["began again", "swapped"])
+def test_each_beam_of_a_recorded_search_comes_with_as_many_tokens_as_the_search_took(
+    host_pages: int, tmp_path: Path
+) -> None:
+    beams = make_beams(0, 3, num_tokens=9, max_tokens=20)
+    with (tmp_path / "trace").open("w") as file:
+        crowd(beams, host_pages=host_pages, trace_file=file).close()
+    recorded = arrivals_of_trace(tmp_path / "trace")
+    assert sorted((a.num_prompt_tokens, a.num_output_tokens) for a in recorded) == [(9, 20)] * 3 + [(9, 30)] * 2
+    assert figures(recorded)["finished"] == 5
 
 
 BAD_LINES = {

@@ -17,7 +17,8 @@ import pytest
 from tests.pipeline.checks import assert_quiet, random_prompt
 from tests.pipeline.conftest import hash_driver
 from tests.waiting import eventually
-from tests.workers.execute.factories import make_engine, make_sequence, make_sequences, run
+from tests.workers.execute.clients import crowd
+from tests.workers.execute.factories import make_beams, make_engine, make_sequence, make_sequences, run
 from tests.workers.execute.soak import Visitors
 from triptych import Driver
 from triptych.launch.replay.verify import verify
@@ -37,9 +38,34 @@ def test_random_schedules_are_replayed_exactly(policy: str, tmp_path: Path) -> N
     verdict = verify(path)
     assert verdict.difference is None
     assert (verdict.num_lives, verdict.num_steps) == (LIVES, counts["steps"])
-    seen = {name: counts[name] for name in ("num_preemptions", "num_swaps", "num_hit_tokens", "expired", "copies")}
+    names = ("num_preemptions", "num_swaps", "num_hit_tokens", "expired", "copies", "hypotheses")
+    seen = {name: counts[name] for name in names}
     assert all(seen.values()), seen
     assert verdict.num_aborted > 0
+
+
+@pytest.mark.parametrize("host_pages", [0, 40], ids=["from the prompt", "swapped"])
+def test_a_search_that_was_preempted_is_replayed_exactly(host_pages: int, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    beams = make_beams(0, 3, num_tokens=9, max_tokens=20)
+    with path.open("w") as file:
+        clients = crowd(beams, host_pages=host_pages, trace_file=file)
+        clients.close()
+    verdict = verify(path)
+    assert (verdict.difference, verdict.num_requests) == (None, 5)
+    assert clients.engine.stats.num_preemptions >= 3
+    assert (clients.engine.stats.num_swaps > 0) == (host_pages > 0)
+    assert '"choices":{"0":{"ends":["length","length","length"]}}' in path.read_text()
+
+
+def test_a_trace_that_lacks_the_choices_of_a_search_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    with path.open("w") as file:
+        run(make_engine(*make_beams(0, 2), trace_file=file))
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line]
+    path.write_text("\n".join(json.dumps({k: v for k, v in line.items() if k != "choices"}) for line in lines))
+    with pytest.raises(ConfigError, match="does not say how the beam search in slot 0 went on"):
+        verify(path)
 
 
 def test_chunks_that_were_paced_by_their_cost_are_replayed_exactly(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import IO, Any
 
-from tests.workers.execute.factories import expected_hypotheses, expected_output, make_engine, tokens_of
+from tests.workers.execute.factories import expected_hypotheses, expected_output, make_engine, make_sequence, tokens_of
 from triptych.workers.execute.engine import Engine, StepOutputs
 from triptych.workers.execute.scheduling.beam_search import Hypothesis
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
@@ -123,3 +123,14 @@ class Clients:
         assert config.max_kv_reads is None or plan.num_reads <= config.max_kv_reads or len(plan.chunks) == 1
         assert not {chunk.key for chunk in plan.chunks} & set(plan.preempted), "who gave way runs"
         assert not (plan.moves.swap_out and plan.moves.swap_in), "a step swaps out and in"
+
+
+def crowd(beams: list[Sequence], **options: Any) -> Clients:
+    """A search, and two sequences that came before it and outgrow the pool together with it."""
+    options = {"num_pages": 20, "host_pages": 40, "max_num_seqs": 5, "prefill_chunk": 64, **options}
+    clients = Clients(**options)
+    clients.add_search(beams)
+    for sequence in (make_sequence(20 + index, num_tokens=9, max_tokens=30) for index in range(2)):
+        sequence.arrival -= 100
+        clients.add(sequence)
+    return clients

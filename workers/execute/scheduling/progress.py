@@ -5,17 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .beam_search import Branch, Hypothesis
+from .beam_search import Hypothesis
 from .beams import Heir
 from .sequence import Key
 
 
 class Grown(NamedTuple):
-    """How a beam of the next step came about."""
+    """A beam that goes on."""
 
     key: Key
-    parent: Key
-    branch: Branch
+    parent: Key  # whose tokens it says, but for its last one
+    token_index: int
+    token_id: int
+
+
+class Choice(NamedTuple):
+    """What a search made of a step that all of its beams had taken."""
+
+    beams: list[Grown]  # of the next step, best first; none: it is over
+    ends: list[str]  # why its hypotheses ended, if it is over: of each of its sequences, in the order of arrival
 
 
 @dataclass(slots=True)
@@ -25,7 +33,7 @@ class Progress:
     keys: list[Key] = field(default_factory=list)
     token_indices: list[int] = field(default_factory=list)  # 0 for a sequence's first output token
     token_ids: list[int] = field(default_factory=list)
-    branches: dict[Key, list[Grown]] = field(default_factory=dict)  # of each search that chose; none: it is over
+    choices: dict[Key, Choice] = field(default_factory=dict)  # of searches, by ``group_key``
     hypotheses: dict[Key, Hypothesis] = field(default_factory=dict)  # whole answers; these have finished, too
     finished: dict[Key, str] = field(default_factory=dict)  # why: "stop" | "length"; not all got a token in this step
     expired: dict[Key, str] = field(default_factory=dict)  # why, in words: which deadline passed
@@ -36,8 +44,9 @@ class Progress:
         self.token_indices.append(token_index)
         self.token_ids.append(token_id)
 
-    def branch(self, search: Key, heirs: list[Heir]) -> None:
-        self.branches[search] = [Grown(heir.sequence.key, heir.parent.key, heir.branch) for heir in heirs]
+    def choose(self, search: Key, heirs: list[Heir], ends: list[str]) -> None:
+        beams = [Grown(s.key, parent.key, s.num_output_tokens - 1, branch.token_id) for s, parent, branch in heirs]
+        self.choices[search] = Choice(beams, ends)
 
     def conclude(self, key: Key, hypothesis: Hypothesis) -> None:
         self.hypotheses[key] = hypothesis

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from ....protocol.config import SchedulerConfig
 from ....protocol.sampling import SamplingParams
 from .audit import Stats
+from .beams import MakeSearch
 from .plan import Plan
 from .progress import Progress
 from .scheduler import Scheduler
@@ -44,14 +45,15 @@ def describe_scheduler(scheduler: Scheduler) -> dict[str, Any]:
     }
 
 
-def rebuild_scheduler(wire: Mapping[str, Any]) -> Scheduler:
+def rebuild_scheduler(wire: Mapping[str, Any], make_search: MakeSearch) -> Scheduler:
     """A scheduler like the one that was described, with nothing in it.
 
     Raises:
         KeyError, TypeError, ConfigError: this is no description of a scheduler.
     """
     names = ("page_size", "num_pages", "max_model_len", "prefix_cache", "num_host_pages", "replays")
-    return Scheduler(SchedulerConfig(**wire["scheduler"]), **{name: wire[name] for name in names})
+    options = {name: wire[name] for name in names}
+    return Scheduler(SchedulerConfig(**wire["scheduler"]), make_search=make_search, **options)
 
 
 def describe_sequence(sequence: Sequence, tokens: Int32) -> dict[str, Any]:
@@ -73,10 +75,8 @@ def rebuild_sequence(key: Key, wire: Mapping[str, Any]) -> Sequence:
     """The sequence as it was added.
 
     Raises:
-        KeyError, TypeError, ValueError: this is no description of a sequence, or of a beam, whose choices no trace has.
+        KeyError, TypeError, ValueError: this is no description of a sequence.
     """
-    if "num_beams" in wire:
-        raise ValueError("a beam search cannot be run again: the candidates of its beams are not in a trace")
     known = unpack_tokens(wire["tokens"])
     values = {name: wire[name] for name in _SEQUENCE_FIELDS if name in wire}
     if "chunk_ends" in wire:
@@ -89,7 +89,7 @@ def rebuild_sequence(key: Key, wire: Mapping[str, Any]) -> Sequence:
         key=key,
         tokens=tokens,
         num_tokens=len(known),
-        params=_PARAMS,
+        params=replace(_PARAMS, num_beams=wire.get("num_beams", 1)),
         seed=0,
         stop_ids=_STOPS,
         **{"arrival": 0, **values},

@@ -111,13 +111,14 @@ class Roster:
         heirs = self.beams.take(sequence, found)
         if heirs is None:
             return
-        progress.branch(sequence.group_key or sequence.key, heirs)
         for beam, _, _ in heirs:
             if beam.key not in self.running:
                 self._leave_queue(beam)
                 self.running[beam.key] = beam
             beam.state = SequenceState.PREFILLING
-        for beam, hypothesis in self.beams.conclude(sequence):
+        ended = self.beams.conclude(sequence)
+        progress.choose(sequence.group_key or sequence.key, heirs, [found.reason for _, found in ended])
+        for beam, hypothesis in ended:
             progress.conclude(beam.key, hypothesis)
             self.retire(beam, hypothesis.reason)
 

@@ -285,7 +285,12 @@ class Scheduler:
         if self.running:
             if self.roster.fresh_are_held_back and not sequence.num_preemptions:
                 return None
-            growing = (s for s in self.running.values() if s.state is SequenceState.PREFILLING or s.is_catching_up)
+            # Who has more than the one token left that every decode has: written out, for it looks at everybody.
+            growing = [
+                s
+                for s in self.running.values()
+                if s.num_tokens - s.num_computed_tokens > 1 or s.state is SequenceState.PREFILLING
+            ]
             num_promised = sum(map(self.cache.num_missing, growing))
             num_left = self.cache.num_available - num_promised - max(1, self.policy.margin * self.cache.num_pages)
             if num_left < 1:

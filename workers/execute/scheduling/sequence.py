@@ -92,11 +92,6 @@ class Sequence:
         return self.num_prompt_tokens if self.replays else self.num_tokens
 
     @property
-    def is_catching_up(self) -> bool:
-        """Whether it decodes tokens that it has already."""
-        return self.state in (SequenceState.READY, SequenceState.DECODING) and self.num_uncomputed_tokens > 1
-
-    @property
     def output_tokens(self) -> Int32:
         """int32 [num_output_tokens], a view."""
         return self.tokens[self.num_prompt_tokens : self.num_tokens]

@@ -6,24 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.workers.execute.clients import Clients
-from tests.workers.execute.factories import make_beams, make_group, make_sequence
+from tests.workers.execute.clients import Clients, crowd
+from tests.workers.execute.factories import make_beams, make_group
 from triptych.workers.execute.engine import StepOutputs
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 
 CACHES = pytest.mark.parametrize("prefix_cache", [False, True], ids=["no cache", "cache"])
-NUM_HOST_PAGES = 40
-
-
-def crowd(beams: list[Sequence], **options: Any) -> Clients:
-    """A search, and two that came before it and outgrow the pool."""
-    options = {"num_pages": 20, "host_pages": NUM_HOST_PAGES, "max_num_seqs": 5, "prefill_chunk": 64, **options}
-    clients = Clients(**options)
-    clients.add_search(beams)
-    for sequence in (make_sequence(20 + index, num_tokens=9, max_tokens=30) for index in range(2)):
-        sequence.arrival -= 100
-        clients.add(sequence)
-    return clients
 
 
 def step_until_preempted(clients: Clients, key: Key) -> StepOutputs:
@@ -70,7 +58,7 @@ def test_a_page_that_beams_share_is_moved_once_and_shared_again() -> None:
     moved = [page for _, page in back.plan.moves.swap_in]
     assert set(moved) == named
     assert all(moved.count(page) == 1 for table in tables for page in table[:-1])  # the last one is copied at once
-    assert clients.engine.stats.num_free_host_pages == NUM_HOST_PAGES
+    assert clients.engine.stats.num_free_host_pages == 40
 
 
 def test_beams_that_have_taken_their_step_when_all_give_way_wait_for_the_others() -> None:
@@ -101,10 +89,10 @@ def test_an_abort_of_a_swapped_search_gives_its_host_pages_back() -> None:
     beams = make_beams(0, 3, num_tokens=9, max_tokens=20)
     clients = crowd(beams)
     step_until_preempted(clients, beams[0].key)
-    assert clients.engine.stats.num_free_host_pages < NUM_HOST_PAGES
+    assert clients.engine.stats.num_free_host_pages < 40
     clients.engine.release(beams[1].key)
     clients.engine.check()
-    assert clients.engine.stats.num_free_host_pages == NUM_HOST_PAGES
+    assert clients.engine.stats.num_free_host_pages == 40
     assert clients.engine.stats.num_swapped == 0
 
 
