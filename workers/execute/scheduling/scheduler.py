@@ -27,6 +27,7 @@ from .progress import Progress
 from .queues import WaitingQueue, may_overtake
 from .rows import Rows
 from .sequence import Key, Sequence, SequenceState
+from .shared_prompts import is_being_computed
 
 _NONE_FAILED: Mapping[Key, str] = MappingProxyType({})
 _NO_BEAMS: Mapping[Key, Candidates] = MappingProxyType({})
@@ -229,17 +230,24 @@ class Scheduler:
                 return
 
     def _schedule_waiting(self, draft: Draft) -> None:
-        """First chunks, in order; one that memory holds back ends it, or is overtaken by a few, a few times."""
+        """First chunks, in order; one that memory holds back ends it, or is overtaken by a few, a few times.
+
+        One whose prompt begins with what another one computes is passed by until that is known.
+        """
         if len(draft.prefills) < len(self._in_state(SequenceState.PREFILLING)):
             return  # a prompt under way did not fit
         held_back: list[Sequence] = []
+        followers: list[Sequence] = []
         while (head := self.waiting.head) and draft.room(head, 1) and may_overtake(held_back, self.config):
             if self._settle(head, draft):
                 continue
             # Whoever gave way in this step must not be back in it: two sequences could throw each other out forever.
             if draft.preempted:
                 break
-            if (match := self._may_start(head)) is not None:
+            if self._follows(head):
+                followers.append(head)
+                self.waiting.remove(head.key)
+            elif (match := self._may_start(head)) is not None:
                 self._start(head, match, draft)
                 if head.state is SequenceState.PREFILLING:
                     self._schedule_chunk(head, draft)
@@ -251,7 +259,7 @@ class Scheduler:
                     break
                 held_back.append(head)
                 self.waiting.remove(head.key)
-        for sequence in held_back:
+        for sequence in (*held_back, *followers):
             if sequence.key not in self.waiting:
                 self._enter_queue(sequence)
 
@@ -290,6 +298,12 @@ class Scheduler:
             draft.end(sequence.key, *verdict)
             self._retire(sequence, verdict.reason)
         return verdict is not None
+
+    def _follows(self, sequence: Sequence) -> bool:
+        if not self.cache.shares_prefixes or not self.running:
+            return False
+        match, page_size = self.groups.find(sequence), self.cache.pool.page_size
+        return is_being_computed(sequence, match, self.running.values(), page_size)
 
     def _may_start(self, sequence: Sequence) -> Match | None:
         """What the cache knows of ``sequence``, or None as long as memory does not allow its start.
