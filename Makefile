@@ -29,8 +29,10 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 # One JSON line each; a script that fails does not keep the others from running, but the exit code tells.
+# TRIPTYCH_PEERS=DIR: other engines to compare with, see benchmarks/peers/README.md
 bench: $(INSTALLED)
-	@failed=0; for script in $$(grep -l __main__ benchmarks/*.py); do $(BIN)/python $$script || failed=1; done; exit $$failed
+	@failed=0; for script in benchmarks/peers $$(grep -l __main__ benchmarks/*.py); do $(BIN)/python $$script || failed=1; done; \
+	  exit $$failed
 
 # One JSON line; ARGS='--seeds 100000' before a release, ARGS='--seed 7' to see a run.
 simulate: $(INSTALLED)

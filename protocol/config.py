@@ -57,8 +57,8 @@ class ModelConfig:
     dtype: str = _option("auto", f"{', '.join(DTYPES)}; auto is the checkpoint's own")
     device: str = _option("auto", "auto, cpu, cuda or cuda:N; auto is cuda where there is one")
     backend: str = _option(
-        "transformers",
-        "transformers, native (compiled kernels, CPU), fused (Triton kernels, GPU), or auto: the fastest that can",
+        "auto",
+        "native (compiled kernels, CPU), fused (Triton kernels, GPU), transformers, or auto: the fastest that can",
     )
     quantization: str = _option("none", "of weights and activations: none, int8 (native only) or fp8 (fused only)")
     deterministic: bool = _option(

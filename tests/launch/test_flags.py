@@ -38,7 +38,7 @@ CONFIG_VALUES: dict[str, Any] = {
     "preemption": "swap",
     "decode_join_fill": 0.75,
     "trace": "/tmp/trace.jsonl",
-    "backend": "auto",
+    "backend": "native",
     "quantization": "int8",
     "deterministic": True,
     "cuda_graphs": False,

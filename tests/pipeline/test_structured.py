@@ -83,14 +83,14 @@ def sentence_piece(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["demo", "hash-lm", "byte_level", "sentence_piece", "native"])
+@pytest.fixture(scope="module", params=["demo", "hash-lm", "byte_level", "sentence_piece", "transformers"])
 def model(request: pytest.FixtureRequest) -> Iterator[Driver]:
     name: str = request.param
     options: dict[str, Any] = {}
     if name in ("byte_level", "sentence_piece"):
         name, options = str(request.getfixturevalue(name)), {"dtype": "float32"}
-    elif name == "native":
-        name, options = "demo", {"backend": "native"}
+    elif name == "transformers":
+        name, options = "demo", {"backend": name}
     with Driver(name, lease_s=60.0, num_pages=512, **options) as driver:
         yield driver
         assert_quiet(driver)

@@ -51,7 +51,7 @@ class TinyEngine:
         self.folder = checkpoint
         self.model = build_tiny_model("llama", eos_token_id=EOS_TOKEN_IDS)
         runner, self.card = build_runner(
-            ModelConfig(model=str(checkpoint), device="cpu", threads=1),
+            ModelConfig(model=str(checkpoint), device="cpu", backend="transformers", threads=1),
             CacheConfig(num_pages=NUM_PAGES, page_size=PAGE_SIZE),
             SchedulerConfig(max_num_seqs=4, prefill_chunk=16),
             model_dir=checkpoint,

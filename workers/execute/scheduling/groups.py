@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from .cache import PageCache
 from .prefix import Match, PageNode
-from .sequence import Key, Sequence, SequenceState
+from .sequence import Key, Sequence, SequenceState, num_common
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class Groups:
             limit = min(sequence.num_computed_tokens, sibling.num_computed_tokens) // size * size
         else:
             limit = min(sequence.num_tokens - 1, sibling.num_computed_tokens)
-        num_tokens = _num_common(sequence, sibling, min(limit, len(table) * size))
+        num_tokens = num_common(sequence, sibling, min(limit, len(table) * size))
         nodes = self._nodes(table[: num_tokens // size])
         num_tail_tokens = num_tokens - len(nodes) * size
         if not 0 < num_tail_tokens < size or sequence.host_table:
@@ -126,9 +126,3 @@ class Groups:
                 break
             nodes.append(node)
         return nodes
-
-
-def _num_common(first: Sequence, second: Sequence, limit: int) -> int:
-    """How many of the first ``limit`` tokens are the same."""
-    differs = first.tokens[:limit] != second.tokens[:limit]
-    return int(differs.argmax()) if differs.any() else limit

@@ -7,7 +7,7 @@ be added and released at any time, also in between.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from ....protocol.config import SchedulerConfig
@@ -27,7 +27,9 @@ from .queues import may_overtake
 from .roster import Roster
 from .rows import Rows
 from .sequence import Key, Sequence, SequenceState
+from .shared_prompts import is_being_computed
 
+MAX_FOLLOWERS = 64  # are looked at in a step: whoever waits behind them does not make a step slow
 _NONE_FAILED: Mapping[Key, str] = MappingProxyType({})
 _NO_BEAMS: Mapping[Key, Candidates] = MappingProxyType({})
 
@@ -213,19 +215,28 @@ class Scheduler:
                 return
 
     def _schedule_waiting(self, draft: Draft) -> None:
-        """First chunks, in order; one that memory holds back ends it, or is overtaken by a few, a few times."""
-        if len(draft.prefills) < len(self.roster.in_state(SequenceState.PREFILLING)):
+        """First chunks, in order; one that memory holds back ends it, or is overtaken by a few, a few times.
+
+        One whose prompt begins with what another one computes is passed by until that is known.
+        """
+        computing = [*self.roster.in_state(SequenceState.PREFILLING)]
+        if len(draft.prefills) < len(computing):
             return  # a prompt under way did not fit
         held_back: list[Sequence] = []
+        followers: list[Sequence] = []
         while (head := self.waiting.head) and draft.room(head, 1) and may_overtake(held_back, self.config):
             if self._settle(head, draft):
                 continue
             # Whoever gave way in this step must not be back in it: two sequences could throw each other out forever.
             if draft.preempted:
                 break
-            if (match := self._may_start(head)) is not None:
+            if len(followers) < MAX_FOLLOWERS and self._follows(head, computing):
+                followers.append(head)
+                self.waiting.remove(head.key)
+            elif (match := self._may_start(head)) is not None:
                 for started in self.roster.start(head, match, draft):
                     if started.state is SequenceState.PREFILLING:
+                        computing.append(started)
                         self._schedule_chunk(started, draft)
                 for sequence in held_back:
                     sequence.num_overtaken += 1
@@ -235,7 +246,7 @@ class Scheduler:
                     break
                 held_back.append(head)
                 self.waiting.remove(head.key)
-        for sequence in held_back:
+        for sequence in (*held_back, *followers):
             if sequence.key not in self.waiting:
                 self.roster.enter_queue(sequence)
 
@@ -274,6 +285,12 @@ class Scheduler:
             draft.end(sequence.key, *verdict)
             self.roster.retire(sequence, verdict.reason)
         return verdict is not None
+
+    def _follows(self, sequence: Sequence, computing: Iterable[Sequence]) -> bool:
+        if not computing or not self.cache.shares_prefixes:
+            return False
+        match, page_size = self.roster.groups.find(sequence), self.cache.pool.page_size
+        return is_being_computed(sequence, match, computing, page_size)
 
     def _may_start(self, sequence: Sequence) -> Match | None:
         """What the cache knows of ``sequence``, or None as long as memory does not allow its start.

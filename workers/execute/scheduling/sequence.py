@@ -126,3 +126,9 @@ class Sequence:
         if self.final_ids and int(self.tokens[self.num_tokens - 1]) in self.final_ids:
             return "stop"
         return "length" if self.is_full(max_model_len) else None
+
+
+def num_common(first: Sequence, second: Sequence, limit: int) -> int:
+    """How many of the first ``limit`` tokens are the same."""
+    differs = first.tokens[:limit] != second.tokens[:limit]
+    return int(differs.argmax()) if differs.any() else limit

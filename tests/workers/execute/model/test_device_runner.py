@@ -102,7 +102,7 @@ def test_overlapped_steps_of_a_real_model_say_what_serial_ones_say(tmp_path: Pat
     """Greedy, drawn and penalised requests through transformers' modules at both depths."""
     kinds: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.8}, {"logprobs": 1}]
     runner, card = build_runner(
-        ModelConfig(model="tiny", device="cpu"),
+        ModelConfig(model="tiny", device="cpu", backend="transformers"),
         CacheConfig(page_size=8, num_pages=64),
         SchedulerConfig(max_num_seqs=4, prefill_chunk=16),
         model_dir=make_tiny_model("llama", tmp_path / "checkpoint"),

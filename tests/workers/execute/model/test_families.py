@@ -35,7 +35,7 @@ def runners(tmp_path_factory: pytest.TempPathFactory) -> Runners:
 
 def make_runner(family: str, folder: Path) -> TorchRunner:
     runner, _ = build_runner(
-        ModelConfig(model=family, device="cpu", threads=1),
+        ModelConfig(model=family, device="cpu", backend="transformers", threads=1),
         CacheConfig(num_pages=NUM_PAGES, page_size=PAGE_SIZE),
         SchedulerConfig(max_num_seqs=4, prefill_chunk=16),
         model_dir=make_tiny_model(family, folder / "checkpoint"),

@@ -101,9 +101,21 @@ def test_native_that_cannot_be_is_refused(options: dict[str, str], page_size: in
         )
 
 
-def test_other_families_fall_back(tmp_path: Path) -> None:
+def test_kernels_are_taken_by_default_and_one_line_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="triptych.workers.execute.model.build")
+    default = ModelConfig().backend
+    engine = NativeEngine(make_checkpoint("llama", tmp_path / "checkpoint"), tmp_path, backend=default)
+    assert engine.card.backend == "native float32"
+    (line,) = caplog.messages
+    assert "compiled kernels run the model: float32" in line
+
+
+def test_other_families_fall_back_and_one_line_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = NativeEngine(make_tiny_model("olmo2", tmp_path / "checkpoint"), tmp_path, backend="auto")
     assert engine.card.backend.startswith("transformers")
+    (line,) = caplog.messages
+    assert "transformers' modules run the model" in line
+    assert "olmo2" in line
 
 
 def test_without_a_compiler_transformers_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_engine(folder: Path, *, num_pages: int, host_pages: int = 0, **options: Any) -> Engine:
     runner, card = build_runner(
-        ModelConfig(model=str(folder), device="cpu", threads=1, max_model_len=PAGE_SIZE * 12),
+        ModelConfig(model=str(folder), device="cpu", backend="transformers", threads=1, max_model_len=PAGE_SIZE * 12),
         CacheConfig(num_pages=num_pages, page_size=PAGE_SIZE, host_pages=host_pages),
         SchedulerConfig(max_num_seqs=4, prefill_chunk=16),
         model_dir=folder,

@@ -50,7 +50,7 @@ class Recorder:
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TorchRunner:
     folder = make_tiny_model(request.param, tmp_path_factory.mktemp(request.param))
     built, _ = build_runner(
-        ModelConfig(model=str(folder), device="cpu", threads=1, dtype="float32"),
+        ModelConfig(model=str(folder), device="cpu", backend="transformers", threads=1, dtype="float32"),
         CacheConfig(num_pages=NUM_PAGES, page_size=PAGE_SIZE),
         SchedulerConfig(max_num_seqs=4, prefill_chunk=MAX_CHUNK),
         model_dir=folder,

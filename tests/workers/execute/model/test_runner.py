@@ -20,7 +20,7 @@ from triptych.workers.execute.step import StepInputs, StepResult
 
 def make_runner(folder: Path, *, num_pages: int | None = 40, **model: Any) -> tuple[TorchRunner, ModelCard]:
     runner, card = build_runner(
-        ModelConfig(model="tiny", device="cpu", **model),
+        ModelConfig(model="tiny", device="cpu", backend="transformers", **model),
         CacheConfig(page_size=8, num_pages=num_pages),
         SchedulerConfig(max_num_seqs=4, prefill_chunk=16),
         model_dir=make_tiny_model("llama", folder / "checkpoint"),

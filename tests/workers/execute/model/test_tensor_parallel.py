@@ -33,7 +33,7 @@ PAGE_SIZE, NUM_PAGES, HOST_PAGES = 4, 24, 16
 @contextmanager
 def runner_of(folder: Path, run_dir: Path, num_ranks: int, **model: Any) -> Iterator[TorchRunner]:
     """A runner of the checkpoint; its ranks end with the block."""
-    options = {"device": "cpu", "dtype": "float32", "threads": 1, **model}
+    options = {"device": "cpu", "dtype": "float32", "threads": 1, "backend": "transformers", **model}
     runner, card = build_runner(
         ModelConfig(model="tiny", tensor_parallel_size=num_ranks, **options),
         CacheConfig(page_size=PAGE_SIZE, num_pages=NUM_PAGES, host_pages=HOST_PAGES),

@@ -83,18 +83,24 @@ def test_a_page_is_found_while_the_one_who_computed_it_still_runs() -> None:
     assert first.block_table[4] != second.block_table[4]
 
 
+def half_alike() -> list[Sequence]:
+    """Two prompts of 20 tokens whose first 8 are the same: too few for one to wait for the other."""
+    pair = [make_sequence(index, speaker=0, num_tokens=20) for index in range(2)]
+    pair[1].tokens[8:20] += 1
+    return pair
+
+
 def test_a_page_is_not_found_before_the_step_that_computes_it_is_over() -> None:
-    pair = [make_sequence(index, speaker=0, num_tokens=16) for index in range(2)]
-    scheduler = make_scheduler(*pair, prefix_cache=True, prefill_chunk=64, max_num_batched_tokens=64)
-    assert chunks_of(advance(scheduler)) == {0: 16, 1: 16}
+    scheduler = make_scheduler(*half_alike(), prefix_cache=True, prefill_chunk=64, max_num_batched_tokens=64)
+    assert chunks_of(advance(scheduler)) == {0: 20, 1: 20}
 
 
 def test_equal_pages_computed_in_one_step_become_one() -> None:
-    pair = [make_sequence(index, speaker=0, num_tokens=16) for index in range(2)]
+    pair = half_alike()
     scheduler = make_scheduler(*pair, prefix_cache=True, prefill_chunk=64, max_num_batched_tokens=64)
     advance(scheduler)
-    assert pair[0].block_table == pair[1].block_table
-    assert take_stats(scheduler).sharing == 2.0
+    assert pair[0].block_table[:2] == pair[1].block_table[:2]
+    assert take_stats(scheduler).sharing == 10 / 8
     check(scheduler)
 
 
@@ -214,6 +220,7 @@ def test_limbo_pages_that_others_share_are_not_counted_as_available_twice() -> N
     pair = [make_sequence(index, speaker=0, num_tokens=16, max_tokens=1 + 20 * index) for index in range(2)]
     scheduler = make_scheduler(*pair, prefix_cache=True, prefill_chunk=64, max_num_batched_tokens=64, num_pages=9)
     advance(scheduler)
+    advance(scheduler)
     assert scheduler.cache.limbo.num_pages == 4
     assert scheduler.cache.num_available == 5
 
@@ -239,3 +246,40 @@ def test_a_plan_says_how_many_tokens_of_a_start_were_cached() -> None:
     scheduler = said_before(16)
     scheduler.add(make_sequence(1, speaker=0, num_tokens=24))
     assert advance(scheduler).starts == (((1, 0), 16),)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_what_prompts_that_arrive_together_share_is_computed_once(depth: int) -> None:
+    sequences = [make_sequence(i, speaker=0, num_tokens=20 + i, max_tokens=3) for i in range(4)]
+    sequences.append(make_sequence(9, num_tokens=6, max_tokens=3))
+    engine = make_engine(*sequences, prefix_cache=True, prefill_chunk=8, max_num_batched_tokens=64, depth=depth)
+    num_computed = 0
+    outputs: dict[int, list[int]] = {}
+    while engine.has_work:
+        step = engine.step()
+        assert step is not None
+        num_computed += sum(chunk.num_tokens for chunk in step.plan.chunks)
+        for key, token in zip(step.progress.keys, step.progress.token_ids, strict=True):
+            outputs.setdefault(key[0], []).append(token)
+        engine.check()
+    assert outputs == {s.key[0]: expected_output(s) for s in sequences}
+    rest = sum((20 + i) - 20 for i in range(1, 4))  # of the others' prompts, the page that all share being known
+    assert num_computed == 20 + rest + 6 + 5 * 2
+
+
+def test_one_that_shares_nothing_passes_those_that_wait_for_a_prefix() -> None:
+    scheduler = make_scheduler(
+        *(make_sequence(i, speaker=0, num_tokens=40) for i in range(2)),
+        make_sequence(2, num_tokens=5),
+        prefix_cache=True,
+        max_num_batched_tokens=16,
+    )
+    assert chunks_of(advance(scheduler)) == {0: 8, 2: 5}
+
+
+def test_who_waits_for_a_prefix_computes_it_when_the_other_is_gone() -> None:
+    scheduler = make_scheduler(*(make_sequence(i, speaker=0, num_tokens=40) for i in range(2)), prefix_cache=True)
+    advance(scheduler)
+    scheduler.release((0, 0))
+    assert chunks_of(advance(scheduler)) == {1: 8}
+    assert scheduler.live[1, 0].num_cached_tokens == 8

@@ -1,0 +1,129 @@
+"""Ours beside the peers that are installed: the same checkpoints, the same requests, in turns, in one run.
+
+``python benchmarks/peers --peers DIR`` (or ``TRIPTYCH_PEERS=DIR``); README.md says what DIR holds. Memory and clock of
+a machine drift, so nothing is compared but what ran in turns: every engine has the model loaded, and each workload goes
+round all of them before the next one; the round is repeated, starting with another engine. A run during which others
+took more than 10 % of the machine is repeated. Tables go to standard error, one JSON line to standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
+
+from contestants import Running, find_contestants  # noqa: E402
+from cpu_models import SHAPES, make_model  # noqa: E402
+from limits import Limits  # noqa: E402
+from load import Meter  # noqa: E402
+from report import environment  # noqa: E402
+from results import Results, draw, table  # noqa: E402
+from workloads import WORKLOADS  # noqa: E402
+
+MODELS = ("smollm2-135m", "qwen3-0.6b")
+REQUESTS_PER_S = {"smollm2-135m": 3.5, "qwen3-0.6b": 1.0}  # of W4: 60 % of what the best bf16 peer of 2025 completes
+MOST_FOREIGN, MOST_TRIES = 0.1, 3
+
+
+def main() -> None:
+    arguments = parse()
+    report: dict[str, Any] = {"what": "peers", **environment("torch", "transformers"), "repeats": arguments.repeats}
+    report["threads"], report["models"] = arguments.threads, {}
+    for name in arguments.models:
+        results = compare(name, arguments)
+        report["models"][name] = results.to_json()
+        print(table(name, results), file=sys.stderr)
+        if arguments.plot:
+            draw(arguments.plot.with_stem(f"{arguments.plot.stem}-{name}"), name, results)
+    line = json.dumps(report)
+    print(line)
+    if arguments.output:
+        arguments.output.write_text(line + "\n")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    folder = os.environ.get("TRIPTYCH_PEERS")
+    parser.add_argument("--peers", type=Path, default=Path(folder) if folder else None, help="see README.md")
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=WORKLOADS)
+    parser.add_argument("--forms", nargs="*", default=["bf16", "int8"], choices=["bf16", "int8", "transformers"])
+    parser.add_argument("--only", nargs="*", help="these engines, such as 'triptych bf16' or vllm")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--budget-s", type=float, default=90.0, help="no further run of one engine and workload after")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--plot", type=Path, help="a picture for each model, the model's name is added")
+    parser.add_argument("--output", type=Path, help="a file for the JSON line")
+    return parser.parse_args()
+
+
+def compare(name: str, arguments: argparse.Namespace) -> Results:
+    model = arguments.peers / "models" / name if arguments.peers else None
+    if model is None or not model.is_dir():
+        model = make_model(name)
+    results = Results(SHAPES[name])
+    with tempfile.TemporaryDirectory() as folder:
+        limits = Limits(Path(folder), arguments.threads)
+        engines = start(model, arguments, results)
+        try:
+            for run in range(arguments.repeats):
+                for workload in arguments.workloads:
+                    results.limits.append(limits.measure())
+                    for running in engines[run % len(engines) :] + engines[: run % len(engines)]:
+                        if results.spent_s(running.contestant.name, workload) < arguments.budget_s:
+                            measure(running, workload, run, REQUESTS_PER_S[name], results)
+        finally:
+            for running in engines:
+                running.stop()
+    return results
+
+
+def start(model: Path, arguments: argparse.Namespace, results: Results) -> list[Running]:
+    """All that take part, one after the other, ours first."""
+    engines = []
+    for contestant in find_contestants(arguments.peers, model, arguments.forms):
+        if arguments.only and not {contestant.name, contestant.engine} & set(arguments.only):
+            continue
+        if contestant.why_not is not None:
+            results.skipped[contestant.name] = contestant.why_not
+            continue
+        say(f"{model.name}: {contestant.name} loads")
+        log = Path(tempfile.gettempdir()) / f"triptych-peers-{contestant.engine}-{contestant.form}.log"
+        running = Running(contestant, model, arguments.threads, log)
+        if "error" in running.facts:
+            results.skipped[contestant.name] = f"{running.facts['error']}, see {log}"
+            running.stop()
+        else:
+            results.facts[contestant.name] = running.facts
+            engines.append(running)
+    for name, why in results.skipped.items():
+        say(f"{model.name}: without {name}: {why}")
+    return engines
+
+
+def measure(running: Running, workload: str, run: int, requests_per_s: float, results: Results) -> None:
+    """One run that others left alone, or the last of some tries, with what they took written down."""
+    name = running.contestant.name
+    for attempt in range(MOST_TRIES):
+        with Meter() as meter:
+            answer = running.run(workload, 1000 * attempt + run, requests_per_s)
+        if meter.foreign <= MOST_FOREIGN or "error" in answer:
+            break
+    results.add(name, workload, {**answer, "foreign": round(meter.foreign, 3)})
+    shown = {key: round(value, 1) for key, value in answer.items() if isinstance(value, float) and key != "seconds"}
+    say(f"{time.strftime('%H:%M:%S')} {workload} {name}: {answer.get('error') or shown}, others {meter.foreign:.0%}")
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Who takes part: what is installed below the peers' folder, each in a child process that is told what to run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from load import share_priority
+
+CHILD = Path(__file__).with_name("child.py")
+OURS = "triptych"
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """An engine in one format, or why it does not take part."""
+
+    engine: str  # a module of engines/
+    form: str
+    python: Path
+    environment: dict[str, str]
+    why_not: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine} {self.form}"
+
+
+def find_contestants(peers: Path | None, model: Path, forms: list[str]) -> list[Contestant]:
+    """Ours in each of ``forms``, and every known peer; ``peers`` is laid out as README.md says."""
+    found = [Contestant(OURS, form, Path(sys.executable), {}) for form in forms]
+    return found + [_find(peers, model, *peer) for peer in (
+        ("vllm", "bf16", None),
+        ("openvino", "bf16", "openvino-fp16/openvino_model.xml"),
+        ("openvino", "int8", "openvino-int8/openvino_model.xml"),
+        ("llama_cpp", "bf16", "bf16.gguf"),
+        ("llama_cpp", "q8_0", "q8_0.gguf"),
+    )]  # fmt: skip
+
+
+def _find(peers: Path | None, model: Path, engine: str, form: str, converted: str | None) -> Contestant:
+    if peers is None:
+        return Contestant(engine, form, Path(), {}, "no folder of peers was named")
+    python, environment = peers / engine / "bin" / "python", {}
+    needed = [python]
+    if engine == "llama_cpp":
+        python = Path(sys.executable)  # its adapter needs the standard library only
+        environment["LLAMA_SERVER"] = str(peers / engine / "llama-server")
+        needed = [peers / engine / "llama-server"]
+    if engine == "vllm":  # its best setting, see its manual
+        libraries = [peers / engine / "lib" / name for name in ("libiomp5.so", "libtcmalloc_minimal.so.4")]
+        environment["LD_PRELOAD"] = ":".join(str(path) for path in libraries if path.exists())
+    if converted is not None:
+        needed.append(model.parent / f"{model.name}.{converted}")
+    missing = next((path for path in needed if not path.exists()), None)
+    return Contestant(engine, form, python, environment, None if missing is None else f"there is no {missing}")
+
+
+class Running:
+    """A contestant with the model loaded. It waits without using the processor until it is told to run."""
+
+    def __init__(self, contestant: Contestant, model: Path, threads: int, log: Path) -> None:
+        self.contestant = contestant
+        command = [str(contestant.python), str(CHILD), contestant.engine, contestant.form, str(model), str(threads)]
+        of_all = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)}
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                env={**os.environ, **of_all, **contestant.environment},
+            )
+        self.facts = self._answer()
+        share_priority(self._process.pid)
+
+    def run(self, workload: str, run: int, requests_per_s: float) -> dict[str, Any]:
+        """What ``measure`` of child.py returns, or {"error": ...}."""
+        assert self._process.stdin is not None
+        order = {"workload": workload, "run": run, "requests_per_s": requests_per_s}
+        try:
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return {"error": "it ended before"}
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": f"it ended with {self._process.wait()}"}
+        return answer
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

@@ -1,0 +1,139 @@
+"""Runs collected, their medians, the shares of the machine's limits, a table and a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from contestants import OURS
+from cpu_models import num_weights
+
+LATENCIES = ("ttft_p50_ms", "itl_p50_ms", "itl_p99_ms")
+
+
+class Results:
+    """All runs of one model."""
+
+    def __init__(self, shape: dict[str, Any]) -> None:
+        self._layers, self._head = num_weights(shape)
+        self.limits: list[dict[str, float]] = []
+        self.facts: dict[str, dict[str, Any]] = {}
+        self.skipped: dict[str, str] = {}
+        self._runs: dict[str, dict[str, list[dict[str, Any]]]] = {}
+
+    def add(self, name: str, workload: str, run: dict[str, Any]) -> None:
+        self._runs.setdefault(name, {}).setdefault(workload, []).append(run)
+
+    def spent_s(self, name: str, workload: str) -> float:
+        return sum(float(run.get("seconds", 0.0)) for run in self._runs.get(name, {}).get(workload, []))
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._runs)
+
+    @property
+    def workloads(self) -> list[str]:
+        return sorted({workload for runs in self._runs.values() for workload in runs})
+
+    def values(self, name: str, workload: str, key: str = "tokens_per_s") -> list[float]:
+        return [run[key] for run in self._runs.get(name, {}).get(workload, []) if key in run]
+
+    def median(self, name: str, workload: str, key: str = "tokens_per_s") -> float | None:
+        values = self.values(name, workload, key)
+        return median(values) if values else None
+
+    def limit(self, key: str) -> float:
+        return median(limits[key] for limits in self.limits)
+
+    def share(self, name: str, workload: str) -> float | None:
+        """Of the memory's rate for W2, where a token reads every weight; of the matrix rate for W3. 1 is the limit."""
+        rate, is_int8 = self.median(name, workload), not name.endswith("bf16")
+        if rate is None:
+            return None
+        if workload == "W2":
+            return rate * (self._layers + self._head) * (1 if is_int8 else 2) / self.limit("read_rate")
+        if workload == "W3":
+            return rate * 2 * self._layers / self.limit("int8_rate" if is_int8 else "bf16_rate")
+        return None
+
+    def lead(self, name: str, workload: str) -> float | None:
+        """How many times the best peer: of bf16 ours is compared with bf16, of int8 with any."""
+        ours = self.median(name, workload)
+        peers = [
+            rate
+            for peer in self.names
+            if not peer.startswith(OURS) and (name.endswith("int8") or peer.endswith("bf16"))
+            if (rate := self.median(peer, workload)) is not None
+        ]
+        return ours / max(peers) if ours is not None and peers else None
+
+    def to_json(self) -> dict[str, Any]:
+        engines = {
+            name: {**self.facts[name], "runs": {w: [_rounded(run) for run in runs] for w, runs in by_workload.items()}}
+            for name, by_workload in self._runs.items()
+        }
+        summary = {name: self._summary(name) for name in self.names}
+        limits = {key: [round(limits[key] / 1e9, 1) for limits in self.limits] for key in self.limits[0]}
+        return {"medians": summary, "limits_giga_per_s": limits, "skipped": self.skipped, "engines": engines}
+
+    def _summary(self, name: str) -> dict[str, Any]:
+        summary: dict[str, Any] = {}
+        for workload in self.workloads:
+            keys = LATENCIES if workload == "W4" else ("tokens_per_s",)
+            entry = {key: self.median(name, workload, key) for key in keys}
+            entry |= {"of_limit": self.share(name, workload)}
+            if name.startswith(OURS):
+                entry |= {"of_best_peer": self.lead(name, workload)}
+            summary[workload] = _rounded({key: value for key, value in entry.items() if value is not None})
+        return summary
+
+
+def _rounded(run: dict[str, Any]) -> dict[str, Any]:
+    return {key: round(value, 3) if isinstance(value, float) else value for key, value in run.items()}
+
+
+def table(model: str, results: Results) -> str:
+    """Markdown: tokens a second as median (least to most), the share of the limit, and ours over the best peer."""
+    rates = [workload for workload in results.workloads if workload != "W4"]
+    columns = rates + (["W4: TTFT p50 / ITL p50 / p99, ms"] if "W4" in results.workloads else [])
+    lines = [f"\n### {model}", f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for name in results.names:
+        cells = [_cell(results, name, workload) for workload in rates]
+        if "W4" in results.workloads:
+            latencies = [results.median(name, "W4", key) for key in LATENCIES]
+            cells.append(" / ".join(f"{ms:.0f}" for ms in latencies if ms is not None))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    read, bf16, int8 = (results.limit(key) / 1e9 for key in ("read_rate", "bf16_rate", "int8_rate"))
+    lines.append(f"\nLimits: {read:.0f} GB/s read, {bf16:.0f} GFLOP/s bf16, {int8:.0f} GOP/s int8 (torch).")
+    return "\n".join([*lines, *(f"Without {name}: {why}." for name, why in results.skipped.items())])
+
+
+def _cell(results: Results, name: str, workload: str) -> str:
+    rate, values = results.median(name, workload), results.values(name, workload)
+    if rate is None:
+        return ""
+    share, lead = results.share(name, workload), results.lead(name, workload) if name.startswith(OURS) else None
+    notes = [f"{share:.0%} of the limit"] * (share is not None) + [f"{lead:.2f} x"] * (lead is not None)
+    return f"{rate:.0f} ({min(values):.0f} to {max(values):.0f}){'; ' * bool(notes)}{', '.join(notes)}"
+
+
+def draw(path: Path, model: str, results: Results) -> None:
+    """Bars of the medians for each workload, whiskers from the least to the most. Nothing without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        return
+    workloads = [workload for workload in results.workloads if workload != "W4"]
+    figure = Figure(figsize=(3.2 * len(workloads), 4), layout="constrained")
+    figure.suptitle(f"{model}: tokens a second")
+    for axes, workload in zip(figure.subplots(1, len(workloads), squeeze=False)[0], workloads, strict=True):
+        named = [(name, results.values(name, workload)) for name in results.names]
+        for row, (name, values) in enumerate((name, values) for name, values in named if values):
+            middle = median(values)
+            axes.barh(row, middle, color="tab:blue" if name.startswith(OURS) else "tab:gray")
+            axes.plot([min(values), max(values)], [row, row], color="black")
+            axes.text(0, row, f" {name} {middle:.0f}", va="center", fontsize=8)
+        axes.set(title=workload, yticks=[])
+        axes.invert_yaxis()
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,32 @@
+"""Prompts that begin alike and are there together: one is computed, the others wait for what they share with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .chunks import is_repeated
+from .prefix import Match
+from .sequence import Sequence, num_common
+
+_WORTH_A_STEP = 64  # tokens; the first words of a chat template are not, unless they are half of what is left
+
+
+def is_being_computed(sequence: Sequence, match: Match, computing: Iterable[Sequence], page_size: int) -> bool:
+    """Whether one of ``computing``, whose prompts are under way, computes tokens of ``sequence`` after ``match``, and enough to wait for them.
+
+    Waiting for them takes no longer than computing them again, and leaves the step to others. Only prompts are waited
+    for, never what is said, so the wait ends with the last chunk of the other.
+    """
+    if sequence.host_table or is_repeated(sequence):  # has pages of its own, or must be cut as it was the first time
+        return False
+    num_known = len(match.nodes) * page_size
+    least = num_known + max(page_size, min(_WORTH_A_STEP, (sequence.num_tokens - num_known + 1) // 2))
+    for other in computing:
+        num_there = max(num_known, other.tip.depth * page_size if other.tip else 0)
+        end = min(other.num_prompt_tokens, sequence.num_tokens - 1) // page_size * page_size
+        if end <= num_there or end < least or other.cache_salt != sequence.cache_salt:
+            continue
+        num_alike = num_common(sequence, other, end) // page_size * page_size
+        if num_alike > num_there and num_alike >= least:
+            return True
+    return False
