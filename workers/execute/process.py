@@ -55,6 +55,8 @@ def preload(config: PipelineConfig) -> None:
     """Import what takes seconds, in a process that waits for its time."""
     if config.model.model != HASH_MODEL:
         from .model import build  # noqa: F401
+    if config.model.backend == "transformers":  # otherwise an earlier start may have proven what it would be needed for
+        from .model import transformers_build  # noqa: F401
 
 
 def build(context: WorkerContext) -> tuple[Runner, ModelCard, float]:

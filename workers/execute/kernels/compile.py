@@ -59,7 +59,7 @@ def build_library(level: str) -> Path:
         raise NoCompiler(f"no C++ compiler: none of {', '.join(_COMPILERS)} is installed")
     command = [compiler, *_FLAGS, *(f"-m{flag.replace('avx512_', 'avx512')}" for flag in LEVELS[level])]
     try:
-        folder = _cache_folder()
+        folder = cache_folder() / "kernels"
         folder.mkdir(parents=True, exist_ok=True)
         library = folder / f"{level}-{_digest(command)}.so"
         if library.exists():
@@ -95,10 +95,11 @@ def _digest(command: list[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where this package keeps what it can make again."""
     # The one variable read outside launch: where a user's caches lie is the desktop's convention, not our setting.
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "triptych" / "kernels"
+    return (Path(base) if base else Path.home() / ".cache") / "triptych"
 
 
 def _processor_flags() -> set[str]:

@@ -3,51 +3,41 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ....protocol.config import CacheConfig, ModelCard, ModelConfig, PipelineConfig, SchedulerConfig
 from ....protocol.errors import ConfigError
-from ..attention.cpu import CpuAttention
-from ..attention.forward_context import PagedLayers
-from ..attention.interface import LayerCache
-from ..attention.reference import ReferenceAttention
 from ..kernels.support import why_no_triton
 from ..sampling.sampler import Sampler
 from .checkpoint import find_checkpoint, read_config
 from .decoder_spec import Unsupported
-from .device_forward import DeviceAttention, DeviceForward, TransformersForward
-from .device_runner import DeviceRunner
-from .graphs import CudaGraphCapture
+from .facts import ModelFacts, Progress, resolve_device, wanted_len
 from .group import ALONE, Group, check_divides
-from .loader import ModelFacts, Progress, load_model, resolve_device
 from .memory import available_bytes
-from .native_build import NativeModel, load_native
+from .native_build import NativeModel, NativeSetting, load_proven
 from .native_runner import NativeRunner
 from .overhead import step_overhead
-from .pool import LayerShape, PoolSize, allocate_pool, bytes_per_token, size_pages
-from .ranks import LeadingRunner, Ranks
-from .runner import TorchRunner
-from .self_test import switch_to_pages
+from .pool import LayerShape, PoolSize, bytes_per_token, size_pages
+from .proof import ProofStore
 from .step_runner import StepRunner
-from .tokenizer import load_tokenizer, write_tokenizer
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from ..attention.interface import LayerCache
+    from .device_forward import DeviceForward
+    from .device_runner import DeviceRunner
     from .fused_build import FusedModel
+    from .ranks import Ranks
+    from .runner import TorchRunner
 
 logger = logging.getLogger(__name__)
-
-# Parameters below which a step is too little work to share: a second thread gains nothing on an idle machine, and on a
-# busy one each of the many small operators waits for it (1.2 M parameters, two busy cores: 13.7 ms against 0.7).
-SMALL_MODEL = 20_000_000
-_UNKNOWN_CONTEXT = 1 << 20  # tokens; of a model that names no limit. The pool cuts it to what there is.
 
 
 class _Loaded(NamedTuple):
@@ -79,12 +69,11 @@ def build_runner(
     start = time.monotonic()
     device = resolve_device(model_config.device)
     folder = find_checkpoint(model_dir)
-    tokenizer = load_tokenizer(folder)
-    write_tokenizer(tokenizer, run_dir)  # first, so that the other processes can start while weights load
-    loader = _Loader(model_config, cache_config, scheduler_config, device, folder, tokenizer, progress)
-    if model_config.tensor_parallel_size > 1:
-        loader = loader.with_ranks(run_dir)
-    loaded = loader.load_fused() or loader.load_native() or loader.load_transformers()
+    loader = _Loader(model_config, cache_config, scheduler_config, device, folder, progress)
+    loaded = loader.load_proven(run_dir)
+    if loaded is None:
+        loader = loader.with_tokenizer(run_dir).with_ranks(run_dir)
+        loaded = loader.load_fused() or loader.load_native(run_dir) or loader.load_transformers()
     size = loader.size_pages(loaded)
     runner = loaded.make_runner(size)
     card = ModelCard(
@@ -110,14 +99,11 @@ def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> Tor
     """The runner of a rank of ``group`` other than 0, made as rank 0 makes its own: all that they compute together
     must come in the same order.
     """
-    tokenizer = load_tokenizer(folder)
-    loader = _Loader(
-        config.model, config.cache, config.scheduler, group.device, folder, tokenizer, _no_progress, group=group
-    )
+    loader = _Loader(config.model, config.cache, config.scheduler, group.device, folder, _no_progress, group=group)
+    loader = loader.with_tokenizer(None)
     loaded = loader.load_transformers()
     runner = loaded.make_runner(loader.size_pages(loaded))
-    assert isinstance(runner, TorchRunner), "the transformers path was asked for"
-    return runner
+    return cast("TorchRunner", runner)  # the transformers path was asked for
 
 
 def _no_progress(done: int, total: int) -> None: ...
@@ -132,10 +118,24 @@ class _Loader:
     scheduler: SchedulerConfig
     device: torch.device
     folder: Path
-    tokenizer: PreTrainedTokenizerFast
     progress: Progress
+    tokenizer: PreTrainedTokenizerFast | None = None
     group: Group = ALONE
     ranks: Ranks | None = None  # the others of the group, on rank 0
+
+    def with_tokenizer(self, run_dir: Path | None) -> _Loader:
+        """This loader with the checkpoint's tokenizer, which is written to ``run_dir`` so that the other processes can
+        start while weights load.
+
+        Raises:
+            ConfigError: there is none that can be used.
+        """
+        from .tokenizer import load_tokenizer, write_tokenizer
+
+        tokenizer = load_tokenizer(self.folder)
+        if run_dir is not None:
+            write_tokenizer(tokenizer, run_dir)
+        return replace(self, tokenizer=tokenizer)
 
     def with_ranks(self, run_dir: Path) -> _Loader:
         """This loader as rank 0 of as many as the config says. The others are started, and load what it loads.
@@ -144,6 +144,10 @@ class _Loader:
             ConfigError: the model cannot be cut, or what is asked for works on one rank only.
         """
         config, size = self.config, self.config.tensor_parallel_size
+        if size == 1:
+            return self
+        from .ranks import Ranks
+
         for name, value, common in (
             ("backend", config.backend, ("auto", "transformers")),
             ("quantization", config.quantization, ("none",)),
@@ -159,17 +163,17 @@ class _Loader:
 
     def size_pages(self, loaded: _Loaded) -> PoolSize:
         """The same for all ranks. On a CPU they share the memory, on GPUs each has its own."""
-        on_cpu, wanted_len = self.device.type == "cpu", _wanted_len(self.config, loaded.facts)
+        on_cpu, longest = self.device.type == "cpu", wanted_len(self.config, loaded.facts)
         # Nothing is tried out on several ranks: one that computes by itself puts them out of step.
         is_tried = not self.cache.num_pages and self.group.size == 1
-        overhead = step_overhead(loaded.make_runner, self.device, wanted_len) if is_tried else 0
+        overhead = step_overhead(loaded.make_runner, self.device, longest) if is_tried else 0
         return size_pages(
             self.cache,
             bytes_per_token=bytes_per_token(loaded.shapes) * (self.group.size if on_cpu else 1),
             available_bytes=self.group.least(available_bytes(self.device) - overhead),
             on_cpu=on_cpu,
             max_live=self.scheduler.max_live,
-            max_model_len=wanted_len,
+            max_model_len=longest,
             may_shrink=self.config.max_model_len is None,
         )
 
@@ -212,7 +216,7 @@ class _Loader:
 
         return load_fused(
             self.folder,
-            self.tokenizer,
+            self._tokenizer,
             dtype=self.config.dtype,
             quantization=self.config.quantization,
             is_invariant=self.config.deterministic,
@@ -224,6 +228,9 @@ class _Loader:
     def _device_runner(
         self, forward: DeviceForward, caches: Iterable[LayerCache], facts: ModelFacts, size: PoolSize
     ) -> DeviceRunner:
+        from .device_runner import DeviceRunner
+        from .graphs import CudaGraphCapture
+
         is_graphed = self.device.type == "cuda" and self.config.cuda_graphs
         return DeviceRunner(
             [pages for cache in caches for pages in cache],
@@ -236,7 +243,20 @@ class _Loader:
             **self._runner_sizes(size),
         )
 
-    def load_native(self) -> _Loaded | None:
+    def load_proven(self, run_dir: Path) -> _Loaded | None:
+        """The model on the compiled kernels, if an earlier start has proven it there; else None.
+
+        Raises:
+            ConfigError: the checkpoint is damaged, or another tokenizer is being served.
+        """
+        if self._why_not_native() is not None or (proof := self._proofs.find(run_dir)) is None:
+            return None
+        try:
+            return self._native(load_proven(self.folder, proof, self._native_setting))
+        except Unsupported:
+            return None  # the whole way says why
+
+    def load_native(self, run_dir: Path) -> _Loaded | None:
         """The model on the compiled kernels, or None where the transformers path has to serve it.
 
         Raises:
@@ -244,7 +264,11 @@ class _Loader:
         """
         config = self.config
         try:
-            native = self._native_model()
+            if (why_not := self._why_not_native()) is not None:
+                raise Unsupported(why_not)
+            from .native_proof import load_native
+
+            native = load_native(self.folder, self._tokenizer, dtype=config.dtype, setting=self._native_setting)
         except Unsupported as error:
             if config.backend == "native" or config.quantization != "none" or config.deterministic:
                 reason = f"{config.model} cannot run on the native kernels: {error}"
@@ -255,65 +279,74 @@ class _Loader:
                 )
                 logger.warning("%s: %s", slower, error)
             return None
+        self._proofs.keep(native.proof, run_dir)
+        return self._native(native)
 
+    def _native(self, native: NativeModel) -> _Loaded:
         logger.info("the compiled kernels run the model: %s", native.why)
+        facts = native.proof.facts
 
         def make_runner(size: PoolSize) -> NativeRunner:
             decoder = native.make_decoder(size.num_pages, size.max_model_len)
-            return NativeRunner(decoder, Sampler(native.facts.eos_token_ids), **self._runner_sizes(size))
+            return NativeRunner(decoder, Sampler(facts.eos_token_ids), **self._runner_sizes(size))
 
-        return _Loaded(native.facts, native.dtype, native.backend, native.shapes, make_runner)
+        return _Loaded(facts, native.dtype, native.backend, native.shapes, make_runner)
 
-    def _native_model(self) -> NativeModel:
-        if self.config.backend == "transformers":
-            raise Unsupported("backend is 'transformers'")
-        if self.group.size > 1:
-            raise Unsupported(f"tensor_parallel_size is {self.group.size}")
-        if self.device.type != "cpu":
-            raise Unsupported(f"the device is {self.device}")
-        return load_native(
-            self.folder,
-            self.tokenizer,
-            dtype=self.config.dtype,
-            quantization=self.config.quantization,
+    def _why_not_native(self) -> str | None:
+        config = self.config
+        if config.backend not in ("auto", "native"):
+            return f"backend is {config.backend!r}"
+        if config.tensor_parallel_size > 1:
+            return f"tensor_parallel_size is {config.tensor_parallel_size}"
+        return None if self.device.type == "cpu" else f"the device is {self.device}"
+
+    @property
+    def _proofs(self) -> ProofStore:
+        return ProofStore.of(self.folder, self.config)
+
+    @property
+    def _native_setting(self) -> NativeSetting:
+        config = self.config
+        return NativeSetting(
+            quantization=config.quantization,
             page_size=self.cache.page_size,
-            threads=self.config.threads,
+            threads=config.threads,
             progress=self.progress,
         )
+
+    @property
+    def _tokenizer(self) -> PreTrainedTokenizerFast:
+        assert self.tokenizer is not None, "it comes first"
+        return self.tokenizer
 
     def load_transformers(self) -> _Loaded:
-        device = self.device
-        model, facts = load_model(
+        """The model on transformers' own modules.
+
+        Raises:
+            ConfigError: the checkpoint is damaged, or its family cannot run on paged attention.
+        """
+        from .transformers_build import load_on_pages
+
+        on_pages = load_on_pages(
             self.folder,
-            self.tokenizer,
-            dtype=self.config.dtype,
-            device=device,
-            progress=self.progress,
+            self._tokenizer,
+            self.config,
+            device=self.device,
             group=self.group,
+            progress=self.progress,
         )
-        torch.set_num_threads(_num_threads(self.config.threads, facts.num_parameters, self.group.size))
-        kernel = CpuAttention() if device.type == "cpu" else _device_kernel(device, self.group)
-        shapes = switch_to_pages(model, kernel, max_model_len=_wanted_len(self.config, facts))
 
         def make_runner(size: PoolSize) -> StepRunner:
-            pool = allocate_pool(shapes, size.num_pages, page_size=self.cache.page_size, device=device)
-            layers = PagedLayers(kernel, pool)
-            if isinstance(kernel, (CpuAttention, ReferenceAttention)):
-                return self._plain_runner(model, layers, facts, size)
-            forward = TransformersForward(model, layers, kernel)
-            return self._device_runner(forward, pool.values(), facts, size)
+            return on_pages.make_runner(
+                size,
+                page_size=self.cache.page_size,
+                sizes=self._runner_sizes(size),
+                ranks=self.ranks,
+                on_device=lambda forward, caches: self._device_runner(forward, caches, on_pages.facts, size),
+            )
 
-        shared = f" on {self.group.size} ranks" if self.group.size > 1 else ""
-        backend = f"transformers with {type(kernel).__name__}{shared}"
-        return _Loaded(facts, model.dtype, backend, list(shapes.values()), make_runner)
-
-    def _plain_runner(
-        self, model: PreTrainedModel, layers: PagedLayers, facts: ModelFacts, size: PoolSize
-    ) -> TorchRunner:
-        sampler, sizes = Sampler(facts.eos_token_ids), self._runner_sizes(size)
-        if self.ranks is not None:
-            return LeadingRunner(self.ranks, model, layers, sampler, **sizes)
-        return TorchRunner(model, layers, sampler, **sizes)
+        shapes = list(on_pages.shapes.values())
+        return _Loaded(on_pages.facts, on_pages.model.dtype, on_pages.backend, shapes, make_runner)
 
     def _runner_sizes(self, size: PoolSize) -> dict[str, int]:
         return {
@@ -321,35 +354,3 @@ class _Loader:
             "decode_rows": self.scheduler.max_num_seqs,
             "num_host_pages": self.cache.host_pages,
         }
-
-
-def _device_kernel(device: torch.device, group: Group) -> DeviceAttention | ReferenceAttention:
-    """Attention by Triton where there is one, else by its definition, which is slow."""
-    why = why_no_triton(device) if group.size == 1 else f"tensor_parallel_size is {group.size}"
-    if why is not None:
-        logger.warning("attention runs by its definition, which is slow: %s", why)
-        return ReferenceAttention()
-    from ..attention.triton import TritonAttention
-
-    return TritonAttention(device)
-
-
-def _wanted_len(config: ModelConfig, facts: ModelFacts) -> int:
-    """Tokens of the longest sequence: what was asked for, or what the model can."""
-    limit = facts.context_limit or _UNKNOWN_CONTEXT
-    if config.max_model_len is not None and config.max_model_len > limit:
-        raise ConfigError(
-            f"max_model_len is {config.max_model_len}, the limit of the model is {limit}", param="max_model_len"
-        )
-    return config.max_model_len or limit
-
-
-def _num_threads(asked: int | None, num_parameters: int, num_ranks: int) -> int:
-    """As many as asked for. Otherwise torch's choice within the processors we may run on, shared by the ranks, or one
-    for a small model.
-    """
-    if asked is not None:
-        return asked
-    if num_parameters < SMALL_MODEL:
-        return 1
-    return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0))) // num_ranks)

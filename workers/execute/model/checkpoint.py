@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, PretrainedConfig
 
 from ....protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.model.v3", "*.txt", "*.jinja"]
@@ -34,6 +36,8 @@ def find_checkpoint(model: str | Path) -> Path:
         return folder
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
         raise ConfigError(f"model directory {folder} does not exist", param="model")
+    from huggingface_hub import snapshot_download  # here, as transformers below: a proven checkpoint needs neither
+
     try:
         return Path(snapshot_download(model, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES))
     except (OSError, ValueError) as error:
@@ -50,6 +54,8 @@ def read_config(folder: Path) -> PretrainedConfig:
     """
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} has no config.json", param="model")
+    from transformers import AutoConfig
+
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # every config class validates in its own way

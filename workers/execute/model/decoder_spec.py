@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
-from transformers import PretrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # whose frequencies do not depend on the length
@@ -140,17 +141,28 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
     return spec
 
 
-def rope_tables(config: PretrainedConfig, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines, float32 [num_positions, head_dim / 2], by transformers' own frequencies."""
+class Rope(NamedTuple):
+    """Rotary positions (Su et al. 2021): by what each pair of channels turns from one position to the next."""
+
+    frequencies: torch.Tensor  # float32 [head_dim / 2], radians
+    scaling: float  # of cosines and sines
+
+    def tables(self, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines, float32 [num_positions, head_dim / 2]."""
+        angles = torch.arange(num_positions, dtype=torch.float)[:, None] * self.frequencies
+        return angles.cos() * self.scaling, angles.sin() * self.scaling
+
+
+def find_rope(config: PretrainedConfig) -> Rope:
+    """By transformers' own frequencies."""
     parameters = config.rope_parameters
     if parameters["rope_type"] == "default":
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         exponents = torch.arange(0, size, 2, dtype=torch.float) / size
-        frequencies, scaling = 1.0 / (parameters["rope_theta"] ** exponents), 1.0
-    else:
-        frequencies, scaling = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
-    angles = torch.arange(num_positions, dtype=torch.float)[:, None] * frequencies
-    return angles.cos() * scaling, angles.sin() * scaling
+        return Rope(1.0 / (parameters["rope_theta"] ** exponents), 1.0)
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # here: a proven decoder starts without it
+
+    return Rope(*ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config))
 
 
 def _check_family(config: PretrainedConfig) -> None:

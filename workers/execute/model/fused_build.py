@@ -12,12 +12,12 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from ..attention.device_step import upload
 from ..attention.triton import TritonAttention
 from .checkpoint import check_weights, read_config
-from .decoder_spec import DecoderSpec, Unsupported, describe_decoder, rope_tables
+from .decoder_spec import DecoderSpec, Unsupported, describe_decoder, find_rope
+from .facts import ModelFacts, Progress
 from .fp8 import MULTIPLE
 from .fused_decoder import FusedDecoder
 from .fused_weights import Format, FusedLoader, FusedWeights
-from .loader import ModelFacts, Progress
-from .native_build import read_facts
+from .native_proof import read_facts
 from .native_self_test import (
     NUM_PAGES,
     NUM_POSITIONS,
@@ -76,7 +76,7 @@ def load_fused(
 
     def make_decoder(num_pages: int, max_model_len: int, page_size: int = page_size) -> FusedDecoder:
         pool = allocate_pool(dict(enumerate(shapes)), num_pages, page_size=page_size, device=device)
-        return FusedDecoder(weights, kernel, list(pool.values()), rope=rope_tables(config, max_model_len))
+        return FusedDecoder(weights, kernel, list(pool.values()), rope=find_rope(config).tables(max_model_len))
 
     _self_test(make_decoder(NUM_PAGES, NUM_POSITIONS, PAGE_SIZE), weights, config, checkpoint)
     name = "fp8" if format_.is_fp8 else str(format_.dtype).removeprefix("torch.")

@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from transformers import PretrainedConfig
-from transformers.distributed.configuration_utils import DistributedConfig
-from transformers.utils.import_utils import is_accelerate_available
 
 from ....protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 # A rank that is gone is noticed by rank 0, which watches it, and one that hangs by the supervisor. This is longer.
 _TIMEOUT = timedelta(hours=1)
@@ -32,11 +34,6 @@ class Group:
     rank: int = 0
     size: int = 1
     device: torch.device = _CPU
-
-    @property
-    def loading(self) -> dict[str, DistributedConfig]:
-        """What ``from_pretrained`` needs to load this rank's shard."""
-        return {"distributed_config": DistributedConfig(tp_size=self.size)} if self.size > 1 else {}
 
     def least(self, value: int) -> int:
         """The least of the values with which the ranks call this, each once."""
@@ -68,7 +65,7 @@ def join_group(device: torch.device, *, rank: int, size: int, rendezvous: Path) 
 
 def check_divides(config: PretrainedConfig, device: torch.device, size: int) -> None:
     """Raises ConfigError where the model cannot be cut into ``size`` equal parts, or has no device for each."""
-    if not is_accelerate_available():  # which transformers wants to place shards, and does not say before it loads
+    if find_spec("accelerate") is None:  # which transformers wants to place shards, and does not say before it loads
         _refuse(f"tensor_parallel_size is {size}, which needs accelerate: pip install 'triptych[parallel]'")
     text = config.get_text_config()
     if not text.base_model_tp_plan:

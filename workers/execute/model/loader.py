@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from ....protocol.errors import ConfigError
 from .checkpoint import check_layer_types, check_weights, context_limit, read_config
+from .facts import ModelFacts, Progress
 from .group import ALONE, Group
 from .tokenizer import vocab_size
-
-Progress = Callable[[int, int], None]  # (done, total), in tensors
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    model_type: str
-    num_parameters: int
-    vocab_size: int  # of the model: the width of its logits
-    eos_token_ids: tuple[int, ...]  # sorted; of tokenizer and generation config together
-    context_limit: int | None  # tokens; None: the model does not say
 
 
 class LoadedModel(NamedTuple):
@@ -59,22 +49,6 @@ def load_model(
     return LoadedModel(model.to(device), _facts(model, tokenizer))
 
 
-def resolve_device(name: str) -> torch.device:
-    """The device of that name; "auto" is CUDA where there is one.
-
-    Raises:
-        ConfigError: there is no such device here.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"device is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices", param="device"
-        )
-    return device
-
-
 def _check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerFast) -> None:
     """More ids in the model than in the tokenizer are common (padding), fewer are a mix-up."""
     in_model, in_tokenizer = config.get_text_config().vocab_size, vocab_size(tokenizer)
@@ -95,7 +69,7 @@ def _read_weights(folder: Path, config: PretrainedConfig, dtype: str, group: Gro
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
-            **group.loading,
+            **_of_group(group),
         )
     except Exception as error:  # foreign code of hundreds of families: whatever it raises, this model cannot be used
         raise ConfigError(f"cannot load {config.model_type!r} from {folder}: {error}", param="model") from error
@@ -105,6 +79,11 @@ def _read_weights(folder: Path, config: PretrainedConfig, dtype: str, group: Gro
         raise ConfigError(f"the weights in {folder} lack {len(missing)} tensors, {missing[0]!r} first", param="model")
     ready: PreTrainedModel = model.eval().requires_grad_(False)
     return ready
+
+
+def _of_group(group: Group) -> dict[str, DistributedConfig]:
+    """What ``from_pretrained`` needs to load this rank's shard."""
+    return {"distributed_config": DistributedConfig(tp_size=group.size)} if group.size > 1 else {}
 
 
 def _facts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> ModelFacts:

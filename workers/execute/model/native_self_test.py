@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ..kernels.structures import Format
 from ..step import StepInputs
-from .decoder_spec import Unsupported, rope_tables
+from .decoder_spec import Unsupported, find_rope
 from .native_decoder import NativeDecoder
 from .native_weights import PackedWeights
 
@@ -48,7 +48,7 @@ def check_native(
     decoder = NativeDecoder(
         library,
         weights,
-        rope_tables(config, NUM_POSITIONS),
+        find_rope(config).tables(NUM_POSITIONS),
         num_pages=NUM_PAGES,
         page_size=PAGE_SIZE,
         num_threads=num_threads,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ from ..kernels.memory import Arena, padded
 from ..kernels.structures import Format, Layer, Matrix, Model
 from .checkpoint import weight_files
 from .decoder_spec import DecoderSpec, LayerTensors, bias_of
-
-Progress = Callable[[int, int], None]  # (done, total), in tensors
+from .facts import Progress
 
 _PER_LAYER_BYTES = 1 << 12  # for the ends of cache lines
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from tests.tiny import FAMILIES
-from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder, rope_tables
+from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder, find_rope
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}
 
@@ -65,7 +65,7 @@ def test_a_tensor_too_many_is_no_dense_decoder() -> None:
 def test_positions_are_those_of_transformers(rope: dict[str, Any]) -> None:
     config = make_config("qwen3", **rope)
     model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    cosines, sines = rope_tables(config, 200)
+    cosines, sines = find_rope(config).tables(200)
     expected = model.model.rotary_emb(torch.zeros(1), torch.arange(200)[None])
     for table, whole in zip((cosines, sines), expected, strict=True):
         assert torch.equal(table, whole[0, :, : table.shape[1]])

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from tests.tiny import build_tiny_model, make_tiny_model
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.model.checkpoint import context_limit, find_checkpoint
-from triptych.workers.execute.model.loader import LoadedModel, load_model, resolve_device
+from triptych.workers.execute.model.facts import resolve_device
+from triptych.workers.execute.model.loader import LoadedModel, load_model
 from triptych.workers.execute.model.tokenizer import load_tokenizer
 
 CPU = torch.device("cpu")

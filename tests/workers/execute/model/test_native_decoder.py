@@ -17,7 +17,7 @@ from tests.workers.execute.model.native import PAGE_SIZE, make_checkpoint, make_
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.structures import Format
-from triptych.workers.execute.model.decoder_spec import describe_decoder, rope_tables
+from triptych.workers.execute.model.decoder_spec import describe_decoder, find_rope
 from triptych.workers.execute.model.native_decoder import NativeDecoder
 from triptych.workers.execute.model.native_weights import Checkpoint, PackedWeights
 
@@ -59,7 +59,7 @@ def make_decoder(checkpoint: Path, level: str, format_: Format, num_threads: int
         num_threads=2,
         progress=lambda done, total: None,
     )
-    rope = rope_tables(config, 512)
+    rope = find_rope(config).tables(512)
     return NativeDecoder(library, weights, rope, num_pages=NUM_PAGES, page_size=PAGE_SIZE, num_threads=num_threads)
 
 

@@ -15,7 +15,8 @@ from triptych.launch.demo_model.entries import PHRASINGS, load_entries
 from triptych.launch.demo_model.evaluate import MAX_NEW_TOKENS, load_checkpoint
 from triptych.launch.demo_model.tokenizer import ConversationEncoder
 from triptych.protocol.sampling import SamplingParams
-from triptych.workers.execute.model.native_build import load_native
+from triptych.workers.execute.model.native_build import NativeSetting
+from triptych.workers.execute.model.native_proof import load_native
 from triptych.workers.execute.model.tokenizer import load_tokenizer
 from triptych.workers.execute.scheduling.sequence import Sequence
 
@@ -81,10 +82,7 @@ def answer_losses(quantization: str) -> np.ndarray:
         CHECKPOINT,
         load_tokenizer(CHECKPOINT),
         dtype="bfloat16",
-        quantization=quantization,
-        page_size=16,
-        threads=None,
-        progress=lambda done, total: None,
+        setting=NativeSetting(quantization=quantization, page_size=16, threads=None, progress=lambda done, total: None),
     )
     decoder = native.make_decoder(64, 1024)
     losses = []

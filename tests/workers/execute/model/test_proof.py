@@ -1,0 +1,133 @@
+"""A second start of a checkpoint needs neither transformers nor the self-test, and serves the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.workers.execute.model.native import make_checkpoint
+from triptych.protocol.config import CacheConfig, ModelCard, ModelConfig, SchedulerConfig
+from triptych.protocol.errors import ConfigError
+from triptych.protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
+from triptych.workers.execute.model import native_proof, proof
+from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.model.checkpoint import read_config
+from triptych.workers.execute.model.decoder_spec import find_rope
+from triptych.workers.execute.model.native_self_test import check_native
+from triptych.workers.execute.model.proof import ProofStore
+
+Start = Callable[[str], ModelCard]
+
+
+@pytest.fixture(name="checkpoint", scope="module")
+def fixture_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    scaling = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
+    return make_checkpoint("llama", tmp_path_factory.mktemp("checkpoint"), rope_parameters=scaling)
+
+
+@pytest.fixture(name="start")
+def fixture_start(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Loads the checkpoint into a run directory of that name; nothing was proven before."""
+    monkeypatch.setattr(proof, "cache_folder", lambda: tmp_path / "cache")  # but for the kernels: they take seconds
+
+    def start(name: str, **model: str) -> ModelCard:
+        run_dir = tmp_path / name
+        run_dir.mkdir()
+        _, card = build_runner(
+            ModelConfig(model=str(checkpoint), device="cpu", threads=1, **model),  # type: ignore[arg-type]
+            CacheConfig(num_pages=64),
+            SchedulerConfig(),
+            model_dir=checkpoint,
+            run_dir=run_dir,
+            progress=lambda done, total: None,
+        )
+        return card
+
+    return start
+
+
+@pytest.fixture(name="proofs")
+def fixture_proofs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows with every self-test."""
+    run: list[str] = []
+    check = check_native
+
+    def counted(*arguments: object, **options: object) -> float:
+        run.append("self-test")
+        return check(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(native_proof, "check_native", counted)
+    return run
+
+
+def test_the_second_start_proves_nothing_and_knows_the_same(start: Start, proofs: list[str], tmp_path: Path) -> None:
+    cards = [start("first"), start("second")]
+    assert proofs == ["self-test"]
+    assert cards[0].to_wire() | {"load_s": 0} == cards[1].to_wire() | {"load_s": 0}
+    for name in (TOKENIZER_FILE, FACTS_FILE):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+
+
+def test_what_was_kept_is_what_was_found_out(start: Start, checkpoint: Path, tmp_path: Path) -> None:
+    start("first")
+    (tmp_path / "other").mkdir()
+    kept = ProofStore.of(checkpoint, ModelConfig(threads=1)).find(tmp_path / "other")
+    assert kept is not None
+    config = read_config(checkpoint)
+    cosines, sines = find_rope(config).tables(200)
+    assert all((a == b).all() for a, b in zip(kept.rope.tables(200), (cosines, sines), strict=True))
+
+
+@pytest.mark.parametrize("change", ["dtype", "config", "weights"])
+def test_what_changes_is_proven_again(change: str, start: Start, proofs: list[str], checkpoint: Path) -> None:
+    start("first")
+    if change == "dtype":
+        start("second", dtype="bfloat16")  # type: ignore[call-arg]
+    else:
+        file = checkpoint / ("config.json" if change == "config" else "model.safetensors")
+        if change == "config":
+            file.write_text(file.read_text() + "\n")
+        else:
+            file.write_bytes(file.read_bytes())
+        start("second")
+    assert len(proofs) == 2
+
+
+@pytest.mark.parametrize("damage", ["{", "{}", '{"spec": {"vocab_size": "many"}}'])
+def test_a_damaged_proof_is_made_again(damage: str, start: Start, proofs: list[str], tmp_path: Path) -> None:
+    start("first")
+    [file] = (tmp_path / "cache").rglob("proof.json")
+    file.write_text(damage)
+    start("second")
+    start("third")
+    assert len(proofs) == 2
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(start: Start, proofs: list[str], tmp_path: Path) -> None:
+    start("first")
+    for file in (tmp_path / "cache" / "proofs").iterdir():
+        file.rename(tmp_path / "moved")
+    (tmp_path / "cache" / "proofs").rmdir()
+    (tmp_path / "cache" / "proofs").write_text("no folder")
+    assert start("second").backend.startswith("native")
+    assert len(proofs) == 2
+
+
+def test_another_tokenizer_than_the_one_being_served_is_refused(start: Start, checkpoint: Path, tmp_path: Path) -> None:
+    start("first")
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / FACTS_FILE).write_text("{}")
+    (tmp_path / "served" / TOKENIZER_FILE).write_text("{}")
+    with pytest.raises(ConfigError, match="another tokenizer"):
+        ProofStore.of(checkpoint, ModelConfig(threads=1)).find(tmp_path / "served")
+
+
+def test_the_way_to_a_proven_decoder_imports_no_transformers() -> None:
+    code = "import sys; import triptych.workers.execute.model.build; print('transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

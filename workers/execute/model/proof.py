@@ -1,0 +1,127 @@
+"""What a start found out about a checkpoint that runs on the compiled kernels, kept for the next start.
+
+Importing transformers takes two of the four seconds of a start. It is needed to read a config of any family, to read
+any tokenizer, and to prove that the kernels compute what the model is defined to compute. All three have the same
+outcome as long as the checkpoint, this package and the libraries are the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from ....protocol.config import ModelConfig
+from ....protocol.errors import ConfigError
+from ....protocol.plain import load_map, make
+from ....protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, load_facts, save_tokenizer
+from ..kernels.compile import available_levels, cache_folder
+from .decoder_spec import DecoderSpec, Rope
+from .facts import ModelFacts
+
+logger = logging.getLogger(__name__)
+
+_FILE = "proof.json"
+_LIBRARIES = ("torch", "transformers", "tokenizers")  # whose version decides the outcome
+_OWN_FILES = ("*.py", "src/*")  # in these two folders
+_OWN_FOLDERS = (Path(__file__).parent, Path(__file__).parent.parent / "kernels")
+_WEIGHTS = ".safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """The model as the kernels need to know it. Its weights are not in it."""
+
+    spec: DecoderSpec
+    rope: Rope
+    dtype: str  # that it computes in: "float32" or "bfloat16"
+    facts: ModelFacts
+    difference: float  # greatest, of its logits from transformers' and relative to the greatest logit
+
+
+@dataclass(frozen=True, slots=True)
+class ProofStore:
+    """The place of one proof: a folder of the cache whose name says what the outcome depends on."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, checkpoint: Path, config: ModelConfig) -> ProofStore:
+        return cls(cache_folder() / "proofs" / _key(checkpoint, config))
+
+    def find(self, run_dir: Path) -> Proof | None:
+        """What was kept, or None. The tokenizer that was kept with it is written to ``run_dir``.
+
+        Raises:
+            ConfigError: another tokenizer is there.
+        """
+        try:
+            proof, facts = _from_json((self.folder / _FILE).read_text()), load_facts(self.folder)
+            tokenizer = (self.folder / TOKENIZER_FILE).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, ConfigError, KeyError, TypeError, ValueError) as error:  # it is made again
+            logger.warning("what an earlier start found out cannot be read: %s", error)
+            return None
+        if facts is None:
+            return None
+        save_tokenizer(run_dir, tokenizer, facts)
+        return proof
+
+    def keep(self, proof: Proof, run_dir: Path) -> None:
+        """Keep the proof, with the tokenizer that is in ``run_dir``. Without a place for it the next start is slow."""
+        try:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.folder.parent) as scratch:
+                new = Path(scratch) / "new"
+                new.mkdir()
+                (new / _FILE).write_text(_to_json(proof))
+                for name in (TOKENIZER_FILE, FACTS_FILE):
+                    shutil.copyfile(run_dir / name, new / name)
+                shutil.rmtree(self.folder, ignore_errors=True)  # what could not be read
+                os.rename(new, self.folder)  # all of it or nothing
+        except OSError as error:
+            logger.info("what this start found out cannot be kept for the next: %s", error)
+
+
+def _key(checkpoint: Path, config: ModelConfig) -> str:
+    """Changes with everything that the outcome depends on. Of weight files it sees size and time, not the content."""
+    digest = hashlib.sha256(f"{config.dtype} {config.quantization} {available_levels()[0]}\n".encode())
+    digest.update(" ".join(version(library) for library in _LIBRARIES).encode())
+    for file in sorted(file for folder in _OWN_FOLDERS for pattern in _OWN_FILES for file in folder.glob(pattern)):
+        digest.update(file.read_bytes())
+    for file in sorted(file for file in checkpoint.iterdir() if file.is_file()):
+        stat = file.stat()
+        is_weights = file.suffix == _WEIGHTS
+        digest.update(f"\n{file.name} {stat.st_size} {stat.st_mtime_ns if is_weights else ''}\n".encode())
+        if not is_weights:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _to_json(proof: Proof) -> str:
+    rope = {"frequencies": proof.rope.frequencies.tolist(), "scaling": float(proof.rope.scaling)}
+    parts = {"spec": dataclasses.asdict(proof.spec), "facts": dataclasses.asdict(proof.facts), "rope": rope}
+    return json.dumps({**parts, "dtype": proof.dtype, "difference": proof.difference})
+
+
+def _from_json(text: str) -> Proof:
+    parts = load_map(text, _FILE)
+    # Exact: JSON has the shortest decimals that give the same float64, and every float32 is one.
+    frequencies = torch.tensor(parts["rope"]["frequencies"], dtype=torch.float32)
+    return Proof(
+        spec=make(DecoderSpec, parts["spec"], "spec"),
+        rope=Rope(frequencies, float(parts["rope"]["scaling"])),
+        dtype=str(parts["dtype"]),
+        facts=make(ModelFacts, parts["facts"], "facts"),
+        difference=float(parts["difference"]),
+    )

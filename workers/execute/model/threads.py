@@ -1,0 +1,22 @@
+"""How many processors a step is worth."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+# Parameters below which a step is too little work to share: a second thread gains nothing on an idle machine, and on a
+# busy one each of the many small operators waits for it (1.2 M parameters, two busy cores: 13.7 ms against 0.7).
+SMALL_MODEL = 20_000_000
+
+
+def num_threads(asked: int | None, num_parameters: int, *, num_ranks: int = 1) -> int:
+    """As many as asked for. Otherwise torch's choice within the processors we may run on, shared by the ranks, or one
+    for a small model.
+    """
+    if asked is not None:
+        return asked
+    if num_parameters < SMALL_MODEL:
+        return 1
+    return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0))) // num_ranks)

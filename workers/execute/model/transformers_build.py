@@ -1,0 +1,98 @@
+"""Any model of transformers with its attention switched to pages: the way that every family can take."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from ....protocol.config import ModelConfig
+from ..attention.cpu import CpuAttention
+from ..attention.forward_context import PagedLayers
+from ..attention.interface import LayerCache
+from ..attention.reference import ReferenceAttention
+from ..kernels.support import why_no_triton
+from ..sampling.sampler import Sampler
+from .device_forward import DeviceAttention, DeviceForward, TransformersForward
+from .facts import ModelFacts, Progress, wanted_len
+from .group import Group
+from .loader import load_model
+from .pool import LayerShape, PoolSize, allocate_pool
+from .ranks import LeadingRunner, Ranks
+from .runner import TorchRunner
+from .self_test import switch_to_pages
+from .step_runner import StepRunner
+from .threads import num_threads
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOnPages:
+    """A model that passed the self-test, before it has its pages."""
+
+    model: PreTrainedModel
+    facts: ModelFacts
+    kernel: CpuAttention | ReferenceAttention | DeviceAttention
+    shapes: dict[int, LayerShape]
+    device: torch.device
+    group: Group
+
+    @property
+    def backend(self) -> str:
+        shared = f" on {self.group.size} ranks" if self.group.size > 1 else ""
+        return f"transformers with {type(self.kernel).__name__}{shared}"
+
+    def make_runner(
+        self,
+        size: PoolSize,
+        *,
+        page_size: int,
+        sizes: dict[str, int],
+        ranks: Ranks | None,
+        on_device: Callable[[DeviceForward, Iterable[LayerCache]], StepRunner],
+    ) -> StepRunner:
+        """``sizes`` are those of ``StepRunner``; ``on_device`` makes the runner where the kernel needs another one."""
+        pool = allocate_pool(self.shapes, size.num_pages, page_size=page_size, device=self.device)
+        layers = PagedLayers(self.kernel, pool)
+        if not isinstance(self.kernel, (CpuAttention, ReferenceAttention)):
+            return on_device(TransformersForward(self.model, layers, self.kernel), pool.values())
+        sampler = Sampler(self.facts.eos_token_ids)
+        if ranks is not None:
+            return LeadingRunner(ranks, self.model, layers, sampler, **sizes)
+        return TorchRunner(self.model, layers, sampler, **sizes)
+
+
+def load_on_pages(
+    folder: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    config: ModelConfig,
+    *,
+    device: torch.device,
+    group: Group,
+    progress: Progress,
+) -> ModelOnPages:
+    """
+    Raises:
+        ConfigError: the checkpoint is missing something or damaged, or its family cannot run on paged attention.
+    """
+    model, facts = load_model(folder, tokenizer, dtype=config.dtype, device=device, progress=progress, group=group)
+    torch.set_num_threads(num_threads(config.threads, facts.num_parameters, num_ranks=group.size))
+    kernel = CpuAttention() if device.type == "cpu" else _device_kernel(device, group)
+    shapes = switch_to_pages(model, kernel, max_model_len=wanted_len(config, facts))
+    return ModelOnPages(model, facts, kernel, shapes, device, group)
+
+
+def _device_kernel(device: torch.device, group: Group) -> DeviceAttention | ReferenceAttention:
+    """Attention by Triton where there is one, else by its definition, which is slow."""
+    why = why_no_triton(device) if group.size == 1 else f"tensor_parallel_size is {group.size}"
+    if why is not None:
+        logger.warning("attention runs by its definition, which is slow: %s", why)
+        return ReferenceAttention()
+    from ..attention.triton import TritonAttention
+
+    return TritonAttention(device)
