@@ -19,8 +19,8 @@ from triptych.workers.execute.scheduling.beam_search import Hypothesis
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import Runner
 
-# Enough of them that hypotheses end at many lengths. The last ones are tokens that the tiny GPT-2 says: it says few, over
-# and over, and without these would mostly go on to the limit.
+# Enough of them that hypotheses end at many lengths. The tiny GPT-2 says few tokens, over and over: without the last of
+# these, which are some of them, it would mostly go on to the limit.
 EOS = [2, *range(16, 272, 16), 90, 102, 123, 150, 162, 170, 219, 248]
 PROMPTS = {"short": [40], "page": [40, 41, 42, 43], "long": [5 + 3 * i for i in range(23)]}
 OPTIONS: dict[str, dict[str, Any]] = {
