@@ -19,7 +19,9 @@ from triptych.workers.execute.scheduling.beam_search import Hypothesis
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import Runner
 
-EOS = [2, *range(16, 272, 16)]  # enough of them that hypotheses end at many lengths
+# Enough of them that hypotheses end at many lengths. The tiny GPT-2 says few tokens, over and over: without the last of
+# these, which are some of them, it would mostly go on to the limit.
+EOS = [2, *range(16, 272, 16), 90, 102, 123, 150, 162, 170, 219, 248]
 PROMPTS = {"short": [40], "page": [40, 41, 42, 43], "long": [5 + 3 * i for i in range(23)]}
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -118,8 +120,7 @@ def test_hypotheses_of_these_models_end_at_many_lengths(tiny: Tiny) -> None:
     """Otherwise the tests above would show little of how a search ends."""
     searches = [beams_of(prompt, 5, 24, **options) for prompt in PROMPTS.values() for options in OPTIONS.values()]
     lengths = {len(hypothesis.tokens) for beams in searches for hypothesis in search(tiny, *beams)}
-    least = {"llama": 8, "gpt2": 3}  # of these weights, gpt2's end at four
-    assert len(lengths) > least[tiny.model.config.model_type]
+    assert len(lengths) > 8
     assert 24 in lengths
 
 
