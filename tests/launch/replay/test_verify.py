@@ -186,7 +186,7 @@ BAD: dict[str, tuple[str, str]] = {
     "no header": ('{"step": 1, "planned_ns": 0}\n', "line 1: a trace begins with"),
     "another format": ('{"trace": "", "format": 99}\n', "line 1: the trace has format 99"),
     "no JSON": ("{\nx\n", "line 1: not a JSON object"),
-    "half a header": ('{"trace": "", "format": 1}\n', "line 1: it has no 'scheduler'"),
+    "half a header": ('{"trace": "", "format": 1}\n', "line 1: it has no 'page_size'"),
 }
 
 

@@ -64,6 +64,11 @@ class PageCache:
         match = self.index.match(sequence.tokens[: sequence.num_computed_tokens], sequence.cache_salt)
         return Match(list(takewhile(lambda node: node.page, match.nodes)))
 
+    def awaits_prompt_pages(self, sequence: Sequence) -> bool:
+        """Whether pages of its prompt will be there for others, and are not yet."""
+        num_known = sequence.tip.depth if sequence.tip else 0
+        return self.shares_prefixes and num_known < sequence.num_prompt_tokens // self.pool.page_size
+
     def num_missing(self, sequence: Sequence) -> int:
         """Pages that a running sequence still takes from the available ones for the tokens it has."""
         return self.pool.pages_for(sequence.num_tokens) - len(sequence.block_table)

@@ -219,9 +219,9 @@ class Scheduler:
 
         One whose prompt begins with what another one computes is passed by until that is known.
         """
-        computing = [*self.roster.in_state(SequenceState.PREFILLING)]
-        if len(draft.prefills) < len(computing):
+        if len(draft.prefills) < len(self.roster.in_state(SequenceState.PREFILLING)):
             return  # a prompt under way did not fit
+        computing = [s for s in self.running.values() if self.cache.awaits_prompt_pages(s)] if self.waiting else []
         held_back: list[Sequence] = []
         followers: list[Sequence] = []
         while (head := self.waiting.head) and draft.room(head, 1) and may_overtake(held_back, self.config):
@@ -230,7 +230,7 @@ class Scheduler:
             # Whoever gave way in this step must not be back in it: two sequences could throw each other out forever.
             if draft.preempted:
                 break
-            if len(followers) < MAX_FOLLOWERS and self._follows(head, computing):
+            if computing and len(followers) < MAX_FOLLOWERS and self._follows(head, computing):
                 followers.append(head)
                 self.waiting.remove(head.key)
             elif (match := self._may_start(head)) is not None:
@@ -287,8 +287,6 @@ class Scheduler:
         return verdict is not None
 
     def _follows(self, sequence: Sequence, computing: Iterable[Sequence]) -> bool:
-        if not computing or not self.cache.shares_prefixes:
-            return False
         match, page_size = self.roster.groups.find(sequence), self.cache.pool.page_size
         return is_being_computed(sequence, match, computing, page_size)
 

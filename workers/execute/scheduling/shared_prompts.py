@@ -12,7 +12,7 @@ _WORTH_A_STEP = 64  # tokens; the first words of a chat template are not, unless
 
 
 def is_being_computed(sequence: Sequence, match: Match, computing: Iterable[Sequence], page_size: int) -> bool:
-    """Whether one of ``computing``, whose prompts are under way, computes tokens of ``sequence`` after ``match``, and enough to wait for them.
+    """Whether one of ``computing`` computes tokens of ``sequence`` after ``match``, and enough to wait for them.
 
     Waiting for them takes no longer than computing them again, and leaves the step to others. Only prompts are waited
     for, never what is said, so the wait ends with the last chunk of the other.
