@@ -11,7 +11,8 @@ from tests.simulation.clock import installed
 from tests.simulation.processes import Worker
 from tests.simulation.world import World
 from triptych.protocol.journal.deaths import DeathWriter
-from triptych.protocol.journal.releases import ReleaseWriter, read_end_code, read_release
+from triptych.protocol.journal.layout import UNREAD, word
+from triptych.protocol.journal.releases import ReleaseWriter, is_released, read_end_code, read_release
 from triptych.protocol.journal.requests import RequestWriter
 from triptych.workers.summarize.process import Summarize
 
@@ -56,3 +57,30 @@ def test_an_end_that_is_written_stays_that_end_whatever_its_text_does(world: Wor
     assert read_end_code(world.journal, *KEY) == ""
     assert answer.error is not None
     assert answer.error[0] == "poisoned"
+
+
+LEASE_NS = int(make_record().lease_s * 1e9)
+
+
+def turn_after(world: World, body: Summarize, nanoseconds: int) -> None:
+    world.clock.advance_to(world.clock.now_ns + nanoseconds)
+    body.turn()
+
+
+def test_a_request_that_nobody_ever_asked_for_is_given_up_with_its_lease(world: World) -> None:
+    """It is not kept for another one: its client was perhaps not told, and begins anew."""
+    body = begin(world)
+    turn_after(world, body, LEASE_NS // 2)
+    assert not is_released(world.journal, *KEY)
+    turn_after(world, body, LEASE_NS)
+    assert int(world.journal.release_words[KEY[0]]) == word(KEY[1], UNREAD)
+
+
+def test_the_lease_of_who_is_told_again_begins_again(world: World) -> None:
+    body = begin(world)
+    turn_after(world, body, LEASE_NS * 3 // 4)
+    RequestWriter(world.journal).note_told(KEY[0], world.journal.now_ns())
+    turn_after(world, body, LEASE_NS * 3 // 4)
+    assert not is_released(world.journal, *KEY)
+    turn_after(world, body, LEASE_NS // 2)
+    assert is_released(world.journal, *KEY)
