@@ -148,7 +148,7 @@ class Prepare:
         for view in sorted((v for v in views if v is not None), key=lambda view: view.arrival):
             record = view.record
             self._ids.accept(self._enter(view.slot, view.generation, record), record.digest)
-            if released[view.slot] or record.token_capacity == 0:
+            if released[view.slot] or not record.is_computed:
                 continue
             if view.state == ACCEPTED:
                 self._wait_for_credit(view.slot, view.generation, record)
@@ -389,7 +389,7 @@ class Prepare:
         for (slot, generation), record in zip(self._writer.accept_all(records, times), records, strict=True):
             accepted = self._enter(slot, generation, record)
             self._quotas.accepted(intake.owner, slot, generation)
-            if record.token_capacity > 0:  # one that asked for no tokens is answered by summarize alone
+            if record.is_computed:  # one that asked for nothing is answered by summarize alone
                 self._wait_for_credit(slot, generation, record)
         self._ids.accept(accepted, intake.digest)
         self._counts["accepted"] += 1

@@ -248,7 +248,7 @@ class Summarize:
                 self._push_named(answer, tokens[: ended[0]].tolist(), self._journal.now_ns())
             self._close(answer, ended[1])
             self._decide(answer.choices)
-        elif answer.view.record.token_capacity == 0:
+        elif not answer.view.record.is_computed:
             self._end(answer, "length")
         else:
             self._catch_up(answer)
