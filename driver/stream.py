@@ -13,6 +13,7 @@ import numpy as np
 
 from ..protocol.errors import InvalidRequest, RequestTimeout, TriptychError
 from ..protocol.messages import Accepted, Failed, Finished
+from .prompt_logprobs import PromptLogprob, read_prompt_logprobs
 
 MAX_MISPLACED = 8
 Logprobs = list[list[Any]]  # a row a token: [logprob of the chosen, [[token id, logprob], ...]]
@@ -57,6 +58,13 @@ class Completion:
         """By which it was chosen: a hypothesis' score, or the mean logprob with ``best_of``; else None."""
         score: float | None = self.summary.get("score")
         return score
+
+    @property
+    def prompt_logprobs(self) -> list[PromptLogprob | None] | None:
+        """With ``prompt_logprobs`` in the request, an entry a token of the prompt; None for the first, which nothing
+        comes before. Of several choices the first one has them.
+        """
+        return read_prompt_logprobs(self.summary)
 
     @property
     def usage(self) -> dict[str, int]:

@@ -54,6 +54,7 @@ _SAMPLING_HELP = {
     "skip_special_tokens": "leave special tokens out of the text",
     "logprobs": "of the chosen token and of so many alternatives",
     "logit_bias": "TOKEN_ID=BIAS, added to the token's logit; may be given several times",
+    "prompt_logprobs": "of each token of the prompt and of so many alternatives",
     "n": "choices in the answer, each sampled with a seed of its own",
     "best_of": "so many are sampled, and the n likeliest are the answer",
     "num_beams": "above 1: a beam search, whose n best hypotheses are the answer",

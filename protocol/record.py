@@ -53,6 +53,20 @@ class RequestRecord:
         compares = "best_of" in self.sampling and self.params.is_ranked
         return 0 if asked is None and compares else asked
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives that are recorded beside the logprob of each token of the prompt, or None if not even that is.
+
+        The sequences of a request have one prompt: the first of them keeps its scores.
+        """
+        asked: int | None = self.sampling.get("prompt_logprobs")
+        return None if self.index else asked
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether execute has something to do. An answer without tokens ends where it is met."""
+        return self.token_capacity > 0 or self.num_prompt_logprobs is not None
+
     def to_bytes(self) -> bytes:
         return pack([getattr(self, name) for name in _NAMES])
 

@@ -50,6 +50,7 @@ class SamplingParams:
     include_stop_str: bool = False  # keep the stop string at the end of the text
     skip_special_tokens: bool = True
     logprobs: int | None = _limits(None, 0, MAX_LOGPROBS, optional=True)  # None: off; k: the chosen and k alternatives
+    prompt_logprobs: int | None = _limits(None, 0, MAX_LOGPROBS, optional=True)  # the same of the prompt's tokens
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to its logit, -100..100
     n: int = _limits(1, 1, MAX_SAMPLES)  # choices in the answer, each sampled with a seed of its own
     best_of: int | None = _limits(None, 1, MAX_SAMPLES, optional=True)  # so many are sampled, the n likeliest returned
@@ -137,7 +138,7 @@ def _check_bool(name: str, value: Any) -> None:
 
 
 # What a beam search, which looks at whole distributions, has no use for or cannot take back.
-_NOT_WITH_BEAMS = ("best_of", "temperature", "top_k", "top_p", "min_p", "stop", "logprobs")
+_NOT_WITH_BEAMS = ("best_of", "temperature", "top_k", "top_p", "min_p", "stop", "logprobs", "prompt_logprobs")
 
 
 def _check_group(params: SamplingParams) -> None:

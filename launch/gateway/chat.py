@@ -15,7 +15,7 @@ from .chat_messages import wire_messages
 from .errors import ApiError, json_response
 from .generation import Generation
 from .ids import new_id
-from .logprobs import chat_logprobs
+from .logprobs import chat_logprobs, prompt_logprobs
 from .parameters import check_stream, form_name, named_as, pipeline_options
 from .replies import ChunkWriter, Head
 from .schemas.chat import ChatRequest
@@ -58,7 +58,9 @@ def _request(gateway: Gateway, body: ChatRequest, tools: ToolUse) -> dict[str, A
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     if body.top_logprobs and not body.logprobs:
         raise ApiError(f"top_logprobs is {body.top_logprobs}, it needs logprobs: true", param="top_logprobs")
-    options = pipeline_options(body, gateway.config, max_tokens=max_tokens, logprobs=logprobs)
+    options = pipeline_options(
+        body, gateway.config, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=body.prompt_logprobs
+    )
     options |= structured_options(body.response_format, body.structured_outputs) | tools.options()
     if body.chat_template_kwargs:
         options["chat_template_kwargs"] = body.chat_template_kwargs
@@ -74,6 +76,7 @@ class ChatReply:
     tools: ToolUse
     with_logprobs: bool = False
     with_token_ids: bool = False
+    num_prompt_logprobs: int | None = None
     stream_options: StreamOptions | None = None
     with_ids: bool = False  # an id for each event, for a stream that can be resumed
     num_choices: int = 1
@@ -84,6 +87,7 @@ class ChatReply:
             gateway, head, tools,
             with_logprobs=bool(body.logprobs),
             with_token_ids=bool(body.return_token_ids),
+            num_prompt_logprobs=body.prompt_logprobs,
             stream_options=body.stream_options,
             with_ids=bool(body.resumable),
             num_choices=body.n or 1,
@@ -91,7 +95,10 @@ class ChatReply:
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         choices = [self._choice(index, completion) for index, completion in enumerate(completions)]
-        return {**self.head.fields(), "choices": choices, "usage": usage(completions, num_choices=self.num_choices)}
+        reply = {**self.head.fields(), "choices": choices, "usage": usage(completions, num_choices=self.num_choices)}
+        if self.num_prompt_logprobs is not None:
+            reply["prompt_logprobs"] = prompt_logprobs(self.gateway.words, completions[0], top=self.num_prompt_logprobs)
+        return reply
 
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
         reader = self.tools.reader()

@@ -13,12 +13,13 @@ from ...driver.stream import Completion, Logprobs
 from .errors import ApiError, json_response, unsupported
 from .generation import Generation
 from .ids import new_id
-from .logprobs import completion_logprobs
+from .logprobs import completion_logprobs, echo_logprobs, joined, prompt_logprobs
 from .parameters import COMPLETION_TOKENS, check_stream, form_name, named_as, pipeline_options
 from .replies import ChunkWriter, Head
 from .schemas.completions import MAX_PROMPTS, CompletionRequest
 from .state import Gateway
 from .structure import structured_options
+from .text_offsets import TextOffsets, prompt_offsets
 from .token_ids import prompt_ids
 from .usage import usage
 
@@ -56,15 +57,19 @@ def _check_combination(body: CompletionRequest) -> None:
         raise ApiError(f"best_of is {best_of}, it must be at least n, {n}", param="best_of")
     if best_of > n and body.stream:
         raise unsupported("best_of", "best_of chooses among whole answers, so it does not go with stream")
-    if body.echo and body.logprobs is not None:
-        raise unsupported("logprobs", "logprobs of the prompt cannot be had: leave out echo or logprobs")
+    if body.echo and body.logprobs is not None and body.stream:
+        raise unsupported("logprobs", "with echo, logprobs come with a whole answer, so they do not go with stream")
     if body.resumable and num_prompts > 1:
         raise unsupported("resumable", f"prompt has {num_prompts} entries, a request that is resumable has one")
 
 
 def _requests(gateway: Gateway, body: CompletionRequest) -> list[dict[str, Any]]:
     max_tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    options = pipeline_options(body, gateway.config, max_tokens=max_tokens, logprobs=body.logprobs)
+    asked = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    options = pipeline_options(
+        body, gateway.config, max_tokens=max_tokens, logprobs=body.logprobs,
+        prompt_logprobs=max((count for count in asked if count is not None), default=None),
+    )  # fmt: skip
     options |= structured_options(body.response_format, body.structured_outputs)
     if body.best_of is not None:
         options["best_of"] = body.best_of
@@ -89,25 +94,38 @@ class _Reply:
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         n = self.body.n or 1
-        choices = [self._choice(index, self.echoes[index // n], each) for index, each in enumerate(completions)]
+        # Of the choices of a prompt the first one brings what is known of the prompt.
+        choices = [self._choice(i, each, first=completions[i - i % n]) for i, each in enumerate(completions)]
         return {**self.head.fields(), "choices": choices, "usage": usage(completions, num_choices=n)}
 
-    def _choice(self, index: int, echo: str, completion: Completion) -> dict[str, Any]:
-        choice = {
+    def _choice(self, index: int, completion: Completion, *, first: Completion) -> dict[str, Any]:
+        words, echo = self.gateway.words, self.echoes[index // (self.body.n or 1)]
+        logprobs = self._logprobs(completion.token_ids, completion.logprobs, self._offsets(echo))
+        if self.body.echo and logprobs is not None:
+            offsets = prompt_offsets(words, echo, prompt_ids(first.summary))
+            logprobs = joined(echo_logprobs(words, first, offsets, top=self.body.logprobs or 0), logprobs)
+        choice: dict[str, Any] = {
             "index": index,
             "text": echo + completion.text,
-            "logprobs": self._logprobs(completion.token_ids, completion.logprobs, offset=len(echo)),
+            "logprobs": logprobs,
             "finish_reason": completion.finish_reason,
         }
+        if self.body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(words, first, top=self.body.prompt_logprobs)
         if self.body.return_token_ids:
             choice["token_ids"] = completion.token_ids
             choice["prompt_token_ids"] = prompt_ids(completion.summary)
         return choice
 
-    def _logprobs(self, token_ids: list[int], rows: Logprobs | None, *, offset: int) -> dict[str, Any] | None:
+    def _offsets(self, echo: str) -> TextOffsets:
+        """Of the tokens that come after the prompt."""
+        skips = self.body.skip_special_tokens is not False
+        return TextOffsets(self.gateway.words, start=len(echo), skip_special_tokens=skips)
+
+    def _logprobs(self, token_ids: list[int], rows: Logprobs | None, offsets: TextOffsets) -> dict[str, Any] | None:
         if self.body.logprobs is None:
             return None
-        return completion_logprobs(self.gateway.words, token_ids, rows or [], offset=offset)
+        return completion_logprobs(self.gateway.words, token_ids, rows or [], offsets.of(token_ids))
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         options, n = self.body.stream_options, self.body.n or 1
@@ -118,10 +136,11 @@ class _Reply:
             num_prompt_tokens=generation.num_prompt_tokens(options),
         )  # fmt: skip
         is_plain = self.body.logprobs is None and not self.body.return_token_ids
-        offsets = [len(echo) for echo in self.echoes for _ in range(n)]
-        for index, length in enumerate(offsets):
-            if length:
-                yield writer.text(index, self.echoes[index // n], num_tokens=0)
+        echoes = [echo for echo in self.echoes for _ in range(n)]
+        offsets = [self._offsets(echo) for echo in echoes]
+        for index, echo in enumerate(echoes):
+            if echo:
+                yield writer.text(index, echo, num_tokens=0)
         async for piece in generation.pieces():
             text = "".join(delta.text for delta in piece.deltas)
             if piece.end is not None:
@@ -135,11 +154,10 @@ class _Reply:
                 choice = {
                     "index": piece.index,
                     "text": text,
-                    "logprobs": self._logprobs(token_ids, rows, offset=offsets[piece.index]),
+                    "logprobs": self._logprobs(token_ids, rows, offsets[piece.index]),
                     "finish_reason": None,
                     **({"token_ids": token_ids} if self.body.return_token_ids else {}),
                 }
-                offsets[piece.index] += len(text)
                 yield writer.choice(choice, num_tokens=piece.deltas[-1].num_tokens)
         if options and options.include_usage:
             yield writer.usage(usage(generation.ends, num_choices=n))

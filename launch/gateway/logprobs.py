@@ -1,12 +1,16 @@
-"""Logprobs in the two shapes that OpenAI has for them."""
+"""Logprobs in the shapes that OpenAI and vLLM have for them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ...driver.stream import Logprobs
+from ...driver.prompt_logprobs import PromptLogprob
+from ...driver.stream import Completion, Logprobs
+from .token_ids import prompt_ids
 from .words import Words
+
+LEAST = -9999.0  # in place of minus infinity, which JSON does not have
 
 
 def chat_logprobs(words: Words, token_ids: Sequence[int], rows: Logprobs) -> list[dict[str, Any]]:
@@ -22,16 +26,55 @@ def _entry(words: Words, token_id: int, logprob: float) -> dict[str, Any]:
     return {"token": content.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(content)}
 
 
-def completion_logprobs(words: Words, token_ids: Sequence[int], rows: Logprobs, *, offset: int) -> dict[str, Any]:
-    """Columns. ``offset``: characters of text before the first of these tokens."""
-    tokens = [words.text_of(token_id) for token_id in token_ids]
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
+def completion_logprobs(
+    words: Words, token_ids: Sequence[int], rows: Logprobs, offsets: Sequence[int]
+) -> dict[str, Any]:
+    """Columns. ``offsets``: where in the text each token begins."""
     return {
-        "tokens": tokens,
+        "tokens": [words.text_of(token_id) for token_id in token_ids],
         "token_logprobs": [logprob for logprob, _ in rows],
-        "top_logprobs": [{words.text_of(i): value for i, value in others} for _, others in rows],
-        "text_offset": offsets,
+        "top_logprobs": [_by_text(words, others) for _, others in rows],
+        "text_offset": list(offsets),
     }
+
+
+def echo_logprobs(words: Words, first: Completion, offsets: Sequence[int], *, top: int) -> dict[str, Any]:
+    """The same of the prompt, which the first of its choices brings. Its first token comes after nothing."""
+    scores = first.prompt_logprobs or []
+    return {
+        "tokens": [words.text_of(token_id) for token_id in prompt_ids(first.summary)],
+        "token_logprobs": [None if score is None else max(LEAST, score.logprob) for score in scores],
+        "top_logprobs": [None if score is None else _by_text(words, score.alternatives[:top]) for score in scores],
+        "text_offset": list(offsets),
+    }
+
+
+def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """The columns of one text after those of another."""
+    return {name: column + second[name] for name, column in first.items()}
+
+
+def prompt_logprobs(words: Words, first: Completion, *, top: int) -> list[dict[str, Any] | None]:
+    """vLLM's shape: for each token of the prompt a map of it and the likeliest by token id; None for the first."""
+    scores = first.prompt_logprobs or []
+    return [
+        None if score is None else _ranked(words, token_id, score, top)
+        for token_id, score in zip(prompt_ids(first.summary), scores, strict=True)
+    ]
+
+
+def _ranked(words: Words, token_id: int, score: PromptLogprob, top: int) -> dict[str, Any]:
+    found = {token_id: (score.logprob, score.rank)}
+    found |= {other: (logprob, rank) for rank, (other, logprob) in enumerate(score.alternatives[:top], 1)}
+    return {
+        str(each): {"logprob": max(LEAST, logprob), "rank": rank, "decoded_token": words.text_of(each)}
+        for each, (logprob, rank) in found.items()
+    }
+
+
+def _by_text(words: Words, pairs: Iterable[Sequence[Any]]) -> dict[str, float]:
+    """Alternatives by their text. Of several that look the same, such as halves of characters, the likeliest counts."""
+    found: dict[str, float] = {}
+    for token_id, logprob in pairs:
+        found.setdefault(words.text_of(token_id), max(LEAST, logprob))
+    return found

@@ -22,7 +22,12 @@ _SERVICE = ("priority", "deadline_ms", "max_queue_ms", "cache_salt")
 
 
 def pipeline_options(
-    body: SamplingFields, config: GatewayConfig, *, max_tokens: int | None, logprobs: int | None = None
+    body: SamplingFields,
+    config: GatewayConfig,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
 ) -> dict[str, Any]:
     """What ``AsyncClient.submit`` takes besides the prompt. ``max_tokens`` None: until the context is full.
 
@@ -36,6 +41,7 @@ def pipeline_options(
             **given,
             "max_tokens": max_tokens,
             "logprobs": logprobs,
+            "prompt_logprobs": prompt_logprobs,
             "logit_bias": bias_map(body.logit_bias),
             "include_stop_str": bool(body.include_stop_str_in_output),
         }
@@ -66,6 +72,8 @@ def check_stream(body: SamplingFields) -> None:
     """
     if body.stream_options is not None and not body.stream:
         raise unsupported("stream_options", "stream_options is for stream: true only")
+    if body.stream and body.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs", "prompt_logprobs come with a whole answer, so they do not go with stream")
 
 
 def form_name(body: SamplingFields) -> str:

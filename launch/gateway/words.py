@@ -18,6 +18,8 @@ class Words:
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
         self._bytes = lru_cache(CACHED_TOKENS)(self._bytes_of)
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -33,6 +35,10 @@ class Words:
     def bytes_of(self, token_id: int) -> bytes:
         """The UTF-8 bytes of one token: half of a character is half of its bytes."""
         return self._bytes(token_id)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is none of the text, such as the end of a turn."""
+        return token_id in self._special
 
     def text_of(self, token_id: int) -> str:
         """One token as text; ``\\ufffd`` for what is no whole character."""

@@ -4,7 +4,9 @@
 
 A record's extent in the arena is contiguous: the request (see ``record``), padded to four bytes, then three columns
 of ``token_capacity`` entries: token ids (int32), times (uint32, units of 10 microseconds after acceptance), and, where
-logprobs were asked for, ``logprob_words`` four-byte words a token.
+logprobs were asked for, ``logprob_words`` four-byte words a token. Last come ``score_words`` four-byte words for the
+logprobs of the prompt (see ``scores``); they are true once ``tokens_word`` counts a token, or ``finish_word`` says that
+the answer came to its end without one.
 
 The four words that publish hold ``generation << 32 | value`` (``tokens_word``: ``count << 32 | check``) and are stored
 by one aligned eight-byte write. ``check`` is a hash of the generation and the tokens counted, and a request carries a
@@ -25,7 +27,7 @@ import numpy.typing as npt
 from ..errors import ConfigError, JournalError
 
 MAGIC = b"TRIPTYCH"
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 HEADER_BYTES = 4096
 TIME_UNIT_NS = 10_000
 MAX_ID_BYTES = 64
@@ -73,7 +75,8 @@ RECORD = np.dtype(
         ("last_slot", "<u4"),  # of the record that was published last of those of the same request, perhaps this one
         ("last_generation", "<u4"),
         ("told_ns", "<u8"),  # its client was told once more that it is accepted; 0: it did not ask
-        ("_prepare", "V24"),
+        ("score_words", "<u4"),
+        ("_prepare", "V20"),
         # execute writes these, tokens_word after each token, finish_word last
         ("tokens_word", "<u8"),
         ("finish_word", "<u8"),
@@ -110,15 +113,17 @@ class Extent(NamedTuple):
     tokens_at: int  # words
     times_at: int
     logprobs_at: int
+    scores_at: int
     end: int  # bytes, a multiple of 64
 
 
-def extent(payload_offset: int, payload_bytes: int, capacity: int, logprob_words: int) -> Extent:
+def extent(payload_offset: int, payload_bytes: int, capacity: int, logprob_words: int, score_words: int = 0) -> Extent:
     tokens_at = (payload_offset + payload_bytes + 3) // 4
     times_at = tokens_at + capacity
     logprobs_at = times_at + capacity
-    end = 4 * (logprobs_at + capacity * logprob_words)
-    return Extent(payload_offset, tokens_at, times_at, logprobs_at, -(-end // 64) * 64)
+    scores_at = logprobs_at + capacity * logprob_words
+    end = 4 * (scores_at + score_words)
+    return Extent(payload_offset, tokens_at, times_at, logprobs_at, scores_at, -(-end // 64) * 64)
 
 
 class Journal:

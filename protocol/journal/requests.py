@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import JournalError, Overloaded
 from ..record import RequestRecord
+from ..scores import score_words
 from .layout import ACCEPTED, DISPATCHED, FREE, UNREAD, Extent, Journal, extent, split_word, word
 from .releases import is_forgotten
 
@@ -46,6 +47,10 @@ def logprob_words(num_alternatives: int | None) -> int:
     return 0 if num_alternatives is None else 1 + 2 * num_alternatives
 
 
+def _score_words(record: RequestRecord) -> int:
+    return score_words(len(record.prompt) // 4, record.num_prompt_logprobs)
+
+
 def read_request(journal: Journal, slot: int) -> RequestView | None:
     """The request in a slot, or None while there is none (free, or being written at this moment).
 
@@ -59,19 +64,19 @@ def read_request(journal: Journal, slot: int) -> RequestView | None:
     if state == FREE:
         return None
     offset, size = int(entry["payload_offset"]), int(entry["payload_bytes"])
-    capacity, words = int(entry["token_capacity"]), int(entry["logprob_words"])
+    capacity, words, scores = (int(entry[name]) for name in ("token_capacity", "logprob_words", "score_words"))
     arrival, accepted_ns, expected = int(entry["arrival"]), int(entry["accepted_ns"]), int(entry["crc"])
     group = int(entry["last_slot"]), int(entry["last_generation"])
     payload = journal.arena[offset : offset + size].tobytes()
     current, state = split_word(entry["prepare_word"])
     if current != generation or state == FREE:
         return None  # freed or given to another request meanwhile
-    if _crc(payload, generation, offset, capacity, words, arrival, accepted_ns, *group) != expected:
+    if _crc(payload, generation, offset, capacity, words, scores, arrival, accepted_ns, *group) != expected:
         raise JournalError(f"journal record {slot}: checksum does not match")
     if not _is_published(journal, *group):
         return None
     record = RequestRecord.from_bytes(payload)
-    where = extent(offset, size, capacity, words)
+    where = extent(offset, size, capacity, words, scores)
     return RequestView(slot, generation, state, arrival, accepted_ns, where, record, group)
 
 
@@ -154,7 +159,7 @@ class RequestWriter:
     def _place(self, records: Sequence[RequestRecord], payloads: list[bytes]) -> list[int]:
         """Where in the arena each of the records goes."""
         sizes = [
-            extent(0, len(payload), record.token_capacity, logprob_words(record.num_logprobs)).end
+            extent(0, len(payload), record.token_capacity, logprob_words(record.num_logprobs), _score_words(record)).end
             for payload, record in zip(payloads, records, strict=True)
         ]
         offsets: list[int] = []
@@ -180,6 +185,7 @@ class RequestWriter:
         self._journal.arena[offset : offset + len(payload)] = memoryview(payload)
         entry["payload_offset"], entry["payload_bytes"] = offset, len(payload)
         entry["token_capacity"], entry["logprob_words"] = record.token_capacity, words
+        entry["score_words"] = scores = _score_words(record)
         entry["arrival"] = self._next_arrival
         entry["received_ns"], entry["accepted_ns"] = times.received_ns, times.accepted_ns
         entry["tokenize_start_ns"], entry["tokenize_end_ns"] = times.tokenize_start_ns, times.tokenize_end_ns
@@ -187,8 +193,8 @@ class RequestWriter:
         entry["last_slot"], entry["last_generation"] = last
         entry["id_generation"] = generation
         entry["request_id"], entry["digest"] = record.request_id.encode(), record.digest
-        numbers = generation, offset, record.token_capacity, words, self._next_arrival, times.accepted_ns, *last
-        entry["crc"] = _crc(payload, *numbers)
+        sizes = record.token_capacity, words, scores
+        entry["crc"] = _crc(payload, generation, offset, *sizes, self._next_arrival, times.accepted_ns, *last)
         entry["prepare_word"] = word(generation, ACCEPTED)
         self._next_arrival += 1
         return generation
@@ -216,7 +222,8 @@ class RequestWriter:
         if state == DISPATCHED and split_word(entry["finish_word"])[0] != generation:
             return False
         offset, size = int(entry["payload_offset"]), int(entry["payload_bytes"])
-        end = extent(offset, size, int(entry["token_capacity"]), int(entry["logprob_words"])).end
+        words = (int(entry[name]) for name in ("token_capacity", "logprob_words", "score_words"))
+        end = extent(offset, size, *words).end
         entry["prepare_word"] = word(generation, FREE)
         self._arena.give(offset, end)
         self._free.append(slot)

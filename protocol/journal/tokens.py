@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..messages import FINISH_REASONS, finish_reason
+from ..scores import ScoreColumns, pack_scores, row_words, unpack_scores
 from .layout import MAX_CHUNK_ENDS, MAX_ERROR_BYTES, TIME_UNIT_NS, Journal, Slots, split_word, word
 from .requests import RequestView, logprob_words
 
@@ -83,6 +84,12 @@ class TokenWriter:
         """Write one token's logprobs (see ``pack_logprobs``); to be called before the token is published."""
         at = view.extent.logprobs_at + index * len(row)
         self._journal.words[at : at + len(row)] = row
+
+    def publish_scores(self, view: RequestView, start: int, scores: ScoreColumns) -> None:
+        """Write rows of the prompt's scores from row ``start`` on; to be called before the first token is published."""
+        rows = pack_scores(scores, view.record.num_prompt_logprobs or 0)
+        at = view.extent.scores_at + start * rows.shape[1]
+        self._journal.words[at : at + rows.size] = rows.ravel()
 
     def note_chunks(self, slot: int, ends: Sequence[int]) -> None:
         """Write down where the prompt was cut, before its first token is published. What finds no room is not kept."""
@@ -174,3 +181,23 @@ def read_logprobs(journal: Journal, view: RequestView, start: int, stop: int) ->
         [float(values[i, 0]), [[int(ids[i, j]), float(values[i, j + 1])] for j in range(1, width, 2) if ids[i, j] >= 0]]
         for i in range(len(rows))
     ]
+
+
+def has_scores(journal: Journal, view: RequestView) -> bool:
+    """Whether the scores of the prompt, which the request asked for, are written to their end."""
+    if view.record.num_prompt_logprobs is None:
+        return False
+    finish = read_finish(journal, view.slot, view.generation)
+    if finish is not None and finish[0] in ("stop", "length"):
+        return True
+    tokens = read_tokens(journal, view)
+    return tokens is not None and len(tokens) > 0
+
+
+def read_scores(journal: Journal, view: RequestView) -> ScoreColumns | None:
+    """What execute found of the tokens of the prompt; None if it was not asked, or has not come to the prompt's end."""
+    if not has_scores(journal, view):
+        return None
+    width, num_rows = row_words(view.record.num_prompt_logprobs or 0), len(view.record.prompt) // 4 - 1
+    at = view.extent.scores_at
+    return unpack_scores(journal.words[at : at + num_rows * width].reshape(num_rows, width).copy())

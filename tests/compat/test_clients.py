@@ -10,6 +10,7 @@ import pytest
 
 from tests.compat.conftest import node_folder_with, pythons_with
 from tests.launch.gateway.conftest import Site
+from triptych.protocol.config import DEMO_CHECKPOINT
 
 FOLDER = Path(__file__).with_name("clients")
 PATIENCE_S = 280
@@ -35,6 +36,12 @@ def run(command: list[str], cwd: Path = FOLDER) -> None:
 def test_a_python_client_finds_what_it_expects(demo: Site, script: str, module: str) -> None:
     for python in pythons_with(module):
         run([python, "-B", script, demo.url])
+
+
+@pytest.mark.slow
+def test_lm_eval_finds_the_scores_of_its_own_forward_pass(demo: Site) -> None:
+    for python in pythons_with("lm_eval"):
+        run([python, "-B", "lm_eval_scores.py", demo.url, str(DEMO_CHECKPOINT)])
 
 
 @pytest.mark.slow

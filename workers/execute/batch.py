@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from .scheduling.plan import Plan
 from .scheduling.rows import Rows
 from .scheduling.sequence import Key, Sequence
-from .step import Int32, StepInputs
+from .step import Int32, ScoreSpan, StepInputs
 
 _NONE_CARRIED: Mapping[Key, int] = MappingProxyType({})
 
@@ -40,6 +41,7 @@ def build_inputs(
     block_tables = _gather_block_tables(scheduled, plan.num_decodes, rows)
     pages = block_tables[owners, positions // page_size]
     samples = np.array([chunk.samples for chunk in plan.chunks], np.bool_)
+    spans = _score_spans(plan, scheduled)
     return StepInputs(
         token_ids=np.concatenate(
             [s.tokens[c.start : c.start + c.num_tokens] for s, c in zip(scheduled, plan.chunks, strict=True)]
@@ -53,7 +55,27 @@ def build_inputs(
         sample_rows=query_starts[1:][samples] - np.int32(1),
         sampled=[s for s, c in zip(scheduled, plan.chunks, strict=True) if c.samples],
         carried=_carried(plan, query_starts, carried_rows) if carried_rows else None,
+        **(_scored(plan, query_starts, spans) if spans else {}),
     )
+
+
+def _score_spans(plan: Plan, scheduled: list[Sequence]) -> dict[int, ScoreSpan]:
+    """What is scored of each chunk, by its index."""
+    spans: dict[int, ScoreSpan] = {}
+    for index in range(plan.num_decodes, len(scheduled)):
+        sequence, chunk = scheduled[index], plan.chunks[index]
+        if not sequence.is_scored:
+            rows = sequence.unscored_rows(chunk.start, chunk.num_tokens)
+            if len(rows):
+                spans[index] = ScoreSpan(sequence, rows.start, len(rows))
+    return spans
+
+
+def _scored(plan: Plan, query_starts: Int32, spans: Mapping[int, ScoreSpan]) -> dict[str, Any]:
+    """The fields of ``StepInputs`` that say which rows are scored."""
+    firsts = [query_starts[index] + span.start - plan.chunks[index].start for index, span in spans.items()]
+    rows = [np.arange(first, first + span.num_rows) for first, span in zip(firsts, spans.values(), strict=True)]
+    return {"score_rows": np.concatenate(rows).astype(np.int32), "scored": tuple(spans.values())}
 
 
 def _carried(plan: Plan, query_starts: Int32, carried_rows: Mapping[Key, int]) -> Int32:

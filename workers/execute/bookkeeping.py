@@ -14,6 +14,7 @@ from ...protocol.journal.requests import RequestView, read_request
 from ...protocol.journal.tokens import (
     TokenTimes,
     TokenWriter,
+    has_scores,
     pack_logprobs,
     read_chunk_ends,
     read_finish,
@@ -60,7 +61,10 @@ class Bookkeeper:
         if record.params.is_beam_search and not self._has_ended(view):
             self._writer.clear(view)
             emitted = emitted[:0]
-        params, prompt = replace(record.params, logprobs=record.num_logprobs), record.prompt_ids
+        params = replace(
+            record.params, logprobs=record.num_logprobs, prompt_logprobs=record.num_prompt_logprobs
+        )  # fmt: skip
+        prompt = record.prompt_ids
         tokens = np.zeros(len(prompt) + record.token_capacity, np.int32)
         tokens[: len(prompt)] = prompt
         tokens[len(prompt) : len(prompt) + len(emitted)] = emitted
@@ -84,6 +88,8 @@ class Bookkeeper:
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
             final_ids=self._eos if record.grammar else frozenset(),
         )
+        if has_scores(self._journal, view):
+            sequence.num_scored_tokens = len(prompt)
         if len(emitted):
             sequence.chunk_ends = read_chunk_ends(self._journal, view.slot)
         self._sequences[key] = sequence
@@ -133,6 +139,9 @@ class Bookkeeper:
         self._note_chunks(outputs.plan)
         if outputs.logprobs:
             self._write_logprobs(outputs)
+        for key, scores in outputs.scores.items():
+            if key in self._views:
+                self._writer.publish_scores(self._views[key], scores.start, scores.columns)
         if progress.keys != self._columns.keys:
             self._columns = _columns(progress.keys)
         indices = np.array(progress.token_indices, np.int64)

@@ -21,7 +21,7 @@ from .scheduling.plan import Plan
 from .scheduling.progress import Progress
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Key, Sequence
-from .step import Runner, StepInputs, TokenLogprobs
+from .step import PromptScores, Runner, StepInputs, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class StepOutputs:
     plan: Plan
     progress: Progress  # the tokens, who finished, who failed
     logprobs: dict[Key, TokenLogprobs]  # of those who asked
+    scores: dict[Key, PromptScores]  # of tokens of their prompts
     stats: Stats  # after the step
     planned_at: int  # by the engine's clock, as all that follow
     launched_at: int
@@ -167,12 +168,14 @@ class Engine:
         plan, planned_at, launched_at = self._in_flight.popleft()
         computed = self._runner.collect()
         collected_at = self._clock()
+        # Of one that ended since the launch nothing may be written any more.
+        scores = {key: found for key, found in computed.scores.items() if key in self.scheduler.running}
         progress = self.scheduler.apply(plan, computed.token_ids, computed.failed, computed.candidates)
         self.scheduler.observe(plan, collected_at - max(planned_at, self._collected_at))
         self._collected_at = collected_at
         stats = self.stats
         self.history.append(StepRecord.of(plan, stats, launched_at=launched_at, collected_at=collected_at))
-        outputs = StepOutputs(plan, progress, computed.logprobs, stats, planned_at, launched_at, collected_at)
+        outputs = StepOutputs(plan, progress, computed.logprobs, scores, stats, planned_at, launched_at, collected_at)
         self._trace.write(outputs)
         return outputs
 

@@ -12,13 +12,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
+from ...protocol.scores import ScoreColumns
 from .grammar.masks import NO_MASKS, MaskMaker, PendingMasks, first_allowed
 from .scheduling.beam_search import Candidates, num_candidates
 from .scheduling.moves import Moves
-from .step import Int32, Int64, StepInputs, StepResult, TokenLogprobs, resolve
+from .step import Int32, Int64, PromptScores, ScoreSpan, StepInputs, StepResult, TokenLogprobs, resolve
 
 _STRIDE = (1 << 31) - 1  # a cell is position * _STRIDE + token, so that a token at a wrong position is a wrong token
 _POISON = (1 << 61) - 1  # both are primes, so that they do not vanish modulo a vocabulary
@@ -82,6 +84,8 @@ class HashRunner:
         self._cells.reshape(-1)[inputs.slot_mapping] = cells
         self._cells[0] = _POISON  # whoever reads the trash page says something else
         result = self._sample(inputs, masks)
+        if inputs.scored:
+            result = replace(result, scores=self._score(inputs))
         self._last_tokens = result.token_ids
         self._results.append(result)
 
@@ -107,6 +111,28 @@ class HashRunner:
                 likeliest = self._logprobs(state, int(token_ids[row]), min(count, self._vocab_size - 1))
                 candidates[row] = Candidates(likeliest.token_ids, likeliest.logprobs)
         return StepResult(token_ids, logprobs, failed, candidates)
+
+    def _score(self, inputs: StepInputs) -> list[PromptScores]:
+        firsts = np.cumsum([0, *(span.num_rows for span in inputs.scored)])[:-1]
+        owners = np.searchsorted(inputs.query_starts, inputs.score_rows[firsts], side="right") - 1
+        return [
+            self._score_span(span, inputs.block_tables[owner])
+            for span, owner in zip(inputs.scored, owners, strict=True)
+        ]
+
+    def _score_span(self, span: ScoreSpan, block_table: Int32) -> PromptScores:
+        count = span.sequence.params.prompt_logprobs or 0
+        lengths = range(span.start + 1, span.start + 1 + span.num_rows)
+        states = [self._read(block_table, length) + length for length in lengths]
+        known = [self._logprobs(s, int(t), count) for s, t in zip(states, span.targets, strict=True)]
+        ranks = [(int(t) - 1 - s) % (self._vocab_size - 1) + 1 for s, t in zip(states, span.targets, strict=True)]
+        columns = ScoreColumns(
+            np.array([each.chosen for each in known], np.float32),
+            np.array(ranks, np.int32),
+            np.array([each.token_ids for each in known], np.int32).reshape(len(known), count),
+            np.array([each.logprobs for each in known], np.float32).reshape(len(known), count),
+        )
+        return PromptScores(span.sequence.key, span.start, columns)
 
     def _read(self, block_table: Int32, num_tokens: int) -> int:
         """``sum_i (i + 1) * token_i`` over the cells that ``block_table`` names."""

@@ -8,12 +8,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from .scheduling.beam_search import Candidates
 from .scheduling.plan import Plan
 from .scheduling.sequence import Key
-from .step import Runner, StepInputs, StepResult, TokenLogprobs
+from .step import PromptScores, Runner, StepInputs, StepResult, TokenLogprobs
 
 logger = logging.getLogger(__name__)
+
+_NO_NUMBER = "the logprobs of the prompt are not numbers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,7 @@ class Computed:
     token_ids: list[int] = field(default_factory=list)  # one for each of Plan.sampled; void for the failed
     logprobs: dict[Key, TokenLogprobs] = field(default_factory=dict)
     candidates: dict[Key, Candidates] = field(default_factory=dict)  # of the beams
+    scores: dict[Key, PromptScores] = field(default_factory=dict)  # of tokens of prompts
     failed: dict[Key, str] = field(default_factory=dict)
 
 
@@ -111,6 +116,7 @@ class IsolatingRunner:
             whole.token_ids.extend(part.token_ids)
             whole.logprobs.update(part.logprobs)
             whole.candidates.update(part.candidates)
+            whole.scores.update(part.scores)
             whole.failed.update(part.failed)
         return whole
 
@@ -126,12 +132,14 @@ class IsolatingRunner:
 
 
 def _by_key(plan: Plan, result: StepResult) -> Computed:
-    if not (result.logprobs or result.candidates or result.failed):
+    if not (result.logprobs or result.candidates or result.failed or result.scores):
         return Computed(result.token_ids.tolist())
     sampled = plan.sampled
+    unsound = {scores.key: _NO_NUMBER for scores in result.scores if np.isnan(scores.columns.logprobs).any()}
     return Computed(
         result.token_ids.tolist(),
         logprobs={sampled[row]: logprobs for row, logprobs in result.logprobs.items()},
         candidates={sampled[row]: found for row, found in result.candidates.items()},
-        failed={sampled[row]: why for row, why in result.failed.items()},
+        scores={scores.key: scores for scores in result.scores},
+        failed={sampled[row]: why for row, why in result.failed.items()} | unsound,
     )

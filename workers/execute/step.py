@@ -9,13 +9,31 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ...protocol.scores import ScoreColumns
 from .scheduling.beam_search import Candidates
 from .scheduling.moves import Moves
-from .scheduling.sequence import Sequence
+from .scheduling.sequence import Key, Sequence
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
+
+
+class ScoreSpan(NamedTuple):
+    """Tokens of one prompt in a step, of which each says how likely the one after it is."""
+
+    sequence: Sequence
+    start: int  # position of the first of them
+    num_rows: int
+
+    @property
+    def targets(self) -> Int32:
+        """int32 [num_rows], the tokens that are scored, each by the row of the one before it."""
+        return self.sequence.tokens[self.start + 1 : self.start + 1 + self.num_rows]
+
+
+def _no_rows() -> Int32:
+    return np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +54,13 @@ class StepInputs:
     sampled: Rows[Sequence]  # [R], the sequences these rows belong to
     # [T], rows of the step before whose token is meant, which the host does not know yet; -1 where token_ids has it
     carried: Int32 | None = None
+    score_rows: Int32 = field(default_factory=_no_rows)  # [C], indices into the T tokens: those of ``scored``, in order
+    scored: Rows[ScoreSpan] = ()  # of prompts whose logprobs are wanted
+
+    @property
+    def logit_rows(self) -> Int32:
+        """[R + C], whose logits are wanted: to sample first, then to score."""
+        return np.concatenate([self.sample_rows, self.score_rows]) if len(self.score_rows) else self.sample_rows
 
 
 def resolve(inputs: StepInputs, last_tokens: Int32) -> StepInputs:
@@ -59,6 +84,14 @@ class TokenLogprobs(NamedTuple):
     logprobs: Float32  # [k]
 
 
+class PromptScores(NamedTuple):
+    """How likely some tokens of a prompt are, of which the first is token ``start + 1``."""
+
+    key: Key
+    start: int
+    columns: ScoreColumns
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step sampled, a row for each of ``StepInputs.sampled``."""
@@ -67,6 +100,7 @@ class StepResult:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # row -> for those who asked
     failed: dict[int, str] = field(default_factory=dict)  # row -> why it has no valid token (its id is then void)
     candidates: dict[int, Candidates] = field(default_factory=dict)  # row -> of the beams, whose token id is void
+    scores: Rows[PromptScores] = ()  # one for each of ``StepInputs.scored``
 
 
 class Runner(Protocol):

@@ -10,6 +10,7 @@ import numpy as np
 from ...protocol.config import ModelCard
 from ...protocol.errors import InvalidRequest, RequestTooLong
 from ...protocol.sampling import SamplingParams
+from ...protocol.scores import MAX_SCORE_BYTES, score_words
 from .request import Int32, Truncation
 
 
@@ -54,6 +55,7 @@ def admit(
     if len(kept) > longest_prompt(card):
         kept, num_more = truncate(kept, truncated_length(params, card), truncation)
         num_truncated += num_more
+    check_scores(len(kept), params)
     return Admission(kept, num_truncated, fit(kept, params, card))
 
 
@@ -96,6 +98,17 @@ def check_group(params: SamplingParams, card: ModelCard) -> None:
     for param, size in sizes.items():
         if size > card.max_live:
             raise InvalidRequest(f"{param} is {size}, the limit is max_live, {card.max_live}", param=param)
+
+
+def check_scores(num_prompt_tokens: int, params: SamplingParams) -> None:
+    """Raise InvalidRequest if the logprobs of the prompt are more than one message brings."""
+    num_bytes = 4 * score_words(num_prompt_tokens, params.prompt_logprobs)
+    if num_bytes > MAX_SCORE_BYTES:
+        raise InvalidRequest(
+            f"prompt_logprobs is {params.prompt_logprobs}, which is {num_bytes} bytes for a prompt of"
+            f" {num_prompt_tokens} tokens, the limit is {MAX_SCORE_BYTES}",
+            param="prompt_logprobs",
+        )
 
 
 def longest_prompt(card: ModelCard) -> int:

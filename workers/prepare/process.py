@@ -133,7 +133,7 @@ class Prepare:
             record = view.record
             accepted = self._enter(view.slot, view.generation, record)
             self._ids.accept(accepted, record.digest, (view.slot, view.generation))
-            if released[view.slot] or record.token_capacity == 0:
+            if released[view.slot] or not record.is_computed:
                 continue
             if view.state == ACCEPTED:
                 self._wait_for_credit(view.slot, view.generation, record)
@@ -312,7 +312,7 @@ class Prepare:
             key = slot, generation
             accepted = self._enter(*key, record)
             self._quotas.accepted(intake.owner, slot, generation)
-            if record.token_capacity > 0:  # one that asked for no tokens is answered by summarize alone
+            if record.is_computed:  # one that asked for nothing is answered by summarize alone
                 self._wait_for_credit(slot, generation, record)
         self._ids.accept(accepted, intake.digest, key)
         self._counts["accepted"] += 1

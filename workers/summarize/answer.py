@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from ...protocol.journal.layout import Journal
 from ...protocol.journal.requests import RequestView
-from ...protocol.journal.tokens import read_logprobs, read_times
+from ...protocol.journal.tokens import read_logprobs, read_scores, read_times
 from ...protocol.messages import DeltaRow, Failed, Finished
+from ...protocol.scores import ScoreColumns
 from .ledger import Ledger, Marks, make_ledger
 from .stream import OutputStream
 
@@ -163,9 +164,17 @@ class Answer:
             usage["candidate_tokens"] = sum(other.stream.num_tokens for other in self.candidates)
         facts = {"usage": usage, "ledger": ledger.to_wire(), "matched": self.stream.matched}
         summary: dict[str, Any] = {**facts, "index": self.index, "score": self.score}
-        if record.return_prompt:
+        scores = self._prompt_scores(journal)
+        if scores is not None:
+            summary["prompt_logprobs"] = scores.to_wire()
+        if record.return_prompt or scores is not None:
             summary["prompt_token_ids"] = record.prompt
         return summary
+
+    def _prompt_scores(self, journal: Journal) -> ScoreColumns | None:
+        """Of the request's prompt, in the first of its choices; its first sequence keeps them, chosen or not."""
+        keeper = self.choices.answers.get(0)
+        return read_scores(journal, keeper.view) if keeper is not None and self.index == 0 else None
 
 
 def _at(times_ns: npt.NDArray[np.int64], index: int) -> int:

@@ -222,7 +222,7 @@ class Summarize:
             if self._texts.push(answer, token_ids, self._journal.now_ns()):
                 self._ends.close(answer, ended[1])
                 self._ends.decide(answer.choices)
-        elif answer.view.record.token_capacity == 0:
+        elif not answer.view.record.is_computed:
             self._ends.end(answer, "length")
         else:
             self._catch_up(answer)

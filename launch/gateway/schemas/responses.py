@@ -79,6 +79,7 @@ class ResponseRequest(SamplingFields):
         "reasoning": ({},),
         "max_tool_calls": (),
         "n": (1,),
+        "prompt_logprobs": (0,),
         "return_token_ids": (False,),
         "resumable": (False,),
         "max_tokens": (),

@@ -22,7 +22,6 @@ COMMON_NEUTRAL: Neutral = {
     "length_penalty": (1.0, 1),
     "early_stopping": (False,),
     "spaces_between_special_tokens": (True,),
-    "prompt_logprobs": (0,),
     "add_special_tokens": (True,),
     "return_tokens_as_token_ids": (False,),
     "bad_words": ([],),
@@ -80,6 +79,9 @@ class SamplingFields(ApiModel):
     min_tokens: int | None = limited("min_tokens")
     max_tokens: int | None = limited("max_tokens")
     n: int | None = limited("n", description="choices for each prompt")
+    prompt_logprobs: int | None = limited(
+        "prompt_logprobs", description="of the prompt's tokens and so many alternatives; not with stream"
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = Field(None, ge=-1000, le=1000, description="the lowest goes first (--policy priority)")

@@ -63,8 +63,8 @@ def test_streamed_choices_have_their_logprobs_and_one_usage(api: Site) -> None:
     found = stream(api.http, PATH, **wanted, stream_options={"include_usage": True})
     for index, choice in enumerate(whole["choices"]):
         parts = [c["logprobs"] for e in found[:-2] for c in e.data["choices"] if c["index"] == index and c["logprobs"]]
-        for column in ("tokens", "token_logprobs", "top_logprobs"):
-            assert [value for part in parts for value in part[column]] == choice["logprobs"][column]
+        for column, values in choice["logprobs"].items():
+            assert [value for part in parts for value in part[column]] == values
     usage = found[-2].data["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (200, 60)
     assert len(usage["triptych"]["ledgers"]) == 3

@@ -39,7 +39,7 @@ def columns_of(inputs: StepInputs) -> list[npt.NDArray[Any]]:
         carried,
         inputs.query_starts,
         inputs.context_lens,
-        inputs.sample_rows,
+        inputs.logit_rows,
         inputs.block_tables,
     ]
 

@@ -20,11 +20,12 @@ from ..grammar.masks import PendingMasks
 from ..sampling.device import columns, sample
 from ..sampling.kinds import SamplingKind, kind_of
 from ..sampling.sampler import Sampler, failures
+from ..scheduling.plan import MAX_SCORED_TOKENS
 from ..step import StepInputs, StepResult
 from .device_buffers import DecodeBuffers, HostStage, upload_ragged
 from .device_forward import DeviceForward
 from .graphs import GraphCapture, GraphKey, GraphShelf, Replay, Router
-from .step_runner import StepRunner, trash_decodes
+from .step_runner import StepRunner, trash_decodes, trash_scores
 
 
 class _Pending(NamedTuple):
@@ -78,12 +79,13 @@ class DeviceRunner(StepRunner):
         return 0 if self._graphs is None else self._graphs.num_replays
 
     def warm_up(self) -> float:
-        """As ``StepRunner.warm_up``; besides, what sampling takes at most is taken once."""
+        """As ``StepRunner.warm_up``; besides, what sampling and scoring take at most is taken once."""
         seconds = super().warm_up()
         decodes = trash_decodes(self._decode_rows)
         for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.5)):
             nobody = dataclasses.replace(decodes.sampled[0], params=params)
             self._step(dataclasses.replace(decodes, sampled=[nobody] * self._decode_rows))
+        self._step(trash_scores(min(self._prefill_tokens, MAX_SCORED_TOKENS)))
         return seconds
 
     @torch.inference_mode()
@@ -114,7 +116,7 @@ class DeviceRunner(StepRunner):
 
     @torch.inference_mode()
     def _start(self, inputs: StepInputs) -> _Pending | StepResult:
-        kind = kind_of(inputs.sampled)
+        kind = SamplingKind.HOST if inputs.scored else kind_of(inputs.sampled)
         masks = self._masks.begin(inputs.sampled)
         bucket = None if self._graphs is None else self._router.bucket(inputs)
         if bucket is None:
@@ -153,14 +155,14 @@ class DeviceRunner(StepRunner):
     def _sample(
         self, logits: torch.Tensor, inputs: StepInputs, kind: SamplingKind, masks: PendingMasks | None
     ) -> _Pending | StepResult:
-        """Choose from logits [R, V] what no graph has chosen."""
+        """Choose from logits [R + C, V] what no graph has chosen."""
         count = len(inputs.sampled)
-        if not count:
-            return self._fetch(0)
         if kind is SamplingKind.HOST:  # the one case in which the host waits for a step it has just launched
-            result = self._sampler.sample(logits, inputs.sampled, masks)
+            result = self._sampler.finish(logits, inputs, masks)
             self._tokens[:count].copy_(torch.from_numpy(result.token_ids))
             return result
+        if not count:
+            return self._fetch(0)
         table = self._tokens  # of GREEDY, which reads none
         if kind is not SamplingKind.GREEDY:
             flat = self._sampling_stage.copy([columns(inputs.sampled, logits.shape[1])])

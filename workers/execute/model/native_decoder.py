@@ -18,7 +18,7 @@ from .native_weights import PackedWeights
 
 
 class NativeOutputs(NamedTuple):
-    """Of the R rows of a step. The arrays are used again by the next step."""
+    """Of the R rows of a step whose logits are wanted. The arrays are used again by the next step."""
 
     logits: Float32  # [R, V]
     tokens: Int32  # [R], the first of the greatest logits
@@ -61,7 +61,7 @@ class NativeDecoder:
         Raises:
             MemoryError: there is not enough for a step of this size.
         """
-        num_rows = len(inputs.sample_rows)
+        num_rows = len(inputs.logit_rows)
         self._reserve(num_rows)
         step = self._step
         arrays = _pointers(inputs)
@@ -117,5 +117,5 @@ def _pointers(inputs: StepInputs) -> dict[str, npt.NDArray[Any]]:
         "query_starts": np.ascontiguousarray(inputs.query_starts, np.int32),
         "context_lens": np.ascontiguousarray(inputs.context_lens, np.int32),
         "block_tables": np.ascontiguousarray(inputs.block_tables, np.int32),
-        "sample_rows": np.ascontiguousarray(inputs.sample_rows, np.int32),
+        "sample_rows": np.ascontiguousarray(inputs.logit_rows, np.int32),
     }

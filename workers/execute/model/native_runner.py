@@ -28,10 +28,10 @@ class NativeRunner(StepRunner):
     def _step(self, inputs: StepInputs) -> StepResult:
         masks = self._masks.begin(inputs.sampled)
         outputs = self._decoder.run(inputs)
-        if masks is None and _all_plain(inputs.sampled) and np.isfinite(outputs.greatest).all():
+        if masks is None and not inputs.scored and _all_plain(inputs.sampled) and np.isfinite(outputs.greatest).all():
             return StepResult(outputs.tokens.copy())
         with torch.inference_mode():
-            return self._sampler.sample(torch.from_numpy(outputs.logits), inputs.sampled, masks)
+            return self._sampler.finish(torch.from_numpy(outputs.logits), inputs, masks)
 
 
 def _all_plain(sequences: Iterable[Sequence]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -29,7 +30,9 @@ def encode_order(order: StepInputs | Moves) -> bytes:
 def decode_order(order: dict[str, Any]) -> StepInputs | Moves:
     if "moves" in order:
         return Moves(*(tuple((int(a), int(b)) for a, b in pairs) for pairs in order["moves"]))
-    arrays = {name: np.frombuffer(order[name], dtype).copy() for name, dtype in _ARRAYS.items()}  # torch wants to write
+    arrays: dict[str, Any] = {
+        name: np.frombuffer(order[name], dtype).copy() for name, dtype in _ARRAYS.items()
+    }  # torch wants to write
     num_sequences = len(arrays["context_lens"])
     return StepInputs(
         **arrays,
@@ -40,7 +43,8 @@ def decode_order(order: dict[str, Any]) -> StepInputs | Moves:
 
 
 def _step_map(inputs: StepInputs) -> dict[str, Any]:
-    arrays = {name: getattr(inputs, name).astype(dtype).tobytes() for name, dtype in _ARRAYS.items()}
+    wanted = replace(inputs, sample_rows=inputs.logit_rows)  # also of the tokens that are scored
+    arrays = {name: getattr(wanted, name).astype(dtype).tobytes() for name, dtype in _ARRAYS.items()}
     tables = np.ascontiguousarray(inputs.block_tables, "<i4").tobytes()
     return {**arrays, "block_tables": tables, "num_decodes": int(inputs.num_decodes)}
 

@@ -25,11 +25,11 @@ class TorchRunner(StepRunner):
     @torch.inference_mode()
     def _step(self, inputs: StepInputs) -> StepResult:
         masks = self._masks.begin(inputs.sampled)
-        return self._sampler.sample(self.compute_logits(inputs), inputs.sampled, masks)
+        return self._sampler.finish(self.compute_logits(inputs), inputs, masks)
 
     @torch.inference_mode()
     def compute_logits(self, inputs: StepInputs) -> torch.Tensor:
-        """Logits float32 [R, V] of the step's sample rows; its keys and values are in their pages then."""
+        """Logits float32 [R + C, V] of the step's logit rows; its keys and values are in their pages then."""
         self._layers.kernel.begin_step(inputs)
         with attending(self._layers):
-            return self._forward(inputs.token_ids, inputs.positions, inputs.sample_rows)
+            return self._forward(inputs.token_ids, inputs.positions, inputs.logit_rows)

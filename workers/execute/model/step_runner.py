@@ -6,15 +6,16 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from ....protocol.sampling import SamplingParams
+from ....protocol.sampling import MAX_LOGPROBS, SamplingParams
 from ..grammar.masks import MaskMaker
 from ..scheduling.moves import Moves
 from ..scheduling.sequence import Sequence
-from ..step import StepInputs, StepResult, resolve
+from ..step import ScoreSpan, StepInputs, StepResult, resolve
 from .moves import PageMover
 
 
@@ -79,6 +80,15 @@ def trash_prefill(num_tokens: int) -> StepInputs:
 
 def trash_decodes(num_rows: int) -> StepInputs:
     return _trash_step(num_sequences=num_rows, tokens_each=1)
+
+
+def trash_scores(num_tokens: int) -> StepInputs:
+    """A prefill of which every token is scored, with the most alternatives."""
+    inputs = trash_prefill(num_tokens)
+    params = SamplingParams(prompt_logprobs=MAX_LOGPROBS)
+    somebody = replace(inputs.sampled[0], tokens=np.zeros(num_tokens + 1, dtype=np.int32), params=params)
+    rows = np.arange(num_tokens, dtype=np.int32)
+    return replace(inputs, score_rows=rows, scored=(ScoreSpan(somebody, 0, num_tokens),))
 
 
 def _trash_step(*, num_sequences: int, tokens_each: int) -> StepInputs:

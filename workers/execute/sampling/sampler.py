@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,9 +13,10 @@ from ....protocol.sampling import SamplingParams
 from ..grammar.masks import NO_MASKS, PendingMasks
 from ..scheduling.beam_search import Candidates, num_candidates
 from ..scheduling.sequence import Sequence
-from ..step import StepResult, TokenLogprobs
+from ..step import StepInputs, StepResult, TokenLogprobs
 from .adjust import adjust_logits
 from .draw import Filters, draw
+from .prompt_scores import score_prompts
 from .rng import uniforms
 
 _PART = 1 << 17  # logits
@@ -28,6 +30,13 @@ class Sampler:
 
     def __init__(self, eos_token_ids: tuple[int, ...]) -> None:
         self._eos_token_ids = eos_token_ids
+
+    def finish(self, logits: torch.Tensor, inputs: StepInputs, masks: PendingMasks | None = None) -> StepResult:
+        """The result of a step whose ``logit_rows`` have these logits, float32 [R + C, V], which are overwritten."""
+        num_sampled = len(inputs.sample_rows)
+        scores = score_prompts(logits[num_sampled:], inputs.scored)
+        result = self.sample(logits[:num_sampled], inputs.sampled, masks)
+        return replace(result, scores=scores) if scores else result
 
     def sample(self, logits: torch.Tensor, sequences: Rows[Sequence], masks: PendingMasks | None = None) -> StepResult:
         """The next token of each sequence, from float32 [R, V], which is overwritten.

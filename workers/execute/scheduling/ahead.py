@@ -43,6 +43,8 @@ class LookAhead:
             if samples and not sequence.is_beam:
                 sequence.append(0)
                 sampled.append(sequence)
+            elif sequence.is_complete:
+                sequence.state = SequenceState.ENDING
         return sampled
 
     def settle(self) -> None:

@@ -55,11 +55,13 @@ class PageCache:
     # A sequence enters, grows, and leaves.
 
     def find(self, sequence: Sequence) -> Match:
-        """What is known of a waiting sequence. At least one token is always left to compute, for its logits."""
+        """What is known of a waiting sequence. At least one token is always left to compute, for its logits, and all
+        whose logits are wanted.
+        """
         if not self.shares_prefixes:
             return NO_MATCH
         if not sequence.host_table:
-            return self.index.match(sequence.tokens[: sequence.num_tokens - 1], sequence.cache_salt)
+            return self.index.match(sequence.tokens[: sequence.num_reusable_tokens], sequence.cache_salt)
         # Swapped out with all it had computed: only what needs no swap-in is of use.
         match = self.index.match(sequence.tokens[: sequence.num_computed_tokens], sequence.cache_salt)
         return Match(list(takewhile(lambda node: node.page, match.nodes)))

@@ -107,7 +107,7 @@ class Groups:
         if sequence.host_table:  # has computed tokens of its own on the host, and only shares pages that are full
             limit = min(sequence.num_computed_tokens, sibling.num_computed_tokens) // size * size
         else:
-            limit = min(sequence.num_tokens - 1, sibling.num_computed_tokens)
+            limit = min(sequence.num_reusable_tokens, sibling.num_computed_tokens)
         num_tokens = num_common(sequence, sibling, min(limit, len(table) * size))
         nodes = self._nodes(table[: num_tokens // size])
         num_tail_tokens = num_tokens - len(nodes) * size

@@ -71,6 +71,9 @@ class Plan:
         )
 
 
+MAX_SCORED_TOKENS = 512  # of prompts whose logprobs are wanted, in a step: each takes a row of logits
+
+
 @dataclass(slots=True)
 class Draft:
     """A step while it is planned. What is scheduled may be dropped again when its pages are taken for another."""
@@ -79,6 +82,7 @@ class Draft:
     num_tokens_left: int
     num_reads_left: float = math.inf
     num_prefill_left: float = math.inf  # tokens of prompts
+    num_scored_left: int = MAX_SCORED_TOKENS
     lacks_memory: bool = False  # a prompt was held back by memory, not by a budget
     decodes: dict[Key, Chunk] = field(default_factory=dict)
     prefills: dict[Key, Chunk] = field(default_factory=dict)
@@ -99,17 +103,20 @@ class Draft:
         """
         num_reads_left = math.inf if self.is_empty else self.num_reads_left
         num_left = min(self.num_tokens_left, self.num_prefill_left, num_reads_left - sequence.num_computed_tokens)
+        if not sequence.is_scored:
+            num_left = min(num_left, self.num_scored_left)
         return int(max(0, min(wanted, num_left)))
 
     def schedule(self, sequence: Sequence, num_tokens: int) -> None:
         is_decode = sequence.state is SequenceState.DECODING
         chunks = self.decodes if is_decode else self.prefills
         start = sequence.num_computed_tokens
-        samples = start + num_tokens == sequence.num_tokens
+        samples = start + num_tokens == sequence.num_tokens and sequence.max_tokens > 0
         chunks[sequence.key] = Chunk(sequence.key, start, num_tokens, samples)
         self.num_tokens_left -= num_tokens
         self.num_reads_left -= start + num_tokens
         self.num_prefill_left -= 0 if is_decode else num_tokens
+        self.num_scored_left -= 0 if sequence.is_scored else num_tokens
         sequence.last_step = self.step
 
     def end(self, key: Key, reason: str, why: str = "") -> None:

@@ -27,6 +27,7 @@ STOP = -1  # in a recording, the token that ended its sequence
 _SEQUENCE_FIELDS = ("num_prompt_tokens", "arrival", "cache_salt", "deadline_at", "queue_deadline_at", "priority")
 _STOPS = frozenset({STOP})
 _PARAMS = SamplingParams(max_tokens=None)  # where an answer may end is said by its tokens and their capacity
+_SCORED_PARAMS = SamplingParams(max_tokens=None, prompt_logprobs=0)
 
 
 def describe_scheduler(scheduler: Scheduler) -> dict[str, Any]:
@@ -68,6 +69,8 @@ def describe_sequence(sequence: Sequence, tokens: Int32) -> dict[str, Any]:
         values["group"] = list(sequence.group_key)
     if sequence.params.is_beam_search:
         values["num_beams"] = sequence.params.num_beams
+    if not sequence.is_scored:
+        values["scores"] = True
     return {"tokens": pack_tokens(tokens), "max_tokens": sequence.max_tokens, **values}
 
 
@@ -89,7 +92,7 @@ def rebuild_sequence(key: Key, wire: Mapping[str, Any]) -> Sequence:
         key=key,
         tokens=tokens,
         num_tokens=len(known),
-        params=replace(_PARAMS, num_beams=wire.get("num_beams", 1)),
+        params=replace(_SCORED_PARAMS if wire.get("scores") else _PARAMS, num_beams=wire.get("num_beams", 1)),
         seed=0,
         stop_ids=_STOPS,
         **{"arrival": 0, **values},

@@ -134,7 +134,7 @@ class Scheduler:
         self.completed_step = plan.step
         progress = Progress(finished=dict(plan.finished), expired=dict(plan.expired), failed=dict(plan.failed))
         sampled, computing = iter(token_ids), self.roster.groups.computing
-        for key, _, _, samples in plan.chunks:
+        for key, start, num_tokens, samples in plan.chunks:
             token_id = next(sampled) if samples else None
             sequence = self.running.get(key)
             if sequence is None:
@@ -148,10 +148,15 @@ class Scheduler:
                 self.rows.write_pages(sequence, 0)
             if key in computing:
                 self.waiting.let_go(self.roster.groups.compute(sequence))
+            if not sequence.is_scored:
+                sequence.num_scored_tokens = max(sequence.num_scored_tokens, start + num_tokens)
             if candidates and key in candidates:
                 self.roster.branch(sequence, candidates[key], progress)
             elif token_id is not None:
                 self._take(sequence, token_id, progress)
+            elif sequence.is_complete:
+                progress.finished[key] = "length"
+                self.roster.retire(sequence, "length")
         self.cache.complete(plan.step)
         return progress
 

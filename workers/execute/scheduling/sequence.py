@@ -60,11 +60,10 @@ class Sequence:
     chunk_ends: list[int] = field(default_factory=list)  # of the prompt, as it was cut the first time
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # of these, found in the cache when it first started
+    num_scored_tokens: int = 0  # leading tokens of the prompt whose successor has its logprob, if these are wanted
     block_table: list[int] = field(default_factory=list)
     host_table: list[int] = field(default_factory=list)  # host pages, while it is swapped out
-    shares_tail: bool = (
-        False  # its last page, half full, may be in other tables too, and must be copied before it grows
-    )
+    shares_tail: bool = False  # its last page, half full, may be in other tables too: it is copied before it grows
     tip: PageNode | None = None  # the last of its pages that others may share
     state: SequenceState = SequenceState.WAITING
     row: int | None = None  # index into the decode buffers, 0..max_num_seqs-1
@@ -92,6 +91,20 @@ class Sequence:
         return self.num_prompt_tokens if self.replays else self.num_tokens
 
     @property
+    def is_scored(self) -> bool:
+        """Whether no logprobs of its prompt are wanted any more. They are made once, whatever is computed again."""
+        return self.params.prompt_logprobs is None or self.num_scored_tokens >= self.num_prompt_tokens - 1
+
+    def unscored_rows(self, start: int, num_tokens: int) -> range:
+        """Positions in this chunk whose logits are wanted for what they say of the next token of the prompt."""
+        return range(max(start, self.num_scored_tokens), min(start + num_tokens, self.num_prompt_tokens - 1))
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """Leading tokens that need not be computed where their keys and values are found: nobody wants their logits."""
+        return self.num_tokens - 1 if self.is_scored else self.num_scored_tokens
+
+    @property
     def output_tokens(self) -> Int32:
         """int32 [num_output_tokens], a view."""
         return self.tokens[self.num_prompt_tokens : self.num_tokens]
@@ -107,6 +120,11 @@ class Sequence:
     def is_beam(self) -> bool:
         """Whether its next token is chosen among those of other sequences too, once all of them are known."""
         return self.params.is_beam_search
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its prompt is computed, and no token was wanted but the logprobs of these."""
+        return self.max_tokens == 0 and self.num_uncomputed_tokens == 0
 
     def is_full(self, max_model_len: int) -> bool:
         """Whether no token has room after the last one."""

@@ -17,7 +17,8 @@ def is_being_computed(sequence: Sequence, match: Match, computing: Iterable[Sequ
     Waiting for them takes no longer than computing them again, and leaves the step to others. Only prompts are waited
     for, never what is said, so the wait ends with the last chunk of the other.
     """
-    if sequence.host_table or is_repeated(sequence):  # has pages of its own, or must be cut as it was the first time
+    # It has pages of its own, or must be cut as it was the first time, or wants the logits of its prompt.
+    if sequence.host_table or is_repeated(sequence) or not sequence.is_scored:
         return False
     num_known = len(match.nodes) * page_size
     least = num_known + max(page_size, min(_WORTH_A_STEP, (sequence.num_tokens - num_known + 1) // 2))

@@ -157,3 +157,23 @@ def test_on_a_cpu_nothing_is_measured() -> None:
         raise AssertionError("a runner was made")
 
     assert overhead.step_overhead(refuse, torch.device("cpu"), 4096) == 0
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_prompt_is_scored_and_its_answer_is_the_same(depth: int) -> None:
+    """All of a row's weight is on one token, and the others share what is left."""
+    sequence = make_sequence(num_tokens=20, max_tokens=6, prompt_logprobs=1)
+    mates = make_sequences(3, max_tokens=6)[1:]
+    engine = make_engine(NextToken(), sequence, *mates, depth=depth)
+    tokens: list[int] = []
+    found: list[Any] = []
+    while engine.has_work:
+        outputs = engine.step()
+        assert outputs is not None
+        found += [outputs.scores[sequence.key]] if sequence.key in outputs.scores else []
+        tokens += [token for key, token in outputs.progress.by_key().items() if key == sequence.key]
+    assert tokens == expected(sequence)
+    prompt = sequence.tokens[: sequence.num_prompt_tokens]
+    assert [scores.start for scores in found] == [0, 8, 16]
+    best = torch.cat([torch.from_numpy(scores.columns.token_ids[:, 0]) for scores in found])
+    assert best.tolist() == ((prompt[:-1] + 1) % 97).tolist()
