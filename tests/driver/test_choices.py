@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.driver.fake_service import FakeService, failed, finished, row
@@ -15,21 +11,6 @@ from triptych.driver.session import Session
 from triptych.driver.stream import Completion
 from triptych.protocol import messages as m
 from triptych.protocol.errors import InvalidRequest, ModelFailed, PipelineClosed
-
-
-@pytest.fixture
-def service() -> Iterator[FakeService]:
-    with tempfile.TemporaryDirectory() as folder:
-        service = FakeService(Path(folder))
-        yield service
-        service.close()
-
-
-@pytest.fixture
-def session(service: FakeService) -> Iterator[Session]:
-    session = service.client()
-    yield session
-    session.close()
 
 
 def submit(session: Session, n: int = 2) -> GroupStream:

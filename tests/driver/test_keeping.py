@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,20 +12,6 @@ from triptych.driver.session import Session
 from triptych.driver.stream import MAX_MISPLACED, Assembly, Stream
 from triptych.protocol import messages as m
 from triptych.protocol.errors import DuplicateId, InvalidRequest
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[FakeService]:
-    service = FakeService(tmp_path)
-    yield service
-    service.close()
-
-
-@pytest.fixture
-def session(service: FakeService) -> Iterator[Session]:
-    session = service.client()
-    yield session
-    session.close()
 
 
 def test_the_end_of_a_kept_answer_is_not_acknowledged_until_it_is_forgotten(

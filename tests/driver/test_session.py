@@ -1,23 +1,17 @@
-"""The client's thread: three messages, said again and again until the answer is here, whatever the other side does.
-
-The other side is a service that says what the test tells it.
-"""
+"""The client's thread: three messages, said again and again until they are answered, whatever the other side does."""
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.driver.fake_service import FakeService, failed, finished, packed, row, submit
+from tests.driver.fake_service import FakeService, finished, packed, row, submit
 from tests.waiting import eventually
 from triptych.driver import session as module
-from triptych.driver.session import ACKNOWLEDGE_TOKENS, Session
+from triptych.driver.session import Session
 from triptych.driver.stream import Stream
 from triptych.protocol import messages as m
 from triptych.protocol.codec import MAX_DEPTH
@@ -25,10 +19,8 @@ from triptych.protocol.errors import (
     BadFrame,
     DuplicateId,
     InvalidRequest,
-    ModelFailed,
     Overloaded,
     PipelineClosed,
-    UnknownRequest,
 )
 
 REPEAT_S = 0.03
@@ -37,21 +29,6 @@ REPEAT_S = 0.03
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REPEAT_S", REPEAT_S)
-
-
-@pytest.fixture
-def service() -> Iterator[FakeService]:
-    with tempfile.TemporaryDirectory() as folder:
-        service = FakeService(Path(folder))
-        yield service
-        service.close()
-
-
-@pytest.fixture
-def session(service: FakeService) -> Iterator[Session]:
-    session = service.client()
-    yield session
-    session.close()
 
 
 def has_entry(*entry: Any) -> Any:
@@ -205,237 +182,6 @@ def test_an_id_may_be_used_again_after_its_end(service: FakeService, session: Se
         service.accept("a")
         service.say("follow", finished("a", text=text))
         assert stream.result(10).text == text
-
-
-# -- until it ends
-
-
-def test_text_becomes_deltas_and_the_end_their_sum(service: FakeService, session: Session) -> None:
-    stream = submit(session)
-    service.accept("a")
-    service.say("follow", m.Text([row("a", 0, 5, text="x")]))
-    service.say("follow", m.Text([row("a", 1, 6, 7, text="yz", text_offset=1)]))
-    service.say("follow", m.Finished("a", 3, 3, packed(8), "!", None, "stop", {"usage": {"n": 4}}))
-    assert [(delta.token_ids, delta.text) for delta in stream] == [([5], "x"), ([6, 7], "yz"), ([8], "!")]
-    result = stream.result()
-    assert (result.token_ids, result.text) == ([5, 6, 7, 8], "xyz!")
-    assert (result.finish_reason, result.usage) == ("stop", {"n": 4})
-
-
-def test_rows_of_several_requests_come_in_one_message(service: FakeService, session: Session) -> None:
-    streams = [submit(session, name) for name in "abc"]
-    for name in "abc":
-        service.accept(name)
-    service.say("follow", m.Text([row(name, 0, i, text=name) for i, name in enumerate("abc")]))
-    assert [next(iter(stream)).text for stream in streams] == ["a", "b", "c"]
-
-
-def test_a_row_that_comes_twice_is_taken_once(service: FakeService, session: Session) -> None:
-    stream = submit(session)
-    service.accept("a")
-    for _ in range(3):
-        service.say("follow", m.Text([row("a", 0, 5, 6, text="xy")]))
-    service.say("follow", finished("a", 0, 5, 6, 7, text="xyz"))
-    assert (stream.result(10).token_ids, stream.result().text) == ([5, 6, 7], "xyz")
-
-
-@pytest.mark.parametrize("gap", [m.Text([row("a", 2, 7, text="z", text_offset=2)]), finished("a", 2, 7, text="z")])
-def test_a_gap_is_asked_for_again(service: FakeService, session: Session, gap: m.Text | m.Finished) -> None:
-    stream = submit(session)
-    service.accept("a")
-    service.say("follow", m.Text([row("a", 0, 5, text="x")]))
-    service.say("follow", gap)
-    service.hear(m.Follow, where=has_entry("a", 1, True))
-    service.say("follow", m.Text([row("a", 1, 6, 7, text="yz", text_offset=1)]))
-    service.say("follow", m.Finished("a", 3, 3, b"", "", None, "stop", {}))
-    assert (stream.result(10).token_ids, stream.result().text) == ([5, 6, 7], "xyz")
-
-
-def test_an_offset_of_text_that_can_never_fit_fails_the_request(service: FakeService, session: Session) -> None:
-    """A caller that resumes with a wrong count of characters is told so, instead of asking for ever."""
-    stream = Stream("a", session.abort)
-    session.resume("a", stream, num_tokens=2, num_chars=0)
-    service.hear(m.Follow)
-    service.say("follow", m.Text([row("a", 2, 7, text="z", text_offset=2)]))
-    with pytest.raises(InvalidRequest, match="the first 2 tokens have 2 characters, not 0"):
-        stream.result(10)
-
-
-def test_a_request_is_followed_again_and_again_to_keep_its_lease(service: FakeService, session: Session) -> None:
-    submit(session)
-    service.accept("a")
-    service.say("follow", m.Text([row("a", 0, 5, text="x")]))
-    for _ in range(3):
-        service.hear(m.Follow, where=has_entry("a", 1, False))
-
-
-def test_many_tokens_are_acknowledged_at_once(
-    service: FakeService, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "REPEAT_S", 60.0)
-    submit(session)
-    service.accept("a")
-    service.say("follow", m.Text([row("a", 0, *range(ACKNOWLEDGE_TOKENS - 1))]))
-    service.say("follow", m.Text([row("a", ACKNOWLEDGE_TOKENS - 1, 5)]))
-    service.hear(m.Follow, where=has_entry("a", ACKNOWLEDGE_TOKENS, False))
-
-
-def test_an_end_is_acknowledged(service: FakeService, session: Session) -> None:
-    stream = submit(session)
-    service.accept("a")
-    service.say("follow", finished("a"))
-    assert service.hear(m.Acknowledge) == m.Acknowledge(["a"])
-    stream.result(10)
-
-
-def test_an_end_that_comes_twice_is_acknowledged_twice_and_told_once(service: FakeService, session: Session) -> None:
-    stream = submit(session)
-    service.accept("a")
-    service.say("follow", finished("a", text="first"))
-    service.hear(m.Acknowledge)
-    service.say("follow", finished("a", text="second"))
-    assert service.hear(m.Acknowledge) == m.Acknowledge(["a"])
-    assert stream.result(10).text == "first"
-
-
-def test_nothing_is_said_about_a_request_that_ended(service: FakeService, session: Session) -> None:
-    submit(session)
-    service.accept("a")
-    service.say("follow", finished("a"))
-    service.hear(m.Acknowledge)
-    assert service.hear_any(5 * REPEAT_S) is None
-
-
-def test_a_failure_is_raised_with_what_came_before_it(service: FakeService, session: Session) -> None:
-    stream = submit(session)
-    service.accept("a")
-    service.say("follow", m.Text([row("a", 0, 5, text="x")]))
-    service.say("follow", m.Failed("a", 1, 1, packed(6), "y", None, "model_failed", "not a number", {}))
-    with pytest.raises(ModelFailed, match="not a number") as caught:
-        stream.result(10)
-    assert (caught.value.partial.token_ids, caught.value.partial.text) == ([5, 6], "xy")
-    assert caught.value.partial.finish_reason == "error"
-
-
-def test_a_failure_is_acknowledged(service: FakeService, session: Session) -> None:
-    submit(session)
-    service.accept("a")
-    service.say("follow", failed("a", "poisoned", "it killed execute twice"))
-    assert service.hear(m.Acknowledge) == m.Acknowledge(["a"])
-
-
-def test_a_resumed_request_is_followed_from_where_it_was(service: FakeService, session: Session) -> None:
-    stream = Stream("a", session.abort)
-    session.resume("a", stream, num_tokens=2, num_chars=3)
-    service.hear(m.Follow, where=has_entry("a", 2, True))
-    service.say("follow", m.Finished("a", 0, 0, packed(5, 6, 7), "abcd", None, "stop", {}))
-    assert (stream.result(10).token_ids, stream.result().text) == ([7], "d")
-
-
-def test_resuming_what_nobody_knows_is_an_error(service: FakeService, session: Session) -> None:
-    stream = Stream("a", session.abort)
-    session.resume("a", stream, num_tokens=0, num_chars=0)
-    service.hear(m.Follow)
-    service.say("follow", failed("a", "unknown_id", "no request 'a' is live or kept"))
-    with pytest.raises(UnknownRequest):
-        stream.result(10)
-
-
-# -- aborts
-
-
-def test_an_abort_is_said_again_until_the_end_comes(service: FakeService, session: Session) -> None:
-    stream = submit(session)
-    service.accept("a")
-    stream.abort()
-    assert [service.hear(m.Abort) for _ in range(3)] == [m.Abort("a")] * 3
-    service.say("follow", finished("a", 0, 5, text="x", reason="abort"))
-    assert (stream.result(10).finish_reason, stream.result().text) == ("abort", "x")
-
-
-def test_an_abort_before_the_acceptance_is_said_after_it(service: FakeService, session: Session) -> None:
-    stream = submit(session)
-    stream.abort()
-    service.hear(m.Submit)
-    service.hear(m.Submit)
-    service.say("submit", m.Accepted("a", 1, 0, 16))
-    assert service.hear(m.Abort) == m.Abort("a")
-
-
-def test_an_abort_of_something_unknown_says_nothing(service: FakeService, session: Session) -> None:
-    session.abort("never heard of")
-    assert service.hear_any(3 * REPEAT_S) is None
-
-
-# -- listeners
-
-
-class Broken(Stream):
-    """A caller whose callbacks raise."""
-
-    def on_accepted(self, accepted: m.Accepted) -> None:
-        raise RuntimeError("accepted")
-
-    def on_delta(self, delta: Any) -> None:
-        raise RuntimeError("delta")
-
-
-def test_a_listener_that_raises_stops_nobody(service: FakeService, session: Session) -> None:
-    broken = Broken("broken", session.abort)
-    session.submit("broken", {"prompt": "x"}, broken)
-    service.accept("broken")
-    other = submit(session, "other")
-    service.accept("other")
-    for name in ("broken", "other"):
-        service.say("follow", m.Text([row(name, 0, 5, text="x")]))
-        service.say("follow", m.Finished(name, 1, 1, b"", "", None, "stop", {}))
-    assert other.result(10).text == "x"
-    assert broken.result(10).text == "x"
-
-
-# -- questions
-
-
-def test_a_question_is_asked_again_until_it_is_answered(service: FakeService, session: Session) -> None:
-    future = session.ask(m.GetInfo())
-    for _ in range(3):
-        service.hear(m.GetInfo)
-    service.say("submit", m.Info({"model": "m"}))
-    assert future.result(10) == m.Info({"model": "m"})
-
-
-def test_one_answer_is_for_all_who_asked(service: FakeService, session: Session) -> None:
-    futures = [session.ask(m.GetStats()) for _ in range(3)]
-    service.hear(m.GetStats)
-    service.say("follow", m.Stats({"a": 1}))
-    assert [future.result(10) for future in futures] == [m.Stats({"a": 1})] * 3
-
-
-def test_the_status_of_each_request_is_a_question_of_its_own(service: FakeService, session: Session) -> None:
-    futures = {name: session.ask(m.GetStatus(name)) for name in "ab"}
-    for name in "ba":
-        service.hear(m.GetStatus, where=lambda status, name=name: status.request_id == name)  # type: ignore[misc]
-        service.say("follow", m.Status(name, "running", 3, 1, 0))
-    assert {name: future.result(10).request_id for name, future in futures.items()} == {"a": "a", "b": "b"}
-
-
-def test_lists_of_two_lengths_are_two_questions(service: FakeService, session: Session) -> None:
-    futures = {limit: session.ask(m.GetRequests(limit)) for limit in (1, 2)}
-    for limit in (2, 1):
-        service.hear(m.GetRequests, where=lambda asked, limit=limit: asked.limit == limit)  # type: ignore[misc]
-        service.say("follow", m.Requests(limit, [], 0, 7, []))
-    assert {limit: future.result(10).limit for limit, future in futures.items()} == {1: 1, 2: 2}
-
-
-def test_nobody_waits_for_an_answer_that_was_given_up(service: FakeService, session: Session) -> None:
-    future = session.ask(m.GetInfo())
-    service.hear(m.GetInfo)
-    assert future.cancel()
-    service.say("submit", m.Info({}))
-    again = session.ask(m.GetInfo())
-    service.hear(m.GetInfo)
-    service.say("submit", m.Info({"second": 2}))
-    assert again.result(10).info in ({}, {"second": 2})
 
 
 # -- servers and clients that go away

@@ -1,0 +1,27 @@
+"""A client and the service that it talks to, which says what the test tells it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.driver.fake_service import FakeService
+from triptych.driver.session import Session
+
+
+@pytest.fixture
+def service() -> Iterator[FakeService]:
+    with tempfile.TemporaryDirectory() as folder:  # one whose name is short enough for a socket
+        service = FakeService(Path(folder))
+        yield service
+        service.close()
+
+
+@pytest.fixture
+def session(service: FakeService) -> Iterator[Session]:
+    session = service.client()
+    yield session
+    session.close()
