@@ -1,10 +1,12 @@
-"""docs/cli.md: its reference is that of the code, and its commands are ones that the command line takes."""
+"""Pages that are made of the code are those of the code; the commands of docs/cli.md are ones that are taken."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 import typer
@@ -12,17 +14,43 @@ import typer
 from triptych.launch.aliases import ALIASES, canonical
 from triptych.launch.chat import COMMANDS
 from triptych.launch.cli import app
-from triptych.launch.reference import MARK, reference
+from triptych.launch.gateway.config import GatewayConfig
+from triptych.launch.reference.__main__ import PAGES, mark, whole
+from triptych.launch.reference.settings import limits
+from triptych.protocol.config import PipelineConfig, SchedulerConfig
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-HOW_TO = PAGE.partition(MARK)[0]
+HOW_TO = PAGE.partition(mark("cli.md"))[0]
 VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 CALLS = [line for block in re.findall(r"```sh\n(.*?)```", HOW_TO, re.DOTALL) for line in block.splitlines()]
 
 
-def test_the_reference_is_that_of_the_code() -> None:
-    assert PAGE.partition(MARK)[2].strip() == reference().strip(), "run python -m triptych.launch.reference docs/cli.md"
+@pytest.mark.parametrize("name", PAGES)
+def test_the_reference_is_that_of_the_code(name: str) -> None:
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert page == whole(name, page), "run python -m triptych.launch.reference"
+
+
+def test_no_field_of_a_configuration_is_left_out() -> None:
+    owners = [*get_type_hints(PipelineConfig).values(), GatewayConfig]
+    names = [item.name for owner in owners for item in dataclasses.fields(owner)]
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == names
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "hint", "expected"),
+    [
+        (SchedulerConfig, "max_num_seqs", int, "1 to 65536"),
+        (SchedulerConfig, "max_kv_reads", int | None, "from 1"),
+        (SchedulerConfig, "policy", str, "fifo, prefill_first, round_robin, priority"),
+        (SchedulerConfig, "trace", str | None, ""),
+        (GatewayConfig, "body_timeout_s", float, "0.1 to 1000000"),
+    ],
+)
+def test_limits_are_those_of_the_refusal(owner: type, name: str, hint: Any, expected: str) -> None:
+    assert limits(owner, name, hint) == expected
 
 
 @pytest.mark.parametrize("call", CALLS)

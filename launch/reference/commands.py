@@ -1,21 +1,18 @@
-"""The reference half of docs/cli.md, made of the flags: ``python -m triptych.launch.reference docs/cli.md``."""
+"""The reference half of docs/cli.md, made of the flags."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import typer
 
-from .cli import app
+from ..cli import app
 
-MARK = "<!-- Everything below is written by python -m triptych.launch.reference docs/cli.md -->\n"
 OWN = ""  # the panel of flags that are a verb's own
 
 
-def reference() -> str:
+def commands() -> str:
     """Markdown: a section a verb with its own flags, then one for each group of flags that verbs share."""
     verbs: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     shared: dict[str, tuple[list[Any], list[str]]] = {}  # by panel: its flags, and who has them
@@ -70,12 +67,3 @@ def _default(flag: Any) -> str:
     if isinstance(flag.default, bool):
         return "on" if flag.default else "off"
     return f"`{flag.default}`"
-
-
-def main() -> None:
-    page = Path(sys.argv[1])
-    page.write_text(page.read_text(encoding="utf-8").partition(MARK)[0] + MARK + "\n" + reference(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,72 @@
+"""The body of docs/python.md: what a program that imports the package may call, and what it may catch."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ...driver.async_client import AsyncClient, AsyncStream
+from ...driver.async_driver import AsyncDriver
+from ...driver.client import Client
+from ...driver.driver import Driver
+from ...driver.health import Health
+from ...driver.standing import RequestStatus
+from ...driver.stream import Completion, Delta, Listener, Stream
+from ...protocol.errors import TriptychError
+
+CLASSES = (Driver, Client, Stream, Delta, Completion, AsyncDriver, AsyncClient, AsyncStream, RequestStatus, Health)
+_FIELD = re.compile(r"^    (\w+): [^#\n]*(?:# (.*))?$", re.MULTILINE)  # a field, and what is said beside it
+
+
+def api() -> str:
+    """Markdown: a section a class, then the tree of errors."""
+    return "\n".join([*(line for owner in CLASSES for line in _class(owner)), *_errors()])
+
+
+def _class(owner: Any) -> Iterator[str]:
+    yield from (f"## {owner.__name__}", "", f"`{owner.__module__}`. {about(owner)}", "")
+    if owner.__init__.__doc__ and owner.__init__.__doc__ != object.__init__.__doc__:
+        yield f"* `{owner.__name__}{_arguments(owner.__init__)}`: {about(owner.__init__)}"
+    if dataclasses.is_dataclass(owner):
+        for name, text in _FIELD.findall(inspect.getsource(owner)):
+            yield f"* `{name}`" + (f": {text}" if text else "")
+    for name, member in vars(owner).items():
+        if not name.startswith("_") and not hasattr(Listener, name) and callable(member):
+            is_async = "await " if inspect.iscoroutinefunction(member) else ""
+            yield _item(f"{is_async}{name}{_arguments(member)}", member)
+        elif isinstance(member, property) and not name.startswith("_"):
+            yield _item(name, member)
+    yield ""
+
+
+def _item(shown: str, member: Any) -> str:
+    return f"* `{shown}`" + (f": {text}" if (text := about(member)) else "")
+
+
+def about(member: Any) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return " ".join((member.__doc__ or "").partition("\n\n")[0].split()).replace("``", "`")
+
+
+def _arguments(function: Any) -> str:
+    """``(prompt=None, *, timeout=None, **options)``: names and defaults, without types and ``self``."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    plain = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
+    return str(inspect.Signature(plain))
+
+
+def _errors() -> Iterator[str]:
+    yield from ("## Errors", "", "`triptych.protocol.errors`. An error is also each of those it is indented under.", "")
+    yield "| class | `code` | HTTP | |"
+    yield "|---|---|---|---|"
+    yield from _tree(TriptychError, 0)
+
+
+def _tree(error: type[TriptychError], depth: int) -> Iterator[str]:
+    yield f"| {'· ' * depth}`{error.__name__}` | `{error.code}` | {error.http_status} | {about(error)} |"
+    for child in error.__subclasses__():
+        if child.__module__ == TriptychError.__module__:
+            yield from _tree(child, depth + 1)

@@ -1,0 +1,52 @@
+"""The tables of docs/configuration.md: every field of a configuration, with its default and its limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any, get_args, get_type_hints
+
+from ...protocol.config import PipelineConfig
+from ...protocol.errors import ConfigError
+from ..gateway.config import GatewayConfig
+from .api import about
+
+IMPOSSIBLE: dict[type, Any] = {int: -(10**30), float: -1e30, str: "?"}
+_SAID = re.compile(r"(?:the limits are|known are:|the forms are) (.*)")
+
+
+def settings() -> str:
+    """Markdown: a section for each owner of settings."""
+    parts = {name.capitalize(): part for name, part in get_type_hints(PipelineConfig).items()}
+    return "\n".join(line for name, part in {**parts, "HTTP": GatewayConfig}.items() for line in _section(name, part))
+
+
+def _section(name: str, part: Any) -> Iterator[str]:
+    yield from (f"## {name}", "", about(part), "")
+    yield "| field | default | limits | |"
+    yield "|---|---|---|---|"
+    hints = get_type_hints(part)
+    for item in dataclasses.fields(part):
+        text = item.metadata["help"].replace("|", "\\|")
+        yield f"| `{item.name}` | `{item.default!r}` | {limits(part, item.name, hints[item.name])} | {text} |"
+    yield ""
+
+
+def limits(part: Any, name: str, hint: Any) -> str:
+    """In the words in which an impossible value is refused: the limits are written once, where they are checked."""
+    for kind in get_args(hint) or (hint,):
+        if kind in IMPOSSIBLE:
+            try:
+                part(**{name: IMPOSSIBLE[kind]})
+            except ConfigError as error:
+                said = _SAID.search(error.message)
+                return _short(said[1]) if said else ""
+    return ""
+
+
+def _short(said: str) -> str:
+    said = re.sub(r"(\d)\.0\b", r"\1", said)
+    if said.endswith(" and inf"):
+        return f"from {said.removesuffix(' and inf')}"
+    return said.replace(" and ", " to " if said[-1].isdigit() else " or ")
