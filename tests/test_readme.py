@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import parse_triptych
 from triptych.protocol.config import DEMO_CHECKPOINT
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 HOW_TO = (ROOT / "docs" / "structured.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README + HOW_TO, re.DOTALL)
+SHELL = "\n".join(re.findall(r"```\n(.*?)```", README, re.DOTALL))
+CALLS = re.findall(r"^(?:\.venv/bin/)?(triptych .*)$", SHELL, re.MULTILINE)
 
 
 # The hash LM starts in a fraction of a second; what the blocks show does not depend on the model.
@@ -30,11 +33,11 @@ def test_a_block_runs(block: int, model: str) -> None:
     assert done.stdout
 
 
+@pytest.mark.parametrize("call", CALLS)
+def test_a_command_is_one_that_is_taken(call: str) -> None:
+    parse_triptych(call)
+
+
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:tests|protocol|launch)/[\w/.]+\.\w+)`", README))))
 def test_a_file_that_is_named_exists(path: str) -> None:
     assert (ROOT / path).is_file()
-
-
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)]+)\)", README))))
-def test_a_link_leads_somewhere(target: str) -> None:
-    assert (ROOT / target).exists()

@@ -1,0 +1,15 @@
+"""One pipeline for all pages that need one to run beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from triptych import Driver
+
+
+@pytest.fixture(scope="session")
+def driver() -> Iterator[Driver]:
+    with Driver("hash-lm", max_model_len=256) as driver:
+        yield driver

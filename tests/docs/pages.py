@@ -1,0 +1,91 @@
+"""What a page of docs/ shows, taken apart so that a test can run it as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import typer
+
+from triptych.launch.aliases import canonical
+from triptych.launch.cli import app
+
+DOCS = Path(__file__).parents[2] / "docs"
+_PART = re.compile(r"^#+ (?P<heading>[^\n]*)$|^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+TRIPTYCH = f'#!/bin/sh\nexec {sys.executable} -c "from triptych.launch.cli import main; main()" "$@"\n'
+
+
+class Block(NamedTuple):
+    """A fenced block, and the heading that it stands under."""
+
+    heading: str
+    language: str
+    text: str
+
+
+def read(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def blocks(name: str, language: str) -> list[Block]:
+    """Of one language, in order."""
+    found, heading = [], ""
+    for part in _PART.finditer(read(name)):
+        if part["heading"] is not None:
+            heading = part["heading"]
+        elif part["language"] == language:
+            found.append(Block(heading, language, part["text"]))
+    return found
+
+
+def table(name: str, heading: str) -> list[list[str]]:
+    """The cells of the first table under a heading, its head first."""
+    section = re.split(r"\n## ", read(name).split(f"\n## {heading}\n", 1)[1], maxsplit=1)[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows if not row.startswith("|---")]
+
+
+def parse_triptych(call: str) -> None:
+    """
+    Raises:
+        click.UsageError: the command line would not take this call.
+    """
+    program, verb, *arguments = shlex.split(call)
+    assert program == "triptych", call
+    group = typer.main.get_command(app)
+    parent = group.make_context("triptych", [verb])
+    group.commands[verb].make_context(verb, arguments, parent=parent)  # type: ignore[attr-defined]
+
+
+def shell_environment(folder: Path, **variables: str) -> dict[str, str]:
+    """Where ``triptych`` and ``python`` are those of this checkout; the programs are put into ``folder``."""
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    (programs / "triptych").write_text(TRIPTYCH)
+    (programs / "triptych").chmod(0o755)
+    path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(DOCS.parent), "no_proxy": "*", **variables}
+
+
+@contextmanager
+def background(script: str, folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A program of one block that stays; killed at the end if it is still there."""
+    with subprocess.Popen(
+        ["sh", "-c", f"exec {script.strip()}"], cwd=folder, env=environment, text=True, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def canonical_flags(call: str) -> list[str]:
+    """Long flags of a call, by our own names."""
+    return [canonical(flag) for flag in re.findall(r"(?<=--)[a-z][\w-]*", call)]

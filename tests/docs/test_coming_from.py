@@ -1,0 +1,126 @@
+"""docs/coming-from.md: its flags, routes and fields are those of the code, and its program runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from tests.docs.pages import blocks, read, table
+from tests.launch.gateway.conftest import Site, site
+from triptych import Driver
+from triptych.launch.aliases import ALIASES, canonical
+from triptych.launch.cli import app
+
+PAGE = read("coming-from.md")
+[PROGRAM] = blocks("coming-from.md", "python")
+FLAGS = table("coming-from.md", "Flags")[1:]
+ROUTES = {row[0]: row[1] for row in table("coming-from.md", "Routes")[1:]}
+FIELDS = table("coming-from.md", "Fields of a request")[1:]
+VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+OURS = {flag for verb in ("serve", "generate") for p in VERBS[verb].params for flag in (*p.opts, *p.secondary_opts)}
+OF_OTHERS = [cell for row in FLAGS for cell in row[1:]]
+VALUES: dict[str, Any] = {  # what asks for something; 1 for all others
+    "min_p": 0.1,
+    "ignore_eos": True,
+    "stop_token_ids": [7],
+    "skip_special_tokens": False,
+    "include_stop_str_in_output": True,
+    "return_token_ids": True,
+    "cache_salt": "a",
+    "request_id": "a",
+    "structured_outputs": {"choice": ["yes", "no"]},
+    "guided_choice": ["yes", "no"],
+    "regex": "a",
+    "bad_words": ["a"],
+    "allowed_token_ids": [7],
+    "logits_processors": ["a"],
+    "use_beam_search": True,
+    "lora_path": "a",
+    "return_hidden_states": True,
+    "reasoning_effort": "high",
+    "chat_template": "a",
+    "resumable": True,
+    "deadline_ms": 60_000,
+    "max_queue_ms": 60_000,
+}
+
+
+def flags_in(cell: str) -> list[str]:
+    return re.findall(r"`(--?[\w-]+)[^`]*`", cell)
+
+
+def is_understood(flag: str) -> bool:
+    return "-" * (len(flag) - len(flag.lstrip("-"))) + canonical(flag.lstrip("-")) in OURS
+
+
+@pytest.fixture(scope="module")
+def api(driver: Driver) -> Iterator[Site]:
+    with site(driver.run_dir) as api:
+        yield api
+
+
+@pytest.mark.parametrize("cell", [row[0] for row in FLAGS])
+def test_a_flag_of_ours_exists(cell: str) -> None:
+    assert [flag for flag in flags_in(cell) if flag not in OURS] == []
+
+
+@pytest.mark.parametrize(
+    "flag", sorted({flag for text in re.findall(r"\*\*(.*?)\*\*", PAGE) for flag in flags_in(text)})
+)
+def test_a_flag_in_bold_is_understood(flag: str) -> None:
+    assert is_understood(flag)
+
+
+def test_what_is_understood_is_in_bold() -> None:
+    plain = {flag for cell in OF_OTHERS for flag in flags_in(re.sub(r"\*\*.*?\*\*", "", cell))}
+    assert {flag for flag in plain if is_understood(flag)} <= {"--config"}, "--config: the files are not the same"
+
+
+def test_every_alias_is_on_the_page_beside_our_own_name() -> None:
+    rows = {flag: row[0] for row in FLAGS for cell in row[1:] for flag in flags_in(cell)}
+    assert {alias: f"--{own}" in rows.get(f"--{alias}", "") for alias, own in ALIASES.items()} == dict.fromkeys(
+        ALIASES, True
+    )
+
+
+THERE = [route for cell, here in ROUTES.items() if here.startswith("yes") for route in re.findall(r"`([^`{]*)`", cell)]
+
+
+@pytest.mark.parametrize("route", THERE)
+def test_a_route_that_is_there_is_there(api: Site, route: str) -> None:
+    assert api.http.get(route).status_code in (200, 405)
+
+
+@pytest.mark.parametrize("cell", [cell for cell, here in ROUTES.items() if here.startswith("404")])
+def test_a_route_that_is_not_there_is_a_404(api: Site, cell: str) -> None:
+    status, error = api.refusal(cell.strip("`"), prompt="hi")
+    assert (status, error["code"]) == (404, "unknown_route")
+
+
+@pytest.mark.parametrize("row", FIELDS, ids=lambda row: row[0].split("`")[1])
+def test_a_field_is_taken_or_refused_by_its_name(api: Site, row: list[str]) -> None:
+    for name in re.findall(r"`(\w+)`", row[0].replace("`timings`", "")):
+        route = "chat/completions" if name in ("reasoning_effort", "chat_template") else "completions"
+        prompt = {"messages": [{"role": "user", "content": "hi"}]} if route[:4] == "chat" else {"prompt": "hi"}
+        reply = api.post(f"/v1/{route}", **prompt, max_tokens=2, **{name: VALUES.get(name, 1)})
+        if row[2].startswith("400"):
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+        else:
+            assert reply.status_code == 200, (name, reply.text)
+
+
+def test_the_account_of_time_is_in_every_reply(api: Site) -> None:
+    assert api.ask("/v1/completions", prompt="hi", max_tokens=2)["usage"]["triptych"]["ledgers"]
+
+
+def test_the_program_runs() -> None:
+    code = PROGRAM.text.replace('"demo"', '"hash-lm"')
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=240, check=False)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+    assert done.stdout

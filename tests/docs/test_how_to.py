@@ -1,0 +1,223 @@
+"""The programs and commands of docs/how-to.md: run where that can be, else held against what they name."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import multiprocessing
+import re
+import runpy
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.docs.pages import Block, background, blocks, parse_triptych, read, shell_environment
+from tests.launch.test_processes import run_dir_of, worker
+from tests.waiting import eventually
+from triptych import Client, Driver
+from triptych.protocol.config import ServiceConfig
+
+ROOT = Path(__file__).parents[2]
+FASTAPI, CELERY, POOL, JOURNAL, MODELS = blocks("how-to.md", "python")
+CALLS = [line for block in blocks("how-to.md", "sh") for line in block.text.splitlines()]
+[UNIT] = blocks("how-to.md", "ini")
+LEAVING_S = 15  # what a stop takes besides the drain: gateways and workers get a few seconds each
+
+
+def program(block: Block, folder: Path) -> Path:
+    path = folder / "program.py"
+    path.write_text(block.text.replace('"demo"', '"hash-lm"'))
+    return path
+
+
+@pytest.fixture(scope="module")
+def fastapi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, httpx2.Client]]:
+    """The application under uvicorn: its process id, and a client of it."""
+    folder = tmp_path_factory.mktemp("f")
+    program(FASTAPI, folder).rename(folder / "app.py")
+    serve = FASTAPI_CALLS[0].replace("8000", "0")
+    with background(serve, folder, shell_environment(folder)) as server:
+        assert server.stderr is not None
+        url = next(found[1] for line in server.stderr if (found := re.search(r"running on (http://[\d.:]+)", line)))
+        with httpx2.Client(base_url=url, timeout=120, trust_env=False) as http:
+            yield server.pid, http
+        server.send_signal(signal.SIGINT)
+        server.stderr.read()
+        assert server.wait(120) == 0
+
+
+FASTAPI_CALLS = [
+    line for block in blocks("how-to.md", "sh") if "FastAPI" in block.heading for line in block.text.splitlines()
+]
+
+
+def test_fastapi_streams_an_answer(fastapi: tuple[int, httpx2.Client]) -> None:
+    _, http = fastapi
+    asked = json.loads(re.search(r"-d '(.*)'", FASTAPI_CALLS[1])[1])  # type: ignore[index]
+    assert http.post("/ask", json=asked).text
+    assert http.get("/health").json()["status"] == "ok"
+
+
+def test_fastapi_refuses_with_a_status(fastapi: tuple[int, httpx2.Client]) -> None:
+    reply = fastapi[1].post("/ask", json={"text": "hi", "max_tokens": -1})
+    assert (reply.status_code, reply.json()["code"], reply.json()["param"]) == (400, "invalid_request", "max_tokens")
+
+
+def test_fastapi_ends_the_request_of_a_client_that_is_gone(fastapi: tuple[int, httpx2.Client]) -> None:
+    pid, http = fastapi
+    with http.stream("POST", "/ask", json={"text": "hi", "max_tokens": 4000}) as reply:
+        next(reply.iter_text())
+    with Client(run_dir_of(worker(pid, "execute"))) as watcher:
+        eventually(lambda: not watcher.requests().lines)
+        assert watcher.requests().ended[0].state == "abort"
+
+
+class Signal:
+    """A signal of Celery: it remembers who listens."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Any] = []
+
+    def connect(self, listener: Any) -> Any:
+        self.listeners.append(listener)
+        return listener
+
+
+class Celery:
+    """As much of Celery as the page uses: a task is a function whose first argument has the request."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def task(self, **_: object) -> Any:
+        return lambda function: function
+
+
+def celery_child(path: Path, task_id: str, answers: Any) -> None:
+    """What a forked worker does: load the tasks, call who waits for the fork, run one task."""
+    signals = ModuleType("celery.signals")
+    signals.worker_process_init = Signal()  # type: ignore[attr-defined]
+    package = ModuleType("celery")
+    package.Celery = Celery  # type: ignore[attr-defined]
+    sys.modules.update({"celery": package, "celery.signals": signals})
+    tasks = runpy.run_path(str(path))
+    for listener in signals.worker_process_init.listeners:  # type: ignore[attr-defined]
+        listener()
+    task = type("Task", (), {"request": type("Request", (), {"id": task_id})})
+    answers.put(tasks["answer"](task, "hello"))
+
+
+def test_celery_children_share_the_pipeline(driver: Driver, tmp_path: Path) -> None:
+    path = tmp_path / "tasks.py"
+    path.write_text(CELERY.text.replace("/run/triptych", str(driver.run_dir)))
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    children = [context.Process(target=celery_child, args=(path, f"task-{i}", answers)) for i in range(2)]
+    for child in children:
+        child.start()
+    texts = [answers.get(timeout=240) for _ in children]
+    for child in children:
+        child.join(120)
+        assert child.exitcode == 0
+    assert texts == [driver.generate("hello", max_tokens=100).text] * 2
+
+
+def test_a_task_that_is_delivered_again_is_not_computed_again(driver: Driver) -> None:
+    request: dict[str, Any] = {"request_id": "task", "lease_s": 3600, "max_tokens": 100}
+    with Client(driver.run_dir) as first:
+        next(iter(first.submit("hello", **request)))
+    accepted = driver.stats()["prepare"]["accepted"]
+    with Client(driver.run_dir) as second:
+        assert second.generate("hello", **request).text == driver.generate("hello", max_tokens=100).text
+    assert driver.stats()["prepare"]["accepted"] == accepted + 1  # the one that it is compared with
+
+
+@pytest.mark.parametrize("block", [POOL, JOURNAL, MODELS], ids=lambda block: block.heading)
+def test_a_program_runs(block: Block, tmp_path: Path) -> None:
+    command = [sys.executable, str(program(block, tmp_path))]
+    environment = shell_environment(tmp_path)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=240, check=False)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+    assert done.stdout
+
+
+def test_a_file_of_prompts_goes_on_after_a_kill(driver: Driver, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{i}"}}\n' for i in range(2000)))
+    [call] = [call for call in CALLS if "--resume" in call]
+    call = f"{call.replace('200', '20')} --connect {driver.run_dir}"
+    environment, answers = shell_environment(tmp_path), tmp_path / "answers.jsonl"
+    with background(call, tmp_path, environment) as running:
+        eventually(lambda: answers.exists() and answers.read_bytes().count(b"\n") > 3, timeout=120)
+        running.kill()
+    done = subprocess.run(shlex.split(call), cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert int(done.stderr.split()[0]) > 3
+    assert sorted(json.loads(row)["index"] for row in answers.read_text().splitlines()) == list(range(2000))
+
+
+@pytest.mark.parametrize("call", [call for call in CALLS if call.startswith("triptych")])
+def test_a_command_is_one_that_is_taken(call: str) -> None:
+    parse_triptych(call)
+
+
+def unit() -> configparser.SectionProxy:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string(UNIT.text)
+    return parser["Service"]
+
+
+def drain_s(call: str) -> float:
+    found = re.search(r"--drain-timeout (\d+)", call)
+    return float(found[1]) if found else 30.0
+
+
+def test_the_unit_starts_what_there_is_and_gives_it_time_to_drain() -> None:
+    service = unit()
+    command = service["ExecStart"].split(maxsplit=1)[1]
+    parse_triptych(f"triptych {command}")
+    assert f"/run/{service['RuntimeDirectory']} " in command
+    assert "http://127.0.0.1:8000/ready" in service["ExecStartPost"]
+    assert float(service["TimeoutStopSec"]) >= drain_s(command) + LEAVING_S
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    text = UNIT.text.replace("/opt/triptych/bin/triptych", sys.executable).replace("User=triptych\n", "")
+    (tmp_path / "triptych.service").write_text(text)
+    command = ["systemd-analyze", "verify", "--man=no", str(tmp_path / "triptych.service")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, [line for line in done.stderr.splitlines() if "triptych" in line]) == (0, [])
+
+
+def test_every_setting_of_the_unit_that_needs_a_reason_has_one() -> None:
+    reasons = read("how-to.md").split("| line | why |")[1]
+    needs_none = {
+        "User",
+        "ExecStart",
+        "RuntimeDirectory",
+        "TimeoutStartSec",
+        "Restart",
+        "NoNewPrivileges",
+        "PrivateTmp",
+    }
+    assert {name for name in unit() if f"`{name}" not in reasons} <= {*needs_none, "ProtectSystem"}
+
+
+def test_the_container_has_room_for_the_journal_and_time_to_drain() -> None:
+    [call] = [call for call in CALLS if call.startswith("docker run")]
+    words = shlex.split(call)
+    parse_triptych(call[call.index("triptych serve") :])
+    service = ServiceConfig()
+    assert words[words.index("--shm-size") + 1] == "1g"
+    assert 64 << 20 < service.arena_bytes + 512 * service.max_records < 1 << 30
+    assert float(words[words.index("--stop-timeout") + 1]) >= drain_s(call) + LEAVING_S
+    [build] = [call for call in CALLS if call.startswith("docker build")]
+    assert (ROOT / shlex.split(build)[shlex.split(build).index("--file") + 1]).is_file()
