@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import typer
 
-from triptych.launch.aliases import canonical
 from triptych.launch.cli import app
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -84,8 +83,3 @@ def background(script: str, folder: Path, environment: dict[str, str]) -> Iterat
             yield process
         finally:
             process.kill()
-
-
-def canonical_flags(call: str) -> list[str]:
-    """Long flags of a call, by our own names."""
-    return [canonical(flag) for flag in re.findall(r"(?<=--)[a-z][\w-]*", call)]

@@ -28,7 +28,9 @@ from triptych.protocol.config import ServiceConfig
 
 ROOT = Path(__file__).parents[2]
 FASTAPI, CELERY, POOL, JOURNAL, MODELS = blocks("how-to.md", "python")
-CALLS = [line for block in blocks("how-to.md", "sh") for line in block.text.splitlines()]
+SHELL = blocks("how-to.md", "sh")
+CALLS = [line for block in SHELL for line in block.text.splitlines()]
+FASTAPI_CALLS = [line for block in SHELL if "FastAPI" in block.heading for line in block.text.splitlines()]
 [UNIT] = blocks("how-to.md", "ini")
 LEAVING_S = 15  # what a stop takes besides the drain: gateways and workers get a few seconds each
 
@@ -53,11 +55,6 @@ def fastapi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, htt
         server.send_signal(signal.SIGINT)
         server.stderr.read()
         assert server.wait(120) == 0
-
-
-FASTAPI_CALLS = [
-    line for block in blocks("how-to.md", "sh") if "FastAPI" in block.heading for line in block.text.splitlines()
-]
 
 
 def test_fastapi_streams_an_answer(fastapi: tuple[int, httpx2.Client]) -> None:
@@ -145,12 +142,12 @@ def test_a_program_runs(block: Block, tmp_path: Path) -> None:
     command = [sys.executable, str(program(block, tmp_path))]
     environment = shell_environment(tmp_path)
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=240, check=False)
-    assert (done.returncode, done.stderr.decode()) == (0, "")
+    assert done.returncode == 0, done.stderr.decode()
     assert done.stdout
 
 
 def test_a_file_of_prompts_goes_on_after_a_kill(driver: Driver, tmp_path: Path) -> None:
-    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{i}"}}\n' for i in range(2000)))
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{i}"}}\n' for i in range(300)))
     [call] = [call for call in CALLS if "--resume" in call]
     call = f"{call.replace('200', '20')} --connect {driver.run_dir}"
     environment, answers = shell_environment(tmp_path), tmp_path / "answers.jsonl"
@@ -159,7 +156,7 @@ def test_a_file_of_prompts_goes_on_after_a_kill(driver: Driver, tmp_path: Path) 
         running.kill()
     done = subprocess.run(shlex.split(call), cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert int(done.stderr.split()[0]) > 3
-    assert sorted(json.loads(row)["index"] for row in answers.read_text().splitlines()) == list(range(2000))
+    assert sorted(json.loads(row)["index"] for row in answers.read_text().splitlines()) == list(range(300))
 
 
 @pytest.mark.parametrize("call", [call for call in CALLS if call.startswith("triptych")])
