@@ -24,7 +24,7 @@ def whole(name: str, page: str) -> str:
 
 
 def main() -> None:
-    for path in map(Path, sys.argv[1:] or [DOCS / name for name in PAGES]):
+    for path in [Path(given) for given in sys.argv[1:]] or [DOCS / name for name in PAGES]:
         path.write_text(whole(path.name, path.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ def _class(owner: Any) -> Iterator[str]:
     yield from (f"## {owner.__name__}", "", f"`{owner.__module__}`. {about(owner)}", "")
     if owner.__init__.__doc__ and owner.__init__.__doc__ != object.__init__.__doc__:
         yield f"* `{owner.__name__}{_arguments(owner.__init__)}`: {about(owner.__init__)}"
-    if dataclasses.is_dataclass(owner):
+    if hasattr(owner, "__dataclass_fields__"):
         for name, text in _FIELD.findall(inspect.getsource(owner)):
             yield f"* `{name}`" + (f": {text}" if text else "")
     for name, member in vars(owner).items():

@@ -106,7 +106,7 @@ def celery_child(path: Path, task_id: str, answers: Any) -> None:
     package.Celery = Celery  # type: ignore[attr-defined]
     sys.modules.update({"celery": package, "celery.signals": signals})
     tasks = runpy.run_path(str(path))
-    for listener in signals.worker_process_init.listeners:  # type: ignore[attr-defined]
+    for listener in signals.worker_process_init.listeners:
         listener()
     task = type("Task", (), {"request": type("Request", (), {"id": task_id})})
     answers.put(tasks["answer"](task, "hello"))
