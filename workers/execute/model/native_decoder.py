@@ -61,10 +61,13 @@ class NativeDecoder:
         Raises:
             MemoryError: there is not enough for a step of this size.
         """
-        num_rows = len(inputs.logit_rows)
+        rows = inputs.logit_rows
+        num_rows = len(rows)
         self._reserve(num_rows)
         step = self._step
-        arrays = _pointers(inputs)
+        # The kernels want rising rows. Those that are sampled rise, but those that are scored lie among them.
+        order = np.argsort(rows) if inputs.scored else None
+        arrays = _pointers(inputs, rows if order is None else rows[order])
         for name, array in arrays.items():
             setattr(step, name, array.ctypes.data)
         step.num_tokens = len(inputs.token_ids)
@@ -73,9 +76,10 @@ class NativeDecoder:
         step.table_width = inputs.block_tables.shape[1]
         if self._library.triptych_decoder_run(self._decoder, step):
             raise MemoryError(f"no memory for a step of {step.num_tokens} tokens")
-        return NativeOutputs(
+        outputs = NativeOutputs(
             self._logits[:num_rows, : self._vocab_size], self._tokens[:num_rows], self._greatest[:num_rows]
         )
+        return outputs if order is None else NativeOutputs(*(column[np.argsort(order)] for column in outputs))
 
     def _reserve(self, num_rows: int) -> None:
         """Room for the outputs of so many rows."""
@@ -108,7 +112,7 @@ class NativeDecoder:
         return pools
 
 
-def _pointers(inputs: StepInputs) -> dict[str, npt.NDArray[Any]]:
+def _pointers(inputs: StepInputs, rows: Int32) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a step by the names of ``Step``, contiguous and of its types."""
     return {
         "token_ids": np.ascontiguousarray(inputs.token_ids, np.int32),
@@ -117,5 +121,5 @@ def _pointers(inputs: StepInputs) -> dict[str, npt.NDArray[Any]]:
         "query_starts": np.ascontiguousarray(inputs.query_starts, np.int32),
         "context_lens": np.ascontiguousarray(inputs.context_lens, np.int32),
         "block_tables": np.ascontiguousarray(inputs.block_tables, np.int32),
-        "sample_rows": np.ascontiguousarray(inputs.logit_rows, np.int32),
+        "sample_rows": np.ascontiguousarray(rows, np.int32),
     }
