@@ -34,7 +34,7 @@ def test_random_schedules_are_replayed_exactly(policy: str, tmp_path: Path) -> N
     path = tmp_path / "trace"
     with path.open("w") as file:
         for life in range(LIVES):
-            Visitors(random.Random(f"{policy}/{life}"), policy, counts, trace_file=file).live()
+            Visitors(random.Random(f"a/{policy}/{life}"), policy, counts, trace_file=file).live()
     verdict = verify(path)
     assert verdict.difference is None
     assert (verdict.num_lives, verdict.num_steps) == (LIVES, counts["steps"])

@@ -146,3 +146,6 @@ def _check_running(scheduler: Scheduler, sequence: Sequence) -> None:
     is_in_flight = sequence.last_step > scheduler.completed_step  # and has pages for what is being computed
     has_right_pages = len(sequence.block_table) == num_pages or (is_in_flight and len(sequence.block_table) > num_pages)
     assert has_right_pages, f"{sequence.key} has {sequence.block_table}, needs {num_pages}"
+    num_left = sequence.num_uncomputed_tokens
+    has_right_state = (sequence.state is SequenceState.PAUSED) == (num_left == 0) or not sequence.is_beam
+    assert has_right_state or is_in_flight, f"{sequence.key} is {sequence.state} with {num_left} tokens to compute"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.workers.execute.clients import Clients, crowd
-from tests.workers.execute.factories import make_beams, make_group
+from tests.workers.execute.factories import make_beams, make_group, make_scheduler
 from triptych.workers.execute.engine import StepOutputs
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 
@@ -72,6 +72,18 @@ def test_beams_that_have_taken_their_step_when_all_give_way_wait_for_the_others(
     back = next(index for index, step in enumerate(steps) if beams[0].key in step.plan.started)
     assert 0 < len(missing) < 3
     assert {chunk.key for chunk in steps[back].plan.chunks} & {beam.key for beam in beams} == set(missing)
+
+
+def test_a_page_that_is_only_about_to_be_copied_is_swapped_out_from_where_it_comes() -> None:
+    cache = make_scheduler(host_pages=40).cache
+    parent, child = make_beams(0, 2, num_tokens=6)
+    cache.extend(parent, 6)
+    parent.num_computed_tokens = 6
+    cache.fork(child, parent)
+    full, tail = parent.block_table
+    cache.extend(child, 1)
+    assert cache.swap_out([parent, child])
+    assert [page for page, _ in cache.take_moves().swap_out] == [full, tail, tail]
 
 
 @pytest.mark.parametrize(
