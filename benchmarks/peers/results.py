@@ -114,7 +114,8 @@ def _cell(results: Results, name: str, workload: str) -> str:
     if rate is None:
         return ""
     share, lead = results.share(name, workload), results.lead(name, workload) if name.startswith(OURS) else None
-    notes = [f"{share:.0%} of the limit"] * (share is not None) + [f"{lead:.2f} x"] * (lead is not None)
+    notes = [] if share is None else [f"{share:.0%} of the limit"]
+    notes += [] if lead is None else [f"{lead:.2f} x"]
     return f"{rate:.0f} ({min(values):.0f} to {max(values):.0f}){'; ' * bool(notes)}{', '.join(notes)}"
 
 
