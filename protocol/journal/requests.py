@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import JournalError, Overloaded
+from ..errors import InvalidRequest, JournalError, Overloaded
 from ..record import RequestRecord
 from ..scores import score_words
 from .layout import ACCEPTED, DISPATCHED, FREE, UNREAD, Extent, Journal, extent, split_word, word
@@ -143,7 +143,12 @@ class RequestWriter:
 
         Raises:
             Overloaded: too few records or too little room in the arena are free; nothing was written.
+            InvalidRequest: so many the journal has not got; nothing was written.
         """
+        if len(records) > self._journal.num_records:
+            raise InvalidRequest(
+                f"the request needs {len(records)} records, the journal has {self._journal.num_records}"
+            )
         if len(records) > len(self._free):
             raise Overloaded(
                 f"the request needs {len(records)} records of the journal, {len(self._free)} of"
@@ -162,6 +167,10 @@ class RequestWriter:
             extent(0, len(payload), record.token_capacity, logprob_words(record.num_logprobs), _score_words(record)).end
             for payload, record in zip(payloads, records, strict=True)
         ]
+        if sum(sizes) > self._journal.arena_bytes:
+            raise InvalidRequest(
+                f"the request needs {sum(sizes)} bytes of the journal, which has {self._journal.arena_bytes}"
+            )
         offsets: list[int] = []
         for size in sizes:
             if (offset := self._arena.allocate(size)) is None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.protocol.factories import TIMES, make_journal, make_record
-from triptych.protocol.errors import Overloaded
+from triptych.protocol.errors import InvalidRequest, Overloaded
 from triptych.protocol.journal.layout import DISPATCHED, FREE, extent
 from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestView, RequestWriter, logprob_words, read_request
@@ -47,7 +47,7 @@ class Allocator(RuleBasedStateMachine):
         fits = bool(self.free) and any(end - start >= size for start, end in self.gaps())
         try:
             slot, generation = self.writer.accept(record, TIMES)
-        except Overloaded:
+        except (Overloaded, InvalidRequest):
             assert not fits, f"{size} bytes were refused, free are {self.gaps()}"
             return
         assert fits

@@ -17,7 +17,7 @@ from triptych.protocol.journal.requests import RequestView, RequestWriter, read_
 from triptych.protocol.journal.tokens import TokenWriter, read_finish, read_times, read_tokens
 
 NEW = make_record("new", num_prompt_tokens=5, token_capacity=4, logprobs=1)
-NUM_ACCEPT_STORES = 19
+NUM_ACCEPT_STORES = 20
 SLOTS = np.array([0])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.protocol.factories import TIMES, accept, make_journal, make_record
-from triptych.protocol.errors import JournalError, Overloaded
+from triptych.protocol.errors import InvalidRequest, JournalError, Overloaded
 from triptych.protocol.journal.layout import ACCEPTED, DISPATCHED, Journal
 from triptych.protocol.journal.releases import ReleaseWriter, is_released, read_release
 from triptych.protocol.journal.requests import RequestView, RequestWriter, logprob_words, read_request
@@ -66,7 +66,16 @@ def test_a_full_journal_says_so_and_changes_nothing(tmp_path: Path) -> None:
 def test_a_full_arena_says_so_and_changes_nothing(tmp_path: Path) -> None:
     journal = make_journal(tmp_path, arena_bytes=1 << 12)
     writer = RequestWriter(journal)
+    writer.accept(make_record("a", token_capacity=150), TIMES)
     with pytest.raises(Overloaded, match=r"needs \d+ bytes of the journal, not so many of 4096 are free"):
+        writer.accept(make_record("b", token_capacity=150), TIMES)
+    assert writer.num_free == 3
+
+
+def test_what_the_journal_can_never_hold_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path, arena_bytes=1 << 12)
+    writer = RequestWriter(journal)
+    with pytest.raises(InvalidRequest, match=r"needs \d+ bytes of the journal, which has 4096"):
         writer.accept(make_record(token_capacity=1024), TIMES)
     assert writer.num_free == 4
 

