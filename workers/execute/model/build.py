@@ -25,6 +25,7 @@ from .checkpoint import find_checkpoint, read_config
 from .decoder_spec import Unsupported
 from .device_forward import DeviceAttention, DeviceForward, TransformersForward
 from .device_runner import DeviceRunner
+from .give_back import trim_heap
 from .graphs import CudaGraphCapture
 from .group import ALONE, Group, check_divides
 from .loader import ModelFacts, Progress, load_model, resolve_device
@@ -85,6 +86,7 @@ def build_runner(
     if model_config.tensor_parallel_size > 1:
         loader = loader.with_ranks(run_dir)
     loaded = loader.load_fused() or loader.load_native() or loader.load_transformers()
+    trim_heap()
     size = loader.size_pages(loaded)
     runner = loaded.make_runner(size)
     card = ModelCard(

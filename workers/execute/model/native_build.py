@@ -72,6 +72,7 @@ def load_native(
         spec, checkpoint, library=library, format_=format_, num_threads=num_threads, progress=progress
     )
     difference = check_native(library, weights, config, checkpoint, num_threads=num_threads)
+    checkpoint.forget()
 
     def make_decoder(num_pages: int, max_model_len: int) -> NativeDecoder:
         rope = rope_tables(config, max_model_len)
