@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -34,6 +35,7 @@ MOST_FOREIGN, MOST_TRIES = 0.1, 2
 
 def main() -> None:
     arguments = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no engine is left behind
     report: dict[str, Any] = {"what": "peers", **environment("torch", "transformers"), "repeats": arguments.repeats}
     report["threads"], report["models"] = arguments.threads, {}
     for name in arguments.models:

@@ -18,6 +18,7 @@ from ..sampling.sampler import Sampler
 from .checkpoint import find_checkpoint, read_config
 from .decoder_spec import Unsupported
 from .facts import ModelFacts, Progress, resolve_device, wanted_len
+from .give_back import trim_heap
 from .group import ALONE, Group, check_divides
 from .memory import available_bytes
 from .native_build import NativeModel, NativeSetting, load_proven
@@ -74,6 +75,7 @@ def build_runner(
     if loaded is None:
         loader = loader.with_tokenizer(run_dir).with_ranks(run_dir)
         loaded = loader.load_fused() or loader.load_native(run_dir) or loader.load_transformers()
+    trim_heap()
     size = loader.size_pages(loaded)
     runner = loaded.make_runner(size)
     card = ModelCard(

@@ -100,5 +100,7 @@ def load_proven(folder: Path, proof: Proof, setting: NativeSetting) -> NativeMod
         ConfigError: the weights are damaged.
     """
     check_weights(folder)
-    library, weights = setting.pack(Checkpoint(folder), proof.spec, getattr(torch, proof.dtype))
+    checkpoint = Checkpoint(folder)
+    library, weights = setting.pack(checkpoint, proof.spec, getattr(torch, proof.dtype))
+    checkpoint.forget()
     return setting.model(library, weights, proof)

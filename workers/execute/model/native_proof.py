@@ -31,12 +31,14 @@ def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str,
     spec = describe_decoder(config, checkpoint.shapes())
     compute_dtype = _compute_dtype(config, dtype)
     library, weights = setting.pack(checkpoint, spec, compute_dtype)
+    difference = check_native(library, weights, config, checkpoint, num_threads=setting.num_threads(spec))
+    checkpoint.forget()
     proof = Proof(
         spec=spec,
         rope=find_rope(config),
         dtype=str(compute_dtype).removeprefix("torch."),
         facts=read_facts(config, folder, tokenizer, checkpoint),
-        difference=check_native(library, weights, config, checkpoint, num_threads=setting.num_threads(spec)),
+        difference=difference,
     )
     return setting.model(library, weights, proof)
 

@@ -18,6 +18,7 @@ from ..kernels.structures import Format, Layer, Matrix, Model
 from .checkpoint import weight_files
 from .decoder_spec import DecoderSpec, LayerTensors, bias_of
 from .facts import Progress
+from .give_back import forget_mapped
 
 _PER_LAYER_BYTES = 1 << 12  # for the ends of cache lines
 
@@ -27,8 +28,9 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
     def __init__(self, folder: Path) -> None:
         self._files: dict[str, Any] = {}
+        self._paths = weight_files(folder)
         with ExitStack() as stack:
-            for path in weight_files(folder):
+            for path in self._paths:
                 file = stack.enter_context(safe_open(path, framework="pt"))
                 self._files.update(dict.fromkeys(file.keys(), file))
             stack.pop_all()  # they stay open as long as this object lives
@@ -45,6 +47,13 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(file.get_slice(name).get_shape()) for name, file in self._files.items()}
+
+    def forget(self) -> None:
+        """Gives back the memory of what was read; what is read again, as rows of the embedding, comes from the file.
+
+        Tensors stay valid. Those that were written to lose that: they were mapped to be read.
+        """
+        forget_mapped(self._paths)
 
 
 class PackedWeights:

@@ -1,0 +1,41 @@
+"""What loading took and serving does not need, given back to the system."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Iterable
+from pathlib import Path
+
+_DONT_NEED = 4  # MADV_DONTNEED: pages of a file are dropped, and read from it again when they are touched
+_MAPS = Path("/proc/self/maps")
+
+
+def forget_mapped(paths: Iterable[Path]) -> None:
+    """Drops the pages of these files from our memory, wherever they are mapped. The mappings stay valid.
+
+    What was written to a private mapping is lost.
+    """
+    libc, files = _libc(), {str(path.resolve()) for path in paths}
+    if libc is None or not _MAPS.exists():
+        return
+    for line in _MAPS.read_text().splitlines():
+        span, *_, path = line.split(maxsplit=5)
+        if path in files:
+            start, end = (int(address, 16) for address in span.split("-"))
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONT_NEED)
+
+
+def trim_heap() -> None:
+    """Returns memory that is free in the heap; loading a model leaves tens of MiB of it."""
+    gc.collect()
+    libc = _libc()
+    if libc is not None and hasattr(libc, "malloc_trim"):  # glibc
+        libc.malloc_trim(0)
+
+
+def _libc() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(None)
+    except (OSError, TypeError):
+        return None
