@@ -63,14 +63,20 @@ def test_a_full_journal_says_so_and_changes_nothing(tmp_path: Path) -> None:
     assert read_request(journal, 0) == view
 
 
+def fill(writer: RequestWriter) -> None:
+    for index in range(4):
+        writer.accept(make_record(f"r{index}", token_capacity=200), TIMES)
+
+
 def test_a_full_arena_says_so_and_changes_nothing(tmp_path: Path) -> None:
     journal = make_journal(tmp_path, arena_bytes=1 << 12)
     writer = RequestWriter(journal)
     with pytest.raises(Overloaded, match=r"needs \d+ bytes of the journal, not so many of 4096 are free"):
-        for index in range(4):
-            num_free = writer.num_free
-            writer.accept(make_record(f"r{index}", token_capacity=200), TIMES)
-    assert writer.num_free == num_free < 4
+        fill(writer)
+    before = writer.num_free
+    with pytest.raises(Overloaded):
+        fill(writer)
+    assert 0 < writer.num_free == before < 4
 
 
 def test_what_the_journal_can_never_hold_is_refused_with_both_numbers(tmp_path: Path) -> None:
