@@ -221,6 +221,10 @@ class AsyncClient:
         """End whatever stream of this client follows the request, with an error; the request goes on."""
         self._session.let_go(request_id, error)
 
+    def fail(self, error: TriptychError) -> None:
+        """End every open stream with this error; what was accepted goes on in the service."""
+        self._session.fail(error)
+
     def forget(self, request_id: str) -> None:
         """Tell the service that the answer of an ended request is not needed any more."""
         self._session.forget(request_id)

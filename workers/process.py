@@ -99,7 +99,10 @@ class StatsPublisher:
 def main(
     role: str, body: Callable[[WorkerContext], None], *, preload: Callable[[PipelineConfig], None] | None = None
 ) -> None:
-    """Run a worker until it is told to stop. The exit code is 0 only then. A spare does ``preload`` while it waits."""
+    """Run a worker until it is told to stop, and end the process. The exit code is 0 only then.
+
+    A spare does ``preload`` while it waits.
+    """
     parser = argparse.ArgumentParser(description=f"The {role} worker of a Triptych pipeline; started by its driver.")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--epoch", type=int, help="which life this is; a spare hears it on its standard input")
@@ -128,6 +131,8 @@ def main(
         sys.stderr.flush()
         os._exit(1)  # threads of a library must not keep a broken worker alive
     context.set_phase("stopped")
+    logging.shutdown()
+    os._exit(0)  # nothing is left to be done, and torch alone takes long to take itself apart
 
 
 def open_context(role: str, epoch: int, run_dir: Path) -> WorkerContext:

@@ -45,6 +45,12 @@ def aborted(what: str = "the request was aborted by the service") -> ApiError:
     return ApiError(what, status=503, code="aborted")
 
 
+def stopped() -> ApiError:
+    """The service ends before the request does, which may be kept for the next start."""
+    return ApiError("the service stops before the answer is whole; it may go on after a restart, ask for the request's id",
+                    status=503, code="stopped")  # fmt: skip
+
+
 def error_map(error: TriptychError) -> dict[str, Any]:
     """The body of an error reply, and of an error event in a stream."""
     status = error.http_status

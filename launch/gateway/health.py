@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ...protocol.board import DRAIN, ROLES, RUN, Board
+from ...protocol.board import DRAIN, FAILED, ROLES, RUN, Board
 from ...protocol.config import SupervisorConfig
 from ...protocol.run_dir import CARD_FILE
 
-MODES = {RUN: "run", DRAIN: "drain"}
+MODES = {RUN: "run", DRAIN: "drain", FAILED: "failed"}
 
 
 def is_loaded(board: Board, run_dir: Path) -> bool:
@@ -42,9 +42,14 @@ def stages(board: Board, config: SupervisorConfig) -> dict[str, dict[str, Any]]:
 
 
 def health(board: Board, config: SupervisorConfig) -> dict[str, Any]:
-    """``status`` is "ok" where every stage is ready and makes progress; else it names what is wrong."""
+    """``status`` is "ok" where every stage is ready and makes progress; else it names what is wrong.
+
+    It is "failed" once the driver has given up restarting a worker, whatever the others do.
+    """
     found = stages(board, config)
     ill = [role for role, stage in found.items() if not stage["healthy"]]
     is_starting = any(found[role]["phase"] in ("starting", "loading", "warming") for role in ill)
     status = "ok" if not ill else "loading" if is_starting else "unhealthy"
+    if board.mode == FAILED:
+        status = "failed"
     return {"status": status, "mode": MODES.get(board.mode, "stop"), "unhealthy": ill, "stages": found}

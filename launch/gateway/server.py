@@ -12,11 +12,13 @@ from pathlib import Path
 
 import uvicorn
 
+from ...protocol.board import KEEP, STOP
 from ...protocol.errors import ConfigError
 from ...protocol.lifeline import die_with
 from ..logs import set_up_stream_logging
 from .app import create_app
 from .config import GatewayConfig
+from .errors import stopped
 from .settings import Settings
 from .state import Gateway
 from .tracing import make_tracer
@@ -25,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
 GRACE_S = 5.0  # that open connections get at a stop
+LAST_ENDS_S = 1.0  # what the ends of requests take at most that workers sent when they stopped
 
 
 def run_supervised(settings: Settings) -> None:
@@ -87,8 +90,16 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._gateway.counters.publish()
         self._gateway.feed.close()
+        ending = asyncio.create_task(self._end_the_rest())
         await super().shutdown(sockets)
+        ending.cancel()
         self._pulse.cancel()
+
+    async def _end_the_rest(self) -> None:
+        """Tell those who still wait that no more comes, before their connections are cut."""
+        has_stopped = self._gateway.board.mode in (STOP, KEEP)
+        await asyncio.sleep(LAST_ENDS_S if has_stopped else GRACE_S - LAST_ENDS_S)
+        self._gateway.client.fail(stopped())
 
     async def _beat(self) -> None:
         while True:

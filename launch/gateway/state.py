@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from ...driver.async_client import AsyncClient
-from ...protocol.board import RUN, Board
+from ...protocol.board import FAILED, RUN, Board
 from ...protocol.config import ModelCard, PipelineConfig
 from ...protocol.run_dir import CARD_FILE, CONFIG_FILE, board_path, follow_endpoint, submit_endpoint
 from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_facts
@@ -99,6 +99,8 @@ class Gateway:
         """
         if not self.is_loaded:
             raise ApiError("the model is being loaded, try again later", status=503, code="loading")
+        if self.board.mode == FAILED:
+            raise ApiError("the pipeline has given up restarting a worker, /health says which", status=503, code="failed")
         if self.board.mode != RUN:
             raise ApiError("the pipeline is stopping and takes no new requests", status=503, code="draining")
 

@@ -195,7 +195,7 @@ def test_a_reader_that_has_enough_ends_generate_quietly() -> None:
 
 
 VERBS = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
-HELP_LIMIT_S, MAX_TRIES = 0.3, 12
+MAX_HELP_SHARE = 2.5  # of the processor time that importing typer takes; 0.7 to 1.4 is usual, and 0.3 s for both
 HEAVY = ("torch", "transformers", "numpy", "zmq", "msgpack", "matplotlib", "fastapi", "uvicorn", "pydantic", "asyncio")
 
 
@@ -204,20 +204,19 @@ def test_help_is_quick_and_brings_nothing_heavy(verb: str) -> None:
     code = """
 import sys, time
 start = time.process_time()
+import typer.rich_utils
+floor = time.process_time() - start
 from triptych.launch.cli import main
 try: main([*sys.argv[1].split(), "--help"])
 except SystemExit: pass
-print(time.process_time() - start, [name for name in sys.argv[2:] if name in sys.modules], file=sys.stderr)
+own = time.process_time() - start - floor
+print(own / floor, [name for name in sys.argv[2:] if name in sys.modules], file=sys.stderr)
 """
-    # Processor time, and the first of some that is within the limit: the rest is the machine's other work.
-    for _ in range(MAX_TRIES):
-        command = [sys.executable, "-c", code, verb, *HEAVY]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        seconds, heavy = done.stderr.split(" ", 1)
-        assert heavy.strip() == "[]"
-        if float(seconds) < HELP_LIMIT_S:
-            return
-    raise AssertionError(f"{seconds} s of processor time, the limit is {HELP_LIMIT_S}")
+    command = [sys.executable, "-c", code, verb, *HEAVY]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    share, heavy = done.stderr.split(" ", 1)
+    assert heavy.strip() == "[]"
+    assert float(share) < MAX_HELP_SHARE
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,10 @@ function show(frame) {
 function showHead(frame) {
   const silent = frame.silent_s === null ? "" : `no answer for ${frame.silent_s} s`;
   const words = silent || frame.trouble || (frame.status === "ok" ? "healthy" : frame.status);
-  const isDraining = frame.mode !== "run";
-  setText(byId("status"), isDraining ? `${words}, stopping` : words);
-  byId("status").dataset.tone = frame.status === "ok" && !silent && !isDraining ? "good" : frame.status === "unhealthy" ? "bad" : "wait";
+  const end = { run: "", failed: ": a worker was given up" }[frame.mode] ?? ", stopping";
+  setText(byId("status"), words + end);
+  const isBad = frame.status === "unhealthy" || frame.mode === "failed";
+  byId("status").dataset.tone = isBad ? "bad" : frame.status === "ok" && !silent && !end ? "good" : "wait";
   const { model, dtype, device } = frame.model;
   const restarts = frame.restarts ? ` · ${frame.restarts} restarts` : "";
   setText(byId("model"), model ? `${model} · ${dtype} on ${device}${restarts}` : "the model is being loaded");

@@ -70,6 +70,16 @@ def test_a_pipeline_that_drains_is_not_ready_and_still_healthy(pipeline: Driver,
         board.close()
 
 
+def test_a_pipeline_that_gave_up_a_worker_says_so() -> None:
+    with Driver("hash-lm", max_restarts=0) as driver, site(driver.run_dir) as api:
+        pid = driver.pids["execute"]
+        assert pid is not None
+        os.kill(pid, signal.SIGSEGV)
+        reply = eventually(lambda: r if (r := api.http.get("/health")).json()["mode"] == "failed" else None)
+        assert (reply.status_code, reply.json()["status"]) == (503, "failed")
+        assert api.refusal("/v1/completions", prompt="hi")[1]["code"] == "failed"
+
+
 def test_a_request_waits_for_a_stage_that_is_being_restarted(pipeline: Driver, api: Site) -> None:
     pid = pipeline.pids["prepare"]
     assert pid is not None
