@@ -40,7 +40,9 @@ def node_folder_with(*modules: str) -> Path:
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Site]:
     """A gateway of the model that ships with the package."""
-    with Driver("demo", device="cpu", dtype="float32", threads=1, num_pages=1024) as driver:
-        with site(driver.run_dir) as served:
-            served.driver = driver
-            yield served
+    with (
+        Driver("demo", device="cpu", dtype="float32", threads=1, num_pages=1024) as driver,
+        site(driver.run_dir) as served,
+    ):
+        served.driver = driver
+        yield served
