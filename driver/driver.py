@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from ..protocol.board import DRAIN, KEEP, ROLES, RUN, STOP, Board
+from ..protocol.board import FAILED, KEEP, ROLES, RUN, STOP, Board
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, PipelineClosed
 from ..protocol.keys import OWN_KEYS_FILE, KeyFolder, make_own_keys
@@ -175,7 +175,9 @@ class Driver:
         """Refuse new requests and wait for the accepted ones; True if all were answered in time."""
         supervisor, board = self._running(), self._board
         assert board is not None, "a running driver has a board"
-        board.set_mode(DRAIN)
+        board.begin_drain()
+        if supervisor.error is not None:
+            board.set_mode(FAILED)  # it gave up just now, which a drain must not hide: what waits has to end
         deadline = time.monotonic() + timeout
         while self.num_unanswered and supervisor.error is None:
             if time.monotonic() > deadline:

@@ -77,6 +77,11 @@ class Board:
     def set_mode(self, mode: int) -> None:
         self._driver["mode"] = mode
 
+    def begin_drain(self) -> None:
+        """Take no new requests. A pipeline that stops, or has failed, goes on with that."""
+        if self.mode == RUN:
+            self.set_mode(DRAIN)
+
     def epoch(self, role: str) -> int:
         return int(self._driver["epochs"][ROLES.index(role)])
 

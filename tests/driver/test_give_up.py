@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.waiting import eventually
-from triptych import AsyncDriver, Driver
-from triptych.protocol.errors import WorkerDied
+from triptych import AsyncDriver, Client, Driver
+from triptych.protocol.errors import PipelineFailed, WorkerDied
 
 SLOW: dict[str, Any] = {"model": "hash-lm", "hash_step_ms": 20.0, "max_restarts": 0}
 
@@ -28,6 +28,19 @@ def test_streams_end_when_the_driver_gives_up() -> None:
             driver.submit([1, 2])
         codes = driver.stop(mode="abort")
         assert codes["execute"] == -signal.SIGABRT
+
+
+def test_a_drain_does_not_hide_that_the_driver_gave_up() -> None:
+    with Driver(**SLOW) as driver, Client(driver.run_dir) as client:
+        streams = [client.submit([1, 2], max_tokens=2000) for _ in range(3)]
+        next(iter(streams[0]))
+        os.kill(eventually(lambda: driver.pids["execute"]), signal.SIGABRT)
+        eventually(lambda: driver.health().status == "failed")
+        with pytest.raises(WorkerDied):
+            driver.drain(0.1)
+        for stream in streams:
+            with pytest.raises(PipelineFailed):
+                stream.result(20)
 
 
 def test_async_streams_end_when_the_driver_gives_up() -> None:

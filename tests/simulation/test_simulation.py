@@ -19,6 +19,7 @@ REGRESSIONS = {  # seeds that once failed, and why
     479: "a request that was named as poison is taken once more when its client sends it again, and kills twice more",
     855: "a client whose ACCEPTED was lost, with prepare away for longer than its lease, is told that its id is taken",
     1008: "a client that is told late that it was accepted finds its request gone",
+    3306: "a drain hides that the driver gave up, and who waits is never told",
     1845: "who asks while a driver leaves is told that it drains",
 }
 

@@ -26,7 +26,7 @@ from tests.simulation.requests import Request
 from tests.simulation.users import Client, Reader
 from triptych.driver import blame, session
 from triptych.driver.blame import Blame
-from triptych.protocol.board import DRAIN, FAILED, KEEP, ROLES, RUN, Board
+from triptych.protocol.board import FAILED, KEEP, ROLES, RUN, Board
 
 RESTART_NS = (1_000_000, 80_000_000)
 TURN_NS = (10_000, 200_000)  # that a turn takes
@@ -240,7 +240,7 @@ class World:
 
     def drain(self) -> None:
         self.note(None, "the driver drains")
-        self.board.set_mode(DRAIN)
+        self.board.begin_drain()
 
     def give_up(self) -> None:
         """execute is not started any more."""
