@@ -35,6 +35,7 @@ from .supervisor import Supervisor
 logger = logging.getLogger(__name__)
 
 CLEAN_STOP_S = 5.0  # what the workers get to say their last words
+LAST_WORDS_S = 1.0  # what these take at most to arrive
 
 
 class Driver:
@@ -162,6 +163,8 @@ class Driver:
             if self._control is not None:
                 self._control.close()
             codes = supervisor.stop(CLEAN_STOP_S)
+            if mode != "keep":
+                client.session.hear_the_ends(LAST_WORDS_S)  # the workers are gone, what they said may be under way
             client.close()
             board.close()
             keeper.close()

@@ -28,6 +28,7 @@ from .stream import Assembly, Listener
 logger = logging.getLogger(__name__)
 
 REPEAT_S = 0.25  # what was not answered is sent again so often; FOLLOW also keeps the lease
+LISTENING_S = 0.002  # between two looks at what is open
 ACKNOWLEDGE_TOKENS = 64  # a FOLLOW at least every so many tokens, well within the server's window
 SURE_BYTES = 1 << 10  # a frame that every service takes, whatever its max_frame_bytes
 
@@ -132,6 +133,12 @@ class Session:
     def fail(self, error: TriptychError) -> None:
         """End everything that is open with this error: the service will not come back."""
         self._order(lambda: self._fail_all(error))
+
+    def hear_the_ends(self, timeout: float) -> None:
+        """Wait until no accepted request is open: for whoever knows that the service has said its last words."""
+        deadline = time.monotonic() + timeout
+        while any(request.accepted for request in list(self._requests.values())) and time.monotonic() < deadline:
+            time.sleep(LISTENING_S)
 
     def close(self) -> None:
         """End the thread. Requests that are not answered go on in the service until their lease ends."""

@@ -9,8 +9,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(condition: Callable[[], T | None], *, timeout: float = 20.0, interval: float = 0.01) -> T:
-    """The first true value of ``condition``.
+SOON_S, LATER_S = 0.005, 0.05  # between two looks, at first and in the end: looking takes time from what is waited for
+
+
+def eventually(condition: Callable[[], T | None], *, timeout: float = 20.0, interval: float = SOON_S) -> T:
+    """The first true value of ``condition``. What takes longer is looked at less often.
 
     Raises:
         AssertionError: it was still false after ``timeout`` seconds.
@@ -20,4 +23,5 @@ def eventually(condition: Callable[[], T | None], *, timeout: float = 20.0, inte
         if time.monotonic() > deadline:
             raise AssertionError(f"still {value!r} after {timeout} s")
         time.sleep(interval)
+        interval = max(interval, min(1.2 * interval, LATER_S))
     return value

@@ -29,8 +29,8 @@ def has_stepped(driver: Driver, before: int) -> bool:
 def test_killing_each_worker_twenty_times_changes_no_text() -> None:
     rng = random.Random(7)
     prompts = [random_prompt(rng) for _ in range(NUM_STREAMS)]
-    with hash_driver(hash_step_ms=1.0, lease_s=30.0) as driver:
-        num_tokens = 3800
+    with hash_driver(hash_step_ms=16.0, lease_s=30.0) as driver:
+        num_tokens = 1500
         streams = [driver.submit(prompt, max_tokens=num_tokens) for prompt in prompts]
         for index in range(KILLS_A_ROLE * len(ROLES)):
             before = driver.stats()["execute"].get("steps", 0)
