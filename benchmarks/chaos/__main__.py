@@ -43,9 +43,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="triptych-chaos-", dir="/dev/shm") as folder:
         run_dir = Path(folder) / "run"
         run_dir.mkdir(0o700)
-        figures = wreak(arguments, run_dir)
-        if arguments.keep_log:
-            Path(arguments.keep_log).write_bytes((Path(folder) / "serve.log").read_bytes())
+        try:
+            figures = wreak(arguments, run_dir)
+        finally:
+            if arguments.keep_log:
+                Path(arguments.keep_log).write_bytes((Path(folder) / "serve.log").read_bytes())
     failures = {name: figures[name] for name in MUST_BE_ZERO if figures[name]}
     config = {
         name: getattr(arguments, name) for name in ("model", "dtype", "backend", "streams", "seconds", "seed", "spares")
