@@ -39,7 +39,7 @@ class Terminal:
     def see(self, words: str, *, times: int = 1) -> None:
         """Wait until the words were written so many times."""
         try:
-            eventually(lambda: self.text.count(words) >= times)
+            eventually(lambda: self.text.count(words) >= times, timeout=60)
         except AssertionError:
             raise AssertionError(f"{words!r} is not {times} times in:\n{self.text}") from None
 

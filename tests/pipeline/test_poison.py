@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,18 @@ def test_a_request_that_kills_execute_is_named_after_two_deaths(driver: Driver, 
         poison.result(60)
     assert driver.stats()["restarts"]["execute"] == 2
     next(others, None)
+
+
+def test_suspects_come_through_as_fast_as_they_can_step(driver: Driver) -> None:
+    streams = [driver.submit([5, index], max_tokens=3000) for index in range(1, 33)]
+    eventually(lambda: driver.stats()["execute"]["decoding"] == 32)
+    began = time.monotonic()
+    os.kill(eventually(lambda: driver.pids["execute"]), signal.SIGSEGV)
+    eventually(lambda: driver.stats()["execute"]["suspects"] > 0)
+    eventually(lambda: not driver.stats()["execute"]["suspects"])
+    assert time.monotonic() - began < 6, "a wait for the next tick each is more"
+    for stream in streams:
+        stream.abort()
 
 
 def test_a_beam_search_beside_poison_is_tried_as_a_whole_and_goes_on(driver: Driver) -> None:

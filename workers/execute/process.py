@@ -198,7 +198,8 @@ class Execute:
         patience = self._stats.publish_if_due()
         self._showing.show_if_due()
         if not self._engine.has_work:
-            self._poller.wait(patience)
+            due_s = 0.0 if self._quarantine.has_next else max(0.0, self._next_scan - time.monotonic())
+            self._poller.wait(min(patience, due_s))
             self._grammars.bell.silence()
 
     def turn(self) -> None:

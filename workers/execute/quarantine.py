@@ -32,6 +32,11 @@ class Quarantine:
     def is_on(self) -> bool:
         return bool(self._current or self._waiting)
 
+    @property
+    def has_next(self) -> bool:
+        """Whether somebody can be tried now."""
+        return bool(self._waiting and not self._current)
+
     def __len__(self) -> int:
         return sum(map(len, self._waiting)) + len(self._current)
 
