@@ -126,9 +126,9 @@ def main(
     try:
         body(context)
     except BaseException:
-        context.set_phase("failed")
         logger.exception("worker %s failed", role)
         sys.stderr.flush()
+        context.set_phase("failed")  # last: whoever sees it reads why
         os._exit(1)  # threads of a library must not keep a broken worker alive
     context.set_phase("stopped")
     logging.shutdown()

@@ -155,8 +155,8 @@ def test_a_group_that_can_never_be_live_is_refused_with_both_numbers() -> None:
 @pytest.mark.parametrize("role", ["prepare", "execute", "summarize"])
 @pytest.mark.parametrize("options", [{"n": 3}, {"n": 2, "best_of": 4}], ids=["n", "best_of"])
 def test_a_worker_that_dies_changes_no_choice(role: str, options: dict[str, Any]) -> None:
-    with hash_driver(hash_step_ms=1.0, lease_s=30.0) as driver:
-        num_tokens = 1500
+    with hash_driver(hash_step_ms=4.0, lease_s=30.0) as driver:
+        num_tokens = 500
         streams = [driver.submit(PROMPT, max_tokens=num_tokens, temperature=1.0, seed=s, **options) for s in range(4)]
         for _ in range(3):
             before = driver.stats()["execute"].get("steps", 0)
