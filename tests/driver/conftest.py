@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.driver.fake_service import FakeService
+from tests.driver.fake_service import REPEAT_S, FakeService
+from triptych.driver import session as session_module
 from triptych.driver.session import Session
 
 
@@ -18,6 +19,12 @@ def service() -> Iterator[FakeService]:
         service = FakeService(Path(folder))
         yield service
         service.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that says again soon what was not answered."""
+    monkeypatch.setattr(session_module, "REPEAT_S", REPEAT_S)
 
 
 @pytest.fixture

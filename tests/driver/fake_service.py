@@ -18,6 +18,7 @@ from triptych.protocol.codec import decode
 
 M = TypeVar("M")
 DOORS = ("submit", "follow")
+REPEAT_S = 0.03  # of an impatient client
 
 
 def packed(*token_ids: int) -> bytes:
@@ -34,6 +35,11 @@ def finished(request_id: str, offset: int = 0, *token_ids: int, text: str = "", 
 
 def failed(request_id: str, code: str, message: str, offset: int = 0) -> m.Failed:
     return m.Failed(request_id, offset, 0, b"", "", None, code, message, {})
+
+
+def has_entry(*entry: Any) -> Any:
+    """Whether a FOLLOW has this entry."""
+    return lambda follow: list(entry) in follow.entries
 
 
 class FakeService:

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.driver.fake_service import FakeService, finished, packed, row, submit
+from tests.driver.fake_service import REPEAT_S, FakeService, finished, has_entry, packed, row, submit
 from tests.waiting import eventually
-from triptych.driver import session as module
 from triptych.driver.session import Session
 from triptych.driver.stream import Stream
 from triptych.protocol import messages as m
@@ -23,16 +22,7 @@ from triptych.protocol.errors import (
     PipelineClosed,
 )
 
-REPEAT_S = 0.03
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REPEAT_S", REPEAT_S)
-
-
-def has_entry(*entry: Any) -> Any:
-    return lambda follow: list(entry) in follow.entries
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 # -- until it is accepted

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.driver.fake_service import FakeService, failed, finished, packed, row, submit
+from tests.driver.fake_service import REPEAT_S, FakeService, failed, finished, has_entry, packed, row, submit
 from triptych.driver import session as module
 from triptych.driver.session import ACKNOWLEDGE_TOKENS, Session
 from triptych.driver.stream import Stream
@@ -17,16 +17,7 @@ from triptych.protocol.errors import (
     UnknownRequest,
 )
 
-REPEAT_S = 0.03
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REPEAT_S", REPEAT_S)
-
-
-def has_entry(*entry: Any) -> Any:
-    return lambda follow: list(entry) in follow.entries
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 # -- until it ends

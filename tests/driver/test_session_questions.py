@@ -5,16 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.driver.fake_service import FakeService
-from triptych.driver import session as module
 from triptych.driver.session import Session
 from triptych.protocol import messages as m
 
-REPEAT_S = 0.03
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REPEAT_S", REPEAT_S)
+pytestmark = pytest.mark.usefixtures("impatient")
 
 
 def test_a_question_is_asked_again_until_it_is_answered(service: FakeService, session: Session) -> None:
