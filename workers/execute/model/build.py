@@ -71,10 +71,11 @@ def build_runner(
     device = resolve_device(model_config.device)
     folder = find_checkpoint(model_dir)
     loader = _Loader(model_config, cache_config, scheduler_config, device, folder, progress)
-    loaded = loader.load_proven(run_dir)
+    proofs = ProofStore(folder, model_config)
+    loaded = loader.load_proven(proofs, run_dir)
     if loaded is None:
         loader = loader.with_tokenizer(run_dir).with_ranks(run_dir)
-        loaded = loader.load_fused() or loader.load_native(run_dir) or loader.load_transformers()
+        loaded = loader.load_fused() or loader.load_native(proofs, run_dir) or loader.load_transformers()
     trim_heap()
     size = loader.size_pages(loaded)
     runner = loaded.make_runner(size)
@@ -245,20 +246,20 @@ class _Loader:
             **self._runner_sizes(size),
         )
 
-    def load_proven(self, run_dir: Path) -> _Loaded | None:
+    def load_proven(self, proofs: ProofStore, run_dir: Path) -> _Loaded | None:
         """The model on the compiled kernels, if an earlier start has proven it there; else None.
 
         Raises:
             ConfigError: the checkpoint is damaged, or another tokenizer is being served.
         """
-        if self._why_not_native() is not None or (proof := self._proofs.find(run_dir)) is None:
+        if self._why_not_native() is not None or (proof := proofs.find(run_dir)) is None:
             return None
         try:
             return self._native(load_proven(self.folder, proof, self._native_setting))
         except Unsupported:
             return None  # the whole way says why
 
-    def load_native(self, run_dir: Path) -> _Loaded | None:
+    def load_native(self, proofs: ProofStore, run_dir: Path) -> _Loaded | None:
         """The model on the compiled kernels, or None where the transformers path has to serve it.
 
         Raises:
@@ -281,7 +282,7 @@ class _Loader:
                 )
                 logger.warning("%s: %s", slower, error)
             return None
-        self._proofs.keep(native.proof, run_dir)
+        proofs.keep(native.proof, run_dir)
         return self._native(native)
 
     def _native(self, native: NativeModel) -> _Loaded:
@@ -301,10 +302,6 @@ class _Loader:
         if config.tensor_parallel_size > 1:
             return f"tensor_parallel_size is {config.tensor_parallel_size}"
         return None if self.device.type == "cpu" else f"the device is {self.device}"
-
-    @property
-    def _proofs(self) -> ProofStore:
-        return ProofStore.of(self.folder, self.config)
 
     @property
     def _native_setting(self) -> NativeSetting:

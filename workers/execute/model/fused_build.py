@@ -11,13 +11,12 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from ..attention.device_step import upload
 from ..attention.triton import TritonAttention
-from .checkpoint import check_weights, read_config
-from .decoder_spec import DecoderSpec, Unsupported, describe_decoder, find_rope
+from .decoder_spec import DecoderSpec, Unsupported, find_rope
+from .dense_checkpoint import choose_dtype, open_checkpoint, read_facts
 from .facts import ModelFacts, Progress
 from .fp8 import MULTIPLE
 from .fused_decoder import FusedDecoder
 from .fused_weights import Format, FusedLoader, FusedWeights
-from .native_proof import read_facts
 from .native_self_test import (
     NUM_PAGES,
     NUM_POSITIONS,
@@ -29,7 +28,6 @@ from .native_self_test import (
 )
 from .native_weights import Checkpoint
 from .pool import LayerShape, allocate_pool
-from .tokenizer import check_vocabulary
 
 # Greatest difference from the plain forward pass, relative to the greatest logit.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 1e-1}
@@ -65,11 +63,7 @@ def load_fused(
         Unsupported: the kernels do not compute this model, or not here; the text says why.
         ConfigError: the checkpoint is missing something or damaged.
     """
-    config = read_config(folder)
-    check_vocabulary(config, tokenizer)
-    check_weights(folder)
-    checkpoint = Checkpoint(folder)
-    spec = describe_decoder(config, checkpoint.shapes())
+    config, checkpoint, spec = open_checkpoint(folder, tokenizer)
     format_ = _format(config, dtype, quantization, is_invariant)
     _check(spec, format_, device)
     weights = FusedLoader(spec, checkpoint, format_=format_, device=device, progress=progress).load()
@@ -92,10 +86,7 @@ def load_fused(
 
 
 def _format(config: PretrainedConfig, dtype: str, quantization: str, is_invariant: bool) -> Format:
-    found = config.dtype if dtype == "auto" else getattr(torch, dtype)
-    found = found or torch.float32
-    if found not in _TOLERANCES:
-        raise Unsupported(f"its dtype is {found}")
+    found = choose_dtype(config, dtype, _TOLERANCES)
     if quantization not in ("none", "fp8"):
         raise Unsupported(f"quantization is {quantization}, which the fused decoder has not")
     if quantization == "fp8" and is_invariant:

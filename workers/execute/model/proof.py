@@ -15,6 +15,7 @@ import os
 import shutil
 import tempfile
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
@@ -48,15 +49,16 @@ class Proof:
     difference: float  # greatest, of its logits from transformers' and relative to the greatest logit
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ProofStore:
     """The place of one proof: a folder of the cache whose name says what the outcome depends on."""
 
-    folder: Path
+    checkpoint: Path
+    config: ModelConfig
 
-    @classmethod
-    def of(cls, checkpoint: Path, config: ModelConfig) -> ProofStore:
-        return cls(cache_folder() / "proofs" / _key(checkpoint, config))
+    @cached_property
+    def folder(self) -> Path:
+        return cache_folder() / "proofs" / _key(self.checkpoint, self.config)
 
     def find(self, run_dir: Path) -> Proof | None:
         """What was kept, or None. The tokenizer that was kept with it is written to ``run_dir``.

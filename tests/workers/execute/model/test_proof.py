@@ -76,7 +76,7 @@ def test_the_second_start_proves_nothing_and_knows_the_same(start: Start, proofs
 def test_what_was_kept_is_what_was_found_out(start: Start, checkpoint: Path, tmp_path: Path) -> None:
     start("first")
     (tmp_path / "other").mkdir()
-    kept = ProofStore.of(checkpoint, ModelConfig(threads=1)).find(tmp_path / "other")
+    kept = ProofStore(checkpoint, ModelConfig(threads=1)).find(tmp_path / "other")
     assert kept is not None
     config = read_config(checkpoint)
     cosines, sines = find_rope(config).tables(200)
@@ -124,7 +124,7 @@ def test_another_tokenizer_than_the_one_being_served_is_refused(start: Start, ch
     (tmp_path / "served" / FACTS_FILE).write_text("{}")
     (tmp_path / "served" / TOKENIZER_FILE).write_text("{}")
     with pytest.raises(ConfigError, match="another tokenizer"):
-        ProofStore.of(checkpoint, ModelConfig(threads=1)).find(tmp_path / "served")
+        ProofStore(checkpoint, ModelConfig(threads=1)).find(tmp_path / "served")
 
 
 def test_the_way_to_a_proven_decoder_imports_no_transformers() -> None:

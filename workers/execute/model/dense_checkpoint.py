@@ -1,0 +1,67 @@
+"""What the compiled decoder and the fused one read of a checkpoint before they take its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerFast
+
+from .checkpoint import check_weights, context_limit, read_config
+from .decoder_spec import DecoderSpec, Unsupported, describe_decoder
+from .facts import ModelFacts
+from .native_weights import Checkpoint
+from .tokenizer import check_vocabulary
+
+
+class DenseCheckpoint(NamedTuple):
+    config: PretrainedConfig
+    tensors: Checkpoint
+    spec: DecoderSpec
+
+
+def open_checkpoint(folder: Path, tokenizer: PreTrainedTokenizerFast) -> DenseCheckpoint:
+    """The dense decoder in a local checkpoint directory.
+
+    Raises:
+        Unsupported: it has something that the description of a decoder has no word for.
+        ConfigError: the checkpoint is missing something, damaged, or not the tokenizer's.
+    """
+    config = read_config(folder)
+    check_vocabulary(config, tokenizer)
+    check_weights(folder)
+    tensors = Checkpoint(folder)
+    return DenseCheckpoint(config, tensors, describe_decoder(config, tensors.shapes()))
+
+
+def choose_dtype(config: PretrainedConfig, name: str, known: Collection[torch.dtype]) -> torch.dtype:
+    """The dtype of that name; "auto" is the checkpoint's, or float32 where it names none.
+
+    Raises:
+        Unsupported: it is none of ``known``.
+    """
+    dtype: Any = (config.dtype if name == "auto" else getattr(torch, name)) or torch.float32
+    if dtype not in known:
+        raise Unsupported(f"its dtype is {dtype}")
+    chosen: torch.dtype = dtype
+    return chosen
+
+
+def read_facts(
+    config: PretrainedConfig, folder: Path, tokenizer: PreTrainedTokenizerFast, checkpoint: Checkpoint
+) -> ModelFacts:
+    try:
+        generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except OSError:  # there is no such file, and the model's config has to do
+        generation = GenerationConfig.from_model_config(config)
+    eos = generation.eos_token_id
+    eos_ids = {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
+    return ModelFacts(
+        model_type=config.model_type,
+        num_parameters=sum(checkpoint[name].numel() for name in checkpoint),
+        vocab_size=config.vocab_size,
+        eos_token_ids=tuple(sorted(int(token_id) for token_id in eos_ids)),
+        context_limit=context_limit(config),
+    )
