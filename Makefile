@@ -18,6 +18,8 @@ INSTALLED := $(VENV)/.installed
 demo: $(INSTALLED)
 	$(BIN)/python -m triptych.launch.demo $(ARGS)
 
+# Bytecode is kept: hundreds of processes start, and without it each compiles every file anew.
+test: export PYTHONDONTWRITEBYTECODE =
 test: export HF_HUB_OFFLINE = 1
 test: export TOKENIZERS_PARALLELISM = false
 test: $(INSTALLED)

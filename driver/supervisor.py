@@ -21,6 +21,7 @@ from pathlib import Path
 from ..protocol.board import FAILED, KEEP, ROLES, STOP, Board
 from ..protocol.config import SupervisorConfig
 from ..protocol.errors import TriptychError, WorkerDied
+from ..protocol.lifeline import child_environment
 from .deaths import OomWatch, is_internal, is_stopped
 from .spares import Spares
 
@@ -249,7 +250,7 @@ class Supervisor:
                 stdin=stdin,
                 stdout=stderr,
                 stderr=stderr,
-                env=_environment(),
+                env=child_environment(computes=role == "execute"),
                 start_new_session=True,
             )
 
@@ -370,10 +371,3 @@ class Supervisor:
 
     def _stderr_path(self, role: str) -> Path:
         return self._run_dir / f"{role}.log"
-
-
-def _environment() -> dict[str, str]:
-    """The parent's environment, with this package importable also from a bare checkout."""
-    root = str(Path(sys.modules[__package__.partition(".")[0]].__file__ or "").absolute().parent.parent)
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "false"}

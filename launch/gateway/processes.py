@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...protocol.errors import ConfigError
+from ...protocol.lifeline import child_environment
 from ...protocol.run_dir import write_private
 from .address import URL_FILE, listen, url_of
 from .config import GatewayConfig
@@ -125,7 +126,7 @@ class _Process(threading.Thread):
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=(listen_fd, childs_end),
-            env=_environment(),
+            env=child_environment(),
             start_new_session=True,
         )
         self._process = process
@@ -157,10 +158,3 @@ class _Process(threading.Thread):
                 logger.warning("gateway %d gave no sign of life for %.0f s: killing it", self._index, patience_s)
                 process.kill()
                 return
-
-
-def _environment() -> dict[str, str]:
-    """The parent's environment, with this package importable also from a bare checkout."""
-    root = str(Path(sys.modules[__package__.partition(".")[0]].__file__ or "").absolute().parent.parent)
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "false"}
