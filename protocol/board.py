@@ -105,11 +105,11 @@ class Board:
 
     def suspects(self) -> dict[int, int]:
         """Requests by their digest: the deaths of prepare that are held against each, or that it is poisoned."""
-        rows, survived = self._driver["suspects"].tolist(), self._driver["survived"].tolist()
         count = min(int(self._driver["num_suspects"]), SUSPECT_SLOTS)
+        rows, survived = self._driver["suspects"][:count].tolist(), self._driver["survived"][:count].tolist()
         return {
             digest: deaths
-            for (digest, deaths), word in zip(rows[:count], survived, strict=False)
+            for (digest, deaths), word in zip(rows, survived, strict=True)
             if word >> 32 != digest or deaths > word & 0xFFFFFFFF
         }
 

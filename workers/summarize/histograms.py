@@ -33,7 +33,7 @@ class Histogram:
     """Counts of values by the smallest of ``bounds`` that is not below them; the last count is of those above all."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = np.array(bounds)
+        self._bounds, self._bounds_on_wire = np.array(bounds), list(bounds)
         self._counts = np.zeros(len(bounds) + 1, np.int64)
         self._sum = 0.0
 
@@ -43,7 +43,7 @@ class Histogram:
         self._sum += float(np.sum(values))
 
     def to_wire(self) -> dict[str, Any]:
-        return {"bounds": self._bounds.tolist(), "counts": self._counts.tolist(), "sum": self._sum}
+        return {"bounds": self._bounds_on_wire, "counts": self._counts.tolist(), "sum": self._sum}
 
 
 class RequestHistograms:

@@ -109,6 +109,15 @@ def test_beams_may_take_their_step_one_after_the_other(budget: int) -> None:
     assert_found(found, beams)
 
 
+@pytest.mark.parametrize("budget", [1, 2, 3])
+def test_a_beam_that_has_taken_its_step_takes_none_until_the_others_have(budget: int) -> None:
+    """It would find the same once more, at the cost of a step, so that only the steps tell."""
+    beams = make_beams(0, 4, num_tokens=5, max_tokens=8)
+    _, steps = search(make_engine(*beams, max_num_batched_tokens=budget))
+    computed = [(chunk.key, chunk.start) for step in steps for chunk in step.plan.chunks]
+    assert len(set(computed)) == len(computed)
+
+
 def test_two_searches_in_a_pool_for_one_both_end() -> None:
     searches = [make_beams(10 * i, 3, num_tokens=9, max_tokens=9) for i in range(2)]
     found, _ = search(make_engine(*searches[0], *searches[1], num_pages=12, max_num_seqs=5))
