@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import parse_triptych
-from triptych.protocol.config import DEMO_CHECKPOINT
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -20,14 +19,9 @@ SHELL = "\n".join(re.findall(r"```\n(.*?)```", README, re.DOTALL))
 CALLS = re.findall(r"^(?:\.venv/bin/)?(triptych .*)$", SHELL, re.MULTILINE)
 
 
-# The hash LM starts in a fraction of a second; what the blocks show does not depend on the model.
-@pytest.mark.parametrize("model", ["hash-lm", "demo"])
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
-def test_a_block_runs(block: int, model: str) -> None:
-    if model == "demo" and not DEMO_CHECKPOINT.exists():
-        pytest.skip("the demo checkpoint is not here")
-    assert '"demo"' in BLOCKS[block]
-    command = [sys.executable, "-c", BLOCKS[block].replace('"demo"', f'"{model}"')]
+def test_a_block_runs(block: int) -> None:
+    command = [sys.executable, "-c", BLOCKS[block]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False)
     assert (done.returncode, done.stderr.decode()) == (0, "")
     assert done.stdout
