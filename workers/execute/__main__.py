@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..process import main
-from .process import preload, run
+from .loading import preload
+from .process import run
 
 if __name__ == "__main__":
     main("execute", run, preload=preload)

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import secrets
 import time
-from dataclasses import replace
 from typing import Any, TextIO
 
 import numpy as np
 
 from ...protocol import messages as m
-from ...protocol.config import DEMO_CHECKPOINT, DEMO_MODEL, HASH_MODEL, CacheConfig, ModelCard, PipelineConfig
-from ...protocol.errors import ConfigError, JournalError, Poisoned
+from ...protocol.config import ModelCard
+from ...protocol.errors import JournalError, Poisoned
 from ...protocol.journal.deaths import POISONED, held_against
 from ...protocol.journal.layout import DISPATCHED, split_word
 from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import RequestView, read_request
-from ...protocol.run_dir import CARD_FILE, write_private
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
 from .engine import Engine, NoTrace, StepOutputs
 from .grammar.intake import GrammarIntake
 from .grammar.matcher import GrammarCompiler
-from .hash_model import build_hash_runner
+from .loading import load_runner
 from .quarantine import Quarantine
 from .scheduling.audit import measure_memory
 from .scheduling.scheduler import Scheduler
@@ -44,67 +41,11 @@ PATIENCE_STEPS = 20  # a step that takes so many times as long as usual counts a
 
 def run(context: WorkerContext) -> None:
     context.set_phase("loading")
-    runner, card, step_s = build(context)
+    runner, card, step_s = load_runner(context)
     if not context.stopping:
         execute = Execute(context, runner, card, step_s=step_s)
         context.set_phase("ready")
         execute.run()
-
-
-def preload(config: PipelineConfig) -> None:
-    """Import what takes seconds, in a process that waits for its time."""
-    if config.model.model != HASH_MODEL:
-        from .model import build  # noqa: F401
-    if config.model.backend == "transformers":  # otherwise an earlier start may have proven what it would be needed for
-        from .model import transformers_build  # noqa: F401
-
-
-def build(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
-    """The runner, what it found out about the model, and the seconds of a full step.
-
-    A later life uses the number of pages of the first: what was admitted by it must still fit.
-    """
-    config, known = context.config, _known_card(context)
-    cache = config.cache if known is None else replace(config.cache, num_pages=known.num_pages)
-    runner: Runner
-    if config.model.model == HASH_MODEL:
-        runner, card = build_hash_runner(config.model, cache, config.scheduler, run_dir=context.run_dir)
-        step_s = config.model.hash_step_ms / 1e3
-    else:
-        runner, card, step_s = _build_torch_runner(context, cache)
-    if known is None or card.model != known.model:
-        _check_successor(card, known)
-        write_private(context.run_dir / CARD_FILE, json.dumps(card.to_wire()))
-    return runner, card, step_s
-
-
-def _check_successor(card: ModelCard, known: ModelCard | None) -> None:
-    """
-    Raises:
-        ConfigError: what was admitted for the model before could be wrong for this one.
-    """
-    for name in ("vocab_size", "eos_token_ids", "max_model_len", "num_pages") if known is not None else ():
-        if getattr(card, name) != getattr(known, name):
-            raise ConfigError(f"{name} of the model is {getattr(card, name)}, {getattr(known, name)} is being served")
-
-
-def _build_torch_runner(context: WorkerContext, cache: CacheConfig) -> tuple[Runner, ModelCard, float]:
-    from .model.build import build_runner  # the one import of torch, which the hash LM does without
-
-    config = context.config
-    runner, card = build_runner(
-        config.model,
-        cache,
-        config.scheduler,
-        model_dir=DEMO_CHECKPOINT if config.model.model == DEMO_MODEL else config.model.model,
-        run_dir=context.run_dir,
-        progress=context.page.progress,
-    )
-    context.set_phase("warming")
-    step_s = runner.warm_up()
-    if _known_card(context) is None:  # a later life serves at once, and makes its graphs as they are used
-        runner.capture_graphs(context.page.progress)
-    return runner, card, step_s
 
 
 def _open_trace(path: str | None) -> TextIO | None:
@@ -118,11 +59,6 @@ def _open_trace(path: str | None) -> TextIO | None:
 
 def _make_trace(file: TextIO, scheduler: Scheduler, model: str) -> StepTrace:
     return StepTrace(file, scheduler, model=model, secret=secrets.token_bytes(16))
-
-
-def _known_card(context: WorkerContext) -> ModelCard | None:
-    path = context.run_dir / CARD_FILE
-    return ModelCard.from_json(path.read_text()) if path.exists() else None
 
 
 def must_replay(recovery: str, runner: Runner) -> bool:

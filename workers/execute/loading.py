@@ -1,0 +1,74 @@
+"""The model that execute runs: built once a life, and the same in every life."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from ...protocol.config import DEMO_CHECKPOINT, DEMO_MODEL, HASH_MODEL, CacheConfig, ModelCard, PipelineConfig
+from ...protocol.errors import ConfigError
+from ...protocol.run_dir import CARD_FILE, write_private
+from ..process import WorkerContext
+from .hash_model import build_hash_runner
+from .step import Runner
+
+
+def preload(config: PipelineConfig) -> None:
+    """Import what takes seconds, in a process that waits for its time."""
+    if config.model.model != HASH_MODEL:
+        from .model import build  # noqa: F401
+    if config.model.backend == "transformers":  # otherwise an earlier start may have proven what it would be needed for
+        from .model import transformers_build  # noqa: F401
+
+
+def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
+    """The runner, what it found out about the model, and the seconds of a full step.
+
+    A later life uses the number of pages of the first: what was admitted by it must still fit.
+    """
+    config, known = context.config, _known_card(context)
+    cache = config.cache if known is None else replace(config.cache, num_pages=known.num_pages)
+    runner: Runner
+    if config.model.model == HASH_MODEL:
+        runner, card = build_hash_runner(config.model, cache, config.scheduler, run_dir=context.run_dir)
+        step_s = config.model.hash_step_ms / 1e3
+    else:
+        runner, card, step_s = _build_torch_runner(context, cache)
+    if known is None or card.model != known.model:
+        _check_successor(card, known)
+        write_private(context.run_dir / CARD_FILE, json.dumps(card.to_wire()))
+    return runner, card, step_s
+
+
+def _known_card(context: WorkerContext) -> ModelCard | None:
+    path = context.run_dir / CARD_FILE
+    return ModelCard.from_json(path.read_text()) if path.exists() else None
+
+
+def _check_successor(card: ModelCard, known: ModelCard | None) -> None:
+    """
+    Raises:
+        ConfigError: what was admitted for the model before could be wrong for this one.
+    """
+    for name in ("vocab_size", "eos_token_ids", "max_model_len", "num_pages") if known is not None else ():
+        if getattr(card, name) != getattr(known, name):
+            raise ConfigError(f"{name} of the model is {getattr(card, name)}, {getattr(known, name)} is being served")
+
+
+def _build_torch_runner(context: WorkerContext, cache: CacheConfig) -> tuple[Runner, ModelCard, float]:
+    from .model.build import build_runner  # the one import of torch, which the hash LM does without
+
+    config = context.config
+    runner, card = build_runner(
+        config.model,
+        cache,
+        config.scheduler,
+        model_dir=DEMO_CHECKPOINT if config.model.model == DEMO_MODEL else config.model.model,
+        run_dir=context.run_dir,
+        progress=context.page.progress,
+    )
+    context.set_phase("warming")
+    step_s = runner.warm_up()
+    if _known_card(context) is None:  # a later life serves at once, and makes its graphs as they are used
+        runner.capture_graphs(context.page.progress)
+    return runner, card, step_s
