@@ -101,7 +101,7 @@ class AsyncStream:
 
     def let_go(self) -> None:
         """Stop following: the request goes on until somebody resumes it, or its lease ends."""
-        self._session.let_go(self.request_id)
+        self._session.let_go(self.request_id, reader=self)
 
     def on_accepted(self, accepted: Accepted) -> None:
         self._mailbox.put(_set, self._accepted, accepted)

@@ -17,18 +17,18 @@ class ChoiceListener:
 
     def __init__(self, index: int, choice: Listener, whole: Whole) -> None:
         self._index = index
-        self._choice = choice
+        self.choice = choice
         self._whole = whole
 
     def on_accepted(self, accepted: Accepted) -> None:
-        self._choice.on_accepted(accepted)
+        self.choice.on_accepted(accepted)
 
     def on_delta(self, delta: Delta) -> None:
-        self._choice.on_delta(delta)
+        self.choice.on_delta(delta)
         self._whole.on_delta(delta)
 
     def on_end(self, completion: Completion, error: TriptychError | None) -> None:
-        self._choice.on_end(completion, error)
+        self.choice.on_end(completion, error)
         self._whole.on_choice_end(self._index, completion, error)
 
 

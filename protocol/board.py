@@ -26,8 +26,10 @@ PHASES = ("down", "starting", "loading", "warming", "ready", "stopped", "failed"
 RUN, DRAIN, STOP, FAILED, KEEP = 0, 1, 2, 3, 4
 
 PAGE = 1 << 16
-_VIEW_AT = PAGE * (1 + len(ROLES)) + INTENT_BYTES * len(ROLES)
-_SIZE = _VIEW_AT + HEAD_BYTES + PAGE
+_STATS_BYTES = 2 * PAGE  # of a page that is published: while one half is written the other can be read
+_INTENTS_AT = PAGE + _STATS_BYTES * len(ROLES)
+_VIEW_AT = _INTENTS_AT + INTENT_BYTES * len(ROLES)
+_SIZE = _VIEW_AT + HEAD_BYTES + _STATS_BYTES
 SUSPECT_SLOTS = 1024
 _DRIVER = np.dtype(
     [
@@ -48,7 +50,7 @@ _WORKER = np.dtype(
         ("patience_ns", "<u8"),  # how long the next sign may take, as far as the worker knows
         ("done", "<u8"),  # of ``total``, in the present phase
         ("total", "<u8"),
-        ("stats_word", "<u8"),  # length << 32 | checksum
+        ("stats_word", "<u8"),  # half << 63 | length << 32 | checksum
     ]
 )
 
@@ -65,10 +67,9 @@ class Board:
         finally:
             os.close(file)
         self._driver = np.frombuffer(self._map, _DRIVER, 1)[0]
-        self._workers = {role: WorkerPage(self._map, PAGE * (1 + i)) for i, role in enumerate(ROLES)}
-        intents_at = PAGE * (1 + len(ROLES))
+        self._workers = {role: WorkerPage(self._map, PAGE + _STATS_BYTES * i) for i, role in enumerate(ROLES)}
         self.view = View(self._map, _VIEW_AT, WorkerPage(self._map, _VIEW_AT + HEAD_BYTES))
-        self._intents = {role: Intent(self._map, intents_at + i * INTENT_BYTES) for i, role in enumerate(ROLES)}
+        self._intents = {role: Intent(self._map, _INTENTS_AT + i * INTENT_BYTES) for i, role in enumerate(ROLES)}
 
     @property
     def mode(self) -> int:
@@ -168,7 +169,8 @@ class WorkerPage:
 
     def __init__(self, mapped: mmap.mmap, offset: int) -> None:
         self._head = np.frombuffer(mapped, _WORKER, 1, offset)[0]
-        self._bytes = np.frombuffer(mapped, np.uint8, PAGE - _WORKER.itemsize, offset + _WORKER.itemsize)
+        limit = PAGE - _WORKER.itemsize
+        self._halves = [np.frombuffer(mapped, np.uint8, limit, offset + at) for at in (_WORKER.itemsize, PAGE)]
         self.phase_s: dict[str, float] = {}  # by phase that ended: its seconds, in the process that set it
         self._phase, self._since = PHASES[0], 0.0
 
@@ -208,21 +210,23 @@ class WorkerPage:
         return int(self._head["patience_ns"])
 
     def publish(self, stats: dict[str, Any]) -> None:
-        data = pack(stats)
-        assert len(data) <= len(self._bytes), f"statistics of {len(data)} bytes, the limit is {len(self._bytes)}"
-        self._bytes[: len(data)] = np.frombuffer(data, np.uint8)
-        self._head["stats_word"] = len(data) << 32 | zlib.crc32(data)
+        """Others read the old ones until these are there: a writer may have to wait for a processor in the middle."""
+        data, half = pack(stats), 1 - (int(self._head["stats_word"]) >> 63)
+        limit = len(self._halves[half])
+        assert len(data) <= limit, f"statistics of {len(data)} bytes, the limit is {limit}"
+        self._halves[half][: len(data)] = np.frombuffer(data, np.uint8)
+        self._head["stats_word"] = half << 63 | len(data) << 32 | zlib.crc32(data)
 
     def stats(self) -> dict[str, Any]:
         """The last published statistics; empty if there are none."""
         for _ in range(100):
             word = int(self._head["stats_word"])
-            data = self._bytes[: word >> 32].tobytes()
             if word == 0:
                 return {}
+            data = self._halves[word >> 63][: word >> 32 & 0x7FFFFFFF].tobytes()
             if zlib.crc32(data) == word & 0xFFFFFFFF:
                 return dict(unpack(data))
         return {}
 
     def close(self) -> None:
-        del self._head, self._bytes
+        del self._head, self._halves

@@ -8,6 +8,7 @@ import pytest
 
 from tests.driver.fake_service import FakeService, finished, row
 from triptych.driver.async_client import Mailbox
+from triptych.driver.choices import GroupStream, choice_ids
 from triptych.driver.session import Session
 from triptych.driver.stream import MAX_MISPLACED, Assembly, Stream
 from triptych.protocol import messages as m
@@ -39,6 +40,37 @@ def test_a_request_that_is_let_go_is_neither_followed_nor_aborted(service: FakeS
         stream.result(10)
     follow = service.hear(m.Follow, where=lambda follow: all(entry[0] != "a" for entry in follow.entries))
     assert [entry[0] for entry in follow.entries] == ["b"]
+
+
+def test_an_earlier_reader_who_lets_go_late_does_not_disturb_the_next_one(
+    service: FakeService, session: Session
+) -> None:
+    """A connection that broke is noticed after its client has come back by another one."""
+    early, late = Stream("a", session.abort), Stream("a", session.abort)
+    session.submit("a", {"prompt": "hi"}, early, keep=True)
+    service.accept("a")
+    session.let_go("a", DuplicateId("somebody else reads"))
+    session.resume("a", late, num_tokens=0, num_chars=0, keep=True)
+    session.let_go("a", reader=early)
+    assert service.hear(m.Follow, where=lambda follow: follow.entries[0][2]).entries == [["a", 0, True]]
+    service.say("follow", finished("a", 0, 1, text="a"))
+    assert late.result(10).text == "a"
+
+
+def test_who_reads_all_choices_or_one_lets_go_of_them(service: FakeService, session: Session) -> None:
+    streams = [GroupStream(name, 2, session.abort) for name in ("a", "b")]
+    for name, stream in zip("ab", streams, strict=True):
+        session.submit(name, {"prompt": "hi", "n": 2}, stream, stream.choices)
+        service.hear(m.Submit)
+        service.say("submit", m.Accepted(name, 1, 0, 16))
+        stream.accepted(10)
+    session.let_go("a", reader=streams[1])  # not its own
+    session.let_go("b", reader=streams[1])
+    last = choice_ids("a", 2)[1]
+    session.let_go(last, reader=streams[0].choices[1])
+    left = choice_ids("a", 2)[0]
+    follow = service.hear(m.Follow, where=lambda follow: len(follow.entries) == 1)
+    assert [entry[0] for entry in follow.entries] == [left]
 
 
 def test_a_reader_who_knows_only_the_tokens_learns_the_characters() -> None:
