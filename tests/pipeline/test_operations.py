@@ -22,7 +22,7 @@ from triptych.protocol.errors import ConfigError
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_worker_is_replaced_without_a_client_error(driver: Driver, role: str) -> None:
-    streams = [driver.submit([i + 1, 5], max_tokens=2000) for i in range(8)]
+    streams = [driver.submit([i + 1, 5], max_tokens=2000) for i in range(3)]
     next(iter(streams[0]))
     pid = driver.pids[role]
     assert ask(driver.run_dir, "restart", role=role)["seconds"] > 0
