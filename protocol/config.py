@@ -124,6 +124,9 @@ class SchedulerConfig:
 
     max_num_seqs: int = _option(32, "rows of a decode batch")
     prefill_chunk: int = _option(512, "tokens of one prompt in one step at most")
+    mixed_prefill_tokens: int | None = _option(
+        None, "tokens of prompts in a step in which others decode; by default 128 on a CPU, and no limit elsewhere"
+    )
     max_num_batched_tokens: int | None = _option(None, "tokens of a step; by default prefill_chunk + max_num_seqs")
     max_kv_reads: int | None = _option(None, "tokens of context that a step reads; by default without a limit")
     policy: str = _option("fifo", f"who runs next: {', '.join(POLICIES)}")
@@ -148,6 +151,8 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         _between("max_num_seqs", self.max_num_seqs, 1, 65_536)
         _between("prefill_chunk", self.prefill_chunk, 1, 1 << 20)
+        if self.mixed_prefill_tokens is not None:
+            _between("mixed_prefill_tokens", self.mixed_prefill_tokens, 1, 1 << 20)
         if self.max_num_batched_tokens is not None:
             _between("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
         if self.max_kv_reads is not None:

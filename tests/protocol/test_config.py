@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from tests.cards import CARD
 from triptych.protocol.config import (
     CacheConfig,
     ModelCard,
@@ -20,10 +21,6 @@ from triptych.protocol.config import (
 from triptych.protocol.errors import ConfigError
 
 PARTS = (ModelConfig, CacheConfig, SchedulerConfig, ServiceConfig, SupervisorConfig)
-CARD = ModelCard(
-    model="demo", model_type="llama", backend="fused", num_parameters=1, dtype="float32", device="cpu", vocab_size=100,
-    max_model_len=32, eos_token_ids=(1, 2), page_size=4, num_pages=1000, max_num_seqs=4, max_live=6, load_s=0.5,
-)  # fmt: skip
 # name, just outside below, lowest, highest, just outside above (None: there is no such end)
 LIMITS: list[tuple[str, Any, Any, Any, Any]] = [
     ("max_model_len", 1, 2, None, None),
@@ -38,6 +35,7 @@ LIMITS: list[tuple[str, Any, Any, Any, Any]] = [
     ("max_kv_bytes", (1 << 20) - 1, 1 << 20, None, None),
     ("max_num_seqs", 0, 1, 65_536, 65_537),
     ("prefill_chunk", 0, 1, 1 << 20, (1 << 20) + 1),
+    ("mixed_prefill_tokens", 0, 1, 1 << 20, (1 << 20) + 1),
     ("max_num_batched_tokens", 0, 1, 1 << 20, (1 << 20) + 1),
     ("safety_margin", -0.1, 0, 1, 1.1),
     ("max_prefill_skip", 0, 1, 1 << 20, (1 << 20) + 1),

@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from ...protocol.config import DEMO_CHECKPOINT, DEMO_MODEL, HASH_MODEL, CacheConfig, ModelCard, PipelineConfig
+from ...protocol.config import (
+    DEMO_CHECKPOINT,
+    DEMO_MODEL,
+    HASH_MODEL,
+    CacheConfig,
+    ModelCard,
+    PipelineConfig,
+    SchedulerConfig,
+)
 from ...protocol.errors import ConfigError
 from ...protocol.run_dir import CARD_FILE, write_private
 from ..process import WorkerContext
 from .hash_model import build_hash_runner
 from .step import Runner
+
+CPU_MIXED_PREFILL_TOKENS = 128  # on a CPU prompts take so long that every token of others would wait for a whole chunk
 
 
 def preload(config: PipelineConfig) -> None:
@@ -38,6 +48,14 @@ def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
         _check_successor(card, known)
         write_private(context.run_dir / CARD_FILE, json.dumps(card.to_wire()))
     return runner, card, step_s
+
+
+def settle_scheduling(config: SchedulerConfig, card: ModelCard) -> SchedulerConfig:
+    """``config`` with what it leaves to the machine."""
+    leaves_it = config.mixed_prefill_tokens is None and config.itl_target_ms is None
+    if leaves_it and card.device == "cpu" and config.policy != "prefill_first":
+        return replace(config, mixed_prefill_tokens=CPU_MIXED_PREFILL_TOKENS)
+    return config
 
 
 def _known_card(context: WorkerContext) -> ModelCard | None:

@@ -22,7 +22,7 @@ from .bookkeeping import Bookkeeper
 from .engine import Engine, NoTrace, StepOutputs
 from .grammar.intake import GrammarIntake
 from .grammar.matcher import GrammarCompiler
-from .loading import load_runner
+from .loading import load_runner, settle_scheduling
 from .quarantine import Quarantine
 from .scheduling.audit import measure_memory
 from .scheduling.scheduler import Scheduler
@@ -81,7 +81,7 @@ class Execute:
         self._context = context
         self._journal = context.journal
         scheduler = Scheduler(
-            context.config.scheduler,
+            settle_scheduling(context.config.scheduler, card),
             page_size=card.page_size,
             num_pages=card.num_pages,
             max_model_len=card.max_model_len,

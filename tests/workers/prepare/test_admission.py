@@ -10,28 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cards import CARD
 from triptych.protocol.config import ModelCard
 from triptych.protocol.errors import InvalidRequest, RequestTooLong
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.prepare.admission import Admission, admit, truncate
 from triptych.workers.prepare.request import Truncation
 
-CARD = ModelCard(
-    model="demo",
-    model_type="llama",
-    backend="fused",
-    num_parameters=1,
-    dtype="float32",
-    device="cpu",
-    vocab_size=100,
-    max_model_len=32,
-    eos_token_ids=(1,),
-    page_size=4,
-    num_pages=1000,
-    max_num_seqs=4,
-    max_live=6,
-    load_s=0.0,
-)
 SMALL_POOL = replace(CARD, num_pages=4)  # 16 tokens
 
 

@@ -192,16 +192,19 @@ class Scheduler:
             sequence.state = SequenceState.DECODING
 
     def _limit_prefill(self, draft: Draft) -> None:
-        """With a target for the time between tokens: only so much of prompts that those who decode hold it."""
+        """So much of prompts that those who decode need not wait long, or hold the target for the time between tokens."""
         decoding = self.rows.seated
-        if self._pace is None or not decoding:
+        if not decoding:
+            return
+        draft.num_prefill_left = self.config.mixed_prefill_tokens or math.inf
+        if self._pace is None:
             return
         under_way = self.roster.in_state(SequenceState.PREFILLING)
         num_reads = sum(s.num_tokens for s in decoding) + sum(s.num_computed_tokens for s in under_way[:1])
         must_progress = self._skips.prefills >= self.config.max_prefill_skip
         limit = self._pace.max_prefill_tokens(Work(0, len(decoding), num_reads), must_progress=must_progress)
         if limit is not None:
-            draft.num_prefill_left = limit
+            draft.num_prefill_left = min(draft.num_prefill_left, limit)
 
     def _schedule_decodes(self, draft: Draft) -> None:
         """One token each; where the budgets are smaller than that, they take turns."""

@@ -49,6 +49,15 @@ def test_a_prompt_under_way_goes_on_before_another_starts() -> None:
     assert [chunks_of(advance(scheduler)) for _ in range(3)] == [{0: 8, 1: 2}, {0: 4, 1: 6}, {0: 1, 1: 4, 2: 5}]
 
 
+def test_prompts_take_little_of_a_step_in_which_others_decode() -> None:
+    scheduler = make_scheduler(make_sequence(0, num_tokens=20, max_tokens=4), mixed_prefill_tokens=3)
+    assert [chunks_of(advance(scheduler)) for _ in range(3)] == [{0: 8}, {0: 8}, {0: 4}]
+    for index in (1, 2):
+        scheduler.add(make_sequence(index, num_tokens=2 + index))
+    steps = [chunks_of(advance(scheduler)) for _ in range(4)]
+    assert steps == [{0: 1, 1: 3}, {0: 1, 1: 1, 2: 3}, {0: 1, 1: 1, 2: 1}, {1: 1, 2: 1}]
+
+
 def test_decodes_and_prompt_chunks_share_a_step_decodes_first() -> None:
     scheduler = make_scheduler(*make_sequences(2, num_tokens=4))
     advance(scheduler)
