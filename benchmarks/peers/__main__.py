@@ -73,8 +73,9 @@ def compare(name: str, arguments: argparse.Namespace) -> Results:
     results = Results(SHAPES[name])
     with tempfile.TemporaryDirectory() as folder:
         limits = Limits(Path(folder), arguments.threads)
-        engines = start(model, arguments, results)
+        engines: list[Running] = []
         try:
+            start(model, arguments, results, engines)
             for run in range(arguments.repeats):
                 for workload in arguments.workloads:
                     results.limits.append(limits.measure())
@@ -87,9 +88,8 @@ def compare(name: str, arguments: argparse.Namespace) -> Results:
     return results
 
 
-def start(model: Path, arguments: argparse.Namespace, results: Results) -> list[Running]:
-    """All that take part, one after the other, ours first."""
-    engines = []
+def start(model: Path, arguments: argparse.Namespace, results: Results, engines: list[Running]) -> None:
+    """All that take part, one after the other, ours first. They are in ``engines`` as soon as there is one to stop."""
     for contestant in find_contestants(arguments.peers, model, arguments.forms):
         if arguments.only and not {contestant.name, contestant.engine} & set(arguments.only):
             continue
@@ -99,15 +99,15 @@ def start(model: Path, arguments: argparse.Namespace, results: Results) -> list[
         say(f"{model.name}: {contestant.name} loads")
         log = Path(tempfile.gettempdir()) / f"triptych-peers-{contestant.engine}-{contestant.form}.log"
         running = Running(contestant, model, arguments.threads, log)
-        if "error" in running.facts:
-            results.skipped[contestant.name] = f"{running.facts['error']}, see {log}"
-            running.stop()
+        engines.append(running)
+        facts = running.load()
+        if "error" in facts:
+            results.skipped[contestant.name] = f"{facts['error']}, see {log}"
+            engines.pop().stop()
         else:
-            results.facts[contestant.name] = running.facts
-            engines.append(running)
+            results.facts[contestant.name] = facts
     for name, why in results.skipped.items():
         say(f"{model.name}: without {name}: {why}")
-    return engines
 
 
 def measure(running: Running, workload: str, run: int, requests_per_s: float, results: Results) -> None:

@@ -78,8 +78,12 @@ class Running:
                 text=True,
                 env={**os.environ, **of_all, **contestant.environment},
             )
-        self.facts = self._answer()
+
+    def load(self) -> dict[str, Any]:
+        """What it says of itself once the model is loaded, or {"error": ...}."""
+        facts = self._answer()
         share_priority(self._process.pid)
+        return facts
 
     def run(self, workload: str, run: int, requests_per_s: float) -> dict[str, Any]:
         """What ``measure`` of child.py returns, or {"error": ...}."""

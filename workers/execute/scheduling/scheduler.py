@@ -192,7 +192,7 @@ class Scheduler:
             sequence.state = SequenceState.DECODING
 
     def _limit_prefill(self, draft: Draft) -> None:
-        """So much of prompts that those who decode need not wait long, or hold the target for the time between tokens."""
+        """Only so much of prompts that those who decode do not wait long, or that they hold their target."""
         decoding = self.rows.seated
         if not decoding:
             return
