@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,9 +83,15 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """The syntax of a file, which every rule looks at."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))))
+
+
 def imports(path: Path) -> Iterator[Import]:
     """Every import of a file, wherever it stands in it."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+    for node in nodes(path):
         where = f"{relative(path)}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Import):
             yield from (Import(where, alias.name.partition(".")[0], False) for alias in node.names)
@@ -143,7 +150,7 @@ def test_nothing_can_turn_data_into_code() -> None:
 
 def dangerous_calls(path: Path) -> Iterator[str]:
     """Calls that run what they are given, and ``allow_pickle``, ``trust_remote_code`` or ``shell`` switched on."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+    for node in nodes(path):
         if not isinstance(node, ast.Call):
             continue
         is_off = [isinstance(k.value, ast.Constant) and k.value.value is False for k in node.keywords]
@@ -184,7 +191,7 @@ def test_nothing_can_reach_out(folder: str) -> None:
 
 
 def test_the_one_plain_socket_stays_on_this_machine() -> None:
-    calls = [node for node in ast.walk(ast.parse(LOCAL.read_text())) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes(LOCAL) if isinstance(node, ast.Call)]
     made = [ast.unparse(node) for node in calls if ast.unparse(node.func).startswith("socket.")]
     assert made
     assert set(made) == {"socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)"}
@@ -196,14 +203,13 @@ def test_nothing_is_served_at_every_address() -> None:
 
 def everywhere(path: Path) -> Iterator[str]:
     """Text that names every address of a machine, or an abstract socket, for which no folder's mode counts."""
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     refusing = {
         child
-        for node in ast.walk(tree)
+        for node in nodes(path)
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_EVERYWHERE"
         for child in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in nodes(path):
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in refusing
         if is_text and any(name in node.value for name in EVERYWHERE):  # type: ignore[attr-defined]
             yield f"{relative(path)}:{node.lineno}: {node.value!r:.80}"  # type: ignore[attr-defined]

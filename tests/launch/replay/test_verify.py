@@ -25,7 +25,7 @@ from triptych.launch.replay.verify import verify
 from triptych.protocol.config import DEMO_CHECKPOINT, POLICIES
 from triptych.protocol.errors import ConfigError
 
-LIVES = 6
+LIVES = 4
 
 
 @pytest.mark.parametrize("policy", POLICIES)
