@@ -17,19 +17,22 @@ class ChoiceListener:
 
     def __init__(self, index: int, choice: Listener, whole: Whole) -> None:
         self._index = index
-        self.choice = choice
+        self._choice = choice
         self._whole = whole
 
     def on_accepted(self, accepted: Accepted) -> None:
-        self.choice.on_accepted(accepted)
+        self._choice.on_accepted(accepted)
 
     def on_delta(self, delta: Delta) -> None:
-        self.choice.on_delta(delta)
+        self._choice.on_delta(delta)
         self._whole.on_delta(delta)
 
     def on_end(self, completion: Completion, error: TriptychError | None) -> None:
-        self.choice.on_end(completion, error)
+        self._choice.on_end(completion, error)
         self._whole.on_choice_end(self._index, completion, error)
+
+    def is_for(self, reader: Listener) -> bool:
+        return reader is self._choice or self._whole.is_for(reader)
 
 
 class Whole:
@@ -61,6 +64,14 @@ class Whole:
         if len(self._completions) == len(self.choices):
             completions = [self._completions[i] for i in range(len(self.choices))]
             self._listener.on_end(combine(self._request_id, completions), self._error)
+
+    def is_for(self, reader: Listener) -> bool:
+        return reader is self._listener
+
+
+def is_read_by(listener: Listener, reader: Listener) -> bool:
+    """Whether ``reader`` hears what ``listener`` is told: itself, or by way of the choices of a request."""
+    return listener is reader or (isinstance(listener, (ChoiceListener, Whole)) and listener.is_for(reader))
 
 
 def combine(request_id: str, completions: list[Completion]) -> Completion:

@@ -21,7 +21,7 @@ from ..protocol.channels import Connection
 from ..protocol.codec import decode_public, encode
 from ..protocol.errors import DuplicateId, InvalidRequest, PipelineClosed, RequestError, TriptychError, from_wire
 from ..protocol.groups import request_of
-from .choices import ChoiceListener, Whole, choice_ids
+from .choices import Whole, choice_ids, is_read_by
 from .questions import Question, Questions
 from .stream import Assembly, Listener
 
@@ -46,8 +46,7 @@ class _Request:
     again: bool = True  # ask for everything after the offset once more
     aborting: bool = False
     keep: bool = False  # the end is not acknowledged, so that somebody can ask for the answer again
-    choices: Sequence[ChoiceListener] = ()  # of a request with several choices, which are followed instead of it
-    readers: tuple[Listener, ...] = ()  # whose it is: of a choice, also the reader of all
+    choices: Sequence[Listener] = ()  # of a request with several choices, which are followed instead of it
     aborted_choices: set[str] = field(default_factory=set)  # before they were there
 
 
@@ -83,18 +82,16 @@ class Session:
         message, assembly = m.Submit(request_id, request), Assembly(request_id)
         if choices:
             whole = Whole(request_id, listener, choices)
-            mine = _Request(message, assembly, whole, choices=whole.choices, keep=keep, readers=(listener,))
+            self._order(lambda: self._begin(_Request(message, assembly, whole, choices=whole.choices, keep=keep)))
         else:
-            mine = _Request(message, assembly, listener, keep=keep, readers=(listener,))
-        self._order(lambda: self._begin(mine))
+            self._order(lambda: self._begin(_Request(message, assembly, listener, keep=keep)))
 
     def resume(
         self, request_id: str, listener: Listener, *, num_tokens: int, num_chars: int | None, keep: bool = False
     ) -> None:
         """Follow a request that some client submitted, from what this caller has of it."""
         assembly = Assembly(request_id, num_tokens=num_tokens, num_chars=num_chars)
-        request = _Request(None, assembly, listener, accepted=True, keep=keep, readers=(listener,))
-        self._order(lambda: self._begin(request))
+        self._order(lambda: self._begin(_Request(None, assembly, listener, accepted=True, keep=keep)))
 
     def forget(self, request_id: str) -> None:
         """The answer is not needed any more: for one that was kept, or that nobody reads."""
@@ -112,7 +109,7 @@ class Session:
         def order() -> None:
             for wire_id in self._choices.get(request_id, [request_id]):
                 request = self._requests.get(wire_id)
-                if request is not None and (reader is None or reader in request.readers):
+                if request is not None and (reader is None or is_read_by(request.listener, reader)):
                     self._drop(wire_id)
                     if error is not None:
                         self._fail(request, copy(error))
@@ -124,9 +121,7 @@ class Session:
     ) -> None:
         """Follow all choices of a request that some client submitted, from their beginning."""
         whole = Whole(request_id, listener, choices)
-        request = _Request(
-            None, Assembly(request_id), whole, accepted=True, choices=whole.choices, keep=keep, readers=(listener,)
-        )
+        request = _Request(None, Assembly(request_id), whole, accepted=True, choices=whole.choices, keep=keep)
         self._order(lambda: self._follow_choices(request))
 
     def abort(self, request_id: str) -> None:
@@ -305,8 +300,7 @@ class Session:
         wire_ids = self._choices[request_id] = choice_ids(request_id, len(listeners))
         for index, (wire_id, listener) in enumerate(zip(wire_ids, listeners, strict=True)):
             assembly = Assembly(wire_id, index=index)
-            readers = (*request.readers, listener.choice)
-            self._begin(_Request(None, assembly, listener, accepted=True, keep=request.keep, readers=readers))
+            self._begin(_Request(None, assembly, listener, accepted=True, keep=request.keep))
             if wire_id in request.aborted_choices:
                 self._abort(wire_id)
 
