@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from typing import Any
 
 import pytest
 
 from tests.pipeline.checks import assert_quiet
 from tests.pipeline.conftest import hash_driver
+from tests.pipeline.killing import has_stepped, kill, num_steps
 from tests.waiting import eventually
 from tests.workers.execute.factories import expected_hypotheses, make_beams
 from triptych import AsyncClient, Client, Driver
@@ -153,13 +152,11 @@ def test_a_group_that_can_never_be_live_is_refused_with_both_numbers() -> None:
         assert driver.generate([1], n=1, max_tokens=2, request_id=long_id).finish_reason == "length"
 
 
-def kill(driver: Driver, role: str) -> None:
+def kill_at_work(driver: Driver, role: str) -> None:
     """Kill a worker in the middle of the work, and wait until the next one works."""
-    pid = eventually(lambda: driver.pids[role])
-    before = eventually(lambda: driver.stats()["execute"].get("steps", 0))
-    os.kill(pid, signal.SIGKILL)
-    eventually(lambda: driver.pids[role] not in (None, pid))
-    eventually(lambda: driver.stats()["execute"].get("steps", 0) != before)
+    before = eventually(lambda: num_steps(driver))
+    kill(driver, role)
+    eventually(lambda: has_stepped(driver, before))
 
 
 @pytest.mark.parametrize("options", [{"n": 3}, {"n": 2, "best_of": 4}], ids=["n", "best_of"])
@@ -168,7 +165,7 @@ def test_a_worker_that_dies_changes_no_choice(options: dict[str, Any]) -> None:
     with hash_driver(hash_step_ms=4.0, lease_s=30.0) as driver:
         streams = [driver.submit(PROMPT, max_tokens=num_tokens, temperature=1.0, seed=s, **options) for s in range(4)]
         for role in ROLES:
-            kill(driver, role)
+            kill_at_work(driver, role)
         for seed, stream in enumerate(streams):
             samples = [sample(seed + index, num_tokens) for index in range(options.get("best_of", 3))]
             if "best_of" in options:
@@ -185,7 +182,7 @@ def test_a_worker_that_dies_changes_no_hypothesis() -> None:
     with hash_driver(hash_step_ms=4.0, lease_s=30.0) as driver:
         streams = [driver.submit(PROMPT, max_tokens=num_tokens, n=3, num_beams=3) for _ in range(3)]
         for role in ROLES:
-            kill(driver, role)
+            kill_at_work(driver, role)
         assert [texts(stream.result(60)) for stream in streams] == [wanted] * 3
         assert_quiet(driver)
 

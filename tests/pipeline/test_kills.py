@@ -8,22 +8,12 @@ import signal
 
 from tests.pipeline.checks import assert_quiet, expected, random_prompt
 from tests.pipeline.conftest import hash_driver
+from tests.pipeline.killing import has_stepped, kill, num_steps
 from tests.waiting import eventually
-from triptych import Driver
 from triptych.protocol.board import ROLES
 
 NUM_STREAMS = 32
 KILLS_A_ROLE = 20
-
-
-def kill(driver: Driver, role: str) -> None:
-    pid = eventually(lambda: driver.pids[role])
-    os.kill(pid, signal.SIGKILL)
-    eventually(lambda: driver.pids[role] not in (None, pid))
-
-
-def has_stepped(driver: Driver, before: int) -> bool:
-    return bool(driver.stats()["execute"].get("steps", 0) != before)
 
 
 def test_killing_each_worker_twenty_times_changes_no_text() -> None:
@@ -33,7 +23,7 @@ def test_killing_each_worker_twenty_times_changes_no_text() -> None:
         num_tokens = 1500
         streams = [driver.submit(prompt, max_tokens=num_tokens) for prompt in prompts]
         for index in range(KILLS_A_ROLE * len(ROLES)):
-            before = driver.stats()["execute"].get("steps", 0)
+            before = num_steps(driver)
             kill(driver, ROLES[index % len(ROLES)])
             # The next kill comes when steps are made again; every third one at once, into the recovery itself.
             if index % 3:
@@ -52,7 +42,7 @@ def test_killing_all_three_at_once_changes_no_text() -> None:
     with hash_driver(hash_step_ms=1.0, lease_s=30.0) as driver:
         streams = [driver.submit(prompt, max_tokens=400) for prompt in prompts]
         for _ in range(5):
-            eventually(lambda: driver.stats()["execute"].get("steps", 0) > 3)
+            eventually(lambda: num_steps(driver) > 3)
             for pid in driver.pids.values():
                 if pid is not None:
                     os.kill(pid, signal.SIGKILL)

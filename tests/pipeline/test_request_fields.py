@@ -13,8 +13,8 @@ import pytest
 
 from tests.pipeline.checks import assert_quiet, expected
 from tests.pipeline.conftest import hash_driver
+from tests.pipeline.killing import kill
 from tests.pipeline.raw import ACKNOWLEDGE, FAILED, RawClient
-from tests.pipeline.test_kills import kill
 from tests.waiting import eventually
 from triptych import Driver
 from triptych.driver.stream import Completion, Stream
