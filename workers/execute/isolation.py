@@ -34,7 +34,8 @@ class Computed:
 @dataclass(slots=True)
 class _Launched:
     plan: Plan
-    error: Exception | None = None  # why it has no result: its own launch, or the failure of the step before it
+    error: Exception | None = None  # of its launch
+    is_void: bool = False  # it was launched behind a step that failed, so whatever became of it is nobody's fault
 
 
 class IsolatingRunner:
@@ -64,7 +65,7 @@ class IsolatingRunner:
     @property
     def is_sound(self) -> bool:
         """Whether a step may be launched that takes over tokens of the last one."""
-        return all(launched.error is None for launched in self._launched)
+        return not any(launched.error or launched.is_void for launched in self._launched)
 
     def launch(self, plan: Plan) -> None:
         launched = _Launched(plan)
@@ -86,6 +87,8 @@ class IsolatingRunner:
         plan = launched.plan
         if not plan.chunks:
             return Computed()
+        if launched.is_void:
+            return self._run(plan)
         try:
             if launched.error is not None:
                 raise launched.error
@@ -93,17 +96,17 @@ class IsolatingRunner:
         except Exception as error:
             if self._is_fatal(error):
                 raise
-            self._abandon(error)
+            self._abandon()
             with self._rewound(plan):
                 return self._divide(plan, error)
 
-    def _abandon(self, error: Exception) -> None:
+    def _abandon(self) -> None:
         """Takes back what was launched since, for it is to be run again."""
         for later in self._launched:
             if later.error is None and later.plan.chunks:
                 with suppress(Exception):
                     self._runner.collect()
-                later.error = error
+            later.is_void = bool(later.plan.chunks)
 
     def _divide(self, plan: Plan, error: Exception) -> Computed:
         if len(plan.chunks) == 1:

@@ -154,6 +154,15 @@ class FailsLate(HashRunner):
         return result
 
 
+class FailsBehindAFailure(FailsLate):
+    """And what is launched behind it raises at once, as a device reports an error late."""
+
+    def launch(self, inputs: StepInputs) -> None:
+        if any(getattr(self, "fails", [])):
+            raise ValueError("worse luck")
+        super().launch(inputs)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_step_behind_one_that_failed_is_run_again(temperature: float) -> None:
     sequences = make_sequences(4, max_tokens=12, temperature=temperature)
@@ -161,6 +170,14 @@ def test_a_step_behind_one_that_failed_is_run_again(temperature: float) -> None:
     assert sequences[BAD].finish_reason == "error"
     assert outputs.pop((BAD, 0)) == expected_output(sequences[BAD])[:2]
     assert outputs == {s.key: expected_output(s) for s in sequences if s.key[0] != BAD}
+
+
+@pytest.mark.parametrize("runner", [FailsLate, FailsBehindAFailure])
+def test_one_that_is_alone_behind_a_step_that_failed_is_not_to_blame(runner: type[HashRunner]) -> None:
+    bad, other = make_sequence(BAD, max_tokens=3), make_sequence(BAD + 1, max_tokens=12)
+    outputs = run(make_engine(bad, other, runner=runner, depth=1))
+    assert bad.finish_reason == "error"
+    assert outputs[other.key] == expected_output(other)
 
 
 def test_when_every_sequence_fails_the_next_request_is_still_served() -> None:
