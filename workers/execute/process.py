@@ -93,13 +93,14 @@ class Execute:
         trace = NoTrace() if self._trace_file is None else _make_trace(self._trace_file, scheduler, card.model)
         # A trace tells steps one by one, so that they can be replayed.
         overlaps = context.config.model.overlap and card.device.startswith("cuda") and self._trace_file is None
-        self._engine = Engine(scheduler, runner, clock=context.journal.now_ns, depth=int(overlaps), trace=trace)
+        depth = int(overlaps)
+        self._engine = Engine(scheduler, runner, clock=context.journal.now_ns, depth=depth, trace=trace)
         self._runner = runner
         # After a storm of deaths one request at a time is served: slowly, but what one does hits nobody else.
         self._is_degraded = context.board.is_degraded
         self._max_live = 1 if self._is_degraded else card.max_live
         self._search: tuple[int, int] | None = None  # the beam search that was adopted last
-        self._quarantine = Quarantine(context.journal)
+        self._quarantine = Quarantine(context.journal, num_steps=depth + 1)
         self._intent = StepIntent(context.intent)
         service = context.config.service
         self._flushes = service.journal is not None and service.journal_flush == "step"

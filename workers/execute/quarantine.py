@@ -1,4 +1,4 @@
-"""After a crash of our own making: whoever was in the step runs alone first, one new token each, before anyone joins.
+"""After a crash of our own making: whoever was in a step runs alone first, some new tokens each, before anyone joins.
 
 If the process dies of it again, only one request can be to blame. See ``driver/blame.py`` for who keeps count.
 """
@@ -19,11 +19,15 @@ from .scheduling.sequence import Key
 class Quarantine:
     """The suspects of earlier lives, in order of arrival. Nobody else is adopted while ``is_on``.
 
-    They come one by one, but for the beams of a search, which take their steps together or not at all.
+    They come one by one, but for the beams of a search, which take their steps together or not at all. Each takes as
+    many steps as may have been in flight when the last life ended: the tokens of the first of them were not known yet,
+    so the step that killed may be the last of as many.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, *, num_steps: int) -> None:
         self._journal = journal
+        self._num_steps = num_steps
+        self._num_left = 0  # of them, for those under way
         self._waiting = deque(_units(journal))
         self._chosen: list[int] = []  # the slots that may be adopted now
         self._current: set[Key] = set()
@@ -53,11 +57,12 @@ class Quarantine:
         """``key`` was adopted; of interest only if it was chosen."""
         if key[0] in self._chosen:
             self._current.add(key)
+            self._num_left = self._num_steps
 
     def observe(self, plan: Plan, progress: Progress) -> list[Key]:
-        """Those that have come through: a step was taken with them alone, or they ended. They leave until all have."""
-        took_a_step = not self._current.isdisjoint(plan.sampled)
-        if not (took_a_step or any(_has_ended(key, progress) for key in self._current)):
+        """Those that have come through: they took their steps alone, or ended. They leave until all have."""
+        self._num_left -= not self._current.isdisjoint(plan.sampled)
+        if self._num_left > 0 and not any(_has_ended(key, progress) for key in self._current):
             return []
         through, self._current = list(self._current), set()
         for key in through:
