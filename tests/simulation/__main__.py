@@ -18,16 +18,20 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, help="this one only, with its log")
+    parser.add_argument(
+        "--overlaps", action=argparse.BooleanOptionalAction, help="whether steps do; by default each seed says it"
+    )
     parser.add_argument("--output", type=Path, help="a file for the figures, as one JSON line")
     arguments = parser.parse_args()
     if arguments.seed is not None:
-        show(arguments.seed)
+        show(arguments.seed, overlaps=arguments.overlaps)
     else:
-        sys.exit(run_many(range(arguments.first, arguments.first + arguments.seeds), arguments.output))
+        seeds = range(arguments.first, arguments.first + arguments.seeds)
+        sys.exit(run_many(seeds, arguments.output, overlaps=arguments.overlaps))
 
 
-def show(seed: int) -> None:
-    world = World(seed)
+def show(seed: int, *, overlaps: bool | None) -> None:
+    world = World(seed, overlaps=overlaps)
     try:
         world.run()
     except Violation as violation:
@@ -35,11 +39,11 @@ def show(seed: int) -> None:
     print("\n".join(world.log))
 
 
-def run_many(seeds: range, output: Path | None) -> int:
+def run_many(seeds: range, output: Path | None, *, overlaps: bool | None) -> int:
     """The exit code: 1 if a seed violated something."""
-    started, failed, num_deaths, num_ends = time.perf_counter(), [], 0, 0
+    started, failed, num_deaths, num_ends, num_overlapped = time.perf_counter(), [], 0, 0, 0
     for seed in seeds:
-        world = World(seed)
+        world = World(seed, overlaps=overlaps)
         try:
             world.run()
         except Violation as violation:
@@ -47,9 +51,11 @@ def run_many(seeds: range, output: Path | None) -> int:
             print(violation, file=sys.stderr)
         num_deaths += world.num_deaths
         num_ends += world.checks.num_ends
+        num_overlapped += world.plan.overlaps
     figures = {
         "what": "deterministic simulation",
         "seeds": [seeds.start, seeds.stop],
+        "with_overlap": num_overlapped,
         "deaths": num_deaths,
         "answered_requests": num_ends,
         "violations": failed,

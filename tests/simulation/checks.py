@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triptych.protocol.errors import JournalError
-from triptych.protocol.journal.layout import DISPATCHED, FREE
+from triptych.protocol.journal.layout import DISPATCHED, FREE, split_word
 from triptych.protocol.journal.requests import RequestView, read_request
 from triptych.protocol.journal.tokens import read_tokens
 from triptych.workers.execute.process import Execute
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
-class Violation(AssertionError):
-    """Something happened that must never happen."""
+class Violation(BaseException):
+    """Something happened that must never happen. Not an Exception: nothing on the way may handle it."""
 
 
 class Checks:
     def __init__(self, world: World) -> None:
         self._world = world
-        self.alarms: list[str] = []
+        self.alarms: list[str] = []  # errors that workers logged
         self.num_ends = 0
         self._tokens_words = world.journal.tokens_words.copy()
         self._release_words = world.journal.release_words.copy()
@@ -62,11 +62,13 @@ class Checks:
                 self._check_credits()
 
     def before_tokens(self, slots: int | npt.NDArray[np.int64]) -> None:
-        """execute writes tokens of what is with it, and of nothing else."""
-        states = self._world.journal.states()[np.atleast_1d(slots)]
-        self._require(
-            bool((states == DISPATCHED).all()), f"tokens for records {slots}, whose states are {states.tolist()}"
-        )
+        """execute writes tokens of what is with it and has not ended, and of nothing else."""
+        for slot in np.atleast_1d(slots).tolist():
+            generation, state = split_word(self._world.journal.prepare_words[slot])
+            if state != DISPATCHED:
+                raise Violation(f"tokens for record {slot}, whose state is {state}")
+            if split_word(self._world.journal.finish_words[slot])[0] == generation:
+                raise Violation(f"tokens for record {slot} after its end")
 
     def _check_credits(self) -> None:
         """No more than max_live requests are with execute, and no id is live twice."""

@@ -44,10 +44,15 @@ class Plan:
     is_batch_invariant: bool = True  # what the runner says of itself
     clock_shift_ns: int = 0  # by which the journal's clock is ahead
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether execute plans and launches a step while the last one runs."""
+        return self.card.device != "cpu"
 
-def make_plan(rng: random.Random) -> Plan:
+
+def make_plan(rng: random.Random, *, overlaps: bool) -> Plan:
     config = _config(rng)
-    plan = Plan(config, _card(rng, config), rng.randrange(1, 4), **_tempers(rng))
+    plan = Plan(config, _card(config, overlaps=overlaps), rng.randrange(1, 4), **_tempers(rng))
     plan.is_batch_invariant = rng.random() < 0.5
     plan.clock_shift_ns = rng.choice((0, 10**15))
     _plan_requests(rng, plan)
@@ -87,13 +92,14 @@ def _config(rng: random.Random) -> PipelineConfig:
     return PipelineConfig(model=ModelConfig(model="hash-lm"), cache=cache, scheduler=scheduler, service=service)
 
 
-def _card(rng: random.Random, config: PipelineConfig) -> ModelCard:
+def _card(config: PipelineConfig, *, overlaps: bool) -> ModelCard:
     num_pages = config.cache.num_pages
     assert num_pages is not None, "every run has its number of pages"
     return ModelCard(
-        model="hash-lm", model_type="hash-lm", backend="hash", num_parameters=0, dtype="int64", device="cpu",
-        vocab_size=VOCAB_SIZE, max_model_len=min(40, num_pages * 4), eos_token_ids=(0,), page_size=4,
-        num_pages=num_pages, max_num_seqs=config.scheduler.max_num_seqs, max_live=config.scheduler.max_live, load_s=0.0,
+        model="hash-lm", model_type="hash-lm", backend="hash", num_parameters=0, dtype="int64",
+        device="cuda" if overlaps else "cpu", vocab_size=VOCAB_SIZE, max_model_len=min(40, num_pages * 4),
+        eos_token_ids=(0,), page_size=4, num_pages=num_pages, max_num_seqs=config.scheduler.max_num_seqs,
+        max_live=config.scheduler.max_live, load_s=0.0,
     )  # fmt: skip
 
 

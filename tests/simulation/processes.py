@@ -7,23 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tests.simulation.device import Device
 from tests.simulation.journal import LifeIntent, LifeJournal
 from tests.simulation.network import FakeSocket, FakeTransport, Network
 from tests.simulation.plan import Doom
-from tests.simulation.requests import (
-    EXECUTE_KILLER,
-    POISON,
-    PREPARE_KILLER,
-    encoder,
-    num_tokens_before_death,
-    vocabulary,
-)
+from tests.simulation.requests import PREPARE_KILLER, encoder, vocabulary
 from triptych.protocol.config import ModelCard
 from triptych.protocol.intent import Intent
-from triptych.workers.execute.hash_lm import HashRunner
-from triptych.workers.execute.hash_model import VOCAB_SIZE
 from triptych.workers.execute.process import Execute
-from triptych.workers.execute.step import StepInputs, StepResult
 from triptych.workers.prepare.process import Prepare
 from triptych.workers.prepare.request import GenerationRequest
 from triptych.workers.process import WorkerContext
@@ -146,26 +137,6 @@ def _life(context: WorkerContext) -> Worker:
     return context.transport.process
 
 
-class SlowRunner(HashRunner):
-    """Steps take their time, in which everybody else goes on. One that computes ``POISON`` raises."""
-
-    worker: Worker
-
-    def collect(self) -> StepResult:
-        world = self.worker.world
-        world.run_until(world.clock.now_ns + world.rng.randrange(*world.plan.step_ns))
-        return super().collect()
-
-    def launch(self, inputs: StepInputs) -> None:
-        if ((inputs.token_ids == POISON) & (inputs.positions == 0)).any():
-            raise RuntimeError("poison")
-        for sequence in inputs.sampled:
-            prompt = sequence.tokens[: sequence.num_prompt_tokens].tolist()
-            if prompt[0] == EXECUTE_KILLER and sequence.num_output_tokens == num_tokens_before_death(prompt):
-                self.worker.die_of(prompt)
-        super().launch(inputs)
-
-
 class FragileEncoder:
     """The real encoder, until ``PREPARE_KILLER`` comes."""
 
@@ -180,13 +151,8 @@ class FragileEncoder:
 
 
 def _execute(context: WorkerContext, card: ModelCard) -> Execute:
-    host_pages = context.config.cache.host_pages
-    runner = SlowRunner(
-        VOCAB_SIZE, num_pages=card.num_pages, page_size=card.page_size, num_host_pages=host_pages
-    )  # fmt: skip
-    runner.worker = _life(context)
-    runner.is_batch_invariant = runner.worker.world.plan.is_batch_invariant
-    return Execute(context, runner, card, step_s=0.001)
+    device = Device(_life(context), card, num_host_pages=context.config.cache.host_pages)
+    return Execute(context, device, card, step_s=0.001)
 
 
 BUILDERS: dict[str, Callable[[WorkerContext, ModelCard], Any]] = {

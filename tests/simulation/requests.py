@@ -143,6 +143,8 @@ def make_request(request_id: str, wire: dict[str, Any], said: list[int]) -> Requ
     prompt = wire["prompt_token_ids"]
     if prompt[0] == POISON and said:
         return Request(request_id, wire, prompt, [], [], "", "error")
+    ends = [said.index(token_id) + 1 for token_id in params.stop_token_ids if token_id in said]
+    said = said[: min(ends, default=None)]
     stream = OutputStream(vocabulary(), params, stop_token_ids=frozenset({0, *params.stop_token_ids}))
     stream.push(said)
     stream.finish("length")

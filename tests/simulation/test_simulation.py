@@ -11,6 +11,7 @@ import pytest
 
 from tests.simulation.checks import Violation
 from tests.simulation.mutations import MUTATIONS
+from tests.simulation.overlap_mutations import OVERLAP_MUTATIONS
 from tests.simulation.world import World
 
 NUM_SEEDS, SEEDS_A_TEST = 1000, 100
@@ -21,6 +22,9 @@ REGRESSIONS = {  # seeds that once failed, and why
     1008: "a client that is told late that it was accepted finds its request gone",
     3306: "a drain hides that the driver gave up, and who waits is never told",
     1845: "who asks while a driver leaves is told that it drains",
+    40: "with overlap a suspect is acquitted by the token before the one that kills, and kills thrice",
+    2620: "who is alone in a step behind one that failed fails with the other one's error",
+    1549: "so it does if it could not be launched any more",
 }
 
 
@@ -30,14 +34,15 @@ def test_whatever_dies_every_request_gets_its_one_right_answer(first: int) -> No
         World(seed).run()
 
 
-def test_what_once_failed_does_not_fail_again() -> None:
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_what_once_failed_does_not_fail_again(overlaps: bool) -> None:
     for seed in REGRESSIONS:
-        World(seed).run()
+        World(seed, overlaps=overlaps).run()
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize("name", [*MUTATIONS, *OVERLAP_MUTATIONS])
 def test_a_planted_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    MUTATIONS[name](monkeypatch)
+    (MUTATIONS | OVERLAP_MUTATIONS)[name](monkeypatch)
     assert any(violates(seed) for seed in range(SEEDS_TO_FIND_A_MUTATION))
 
 

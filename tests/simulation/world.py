@@ -48,12 +48,15 @@ class Secrets:
 
 
 class World:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, overlaps: bool | None = None) -> None:
+        """``overlaps``: whether steps of execute do; if it is not said, the seed says it."""
         self.seed = seed
         self.rng = random.Random(seed)
         self.clock = Clock()
         self.log: list[str] = []
-        self.plan: Plan = make_plan(self.rng)
+        if overlaps is None:
+            overlaps = random.Random(f"overlaps {seed}").random() < 0.5  # dice of its own: either way the same plan
+        self.plan: Plan = make_plan(self.rng, overlaps=overlaps)
         self.config, self.card = self.plan.config, self.plan.card
         self.network = Network(self.rng, lambda: self.clock.now_ns)
         service = self.config.service
@@ -134,7 +137,7 @@ class World:
             WORKER_ERRORS.removeHandler(handler)
 
     def _report(self, text: str) -> str:
-        replay = f"python -m tests.simulation --seed {self.seed}"
+        replay = f"python -m tests.simulation --seed {self.seed} --{'' if self.plan.overlaps else 'no-'}overlaps"
         return "\n".join([f"seed {self.seed}: {text}", f"(again with: {replay})", *self.log])
 
     def _begin(self) -> None:

@@ -1,0 +1,128 @@
+"""The device that execute drives: the hash model, slow, and with a mind of its own about when it computes."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.simulation.checks import Violation
+from tests.simulation.requests import EXECUTE_KILLER, POISON, num_tokens_before_death
+from triptych.workers.execute.hash_lm import HashRunner
+from triptych.workers.execute.hash_model import VOCAB_SIZE
+from triptych.workers.execute.scheduling.audit import check_plan
+from triptych.workers.execute.scheduling.moves import Moves
+from triptych.workers.execute.scheduling.plan import Plan
+from triptych.workers.execute.scheduling.sequence import Key
+from triptych.workers.execute.step import StepInputs, StepResult
+
+if TYPE_CHECKING:
+    from tests.simulation.processes import Worker
+    from triptych.protocol.config import ModelCard
+    from triptych.workers.execute.engine import Engine
+
+
+class _Step(NamedTuple):
+    inputs: StepInputs
+    killer: list[int] | None  # the prompt that kills who computes it
+
+
+class Device(HashRunner):
+    """Steps take their time, in which everybody else goes on. One that computes ``POISON`` raises.
+
+    With overlap a step is computed when it is launched or not before somebody waits for it, as the dice say, and always
+    after what was ordered before it; so it fails, and kills, at either moment.
+    """
+
+    def __init__(self, worker: Worker, card: ModelCard, *, num_host_pages: int) -> None:
+        super().__init__(VOCAB_SIZE, num_pages=card.num_pages, page_size=card.page_size, num_host_pages=num_host_pages)
+        self._worker = worker
+        self.is_batch_invariant = worker.world.plan.is_batch_invariant
+        self._may_be_late = worker.world.plan.overlaps
+        self._orders: deque[Moves | _Step] = deque()  # and not computed yet
+        self._outcomes: deque[StepResult | Exception] = deque()  # and not collected yet
+        self._has_failed = False  # the step that was computed last
+        self._writers: dict[int, dict[int, Key]] = {}  # by step in flight: page -> whose tokens it writes there
+
+    def move(self, moves: Moves) -> None:
+        self._orders.append(moves)
+
+    def launch(self, inputs: StepInputs) -> None:
+        self._check_pages()
+        self._orders.append(_Step(inputs, _killer_in(inputs)))
+        if self._may_be_late and self._worker.rng.random() < 0.5:
+            return
+        self._compute()
+        if isinstance(self._outcomes[-1], Exception):
+            raise self._outcomes.pop()  # type: ignore[misc]
+
+    def collect(self) -> StepResult:
+        world = self._worker.world
+        world.run_until(world.clock.now_ns + world.rng.randrange(*world.plan.step_ns))
+        if not self._outcomes:
+            self._compute()
+        outcome = self._outcomes.popleft()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _compute(self) -> None:
+        """All that was ordered."""
+        while self._orders:
+            order = self._orders.popleft()
+            if isinstance(order, Moves):
+                super().move(order)
+            else:
+                outcome = self._outcome(order)
+                self._has_failed = isinstance(outcome, Exception)
+                self._outcomes.append(outcome)
+
+    def _outcome(self, step: _Step) -> StepResult | Exception:
+        if ((step.inputs.token_ids == POISON) & (step.inputs.positions == 0)).any():
+            return RuntimeError("poison")
+        if step.killer is not None:
+            self._worker.die_of(step.killer)
+        try:
+            super().launch(step.inputs)
+        except Exception as error:
+            self._worker.world.require(self._has_failed, f"a step raised {error!r}")
+            return error  # behind one that failed, of which there are no tokens to take over
+        return super().collect()
+
+    def _check_pages(self) -> None:
+        """What a step writes belongs to one sequence, also in the eyes of the steps in flight."""
+        engine: Engine = self._worker.body._engine
+        plans = {launched.plan.step: launched.plan for launched in engine._in_flight}
+        self._writers = {step: writers for step, writers in self._writers.items() if step in plans}
+        plan = next((plan for step, plan in plans.items() if step not in self._writers), None)
+        if plan is None:
+            return  # it runs again
+        try:
+            check_plan(engine.scheduler, plan)
+        except AssertionError as error:
+            raise Violation(str(error)) from error
+        writers = _writers(plan, engine)
+        for earlier in self._writers.values():
+            for page, key in writers.items():
+                self._worker.world.require(
+                    earlier.get(page, key) == key,
+                    f"{key} writes to page {page}, which a step in flight writes for {earlier.get(page)}",
+                )
+        self._writers[plan.step] = writers
+
+
+def _writers(plan: Plan, engine: Engine) -> dict[int, Key]:
+    running, size = engine.scheduler.running, engine.scheduler.cache.pool.page_size
+    return {
+        page: key
+        for key, start, num_tokens, _ in plan.chunks
+        for page in running[key].block_table[start // size : (start + num_tokens - 1) // size + 1]
+    }
+
+
+def _killer_in(inputs: StepInputs) -> list[int] | None:
+    """The prompt of a sequence of which this step computes the token that kills."""
+    for sequence in inputs.sampled:
+        prompt: list[int] = sequence.tokens[: sequence.num_prompt_tokens].tolist()
+        if prompt[0] == EXECUTE_KILLER and sequence.num_output_tokens == num_tokens_before_death(prompt):
+            return prompt
+    return None
