@@ -270,6 +270,10 @@ def _milliseconds(timeout_s: float) -> int:
     return max(0, math.ceil(timeout_s * 1000))
 
 
+# As numbers: zmq's flags are an Enum, whose operators take longer than what is done with them.
+_READ, _READ_AND_WRITE = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)
+
+
 class Connection:
     """A client's two sockets. One thread uses it, except for ``wake``, which any thread may call.
 
@@ -313,7 +317,7 @@ class Connection:
         """
         self._flush()
         for door, socket in self._sockets.items():
-            self._poller.register(socket, zmq.POLLIN | (zmq.POLLOUT if self._queues[door] else 0))
+            self._poller.register(socket, _READ_AND_WRITE if self._queues[door] else _READ)
         ready = dict(self._poller.poll(_milliseconds(timeout_s)))
         self._bell.silence()
         self._flush()

@@ -59,8 +59,10 @@ class SamplingParams:
     early_stopping: bool | str = False  # when a beam search ends: true, false or "never", as in transformers
 
     def __post_init__(self) -> None:
-        for name, limits in _NUMBERS:
-            _check_number(name, getattr(self, name), limits)
+        for name, kind, low, high, limits in _NUMBERS:
+            value = getattr(self, name)
+            if type(value) is not kind or not low <= value <= high:  # mostly it is as it should be, at the first look
+                _check_number(name, value, limits)
         for name in _BOOLS:
             _check_bool(name, getattr(self, name))
         object.__setattr__(self, "stop", _checked_stop(self.stop))
@@ -114,7 +116,11 @@ class SamplingParams:
 
 FIELD_NAMES = frozenset(item.name for item in fields(SamplingParams))
 # Looked up once: a request is checked several times on its way.
-_NUMBERS = tuple((item.name, item.metadata) for item in fields(SamplingParams) if "low" in item.metadata)
+_NUMBERS = tuple(
+    (item.name, int if limits["integer"] else float, limits["low"], limits["high"], limits)
+    for item in fields(SamplingParams)
+    if "low" in (limits := item.metadata)
+)
 _BOOLS = tuple(item.name for item in fields(SamplingParams) if item.type == "bool")
 
 
@@ -191,7 +197,7 @@ def _checked_token_ids(value: Any) -> tuple[int, ...]:
 
 
 def _checked_bias(value: Any) -> dict[int, float]:
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise InvalidRequest(f"logit_bias must map token ids to numbers, got {value!r:.80}", param="logit_bias")
     if len(value) > MAX_LOGIT_BIASES:
         raise InvalidRequest(

@@ -219,7 +219,8 @@ class Journal:
     def release_states(self) -> npt.NDArray[np.uint64]:
         """uint64 [num_records], 0, RELEASED, FORGOTTEN or UNREAD of the present generation."""
         current = self.release_words >> np.uint64(32) == self.generations()
-        return np.where(current, self.release_words & np.uint64(0xFFFFFFFF), 0).astype(np.uint64)
+        states: npt.NDArray[np.uint64] = (self.release_words & np.uint64(0xFFFFFFFF)) * current
+        return states
 
     def close(self) -> None:
         for name in (

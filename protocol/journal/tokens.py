@@ -15,11 +15,17 @@ from .requests import RequestView, logprob_words
 
 MULTIPLIER = 0x01000193  # odd, so that no token is ever multiplied away
 MASK = 0xFFFFFFFF
+SHORT = 32  # for fewer tokens a loop is done before numpy has begun
 
 
 def check_of(generation: int, tokens: npt.NDArray[np.int32]) -> int:
     """The polynomial hash ``h = h * M + token + 1`` modulo 2**32, begun with the generation."""
     n = len(tokens)
+    if n <= SHORT:
+        check = generation
+        for token in tokens.tolist():
+            check = check * MULTIPLIER + token + 1 & MASK
+        return check
     powers = np.ones(n + 1, np.uint32)
     np.multiply.accumulate(np.full(n, MULTIPLIER, np.uint32), out=powers[1:])
     values = tokens.view(np.uint32) + np.uint32(1)

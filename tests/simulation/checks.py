@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from triptych.protocol.errors import JournalError
-from triptych.protocol.journal.layout import DISPATCHED, FREE, split_word
+from triptych.protocol.journal.layout import DISPATCHED, FREE, Words, split_word
 from triptych.protocol.journal.requests import RequestView, read_request
 from triptych.protocol.journal.tokens import read_tokens
 from triptych.workers.execute.process import Execute
@@ -18,10 +19,30 @@ if TYPE_CHECKING:
     from tests.simulation.requests import Request
     from tests.simulation.users import Reader
     from tests.simulation.world import World
+    from triptych.workers.execute.engine import Engine
 
 
 class Violation(BaseException):
     """Something happened that must never happen. Not an Exception: nothing on the way may handle it."""
+
+
+class _Column:
+    """One word of every record, and what is checked of a record in which it changed."""
+
+    def __init__(self, words: Words, check: Callable[[int], None]) -> None:
+        self._words, self._check = words, check
+        self._before = words.tolist()
+
+    def look(self) -> bool:
+        """Whether any of them has changed since the last look."""
+        now = self._words.tolist()
+        if now == self._before:
+            return False
+        changed = [slot for slot, (old, new) in enumerate(zip(self._before, now, strict=True)) if old != new]
+        self._before = now
+        for slot in changed:
+            self._check(slot)
+        return True
 
 
 class Checks:
@@ -29,9 +50,14 @@ class Checks:
         self._world = world
         self.alarms: list[str] = []  # errors that workers logged
         self.num_ends = 0
-        self._tokens_words = world.journal.tokens_words.copy()
-        self._release_words = world.journal.release_words.copy()
-        self._prepare_words = world.journal.prepare_words.copy()
+        journal = world.journal
+        self._watched = [  # column, what it was, and what is asked of a record where it is something else
+            _Column(journal.prepare_words, self._check_request),
+            _Column(journal.tokens_words, self._check_tokens),
+            _Column(journal.release_words, self._check_release),
+        ]
+        self._views: dict[int, RequestView] = {}  # by slot, as published
+        self._engine_state: tuple[object, ...] = ()  # when it was looked at
         self._tokens: dict[tuple[int, int], list[int]] = {}  # of each record and generation, as once published
         self._ends: dict[tuple[int, int], tuple[int, int]] = {}
 
@@ -42,24 +68,24 @@ class Checks:
             raise Violation(f"{process.name} logged an error: {self.alarms[0]}")
         body = getattr(process, "body", None)
         if isinstance(body, Execute):
-            body._engine.check()
+            self._look_into_engine(body._engine)
         if process.has_stored:
             process.has_stored = False
             self._look_into_journal()
 
+    def _look_into_engine(self, engine: Engine) -> None:
+        """Nothing is lost. Most turns are waits, in which nothing was touched."""
+        scheduler = engine.scheduler
+        pool, step = scheduler.cache.pool, (scheduler._step, scheduler.completed_step)
+        state = (engine, step, tuple(scheduler.live), pool.num_free, pool.num_idle, scheduler.cache.limbo.num_pages)
+        if state != self._engine_state:
+            engine.check()
+            self._engine_state = state
+
     def _look_into_journal(self) -> None:
-        journal = self._world.journal
-        for name, check in (
-            ("prepare_words", self._check_request),
-            ("tokens_words", self._check_tokens),
-            ("release_words", self._check_release),
-        ):
-            before, now = getattr(self, f"_{name}"), getattr(journal, name)
-            if (before != now).any():
-                for slot in np.flatnonzero(before != now).tolist():
-                    check(slot)
-                setattr(self, f"_{name}", now.copy())
-                self._check_credits()
+        has_changed = [column.look() for column in self._watched]
+        if has_changed[0] or has_changed[2]:
+            self._check_credits()
 
     def before_tokens(self, slots: int | npt.NDArray[np.int64]) -> None:
         """execute writes tokens of what is with it and has not ended, and of nothing else."""
@@ -85,7 +111,9 @@ class Checks:
         """Only what is valid is in the journal, and it is what its client asked for."""
         view = self._view(slot)
         if view is None:
+            self._views.pop(slot, None)
             return
+        self._views[slot] = view
         request = self._request(view.record.request_id)
         self._require(request is not None and request.is_valid, f"{view.record.request_id} must not be in the journal")
         assert request is not None
@@ -95,7 +123,7 @@ class Checks:
 
     def _check_tokens(self, slot: int) -> None:
         """What was once published stays, and is a beginning of the one right answer."""
-        view = self._view(slot)
+        view = self._views.get(slot) or self._view(slot)
         tokens = None if view is None else read_tokens(self._world.journal, view)
         if view is None or tokens is None:
             return
@@ -110,7 +138,8 @@ class Checks:
         self._tokens[key] = now
 
     def _check_release(self, slot: int) -> None:
-        """An end, once written, stays that end."""
+        """An end, once written, stays that end. And the request is still what it was."""
+        self._view(slot)
         entry = self._world.journal.records[slot]
         generation = int(entry["release_word"]) >> 32
         end = int(entry["end_tokens"]), int(entry["end_reason"])

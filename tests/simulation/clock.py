@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 READ_NS = 100  # two readings are never equal, as on a real machine
@@ -40,17 +41,22 @@ class Clock:
 def installed(clock: Clock, **modules: Any) -> Iterator[None]:
     """Every module of the package that imported ``time`` (or one of ``modules``, by name) sees the replacement."""
     fakes: dict[str, Any] = {"time": clock, **modules}
-    real = {name: sys.modules[name] for name in fakes} | {"time": time}
-    patched = [
-        (module, name)
-        for module in [m for key, m in sys.modules.items() if key.startswith("triptych.")]
-        for name in fakes
-        if getattr(module, name, None) is real[name]
-    ]
-    for module, name in patched:
+    places = _importers(tuple(fakes), len(sys.modules))
+    for module, name in places:
         setattr(module, name, fakes[name])
     try:
         yield
     finally:
-        for module, name in patched:
-            setattr(module, name, real[name])
+        for module, name in places:
+            setattr(module, name, sys.modules[name])
+
+
+@lru_cache(maxsize=1)
+def _importers(names: tuple[str, ...], num_modules: int) -> list[tuple[ModuleType, str]]:
+    """Modules of the package that imported one of ``names``. Looked for again when there are more modules."""
+    return [
+        (module, name)
+        for module in [module for key, module in sys.modules.items() if key.startswith("triptych.")]
+        for name in names
+        if getattr(module, name, None) is sys.modules[name]
+    ]

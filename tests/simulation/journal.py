@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from triptych.protocol.intent import Intent
 from triptych.protocol.journal.layout import HEADER, HEADER_BYTES, LAYOUT_VERSION, MAGIC, RECORD, Journal
@@ -29,37 +30,38 @@ def make_journal(num_records: int, arena_bytes: int, *, clock_shift_ns: int) -> 
 
 
 class Watched(np.ndarray[Any, Any]):
-    """A view whose stores are acts of a process."""
+    """A view whose stores are acts of a process. What is read from it is plain, and cannot be stored into."""
 
-    process: Process | None = None
+    process: Process
+    to_read: npt.NDArray[Any]  # the same memory
+    to_write: npt.NDArray[Any]
     guard: Callable[[Any], None] | None = None  # is asked before a store, with its key
 
-    def __array_finalize__(self, other: Any) -> None:
-        self.process = getattr(other, "process", None)
+    def __getitem__(self, key: Any) -> Any:
+        return self.to_read[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if self.process is not None:
-            self.process.act("store", lambda: self._torn(key, value))
+        self.process.act("store", lambda: self._torn(key, value))
         if self.guard is not None:
             self.guard(key)
-        super().__setitem__(key, value)
+        self.to_write[key] = value
 
     def put(self, indices: Any, values: Any, mode: Any = "raise") -> None:
-        if self.process is not None:
-            self.process.act("store", lambda: self._torn(indices, values))
-        super().put(indices, values, mode)
+        self.process.act("store", lambda: self._torn(indices, values))
+        self.to_write.put(indices, values, mode)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        return getattr(ufunc, method)(*[i.to_read if isinstance(i, Watched) else i for i in inputs], **options)
 
     def _torn(self, key: Any, value: Any) -> None:
         """The beginning of a store of many words: each of them is stored whole, and not all at once."""
-        assert self.process is not None, "somebody dies"
-        plain = self.view(np.ndarray)
         if isinstance(key, np.ndarray) and isinstance(value, np.ndarray):
             cut = self.process.rng.randrange(len(key) + 1)
-            plain[np.asarray(key)[:cut]] = value[:cut]
+            self.to_write[np.asarray(key)[:cut]] = value[:cut]
         elif isinstance(key, slice) and isinstance(value, (memoryview, np.ndarray)):
             start = key.start or 0
             cut = self.process.rng.randrange(len(value) + 1)
-            plain[start : start + cut] = value[:cut]
+            self.to_write[start : start + cut] = value[:cut]
 
 
 class WatchedEntry:
@@ -94,6 +96,9 @@ class LifeJournal(Journal):
 
     def __init__(self, journal: Journal, process: Process) -> None:
         self.__dict__.update(vars(journal))
+        # Reading is no act, and what is made of watched arrays would be watched too.
+        self.generations, self.states = journal.generations, journal.states  # type: ignore[method-assign]
+        self.release_states = journal.release_states  # type: ignore[method-assign]
         for name in VIEWS:
             setattr(self, name, watched(getattr(journal, name), process))
         if process.name.startswith("execute"):
@@ -124,5 +129,6 @@ class LifeIntent(Intent):
 
 def watched(array: Any, process: Process) -> Watched:
     view: Watched = array.view(Watched)
-    view.process = process
+    view.process, view.to_write, view.to_read = process, array, array.view()
+    view.to_read.flags.writeable = False
     return view

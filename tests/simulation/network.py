@@ -103,7 +103,8 @@ class FakeSocket:
     """The part of a pyzmq socket that ``protocol/channels.py`` uses."""
 
     def __init__(self, network: Network, process: Process, kind: int) -> None:
-        self.network, self.process, self.kind = network, process, kind
+        self.network, self.process = network, process
+        self._is_bound = kind in BOUND
         self.endpoint = ""
         self.connections: dict[bytes, Connection] = {}  # of a bound socket
         self.connection: Connection | None = None  # of a connecting one
@@ -179,7 +180,7 @@ class FakeSocket:
         return list(self._take())
 
     def _pipes(self) -> list[Pipe]:
-        if self.kind in BOUND:
+        if self._is_bound:
             return [*(c.up for c in self.connections.values()), *self.leftovers]
         return [self.connection.down, *self.leftovers] if self.connection else self.leftovers
 
@@ -197,7 +198,7 @@ class FakeSocket:
 
     def next_arrival_ns(self) -> int | None:
         """When something is there to be read: in the past if it is there already."""
-        return min((pipe.frames[0][0] for pipe in self._pipes() if pipe.frames), default=None)
+        return min([pipe.frames[0][0] for pipe in self._pipes() if pipe.frames], default=None)
 
     def can_send(self) -> bool:
         connection = self._connected()

@@ -6,6 +6,7 @@ at zero with each life of this worker, as counters that are scraped may.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,9 +39,12 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, values: float | npt.NDArray[np.float64]) -> None:
-        places = np.searchsorted(self._bounds, values)
-        np.add.at(self._counts, places, 1)
-        self._sum += float(np.sum(values))
+        if isinstance(values, float):
+            self._counts[bisect_left(self._bounds_on_wire, values)] += 1
+            self._sum += values
+        else:
+            np.add.at(self._counts, np.searchsorted(self._bounds, values), 1)
+            self._sum += float(np.sum(values))
 
     def to_wire(self) -> dict[str, Any]:
         return {"bounds": self._bounds_on_wire, "counts": self._counts.tolist(), "sum": self._sum}

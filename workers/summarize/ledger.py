@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 # In the order a request passes them: the stage, and the mark that ends it. A stage may have several parts.
 _STAGE_ENDS = (
@@ -122,8 +123,17 @@ def _tokens_per_second(token_times: Sequence[int]) -> float | None:
 def _inter_token_times(token_times: Sequence[int]) -> InterTokenTimes | None:
     if len(token_times) < 2:
         return None
-    p50, p90, p99, longest = np.percentile(np.diff(token_times), (50, 90, 99, 100)) / 1e6
-    return InterTokenTimes(p50=float(p50), p90=float(p90), p99=float(p99), max=float(longest))
+    times = np.array(token_times, np.int64)
+    gaps_ms = np.sort(times[1:] - times[:-1]) / 1e6
+    p50, p90, p99 = (_percentile(gaps_ms, percent) for percent in (50, 90, 99))
+    return InterTokenTimes(p50=p50, p90=p90, p99=p99, max=float(gaps_ms[-1]))
+
+
+def _percentile(ordered: npt.NDArray[np.float64], percent: int) -> float:
+    """As ``np.percentile``, which takes ten times as long for what is sorted already."""
+    place, part = divmod((len(ordered) - 1) * percent, 100)
+    below, above = float(ordered[place]), float(ordered[min(place + 1, len(ordered) - 1)])
+    return below + (above - below) * part / 100
 
 
 def _ms(duration_ns: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,14 +47,14 @@ class Stats:
 def take_stats(scheduler: Scheduler) -> Stats:
     """Cheap enough for every step: looks at each running sequence once."""
     running, cache = scheduler.running.values(), scheduler.cache
-    states = Counter([sequence.state for sequence in running])
+    states = [sequence.state for sequence in running]
     num_limbo_pages = cache.limbo.num_pages
     num_entries = num_limbo_pages + sum([len(sequence.block_table) for sequence in running])
     return Stats(
         num_waiting=len(scheduler.waiting),
-        num_prefilling=states[SequenceState.PREFILLING] + states[SequenceState.PAUSED],
-        num_ready=states[SequenceState.READY],
-        num_decoding=states[SequenceState.DECODING],
+        num_prefilling=states.count(SequenceState.PREFILLING) + states.count(SequenceState.PAUSED),
+        num_ready=states.count(SequenceState.READY),
+        num_decoding=states.count(SequenceState.DECODING),
         num_pages=cache.num_pages,
         num_free_pages=cache.pool.num_free,
         num_held_pages=cache.pool.num_held,

@@ -39,6 +39,8 @@ class Limbo:
 
     def reclaimable(self) -> set[int]:
         """Pages that ``reclaim`` could make available: those that nobody else holds."""
+        if not self._entries:
+            return set()
         over = [entry.pages for entry in self._entries.values() if self._is_over(entry)]
         entries = Counter(page for pages in over for page in pages)
         return {page for page, count in entries.items() if count == self._pool.refs(page)}
