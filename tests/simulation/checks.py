@@ -69,6 +69,7 @@ class Checks:
         body = getattr(process, "body", None)
         if isinstance(body, Execute):
             self._look_into_engine(body._engine)
+            body._runner.check()  # type: ignore[attr-defined]
         if process.has_stored:
             process.has_stored = False
             self._look_into_journal()

@@ -88,6 +88,16 @@ class Device(HashRunner):
             return error  # behind one that failed, of which there are no tokens to take over
         return super().collect()
 
+    def check(self) -> None:
+        """No page is free that a step in flight writes to."""
+        engine: Engine = self._worker.body._engine
+        for launched in engine._in_flight:
+            for page, key in self._writers.get(launched.plan.step, {}).items():
+                self._worker.world.require(
+                    engine.scheduler.cache.pool.refs(page) > 0,
+                    f"page {page} is free, and a step in flight writes to it for {key}",
+                )
+
     def _check_pages(self) -> None:
         """What a step writes belongs to one sequence, also in the eyes of the steps in flight."""
         engine: Engine = self._worker.body._engine
