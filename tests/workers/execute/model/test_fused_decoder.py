@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import HAS_GPU
-from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_request
+from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_request, shorten_self_test
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.scheduling.sequence import Sequence
 
@@ -27,6 +27,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"num_hidden_layers": 1},
 }
 LENGTHS, MAX_TOKENS = (1, 11), 4
+
+
+@pytest.fixture(autouse=True)
+def quick_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All starts but one, so that the self-test as it is runs too."""
+    if "[llama]" not in request.node.name:
+        shorten_self_test(monkeypatch)
 
 
 def make_engine(family: str, folder: Path, **options: Any) -> NativeEngine:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import HAS_GPU
-from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_request
+from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_request, shorten_self_test
 from triptych.workers.execute.model.graphs import CudaGraphCapture, GraphKey, GraphShelf, Router, decode_buckets
 from triptych.workers.execute.model.step_runner import trash_decodes, trash_prefill
 from triptych.workers.execute.sampling.kinds import SamplingKind
@@ -95,7 +95,9 @@ def test_after_a_restart_the_most_used_graph_is_captured_first_and_one_at_a_time
 def fixture_engine(tmp_path_factory: pytest.TempPathFactory) -> NativeEngine:
     folder = tmp_path_factory.mktemp("graphs")
     checkpoint = make_checkpoint("qwen3", folder / "checkpoint", num_hidden_layers=1, sliding_window=None)
-    return NativeEngine(checkpoint, folder, backend="fused", device=DEVICE, cuda_graphs=False)
+    with pytest.MonkeyPatch.context() as patch:
+        shorten_self_test(patch)
+        return NativeEngine(checkpoint, folder, backend="fused", device=DEVICE, cuda_graphs=False)
 
 
 def with_graphs(engine: NativeEngine, capture: Any) -> DeviceRunner:
