@@ -109,9 +109,7 @@ def expected(model: PreTrainedModel, prompt: list[int], num_beams: int, max_toke
 # Of the product, three of six for each of the options, so that each pair of values is there.
 CASES = {
     f"{prompt}-{num_beams}-{options}": (PROMPTS[prompt], num_beams, OPTIONS[options])
-    for (i, options), (j, num_beams), (k, prompt) in product(
-        enumerate(OPTIONS), enumerate(NUM_BEAMS), enumerate(PROMPTS)
-    )
+    for (i, prompt), (j, num_beams), (k, options) in product(*map(enumerate, (PROMPTS, NUM_BEAMS, OPTIONS)))
     if (i + j + k) % 2 == 0
 }
 

@@ -20,11 +20,12 @@ from triptych.workers.execute.kernels.triton_rows import add_norm, silu_mul
 from triptych.workers.execute.model.fp8 import Fp8Projection
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
+SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 2},
-    "qwen2": {"num_hidden_layers": 1},
-    "qwen3": {"num_hidden_layers": 1, "tie_word_embeddings": True},
-    "mistral": {"num_hidden_layers": 1},
+    "qwen2": SMALL,
+    "qwen3": {**SMALL, "tie_word_embeddings": True},
+    "mistral": SMALL,
 }
 LENGTHS, MAX_TOKENS = (1, 11), 4
 
