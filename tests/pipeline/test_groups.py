@@ -215,3 +215,4 @@ def test_choices_in_asyncio(driver: Driver) -> None:
 def test_a_lease_that_runs_out_ends_all_choices(slow: Driver) -> None:
     with Client(slow.run_dir) as client:
         client.submit(PROMPT, max_tokens=4000, n=3, lease_s=0.3).accepted(20)
+    assert_quiet(slow)

@@ -159,7 +159,7 @@ def test_a_prompt_that_kills_prepare_is_refused_also_with_another_id(driver: Dri
         pytest.skip("a thread beside that hangs stops nobody else, and is not a death")
     others, deaths = innocents(driver), restarts(driver, "prepare")
     next(others)
-    text = f"<<{kind}>>" + "x" * length
+    text = f"<<{kind}>>{deaths}" + "x" * length  # that it was not told of before
     for _ in range(2):
         with pytest.raises(Poisoned):
             driver.submit(text, max_tokens=3, truncation="right").result(60)

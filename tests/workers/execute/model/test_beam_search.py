@@ -109,8 +109,8 @@ def expected(model: PreTrainedModel, prompt: list[int], num_beams: int, max_toke
 # Of the product, three of six for each of the options, so that each pair of values is there.
 CASES = {
     f"{prompt}-{num_beams}-{options}": (PROMPTS[prompt], num_beams, OPTIONS[options])
-    for (i, prompt), (j, num_beams), (k, options) in product(*map(enumerate, (PROMPTS, NUM_BEAMS, OPTIONS)))
-    if (i + j + k) % 2 == 0
+    for number, (options, prompt, num_beams) in enumerate(product(OPTIONS, PROMPTS, NUM_BEAMS))
+    if (number // 6 + number // 2 % 3 + number % 2) % 2 == 0
 }
 
 
