@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -18,6 +19,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 HAS_GPU = any(Path("/dev", name).exists() for name in ("nvidiactl", "kfd"))
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no collection looks at it again. Each start of a model makes one, over all of torch."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

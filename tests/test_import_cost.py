@@ -35,10 +35,26 @@ def import_in_a_new_process(module: str) -> tuple[float, list[str]]:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_importing_is_quick_and_brings_no_torch(module: str) -> None:
-    # The best of a few: what a busy machine adds is not the package's.
-    results = [import_in_a_new_process(module) for _ in range(4)]
-    assert results[0][1] == []
-    assert min(seconds for seconds, _ in results) < LIMIT_S
+    # The best of a few, if it takes a few: what a busy machine adds is not the package's.
+    for _ in range(4):
+        seconds, heavy = import_in_a_new_process(module)
+        assert heavy == []
+        if seconds < LIMIT_S:
+            return
+    raise AssertionError(f"importing {module} took {seconds:.2f} s of processor time, the limit is {LIMIT_S}")
+
+
+def test_a_model_that_is_not_there_is_told_of_without_torch() -> None:
+    code = """
+import sys
+from triptych.workers.execute import loading
+try:
+    loading.find_folder("/no/such/model")
+except Exception as error:
+    print(error, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "model directory /no/such/model does not exist False\n"
 
 
 def test_every_public_name_can_be_had() -> None:

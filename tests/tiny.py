@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,21 @@ def make_tiny_model(family: str, folder: Path, **overrides: Any) -> Path:
     make_tiny_tokenizer().save_pretrained(folder)
     build_tiny_model(family, **overrides).save_pretrained(folder)
     return folder
+
+
+def prove(checkpoint: Path, dtype: str = "auto") -> None:
+    """Find out here what the first start of a checkpoint on the compiled kernels does.
+
+    A worker that starts after it needs no transformers, whose import is most of such a start; here it is imported.
+    """
+    from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+    from triptych.workers.execute.model.build import build_runner
+
+    with tempfile.TemporaryDirectory() as run_dir:
+        build_runner(
+            ModelConfig(model=str(checkpoint), device="cpu", dtype=dtype), CacheConfig(num_pages=16), SchedulerConfig(),
+            model_dir=checkpoint, run_dir=Path(run_dir), progress=lambda done, total: None,
+        )  # fmt: skip
 
 
 def build_tiny_model(family: str, **overrides: Any) -> PreTrainedModel:

@@ -77,48 +77,31 @@ def test_everything_about_a_life_in_order() -> None:
         assert answers(driver)
 
 
-def test_several_drivers_live_in_one_process() -> None:
-    with Driver("hash-lm") as one, Driver("hash-lm") as two:
+def test_several_drivers_live_in_one_process_and_each_run_directory_has_one(tmp_path: Path) -> None:
+    with Driver("hash-lm", run_dir=tmp_path) as one, Driver("hash-lm") as two:
         assert set(pids_of(one)).isdisjoint(pids_of(two))
+        with pytest.raises(ConfigError, match="another driver runs in"):
+            Driver("hash-lm", run_dir=tmp_path).start()
         assert answers(one)
         one.stop()
         assert answers(two)
+        assert (tmp_path / "journal").exists(), "a given run directory is kept"
+        with Driver("hash-lm", run_dir=tmp_path) as again:
+            assert answers(again)
 
 
-def test_a_run_directory_has_one_driver(tmp_path: Path) -> None:
-    with Driver("hash-lm", run_dir=tmp_path) as driver:
-        with pytest.raises(ConfigError, match="another driver runs in"):
-            Driver("hash-lm", run_dir=tmp_path).start()
-        assert answers(driver)
-
-
-def test_a_given_run_directory_is_kept_and_may_be_used_again(tmp_path: Path) -> None:
-    for _ in range(2):
-        with Driver("hash-lm", run_dir=tmp_path) as driver:
-            assert answers(driver)
-    assert (tmp_path / "journal").exists()
-
-
-def test_a_driver_outlives_the_thread_that_started_it() -> None:
+def test_a_start_in_a_thread_that_ends_and_does_not_wait() -> None:
     driver = Driver("hash-lm")
-    thread = threading.Thread(target=driver.start)
+    thread = threading.Thread(target=driver.start, kwargs={"wait": False})
     thread.start()
     thread.join()
     try:
-        assert answers(driver)
+        assert answers(driver), "what is asked before the workers are ready is answered after"
         assert driver.stats()["restarts"] == dict.fromkeys(ROLES, 0)
     finally:
         stopper = threading.Thread(target=driver.stop)
         stopper.start()
         stopper.join()
-
-
-def test_start_does_not_wait_if_it_is_not_to() -> None:
-    driver = Driver("hash-lm").start(wait=False)
-    try:
-        assert answers(driver), "what is asked before the workers are ready is answered after"
-    finally:
-        driver.stop()
 
 
 def test_workers_do_not_outlive_a_driver_that_is_killed(tmp_path: Path) -> None:
@@ -168,7 +151,7 @@ def test_a_draining_pipeline_takes_nothing_new() -> None:
 def test_a_stop_under_load_ends_every_stream(mode: str) -> None:
     driver = Driver("hash-lm", max_num_seqs=8, hash_step_ms=2).start()
     streams = [driver.submit([i], max_tokens=3000) for i in range(1, 100)]
-    next(iter(streams[0]))
+    eventually(lambda: driver.stats()["execute"].get("decoding") == 8)
     driver.stop(mode=mode, timeout=0.1)  # type: ignore[arg-type]
     assert all(stream.done for stream in streams)
     ends = []

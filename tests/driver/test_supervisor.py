@@ -96,16 +96,21 @@ def test_workers_do_not_react_to_a_ctrl_c_meant_for_the_driver(driver: Driver) -
     assert driver.pids == before
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_a_worker_that_hangs_is_replaced_in_time(role: str) -> None:
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[Driver]:
     with Driver("hash-lm", hang_s=HANG_S) as driver:
-        old = pid_of(driver, role)
-        os.kill(old, signal.SIGSTOP)
-        stopped = time.monotonic()
-        eventually(lambda: driver.pids[role] != old)
-        noticed_s = time.monotonic() - stopped
-        soon(lambda: is_replaced(driver, role, old))
-        assert driver.generate([5, 6], max_tokens=3, timeout=20).token_ids == expected_tokens([5, 6], 3, VOCAB_SIZE)
+        yield driver
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_worker_that_hangs_is_replaced_in_time(impatient: Driver, role: str) -> None:
+    old = pid_of(impatient, role)
+    os.kill(old, signal.SIGSTOP)
+    stopped = time.monotonic()
+    eventually(lambda: impatient.pids[role] != old)
+    noticed_s = time.monotonic() - stopped
+    soon(lambda: is_replaced(impatient, role, old))
+    assert impatient.generate([5, 6], max_tokens=3, timeout=20).token_ids == expected_tokens([5, 6], 3, VOCAB_SIZE)
     assert noticed_s < HANG_S + 1
 
 
@@ -155,7 +160,11 @@ def test_whoever_keeps_dying_is_given_up_on(tmp_path: Path) -> None:
     assert stream.done
 
 
-def test_after_giving_up_everything_raises_why(tmp_path: Path) -> None:
+def test_a_driver_that_gave_up_says_why_and_does_not_turn_in_circles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn, num_turns = Supervisor._turn, itertools.count()
+    monkeypatch.setattr(Supervisor, "_turn", lambda supervisor: (next(num_turns), turn(supervisor)))
     with Driver("hash-lm", run_dir=tmp_path, max_restarts=0) as driver:
         break_settings(tmp_path)
         driver.restart("prepare")
@@ -164,15 +173,6 @@ def test_after_giving_up_everything_raises_why(tmp_path: Path) -> None:
             with pytest.raises(WorkerDied) as caught:
                 use()
             assert caught.value is error
-
-
-def test_a_driver_that_gave_up_does_not_turn_in_circles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    turn, num_turns = Supervisor._turn, itertools.count()
-    monkeypatch.setattr(Supervisor, "_turn", lambda supervisor: (next(num_turns), turn(supervisor)))
-    with Driver("hash-lm", run_dir=tmp_path, max_restarts=0) as driver:
-        break_settings(tmp_path)
-        driver.restart("prepare")
-        soon(lambda: error_of(driver))
         before = next(num_turns)
         threading.Event().wait(0.5)
         assert next(num_turns) - before < 20

@@ -74,8 +74,8 @@ def test_the_first_signal_lets_requests_finish(tmp_path: Path) -> None:
         assert "draining for at most 30 s, requests left: 1" in server.stderr.read()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_second_signal_stops_at_once(tmp_path: Path, number: signal.Signals) -> None:
+def test_the_second_signal_stops_at_once(tmp_path: Path) -> None:
+    number = signal.SIGINT  # two of SIGTERM: the test after this
     with serving(tmp_path) as (server, client):
         stream = client.submit("hello", max_tokens=1200)
         next(iter(stream))
@@ -199,24 +199,32 @@ MAX_HELP_SHARE = 2.5  # of the processor time that importing typer takes; 0.7 to
 HEAVY = ("torch", "transformers", "numpy", "zmq", "msgpack", "matplotlib", "fastapi", "uvicorn", "pydantic", "asyncio")
 
 
-@pytest.mark.parametrize("verb", ["", *VERBS])
-def test_help_is_quick_and_brings_nothing_heavy(verb: str) -> None:
+def test_help_is_quick_and_brings_nothing_heavy() -> None:
+    """Of every verb, in one process: what the first of them imports is the share of each."""
     code = """
-import sys, time
+import json, sys, time
 start = time.process_time()
 import typer.rich_utils
 floor = time.process_time() - start
+begun = time.process_time()
 from triptych.launch.cli import main
-try: main([*sys.argv[1].split(), "--help"])
-except SystemExit: pass
-own = time.process_time() - start - floor
-print(own / floor, [name for name in sys.argv[2:] if name in sys.modules], file=sys.stderr)
+loaded = time.process_time() - begun
+verbs, heavy = json.loads(sys.argv[1])
+found = {}
+for verb in verbs:
+    begun = time.process_time()
+    try: main([*verb.split(), "--help"])
+    except SystemExit: pass
+    share = (loaded + time.process_time() - begun) / floor
+    found[verb] = share, [name for name in heavy if name in sys.modules]
+print(json.dumps(found), file=sys.stderr)
 """
-    command = [sys.executable, "-c", code, verb, *HEAVY]
+    command = [sys.executable, "-c", code, json.dumps([["", *VERBS], HEAVY])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    share, heavy = done.stderr.split(" ", 1)
-    assert heavy.strip() == "[]"
-    assert float(share) < MAX_HELP_SHARE
+    found: dict[str, tuple[float, list[str]]] = json.loads(done.stderr)
+    assert {verb: heavy for verb, (_, heavy) in found.items() if heavy} == {}
+    assert {verb: share for verb, (share, _) in found.items() if share >= MAX_HELP_SHARE} == {}
+    assert len(found) == 1 + len(VERBS)
 
 
 @pytest.mark.parametrize(

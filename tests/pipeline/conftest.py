@@ -1,4 +1,8 @@
-"""Pipelines on the hash LM: everything is real but the arithmetic, and a wrong cell changes the text."""
+"""Pipelines on the hash LM: everything is real but the arithmetic, and a wrong cell changes the text.
+
+A start costs a second of processor time, so all modules share three of them. Workers may be killed in them: what a test
+counts, such as restarts, it counts from where it begins.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,44 @@ from tests.pipeline.checks import assert_quiet
 from triptych import Driver
 
 
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Driver]:
-    """One pipeline for the tests of a module; after them nothing may be left in it."""
-    with Driver("hash-lm", lease_s=2.0, max_restarts=1000) as driver:
-        yield driver
-        assert_quiet(driver)
-
-
 def hash_driver(*, model: str = "hash-lm", **options: Any) -> Driver:
     return Driver(model, **{"lease_s": 2.0, "max_restarts": 1000, **options})
+
+
+@pytest.fixture(scope="session")
+def _fast_pipeline() -> Iterator[Driver]:
+    with hash_driver() as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def _slow_pipeline() -> Iterator[Driver]:
+    with hash_driver(hash_step_ms=4.0, lease_s=30.0) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def _narrow_pipeline() -> Iterator[Driver]:
+    with hash_driver(hash_step_ms=5.0, max_num_seqs=1) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def driver(_fast_pipeline: Driver) -> Iterator[Driver]:
+    """One that steps as fast as it can; after the tests of a module nothing may be left in it."""
+    yield _fast_pipeline
+    assert_quiet(_fast_pipeline)
+
+
+@pytest.fixture
+def slow(_slow_pipeline: Driver) -> Iterator[Driver]:
+    """One with steps of 4 ms, so that answers have a middle, and time for their readers to come back."""
+    yield _slow_pipeline
+    assert_quiet(_slow_pipeline)
+
+
+@pytest.fixture
+def narrow(_narrow_pipeline: Driver) -> Iterator[Driver]:
+    """One row, two credits, and steps slow enough to be watched."""
+    yield _narrow_pipeline
+    assert_quiet(_narrow_pipeline)

@@ -46,6 +46,7 @@ def random_frames(rng: random.Random, count: int) -> list[list[bytes]]:
 
 @pytest.mark.parametrize("door", ["submit", "follow"])
 def test_ten_thousand_random_messages_leave_the_service_answering(driver: Driver, door: str) -> None:
+    restarts = driver.stats()["restarts"]
     with RawClient(driver.run_dir, receive_limit=0) as client:
         for frames in random_frames(random.Random(door), NUM_GARBAGE):
             client.send_bytes(door, *frames)
@@ -57,7 +58,7 @@ def test_ten_thousand_random_messages_leave_the_service_answering(driver: Driver
             client.receive("follow", STATS, timeout=60)
         assert any(f[0] == REJECTED and f[5] == "bad_frame" for f in client.received[door])
     assert driver.generate([4, 5, 6], max_tokens=4).token_ids == expected([4, 5, 6], 4)
-    assert driver.stats()["restarts"] == {"prepare": 0, "execute": 0, "summarize": 0}
+    assert driver.stats()["restarts"] == restarts
 
 
 def test_a_frame_over_the_limit_cuts_that_client_only(driver: Driver) -> None:

@@ -160,31 +160,27 @@ def kill_at_work(driver: Driver, role: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"n": 3}, {"n": 2, "best_of": 4}], ids=["n", "best_of"])
-def test_a_worker_that_dies_changes_no_choice(options: dict[str, Any]) -> None:
+def test_a_worker_that_dies_changes_no_choice(slow: Driver, options: dict[str, Any]) -> None:
     num_tokens = 500
-    with hash_driver(hash_step_ms=4.0, lease_s=30.0) as driver:
-        streams = [driver.submit(PROMPT, max_tokens=num_tokens, temperature=1.0, seed=s, **options) for s in range(4)]
-        for role in ROLES:
-            kill_at_work(driver, role)
-        for seed, stream in enumerate(streams):
-            samples = [sample(seed + index, num_tokens) for index in range(options.get("best_of", 3))]
-            if "best_of" in options:
-                samples.sort(key=mean_logprob, reverse=True)
-            assert texts(stream.result(60)) == samples[: options["n"]]
-        assert_quiet(driver)
+    streams = [slow.submit(PROMPT, max_tokens=num_tokens, temperature=1.0, seed=s, **options) for s in range(4)]
+    for role in ROLES:
+        kill_at_work(slow, role)
+    for seed, stream in enumerate(streams):
+        samples = [sample(seed + index, num_tokens) for index in range(options.get("best_of", 3))]
+        if "best_of" in options:
+            samples.sort(key=mean_logprob, reverse=True)
+        assert texts(stream.result(60)) == samples[: options["n"]]
 
 
-def test_a_worker_that_dies_changes_no_hypothesis() -> None:
+def test_a_worker_that_dies_changes_no_hypothesis(slow: Driver) -> None:
     num_tokens = 400
     beam = make_beams(0, 3, num_tokens=40, max_tokens=num_tokens, stop_ids=frozenset({0}))[0]
     beam.tokens[:40] = PROMPT
     wanted = [hypothesis.tokens for hypothesis in expected_hypotheses(beam, VOCAB_SIZE)]
-    with hash_driver(hash_step_ms=4.0, lease_s=30.0) as driver:
-        streams = [driver.submit(PROMPT, max_tokens=num_tokens, n=3, num_beams=3) for _ in range(3)]
-        for role in ROLES:
-            kill_at_work(driver, role)
-        assert [texts(stream.result(60)) for stream in streams] == [wanted] * 3
-        assert_quiet(driver)
+    streams = [slow.submit(PROMPT, max_tokens=num_tokens, n=3, num_beams=3) for _ in range(3)]
+    for role in ROLES:
+        kill_at_work(slow, role)
+    assert [texts(stream.result(60)) for stream in streams] == [wanted] * 3
 
 
 def test_another_client_takes_all_choices_up_again(driver: Driver) -> None:
@@ -216,8 +212,7 @@ def test_choices_in_asyncio(driver: Driver) -> None:
     assert whole == apart == [sample(4, 20), sample(5, 20)]
 
 
-def test_a_lease_that_runs_out_ends_all_choices() -> None:
-    with hash_driver(hash_step_ms=2.0) as driver:
-        with Client(driver.run_dir) as client:
-            client.submit(PROMPT, max_tokens=4000, n=3, lease_s=0.3).accepted(20)
-        assert_quiet(driver)
+def test_a_lease_that_runs_out_ends_all_choices(slow: Driver) -> None:
+    with Client(slow.run_dir) as client:
+        client.submit(PROMPT, max_tokens=4000, n=3, lease_s=0.3).accepted(20)
+    assert_quiet(slow)

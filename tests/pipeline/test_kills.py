@@ -10,17 +10,18 @@ from tests.pipeline.checks import assert_quiet, expected, random_prompt
 from tests.pipeline.conftest import hash_driver
 from tests.pipeline.killing import has_stepped, kill, num_steps
 from tests.waiting import eventually
+from triptych import Driver
 from triptych.protocol.board import ROLES
 
-NUM_STREAMS = 32
-KILLS_A_ROLE = 20
+NUM_STREAMS = 16
+KILLS_A_ROLE = 8  # make chaos does the same for as long as one likes
 
 
-def test_killing_each_worker_twenty_times_changes_no_text() -> None:
+def test_killing_each_worker_again_and_again_changes_no_text() -> None:
     rng = random.Random(7)
     prompts = [random_prompt(rng) for _ in range(NUM_STREAMS)]
     with hash_driver(hash_step_ms=16.0, lease_s=30.0) as driver:
-        num_tokens = 1500
+        num_tokens = 800
         streams = [driver.submit(prompt, max_tokens=num_tokens) for prompt in prompts]
         for index in range(KILLS_A_ROLE * len(ROLES)):
             before = num_steps(driver)
@@ -36,34 +37,31 @@ def test_killing_each_worker_twenty_times_changes_no_text() -> None:
         assert_quiet(driver)
 
 
-def test_killing_all_three_at_once_changes_no_text() -> None:
+def test_killing_all_three_at_once_changes_no_text(slow: Driver) -> None:
     rng = random.Random(8)
     prompts = [random_prompt(rng) for _ in range(8)]
-    with hash_driver(hash_step_ms=1.0, lease_s=30.0) as driver:
-        streams = [driver.submit(prompt, max_tokens=400) for prompt in prompts]
-        for _ in range(5):
-            eventually(lambda: num_steps(driver) > 3)
-            for pid in driver.pids.values():
-                if pid is not None:
-                    os.kill(pid, signal.SIGKILL)
-            eventually(lambda: driver.healthy)
-        for prompt, stream in zip(prompts, streams, strict=True):
-            assert stream.result(60).token_ids == expected(prompt, 400)
-        assert_quiet(driver)
+    streams = [slow.submit(prompt, max_tokens=400) for prompt in prompts]
+    for _ in range(5):
+        before = num_steps(slow)
+        eventually(lambda before=before: has_stepped(slow, before))  # type: ignore[misc]
+        for pid in slow.pids.values():
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+        eventually(lambda: slow.healthy)
+    for prompt, stream in zip(prompts, streams, strict=True):
+        assert stream.result(60).token_ids == expected(prompt, 400)
 
 
-def test_time_lost_to_a_kill_is_in_the_ledger() -> None:
-    with hash_driver(hash_step_ms=1.0) as driver:
-        stream = driver.submit([1, 2, 3], max_tokens=300)
-        next(iter(stream))
-        kill(driver, "execute")
-        stages = stream.result(30).ledger["stages_ms"]
-        assert stages["recovered"] > 20
-        assert abs(sum(stages.values()) - stream.result().ledger["wall_ms"]) < 0.02 * stream.result().ledger["wall_ms"]
+def test_time_lost_to_a_kill_is_in_the_ledger(slow: Driver) -> None:
+    stream = slow.submit([1, 2, 3], max_tokens=300)
+    next(iter(stream))
+    kill(slow, "execute")
+    stages = stream.result(30).ledger["stages_ms"]
+    assert stages["recovered"] > 20
+    assert abs(sum(stages.values()) - stream.result().ledger["wall_ms"]) < 0.02 * stream.result().ledger["wall_ms"]
 
 
-def test_requests_submitted_while_prepare_is_away_are_served() -> None:
-    with hash_driver() as driver:
-        os.kill(eventually(lambda: driver.pids["prepare"]), signal.SIGKILL)
-        streams = [driver.submit([i + 1, 5], max_tokens=5) for i in range(20)]
-        assert [s.result(20).token_ids for s in streams] == [expected([i + 1, 5], 5) for i in range(20)]
+def test_requests_submitted_while_prepare_is_away_are_served(slow: Driver) -> None:
+    os.kill(eventually(lambda: slow.pids["prepare"]), signal.SIGKILL)
+    streams = [slow.submit([i + 1, 5], max_tokens=5) for i in range(20)]
+    assert [s.result(20).token_ids for s in streams] == [expected([i + 1, 5], 5) for i in range(20)]

@@ -7,7 +7,6 @@ import random
 import pytest
 
 from tests.pipeline.checks import assert_quiet, expected, random_prompt
-from tests.pipeline.conftest import hash_driver
 from tests.pipeline.raw import ABORT, ACKNOWLEDGE, FAILED, FINISHED, GET_STATS, STATS, TEXT, RawClient
 from tests.waiting import eventually
 from triptych import Driver
@@ -59,33 +58,29 @@ def test_an_abort_at_any_moment_ends_once_and_frees_once(driver: Driver) -> None
     assert_quiet(driver)
 
 
-def test_an_abort_keeps_what_was_produced() -> None:
-    with hash_driver(hash_step_ms=5.0) as driver:
-        stream = driver.submit([7, 8, 9], max_tokens=1000)
-        deltas = iter(stream)
-        got = next(deltas).token_ids
+def test_an_abort_keeps_what_was_produced(slow: Driver) -> None:
+    stream = slow.submit([7, 8, 9], max_tokens=1000)
+    deltas = iter(stream)
+    got = next(deltas).token_ids
+    stream.abort()
+    for delta in deltas:
+        got += delta.token_ids
+    completion = stream.result()
+    assert completion.finish_reason == "abort"
+    assert got == completion.token_ids == expected([7, 8, 9], len(got))
+    assert 0 < len(got) < 1000
+
+
+def test_an_abort_while_waiting_for_a_credit_ends_the_request(narrow: Driver) -> None:
+    running = [narrow.submit([1, 2], max_tokens=300) for _ in range(2)]
+    waiting = narrow.submit([3, 4], max_tokens=5)
+    waiting.accepted(10)
+    waiting.abort()
+    completion = waiting.result(5)
+    assert (completion.finish_reason, completion.token_ids) == ("abort", [])
+    assert completion.ledger["stages_ms"]["prefill"] == 0
+    for stream in running:
         stream.abort()
-        for delta in deltas:
-            got += delta.token_ids
-        completion = stream.result()
-        assert completion.finish_reason == "abort"
-        assert got == completion.token_ids == expected([7, 8, 9], len(got))
-        assert 0 < len(got) < 1000
-        assert_quiet(driver)
-
-
-def test_an_abort_while_waiting_for_a_credit_ends_the_request() -> None:
-    with hash_driver(hash_step_ms=5.0, max_num_seqs=1) as driver:
-        running = [driver.submit([1, 2], max_tokens=300) for _ in range(2)]
-        waiting = driver.submit([3, 4], max_tokens=5)
-        waiting.accepted(10)
-        waiting.abort()
-        completion = waiting.result(5)
-        assert (completion.finish_reason, completion.token_ids) == ("abort", [])
-        assert completion.ledger["stages_ms"]["prefill"] == 0
-        for stream in running:
-            stream.abort()
-        assert_quiet(driver)
 
 
 def test_a_thousand_finished_and_a_thousand_aborted_leave_nothing(driver: Driver) -> None:

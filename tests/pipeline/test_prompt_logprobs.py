@@ -76,7 +76,7 @@ def test_the_first_of_several_choices_has_them(driver: Driver, options: dict[str
 
 
 @pytest.fixture(scope="module")
-def slow() -> Iterator[Driver]:
+def slow_prefill() -> Iterator[Driver]:
     """A prompt takes 25 steps of 4 ms, so that it can be interrupted."""
     with hash_driver(prefill_chunk=4, hash_step_ms=4) as driver:
         yield driver
@@ -85,18 +85,18 @@ def slow() -> Iterator[Driver]:
 
 @pytest.mark.parametrize("role", ["prepare", "execute", "summarize"])
 @pytest.mark.parametrize("max_tokens", [0, 40])
-def test_scores_outlive_any_worker(slow: Driver, role: str, max_tokens: int) -> None:
-    before = slow.stats()["execute"]["prefill_tokens"]
-    stream = slow.submit(PROMPT, max_tokens=max_tokens, prompt_logprobs=2)
+def test_scores_outlive_any_worker(slow_prefill: Driver, role: str, max_tokens: int) -> None:
+    before = slow_prefill.stats()["execute"]["prefill_tokens"]
+    stream = slow_prefill.submit(PROMPT, max_tokens=max_tokens, prompt_logprobs=2)
     stream.accepted(30)
-    eventually(lambda: slow.stats()["execute"]["prefill_tokens"] > before + 8 or stream.done)
-    pid = slow.pids[role]
+    eventually(lambda: slow_prefill.stats()["execute"]["prefill_tokens"] > before + 8 or stream.done)
+    pid = slow_prefill.pids[role]
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     answer = stream.result(60)
     assert_scored(answer, num_alternatives=2)
     assert answer.token_ids == expected_tokens(PROMPT, max_tokens, VOCAB_SIZE)
-    eventually(lambda: slow.pids[role] not in (None, pid) and slow.health().status == "ok", timeout=30)
+    eventually(lambda: slow_prefill.pids[role] not in (None, pid) and slow_prefill.health().status == "ok", timeout=30)
 
 
 def test_another_client_gets_them_with_the_end(driver: Driver) -> None:
@@ -107,8 +107,8 @@ def test_another_client_gets_them_with_the_end(driver: Driver) -> None:
     assert_quiet(driver)
 
 
-def test_an_abort_before_the_end_of_the_prompt_has_none(slow: Driver) -> None:
-    stream = slow.submit(PROMPT * 20, max_tokens=3, prompt_logprobs=1)
+def test_an_abort_before_the_end_of_the_prompt_has_none(slow_prefill: Driver) -> None:
+    stream = slow_prefill.submit(PROMPT * 20, max_tokens=3, prompt_logprobs=1)
     stream.accepted(30)
     stream.abort()
     assert stream.result(30).prompt_logprobs is None

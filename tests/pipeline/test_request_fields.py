@@ -43,78 +43,67 @@ def end(driver: Driver, streams: list[Stream]) -> None:
     assert_quiet(driver)
 
 
-def test_a_deadline_while_decoding_ends_with_what_was_produced() -> None:
-    with hash_driver(hash_step_ms=2.0) as driver:
-        started = time.monotonic()
-        error, partial = failed(driver.submit([7, 8], max_tokens=FOREVER, deadline_ms=300))
-        assert 0.25 < time.monotonic() - started < 5
-        assert partial.token_ids == expected([7, 8], len(partial.token_ids))
-        assert 0 < len(partial.token_ids) < FOREVER
-        assert partial.text
-        assert f"after {len(partial.token_ids)} tokens" in str(error)
-        assert_quiet(driver)
+def test_a_deadline_while_decoding_ends_with_what_was_produced(slow: Driver) -> None:
+    started = time.monotonic()
+    error, partial = failed(slow.submit([7, 8], max_tokens=FOREVER, deadline_ms=300))
+    assert 0.25 < time.monotonic() - started < 5
+    assert partial.token_ids == expected([7, 8], len(partial.token_ids))
+    assert 0 < len(partial.token_ids) < FOREVER
+    assert partial.text
+    assert f"after {len(partial.token_ids)} tokens" in str(error)
 
 
 @pytest.mark.parametrize("field", ["deadline_ms", "max_queue_ms"])
-def test_a_time_limit_that_passes_without_a_credit_ends_the_request(field: str) -> None:
-    with hash_driver(hash_step_ms=2.0, max_num_seqs=1) as driver:
-        running = fill(driver)
-        waiting = driver.submit([3, 4], max_tokens=5, **{field: 200})
-        _, partial = failed(waiting)
-        assert partial.token_ids == []
-        assert not any(stream.done for stream in running)
-        eventually(lambda: driver.stats()["prepare"]["waiting"] == 0)
-        end(driver, running)
+def test_a_time_limit_that_passes_without_a_credit_ends_the_request(narrow: Driver, field: str) -> None:
+    running = fill(narrow)
+    waiting = narrow.submit([3, 4], max_tokens=5, **{field: 200})
+    _, partial = failed(waiting)
+    assert partial.token_ids == []
+    assert not any(stream.done for stream in running)
+    eventually(lambda: narrow.stats()["prepare"]["waiting"] == 0)
+    end(narrow, running)
 
 
-def test_a_request_that_began_in_time_outlives_the_limit_of_the_queue() -> None:
-    with hash_driver(hash_step_ms=2.0) as driver:
-        completion = driver.generate([3, 4], max_tokens=200, max_queue_ms=150, timeout=20)
-        assert completion.token_ids == expected([3, 4], 200)
-        assert completion.ledger["wall_ms"] > 150
+def test_a_request_that_began_in_time_outlives_the_limit_of_the_queue(slow: Driver) -> None:
+    completion = slow.generate([3, 4], max_tokens=200, max_queue_ms=150, timeout=20)
+    assert completion.token_ids == expected([3, 4], 200)
+    assert completion.ledger["wall_ms"] > 150
 
 
-def test_a_deadline_that_passes_while_execute_is_away_is_kept() -> None:
-    with hash_driver(hash_step_ms=2.0, lease_s=30.0) as driver:
-        stream = driver.submit([5, 6], max_tokens=FOREVER, deadline_ms=700)
-        other = driver.submit([6, 7], max_tokens=200, deadline_ms=60_000, max_queue_ms=300)
-        next(iter(stream))
-        next(iter(other))
-        kill(driver, "execute")
-        _, partial = failed(stream)
-        assert partial.token_ids == expected([5, 6], len(partial.token_ids))
-        assert other.result(20).token_ids == expected([6, 7], 200)
-        assert_quiet(driver)
+def test_a_deadline_that_passes_while_execute_is_away_is_kept(slow: Driver) -> None:
+    stream = slow.submit([5, 6], max_tokens=FOREVER, deadline_ms=700)
+    other = slow.submit([6, 7], max_tokens=200, deadline_ms=60_000, max_queue_ms=300)
+    next(iter(stream))
+    next(iter(other))
+    kill(slow, "execute")
+    _, partial = failed(stream)
+    assert partial.token_ids == expected([5, 6], len(partial.token_ids))
+    assert other.result(20).token_ids == expected([6, 7], 200)
 
 
-def test_a_request_whose_turn_does_not_come_because_execute_is_away_ends() -> None:
-    with hash_driver() as driver:
-        os.kill(eventually(lambda: driver.pids["execute"]), signal.SIGKILL)
-        _, partial = failed(driver.submit([5, 6], max_tokens=5, max_queue_ms=20))
-        assert partial.token_ids == []
-        assert driver.generate([5, 6], max_tokens=5, timeout=20).token_ids == expected([5, 6], 5)
-        assert_quiet(driver)
+def test_a_request_whose_turn_does_not_come_because_execute_is_away_ends(slow: Driver) -> None:
+    os.kill(eventually(lambda: slow.pids["execute"]), signal.SIGKILL)
+    _, partial = failed(slow.submit([5, 6], max_tokens=5, max_queue_ms=20))
+    assert partial.token_ids == []
+    assert slow.generate([5, 6], max_tokens=5, timeout=20).token_ids == expected([5, 6], 5)
 
 
-def test_a_deadline_that_passed_is_still_the_reason_when_summarize_has_died() -> None:
-    with hash_driver(hash_step_ms=2.0, lease_s=30.0) as driver, RawClient(driver.run_dir) as client:
+def test_a_deadline_that_passed_is_still_the_reason_when_summarize_has_died(slow: Driver) -> None:
+    with RawClient(slow.run_dir) as client:
         request_id = client.submit(prompt="x", max_tokens=FOREVER, deadline_ms=150)
         assert client.receive("follow", FAILED)[10] == "deadline_exceeded"
-        kill(driver, "summarize")
+        kill(slow, "summarize")
         client.follow(request_id, 0, again=True)
         again = client.receive("follow", FAILED)
         assert again[10] == "deadline_exceeded"
         client.send("follow", ACKNOWLEDGE, [request_id])
-        assert_quiet(driver)
 
 
-def test_prefixes_are_shared_within_a_salt_only() -> None:
-    prompt = list(range(1, 101))
-    with hash_driver() as driver:
-        answers = [driver.generate(prompt, max_tokens=4, cache_salt=salt) for salt in ("a", "b", "a", "")]
-        assert [answer.usage["cached_tokens"] for answer in answers] == [0, 0, 96, 0]
-        assert driver.generate(prompt, max_tokens=4).usage["cached_tokens"] == 96
-        assert_quiet(driver)
+def test_prefixes_are_shared_within_a_salt_only(driver: Driver) -> None:
+    prompt = list(range(150, 250))  # that no other test has sent
+    answers = [driver.generate(prompt, max_tokens=4, cache_salt=salt) for salt in ("a", "b", "a", "")]
+    assert [answer.usage["cached_tokens"] for answer in answers] == [0, 0, 96, 0]
+    assert driver.generate(prompt, max_tokens=4).usage["cached_tokens"] == 96
 
 
 def order_of_starts(folder: Path, priorities: list[int], *, kills: tuple[str, ...] = (), **options: Any) -> list[int]:

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.pipeline.conftest import hash_driver
 from tests.waiting import eventually
 from triptych import Client, Driver
 from triptych.driver.standing import RequestLine
 from triptych.protocol import messages as m
-
-
-@pytest.fixture(scope="module")
-def narrow() -> Iterator[Driver]:
-    """One row, two credits, and steps slow enough to be watched."""
-    with hash_driver(max_num_seqs=1, hash_step_ms=5) as driver:
-        yield driver
 
 
 def lines(driver: Driver) -> dict[str, RequestLine]:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.pipeline.checks import assert_quiet, expected
 from tests.pipeline.conftest import hash_driver
-from tests.tiny import build_tiny_model, make_tiny_model
+from tests.tiny import build_tiny_model, make_tiny_model, prove
 from tests.waiting import eventually
 from tests.workers import tokenizer_zoo
 from triptych import Driver
@@ -80,17 +80,18 @@ def sentence_piece(tmp_path_factory: pytest.TempPathFactory) -> Path:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)  # type: ignore[no-untyped-call]
     eos = tokenizer_zoo.id_of(tokenizer, "</s>")
     build_tiny_model("llama", vocab_size=tokenizer.get_vocab_size() + 37, eos_token_id=eos).save_pretrained(folder)
+    prove(folder, "float32")
     return folder
 
 
-@pytest.fixture(scope="module", params=["demo", "hash-lm", "byte_level", "sentence_piece", "transformers"])
+@pytest.fixture(scope="module", params=["demo", "hash-lm", "byte_level", "sentence_piece"])
 def model(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    """Between them: each kind of tokenizer, and each backend of a CPU."""
     name: str = request.param
     options: dict[str, Any] = {}
     if name in ("byte_level", "sentence_piece"):
-        name, options = str(request.getfixturevalue(name)), {"dtype": "float32"}
-    elif name == "transformers":
-        name, options = "demo", {"backend": name}
+        backend = {"byte_level": "transformers", "sentence_piece": "native"}[name]
+        name, options = str(request.getfixturevalue(name)), {"dtype": "float32", "backend": backend}
     with Driver(name, lease_s=60.0, num_pages=512, **options) as driver:
         yield driver
         assert_quiet(driver)
@@ -103,12 +104,12 @@ def ask(driver: Driver, structured: dict[str, Any], **options: Any) -> Any:
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_what_stops_validates(model: Driver, name: str) -> None:
     schema = {**SCHEMAS[name], **COMPACT}
-    answers = [ask(model, {"json_schema": schema}, seed=seed) for seed in range(6)]
+    answers = [ask(model, {"json_schema": schema}, seed=seed) for seed in range(4)]
     answers.append(ask(model, {"json_schema": schema}, temperature=0.0))
     stopped = [a for a in (answer.result(60) for answer in answers) if a.finish_reason == "stop"]
     for answer in stopped:
         Draft202012Validator(schema).validate(json.loads(answer.text))
-    assert len(stopped) >= 4
+    assert len(stopped) >= 3
 
 
 def test_white_space_has_an_end(model: Driver) -> None:

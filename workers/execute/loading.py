@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 from ...protocol.config import (
     DEMO_CHECKPOINT,
@@ -73,15 +74,27 @@ def _check_successor(card: ModelCard, known: ModelCard | None) -> None:
             raise ConfigError(f"{name} of the model is {getattr(card, name)}, {getattr(known, name)} is being served")
 
 
+def find_folder(model: str) -> Path:
+    """Where the checkpoint of ``model`` lies.
+
+    Raises:
+        ConfigError: it lies nowhere.
+    """
+    from .model.checkpoint import find_checkpoint
+
+    return find_checkpoint(DEMO_CHECKPOINT if model == DEMO_MODEL else model)
+
+
 def _build_torch_runner(context: WorkerContext, cache: CacheConfig) -> tuple[Runner, ModelCard, float]:
+    config = context.config
+    folder = find_folder(config.model.model)  # first: a model that is not there is told of before torch is imported
     from .model.build import build_runner  # the one import of torch, which the hash LM does without
 
-    config = context.config
     runner, card = build_runner(
         config.model,
         cache,
         config.scheduler,
-        model_dir=DEMO_CHECKPOINT if config.model.model == DEMO_MODEL else config.model.model,
+        model_dir=folder,
         run_dir=context.run_dir,
         progress=context.page.progress,
     )

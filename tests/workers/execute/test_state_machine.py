@@ -140,5 +140,5 @@ class Machine(RuleBasedStateMachine):
 
 TestClients = Machine.TestCase
 TestClients.settings = settings(
-    max_examples=250, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

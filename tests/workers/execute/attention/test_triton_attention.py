@@ -64,9 +64,13 @@ def check(scene: Scene, form: AttentionForm, *, is_invariant: bool = False) -> N
     torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("is_invariant", [False, True], ids=["split", "invariant"])
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+# The deterministic way differs in how the keys are split, which no form of the scores knows of.
 @pytest.mark.parametrize("step", ["mixed", "decodes of far lengths"])
+@pytest.mark.parametrize(
+    ("form", "is_invariant"),
+    [*((form, False) for form in FORMS.values()), (FORMS["plain"], True), (FORMS["all"], True)],
+    ids=[*FORMS, "invariant plain", "invariant all"],
+)
 def test_kernel_equals_plain_attention(form: dict[str, Any], step: str, is_invariant: bool) -> None:
     scene = make_scene(STEPS[step], dtype=torch.float32)
     check(scene, AttentionForm(scale=0.3, **form), is_invariant=is_invariant)
@@ -127,7 +131,7 @@ def written(scene: Scene) -> Scene:
     return scene
 
 
-@pytest.mark.parametrize("num_splits", [2, 8, 32])
+@pytest.mark.parametrize("num_splits", [2, 8])
 def test_splits_of_the_keys_change_nothing(num_splits: int) -> None:
     """More splits than tiles of keys too: those without work weigh nothing."""
     scene = written(make_scene([(299, 1), (0, 1), (64, 1), (127, 1)], dtype=torch.float32))

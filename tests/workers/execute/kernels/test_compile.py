@@ -11,6 +11,11 @@ from triptych.workers.execute.kernels.compile import NoCompiler, available_level
 
 
 def test_a_library_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short one; the kernels themselves are built for the tests that run them."""
+    sources = tmp_path / "src"
+    sources.mkdir()
+    (sources / "library.cpp").write_text("int answer() { return 42; }\n")
+    monkeypatch.setattr(compiling, "SOURCES", sources)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     library = build_library("portable")
     built_at = library.stat().st_mtime_ns

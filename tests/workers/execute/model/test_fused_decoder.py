@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import HAS_GPU
-from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_request
+from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_request, shorten_self_test
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.scheduling.sequence import Sequence
 
@@ -20,13 +20,21 @@ from triptych.workers.execute.kernels.triton_rows import add_norm, silu_mul
 from triptych.workers.execute.model.fp8 import Fp8Projection
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
+SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 2},
-    "qwen2": {"num_hidden_layers": 1},
-    "qwen3": {"num_hidden_layers": 1, "tie_word_embeddings": True},
-    "mistral": {"num_hidden_layers": 1},
+    "qwen2": SMALL,
+    "qwen3": {**SMALL, "tie_word_embeddings": True},
+    "mistral": SMALL,
 }
 LENGTHS, MAX_TOKENS = (1, 11), 4
+
+
+@pytest.fixture(autouse=True)
+def quick_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All starts but one, so that the self-test as it is runs too."""
+    if "[llama]" not in request.node.name:
+        shorten_self_test(monkeypatch)
 
 
 def make_engine(family: str, folder: Path, **options: Any) -> NativeEngine:

@@ -8,7 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import build_tiny_model, make_tiny_model
+from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.checkpoint import context_limit, find_checkpoint
 from triptych.workers.execute.model.facts import resolve_device
 from triptych.workers.execute.model.loader import LoadedModel, load_model
@@ -116,6 +118,25 @@ def test_weights_that_are_no_safetensors_are_named(checkpoint: Path) -> None:
     (checkpoint / "model.safetensors").write_bytes(b"\xff" * 1000)
     with pytest.raises(ConfigError, match=r"model\.safetensors is damaged"):
         load(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("tokenizer", ""), ("model.safetensors", "\0" * 100)], ids=["none", "damaged"]
+)
+def test_a_start_that_finds_no_such_file_or_a_damaged_one_names_it(
+    checkpoint: Path, tmp_path: Path, name: str, text: str
+) -> None:
+    """By the whole way that a start takes, whatever backend would run it."""
+    if text:
+        (checkpoint / name).write_text(text)
+    else:
+        for file in checkpoint.glob("token*"):
+            file.unlink()
+    with pytest.raises(ConfigError, match=name):
+        build_runner(
+            ModelConfig(model=str(checkpoint), device="cpu"), CacheConfig(num_pages=16), SchedulerConfig(),
+            model_dir=checkpoint, run_dir=tmp_path, progress=lambda done, total: None,
+        )  # fmt: skip
 
 
 def test_pickled_weights_are_not_an_alternative(checkpoint: Path) -> None:

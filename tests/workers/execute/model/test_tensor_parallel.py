@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import msgpack
@@ -61,26 +61,40 @@ def greedy(runner: TorchRunner) -> tuple[dict[Any, list[int]], int]:
     return run(engine), engine.stats.num_swaps
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_two_ranks_say_what_one_says(family: str, tmp_path: Path) -> None:
-    folder = make_tiny_model(family, tmp_path / "checkpoint")
-    logits, tokens = [], []
-    for num_ranks in (1, 2):
-        with runner_of(folder, tmp_path, num_ranks) as runner:
-            logits.append(runner.compute_logits(trash_prefill(16)).numpy())
-            runner.warm_up()
-            answers, num_swaps = greedy(runner)
-            tokens.append(answers)
-    assert num_swaps > 0
-    np.testing.assert_allclose(logits[0], logits[1], atol=1e-4)
-    assert tokens[0] == tokens[1]
-
-
-def test_each_rank_has_its_share_of_heads(tmp_path: Path) -> None:
+def test_two_ranks_say_what_one_says_until_one_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that two ranks show, since it takes seconds to start them. Another family does what one rank does in
+    tests/pipeline/test_tensor_parallel.py.
+    """
     folder = make_tiny_model("llama", tmp_path / "checkpoint")
+    with runner_of(folder, tmp_path, 1) as alone:
+        logits = alone.compute_logits(trash_prefill(16)).numpy()
+        answers, _ = greedy(alone)
+        assert heads_of(alone) == {2}
+    deaths: queue.Queue[tuple[int, int]] = queue.Queue()
+    monkeypatch.setattr(ranks, "_end_with", lambda rank, code: deaths.put((rank, code)))
     with runner_of(folder, tmp_path, 2) as runner:
-        assert {cache.keys.shape[2] for cache in runner._layers.caches.values()} == {1}  # of 2
+        np.testing.assert_allclose(runner.compute_logits(trash_prefill(16)).numpy(), logits, atol=1e-4)
+        runner.warm_up()
+        again, num_swaps = greedy(runner)
+        assert again == answers
+        assert num_swaps > 0
+        assert heads_of(runner) == {1}, "each rank has its share of the pages"
+        check_death(runner, deaths)
     assert not list(tmp_path.glob("ranks-*"))
+
+
+def heads_of(runner: TorchRunner) -> set[int]:
+    return {cache.keys.shape[2] for cache in runner._layers.caches.values()}
+
+
+def check_death(runner: TorchRunner, deaths: queue.Queue[tuple[int, int]]) -> None:
+    """The death of a rank is told, and ends the step."""
+    assert isinstance(runner, LeadingRunner)
+    runner.ranks._children[0].kill()
+    assert deaths.get(timeout=20) == (1, -signal.SIGKILL)
+    with pytest.raises(OutOfStep) as caught:
+        runner.compute_logits(trash_decodes(2))
+    assert runner.is_fatal(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -106,26 +120,6 @@ def test_kernels_of_one_rank_are_refused(tmp_path: Path) -> None:
         runner_of(folder, tmp_path, 2, backend="native"),
     ):
         pass
-
-
-def test_death_of_a_rank_is_told_and_ends_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deaths: list[tuple[int, int]] = []
-    heard = Event()
-
-    def on_death(rank: int, code: int) -> None:
-        deaths.append((rank, code))
-        heard.set()
-
-    monkeypatch.setattr(ranks, "_end_with", on_death)
-    folder = make_tiny_model("llama", tmp_path / "checkpoint")
-    with runner_of(folder, tmp_path, 2) as runner:
-        assert isinstance(runner, LeadingRunner)
-        runner.ranks._children[0].kill()
-        assert heard.wait(20)
-        with pytest.raises(OutOfStep) as caught:
-            runner.compute_logits(trash_decodes(2))
-        assert runner.is_fatal(caught.value)
-    assert deaths == [(1, -signal.SIGKILL)]
 
 
 def test_orders_come_back_as_they_were() -> None:

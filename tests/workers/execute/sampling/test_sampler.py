@@ -34,7 +34,10 @@ def sample(logits: torch.Tensor, *rows: Sequence) -> StepResult:
     return Sampler((EOS,)).sample(logits.clone(), rows)
 
 
-def frequencies(logits: torch.Tensor, count: int = 40_000, **params: Any) -> torch.Tensor:
+NUM_DRAWS = 12_000  # a probability that is a tenth off shows from 0.2 on, a filter that cuts elsewhere at once
+
+
+def frequencies(logits: torch.Tensor, count: int = NUM_DRAWS, **params: Any) -> torch.Tensor:
     """How often each token comes, over ``count`` seeds: [V]."""
     rows = [make_row(PROMPT, OUTPUT, seed=seed, **params) for seed in range(count)]
     tokens = sample(logits.expand(count, -1), *rows).token_ids
@@ -76,7 +79,7 @@ def test_tokens_come_as_often_as_in_transformers(params: dict[str, Any]) -> None
     expected = by_transformers(logits, **params)
     observed = frequencies(logits, **params)
     assert observed[expected == 0].sum() == 0  # what is filtered out never comes
-    deviation = (observed - expected).abs() / (expected * (1 - expected) / 40_000).sqrt().clamp_min(1e-4)
+    deviation = (observed - expected).abs() / (expected * (1 - expected) / NUM_DRAWS).sqrt().clamp_min(1e-4)
     assert deviation.max() < 5
 
 
@@ -137,9 +140,9 @@ def test_wide_vocabulary_with_a_flat_top_p_is_exact() -> None:
     """The first candidates do not hold the nucleus: more are taken."""
     logits = make_logits(vocab_size=5000) / 10
     expected = by_transformers(logits, temperature=1.0, top_p=0.9)
-    observed = frequencies(logits, 4000, temperature=1.0, top_p=0.9)
+    observed = frequencies(logits, 2000, temperature=1.0, top_p=0.9)
     assert observed[expected == 0].sum() == 0
-    assert observed.count_nonzero() > 1000
+    assert observed.count_nonzero() > 800
 
 
 def test_tiny_temperature_is_greedy() -> None:

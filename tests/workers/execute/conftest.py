@@ -1,0 +1,44 @@
+"""Triton's interpreter, without what it does again at every call of a function inside a kernel."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conftest import HAS_GPU
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_interpreter() -> Iterator[None]:
+    """A kernel's launch, and within it each call of a function, replace the language by what is interpreted.
+
+    For a function once a launch is enough. It is a third of the time that interpreted kernels take.
+    """
+    if HAS_GPU or "triton" not in sys.modules:  # whose tests were collected has imported it
+        yield
+        return
+    from triton.runtime import interpreter
+
+    launch, patch_language = interpreter.GridExecutor.__call__, interpreter._patch_lang
+    patched: set[int] = set()  # modules, by their namespaces, of the launch under way
+
+    def launch_anew(self: Any, *args: Any, **kwargs: Any) -> None:
+        patched.clear()
+        launch(self, *args, **kwargs)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(self.fn.__globals__) not in patched:
+            patched.add(id(self.fn.__globals__))
+            patch_language(self.fn)
+        try:
+            return self.rewrite()(*args, **kwargs)
+        except Exception as error:
+            raise interpreter.InterpreterError(repr(error)) from error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.GridExecutor, "__call__", launch_anew)
+        patch.setattr(interpreter.InterpretedFunction, "__call__", call)
+        yield
