@@ -1,4 +1,4 @@
-// Paged attention: some query rows of one sequence and one kv head against all keys before them.
+// Paged attention: some query rows of one sequence and some of its kv heads against all keys before them.
 //
 // Keys and values lie in tiles of 16 tokens, page_size / 16 tiles to a page. With 16-bit elements a group is a pair:
 //   key tile    [head_dim / 2][16 tokens][2 channels]   one vector holds a pair of channels of 16 keys
@@ -8,6 +8,9 @@
 // Keys pass by in blocks of 64 at fixed positions, with a running maximum and sum for each row (Milakov and
 // Gimelshein 2018, "Online normalizer calculation for softmax"). A block that a row may not see changes none of its
 // bits, so a row's result depends neither on the rows beside it nor on how its prompt was cut into chunks.
+//
+// With few rows attention is as fast as memory, and memory is fastest in long runs: the heads of a block of keys lie
+// behind each other in a page, and are read one after the other before the next block.
 #pragma once
 
 #include "abi.h"
@@ -18,15 +21,21 @@ namespace triptych {
 constexpr int kKeyBlock = 64;   // keys of a block, four tiles
 constexpr int kBlockRows = 48;  // query rows of a work item, unless one token alone has more
 
-// Query rows of one work item: `count` tokens of a sequence, each with the heads of one kv head's group.
+// Query rows of one work item: `count` tokens of a sequence, each with the heads of the groups of some kv heads.
 struct QueryBlock {
   int32_t sequence;
   int32_t first_token;  // index into the tokens of the step
   int32_t count;
+  int32_t first_kv_head;
+  int32_t num_kv_heads;
 };
 
 inline int tokens_per_item(int group_size) { return std::max(1, kBlockRows / group_size); }
-inline int rows_per_item(int group_size) { return tokens_per_item(group_size) * group_size; }
+// Room for the rows of any item: a block of tokens with one kv head, or one token with all of them.
+inline int rows_per_item(int num_heads, int num_kv_heads) {
+  const int group_size = num_heads / num_kv_heads;
+  return std::max(num_heads, tokens_per_item(group_size) * group_size);
+}
 
 // The pages of one layer, by tiles.
 template <class Cache>
@@ -65,15 +74,18 @@ struct AttentionScratch {
   float* maxima;                     // [rows]
 };
 
-// The heads of one group, of consecutive tokens.
+// The heads of some groups, of consecutive tokens. Rows are numbered group by group, in a group token by token.
 template <class Element>
 struct Queries {
   const Element* start;
   size_t stride;  // from token to token
   int num_tokens, group_size;
   int head_dim;
+  int rows_per_group() const { return num_tokens * group_size; }
+  int token(int row) const { return row % rows_per_group() / group_size; }
+  int head(int row) const { return row / rows_per_group() * group_size + row % group_size; }
   const uint32_t* row(int r) const {
-    return reinterpret_cast<const uint32_t*>(start + r / group_size * stride + size_t(r % group_size) * head_dim);
+    return reinterpret_cast<const uint32_t*>(start + token(r) * stride + size_t(head(r)) * head_dim);
   }
 };
 
@@ -86,11 +98,11 @@ class Attention {
       : pages_(pages), scratch_(scratch), window_(window), num_vectors_(pages.head_dim / kLanes) {}
 
   // Attends the queries of consecutive tokens, the first of them at `position`. Queries are scaled, so that scores are
-  // logarithms to base 2. The result is in scratch.outputs, a row for each head of each token.
-  void run(const Queries<Element>& queries, int position, const int32_t* table, int kv_head) {
+  // logarithms to base 2. The result is in scratch.outputs, by the rows of the queries.
+  void run(const Queries<Element>& queries, int position, const int32_t* table, int first_kv_head, int num_kv_heads) {
     queries_ = queries;
     first_position_ = position;
-    const int num_rows = queries.num_tokens * queries.group_size;
+    const int rows_per_group = queries.rows_per_group(), num_rows = num_kv_heads * rows_per_group;
     const int last = position + queries.num_tokens - 1;
     const int first = window_ ? std::max(0, position - window_ + 1) : 0;
     for (int r = 0; r < num_rows; ++r) {
@@ -98,16 +110,18 @@ class Attention {
       scratch_.sums[r] = broadcast(0.0f);
       std::fill_n(output(r), num_vectors_, broadcast(0.0f));
     }
+    const int num_tiles = (rows_per_group + kTileRows - 1) / kTileRows;
     for (int key = first / kKeyBlock * kKeyBlock; key <= last; key += kKeyBlock) {
       const int num_keys = std::min(kKeyBlock, last + 1 - key);
-      find_tiles(table, kv_head, key, num_keys);
       const bool has_next = key + kKeyBlock <= last;
-      if (num_rows <= kTileRows && has_next) prefetch(table, kv_head, key + kKeyBlock, last);
-      const int num_groups = (num_rows + kTileRows - 1) / kTileRows;
-      for (int group = 0; group < num_groups; ++group) {
-        const int begin = num_rows * group / num_groups, end = num_rows * (group + 1) / num_groups;
-        weigh(begin, end - begin, key);
-        gather(begin, end - begin, num_keys);
+      for (int group = 0; group < num_kv_heads; ++group) {
+        find_tiles(table, first_kv_head + group, key, num_keys);
+        if (num_tiles == 1 && has_next) prefetch(table, first_kv_head + group, key + kKeyBlock, last);
+        for (int tile = 0; tile < num_tiles; ++tile) {
+          const int begin = rows_per_group * tile / num_tiles, end = rows_per_group * (tile + 1) / num_tiles;
+          weigh(group * rows_per_group + begin, end - begin, key);
+          gather(group * rows_per_group + begin, end - begin, num_keys);
+        }
       }
     }
     for (int r = 0; r < num_rows; ++r) {
@@ -137,8 +151,8 @@ class Attention {
       const char* keys = reinterpret_cast<const char*>(pages_.keys + tile);
       const char* values = reinterpret_cast<const char*>(pages_.values + tile);
       for (int line = 0; line < lines; ++line) {
-        __builtin_prefetch(keys + 64 * line);
-        __builtin_prefetch(values + 64 * line);
+        __builtin_prefetch(keys + 64 * line, 0, 2);
+        __builtin_prefetch(values + 64 * line, 0, 2);
       }
     }
   }
@@ -156,7 +170,7 @@ class Attention {
       add_rows<Cache, kTileVectors, 0>(count, scores + tile, kTiles, rows, keys, keys.segment_steps, nullptr);
     }
     for (int r = 0; r < count; ++r)
-      mask(scores + r * kTiles, first_position_ + (begin + r) / queries_.group_size, first_key);
+      mask(scores + r * kTiles, first_position_ + queries_.token(begin + r), first_key);
     float shrink[kLanes] = {};
     for (int r = 0; r < count; ++r) {
       const Floats* s = scores + r * kTiles;

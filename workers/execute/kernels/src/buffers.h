@@ -89,7 +89,7 @@ struct Buffers {
   Buffer<Written> attended;                         // [tokens][heads * head_dim]
   Buffer<Written> gated;                            // [tokens][intermediate]
   Buffer<uint8_t> is_last;                          // [tokens], of their sequence in this step
-  Buffer<QueryBlock> query_blocks;                  // [tokens] at most
+  Buffer<QueryBlock> query_blocks;                  // [tokens * kv heads] at most
   std::vector<ThreadBuffers<Format>> threads;
 
   explicit Buffers(int num_threads) : threads(num_threads) {}
@@ -97,7 +97,7 @@ struct Buffers {
   void reserve(const Model& model, int tokens) {
     const int hidden = padded(model.hidden_size), heads = padded(model.num_heads * model.head_dim);
     const int inner = padded(model.intermediate_size), widest = std::max(hidden, std::max(heads, inner));
-    const int rows = rows_per_item(model.num_heads / model.num_kv_heads);
+    const int rows = rows_per_item(model.num_heads, model.num_kv_heads);
     residual.reserve(size_t(tokens) * hidden);
     operand.reserve(tokens, kIsQuantised ? widest : hidden);
     qkv.reserve(size_t(tokens) * model.layers[0].qkv.num_blocks * 64);
@@ -105,7 +105,7 @@ struct Buffers {
     attended.reserve(size_t(tokens) * heads);
     gated.reserve(size_t(tokens) * inner);
     is_last.reserve(tokens);
-    query_blocks.reserve(tokens);
+    query_blocks.reserve(size_t(tokens) * model.num_kv_heads);
     for (ThreadBuffers<Format>& own : threads) {
       own.operand.reserve(ThreadBuffers<Format>::kOwnRows, widest);
       own.row.reserve(hidden);

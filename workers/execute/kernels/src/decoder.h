@@ -166,18 +166,18 @@ class FormatDecoder : public Decoder {
     const int size = model_.head_dim, group_size = model_.num_heads / model_.num_kv_heads;
     const AttentionScratch<Cache> scratch = buffers_.threads[thread].attention();
     Attention<Cache> attention(pages_of(layer), scratch, layer.window);
-    const int num_items = num_query_blocks_ * model_.num_kv_heads;
-    for_items(num_items, thread, [&](int item) {
-      const int first_head = item % model_.num_kv_heads * group_size;
-      const QueryBlock& block = buffers_.query_blocks.get()[item / model_.num_kv_heads];
+    for_items(num_query_blocks_, thread, [&](int item) {
+      const QueryBlock& block = buffers_.query_blocks.get()[item];
+      const int first_head = block.first_kv_head * group_size;
       const size_t first = size_t(block.first_token) * model_.num_heads + first_head;
-      attention.run({buffers_.queries.get() + first * size, size_t(model_.num_heads) * size, block.count, group_size,
-                     size},
-                    step_->positions[block.first_token],
-                    step_->block_tables + size_t(block.sequence) * step_->table_width, item % model_.num_kv_heads);
-      for (int r = 0; r < block.count * group_size; ++r) {
-        Written* to = buffers_.attended.get() + (block.first_token + r / group_size) * heads_width() +
-                      size_t(first_head + r % group_size) * size;
+      const Queries<typename Cache::Element> queries{buffers_.queries.get() + first * size,
+                                                     size_t(model_.num_heads) * size, block.count, group_size, size};
+      attention.run(queries, step_->positions[block.first_token],
+                    step_->block_tables + size_t(block.sequence) * step_->table_width, block.first_kv_head,
+                    block.num_kv_heads);
+      for (int r = 0; r < block.num_kv_heads * queries.rows_per_group(); ++r) {
+        Written* to = buffers_.attended.get() + (block.first_token + queries.token(r)) * heads_width() +
+                      size_t(first_head + queries.head(r)) * size;
         store_all(to, reinterpret_cast<const float*>(scratch.outputs) + size_t(r) * size, size);
       }
     });
@@ -194,14 +194,19 @@ class FormatDecoder : public Decoder {
 
   // Work items of attention, those with most keys first.
   void plan_queries() {
-    const int most = tokens_per_item(model_.num_heads / model_.num_kv_heads);
+    constexpr int kItemsPerThread = 4;  // so that all end at about the same time
+    const int num_kv_heads = model_.num_kv_heads, group_size = model_.num_heads / num_kv_heads;
+    const int most = tokens_per_item(group_size), room = rows_per_item(model_.num_heads, num_kv_heads);
+    const int wanted = step_->num_sequences * num_kv_heads / (kItemsPerThread * team_.size());
     QueryBlock* block = buffers_.query_blocks.get();
     for (int s = step_->num_sequences - 1; s >= 0; --s) {
       const int begin = step_->query_starts[s], end = step_->query_starts[s + 1];
       for (int t = begin; t < end; ++t) buffers_.is_last.get()[t] = t + 1 == end;
       for (int last = end; last > begin; last = std::max(begin, last - most)) {
-        const int first = std::max(begin, last - most);
-        *block++ = {s, first, last - first};
+        const int first = std::max(begin, last - most), count = last - first;
+        const int heads = std::max(1, std::min(wanted, room / (count * group_size)));
+        for (int head = 0; head < num_kv_heads; head += heads)
+          *block++ = {s, first, count, head, std::min(heads, num_kv_heads - head)};
       }
     }
     num_query_blocks_ = int(block - buffers_.query_blocks.get());

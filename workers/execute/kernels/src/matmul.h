@@ -62,15 +62,15 @@ struct Prefetch {
   int lines;
 };
 
-// What the tile of a group of rows asks for: the only one what it will read itself a few steps later, the first of more
-// the next block, so that memory works while the others compute.
-inline Prefetch prefetch_of(const Matrix& matrix, int block, int steps, int group, int num_groups) {
-  constexpr int kStepBytes = 256, kStepsAhead = 8;
+// What the tile of a group of rows asks for. Where several share a block, each asks for its part of the next one, so that
+// memory works evenly while they compute. A few rows read as fast as the processor itself looks ahead, and only stand in
+// its way; some more compute too long between reads for it, and ask for what they read themselves a little later.
+inline Prefetch prefetch_of(const Matrix& matrix, int block, int steps, const Rows& rows, int group, int num_groups) {
+  constexpr int kStepBytes = 256, kStepsAhead = 32, kFastRows = 4;
   const char* start = reinterpret_cast<const char*>(matrix.blocks) + size_t(block) * steps * kStepBytes;
-  if (num_groups == 1) return {start + kStepsAhead * kStepBytes, 4};
-  const char* next = start + size_t(steps) * kStepBytes;
-  if (num_groups < 4) return {next, group ? 0 : 4};
-  return {next + size_t(group) * steps * (kStepBytes / 4), group < 4};
+  if (num_groups == 1) return {start + kStepsAhead * kStepBytes, rows.count > kFastRows ? 4 : 0};
+  const int begin = 4 * group / num_groups, end = 4 * (group + 1) / num_groups;
+  return {start + size_t(steps) * (kStepBytes + begin * (kStepBytes / 4)), end - begin};
 }
 
 // One tile: `kVectors` vectors of a block from `half` on, for a range of rows.
@@ -90,12 +90,13 @@ inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int
   typename Format::Accumulators sums[kTileRows * kVectors] = {};
   const uint32_t* pointers[kTileRows];
   for (int r = 0; r < count; ++r) pointers[r] = rows.groups + (first + r) * rows.stride;
-  if (kVectors < 4 || prefetch.lines == 0) {
-    add_rows<Format, kVectors, 0>(count, sums, kVectors, pointers, weights, steps, nullptr);
-  } else if (prefetch.lines == 1) {
-    add_rows<Format, kVectors, kVectors < 4 ? 0 : 1>(count, sums, kVectors, pointers, weights, steps, prefetch.start);
-  } else {
-    add_rows<Format, kVectors, kVectors < 4 ? 0 : 4>(count, sums, kVectors, pointers, weights, steps, prefetch.start);
+  const auto add = [&](auto add) { add(count, sums, kVectors, pointers, weights, steps, prefetch.start); };
+  constexpr bool kWhole = kVectors == 4;  // a half asks for nothing
+  switch (kWhole ? prefetch.lines : 0) {
+    case 0: add(add_rows<Format, kVectors, 0>); break;
+    case 1: add(add_rows<Format, kVectors, kWhole ? 1 : 0>); break;
+    case 2: add(add_rows<Format, kVectors, kWhole ? 2 : 0>); break;
+    default: add(add_rows<Format, kVectors, kWhole ? 4 : 0>);
   }
   for (int r = 0; r < count; ++r)
     for (int v = 0; v < kVectors / 2; ++v) {
@@ -114,7 +115,7 @@ void multiply(const Matrix& matrix, const Rows& rows, Range range, const Write& 
     const bool is_whole = kTileVectors == 4 && unit % 2 == 0 && unit + 1 < range.end;
     for (int group = 0; group < num_groups; ++group) {
       const Range part = share(rows.count, group, num_groups);  // 32 rows are 6 + 5 + 5 + 6 + 5 + 5, not 6 * 5 + 2
-      const Prefetch prefetch = prefetch_of(matrix, unit / 2, num_steps<Format>(matrix), group, num_groups);
+      const Prefetch prefetch = prefetch_of(matrix, unit / 2, num_steps<Format>(matrix), rows, group, num_groups);
       if (is_whole) {
         multiply_tile<Format, kTileVectors>(matrix, rows, unit / 2, 0, part, prefetch, write);
       } else {

@@ -29,7 +29,8 @@ struct Weights {
 };
 
 // sums[row][v] += sum over k of rows[row][k] * weights(v, k), for `steps` groups; a row of sums has `width` vectors.
-// Every step asks for the next kLines cache lines from `prefetch` on.
+// Every step asks for the next kLines cache lines from `prefetch` on, into the L2 cache: what waits for a place in L1
+// holds up the reads of the tile itself.
 template <class Format, int kRows, int kVectors, int kLines>
 __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int width,
                                         const uint32_t* const* rows, const Weights& weights, int steps,
@@ -51,7 +52,7 @@ __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int
         columns[v] = load<Ints>(w[v]);
         w[v] += stride;
       }
-      for (int line = 0; line < kLines; ++line) __builtin_prefetch(prefetch + 64 * line);
+      for (int line = 0; line < kLines; ++line) __builtin_prefetch(prefetch + 64 * line, 0, 2);
       prefetch += 64 * kLines;
       for (int r = 0; r < kRows; ++r) {
         const auto activation = Format::activation(a[r][k]);
