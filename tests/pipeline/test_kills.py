@@ -13,15 +13,15 @@ from tests.waiting import eventually
 from triptych import Driver
 from triptych.protocol.board import ROLES
 
-NUM_STREAMS = 16
-KILLS_A_ROLE = 8  # make chaos does the same for as long as one likes
+NUM_STREAMS = 32
+KILLS_A_ROLE = 20
 
 
-def test_killing_each_worker_again_and_again_changes_no_text() -> None:
+def test_killing_each_worker_twenty_times_changes_no_text() -> None:
     rng = random.Random(7)
     prompts = [random_prompt(rng) for _ in range(NUM_STREAMS)]
     with hash_driver(hash_step_ms=16.0, lease_s=30.0) as driver:
-        num_tokens = 800
+        num_tokens = 1500
         streams = [driver.submit(prompt, max_tokens=num_tokens) for prompt in prompts]
         for index in range(KILLS_A_ROLE * len(ROLES)):
             before = num_steps(driver)
