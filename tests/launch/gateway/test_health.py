@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from tests.launch.gateway.conftest import Site, site
 from tests.waiting import eventually
@@ -16,12 +16,13 @@ from triptych.protocol.run_dir import board_path
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A process that is there and does nothing."""
+    """A process that is there and does nothing, until the supervisor has had enough of it."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def test_a_pipeline_that_works_is_healthy(api: Site) -> None:
