@@ -1,0 +1,166 @@
+"""What does it cost execute that nothing may be lost? Prints one JSON line.
+
+The same step loop in one process, in turns without and with all that recovery asks of a step: the intent before it, its
+tokens in the journal and the message about them after it, the word that shows the supervisor progress. Nobody reads
+what is written, so this is the price of writing alone; ``pipeline_overhead.py`` has that of three processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from cpu_models import make_model  # noqa: E402
+from report import environment  # noqa: E402
+
+from triptych.protocol.board import Board  # noqa: E402
+from triptych.protocol.config import DEMO_CHECKPOINT, ModelCard, PipelineConfig  # noqa: E402
+from triptych.protocol.journal.layout import Journal  # noqa: E402
+from triptych.protocol.journal.releases import ReleaseWriter  # noqa: E402
+from triptych.protocol.journal.requests import AcceptTimes, RequestWriter, read_request  # noqa: E402
+from triptych.protocol.record import RequestRecord  # noqa: E402
+from triptych.protocol.run_dir import SHARED_MEMORY  # noqa: E402
+from triptych.workers.execute.bookkeeping import Bookkeeper  # noqa: E402
+from triptych.workers.execute.engine import Engine  # noqa: E402
+from triptych.workers.execute.model.build import build_runner  # noqa: E402
+from triptych.workers.execute.scheduling.scheduler import Scheduler  # noqa: E402
+from triptych.workers.execute.scheduling.sequence import Sequence  # noqa: E402
+from triptych.workers.execute.step import Runner  # noqa: E402
+from triptych.workers.execute.step_intent import StepIntent  # noqa: E402
+
+PROMPT_TOKENS = 64
+CASES = {"demo": ((1, 400), (32, 400), (256, 100)), "smollm2-135m": ((1, 64), (32, 32))}  # rows, tokens of each
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--turns", type=int, default=7)
+    arguments = parser.parse_args()
+    results = {}
+    for model in arguments.models:
+        runner, card, config = load(model)
+        for rows, num_tokens in CASES[model]:
+            results[f"{model}, {rows} rows"] = compare(runner, card, config, rows, num_tokens, arguments.turns)
+    about = environment("torch", "numpy", "msgpack")
+    print(json.dumps({"what": "recovery_overhead", **about, "turns": arguments.turns, "results": results}))
+
+
+def load(model: str) -> tuple[Runner, ModelCard, PipelineConfig]:
+    folder = DEMO_CHECKPOINT if model == "demo" else make_model(model)
+    config = PipelineConfig.from_options(model=str(folder), device="cpu", max_num_seqs=256, max_model_len=1024)
+    with tempfile.TemporaryDirectory() as run_dir:
+        runner, card = build_runner(
+            config.model, config.cache, config.scheduler, model_dir=folder, run_dir=Path(run_dir),
+            progress=lambda _done, _total: None,
+        )  # fmt: skip
+    runner.warm_up()
+    return runner, card, config
+
+
+def compare(
+    runner: Runner, card: ModelCard, config: PipelineConfig, rows: int, num_tokens: int, turns: int
+) -> dict[str, float]:
+    """Medians: microseconds of a step that recovery takes, measured around its calls, and the ratio of throughputs."""
+    scheduler = Scheduler(
+        config.scheduler, page_size=card.page_size, num_pages=card.num_pages, max_model_len=card.max_model_len
+    )
+    engine = Engine(scheduler, runner, clock=time.monotonic_ns)
+    ratios, costs_us = [], []
+    for turn in range(-1, turns):  # the first warms up
+        order = (True, False) if turn % 2 else (False, True)
+        runs = {is_kept: Run(engine, rows, num_tokens, seed=turn + 1, is_kept=is_kept) for is_kept in order}
+        if turn >= 0:
+            ratios.append(runs[False].seconds / runs[True].seconds)
+            costs_us.append(runs[True].recovery_s / runs[True].num_steps * 1e6)
+    return {
+        "us_a_step": round(statistics.median(costs_us), 2),
+        "throughput_ratio": round(statistics.median(ratios), 4),
+        "ratio_min": round(min(ratios), 4),
+        "ratio_max": round(max(ratios), 4),
+    }
+
+
+class Run:
+    """Some requests to their end, all of the same length. What is kept is what execute keeps; see ``Execute.turn``."""
+
+    def __init__(self, engine: Engine, rows: int, num_tokens: int, *, seed: int, is_kept: bool) -> None:
+        self.recovery_s, self.num_steps = 0.0, 0
+        with tempfile.TemporaryDirectory(dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as folder:
+            journal = Journal.create(Path(folder) / "journal", num_records=rows, arena_bytes=64 << 20)
+            board = Board(Path(folder) / "board")
+            books = Bookkeeper(journal, eos_token_ids=frozenset())
+            sequences = [adopt(books, journal, prompt, num_tokens) for prompt in prompts(rows, seed)]
+            for sequence in sequences:
+                engine.add(sequence)
+            began = time.perf_counter()
+            if is_kept:
+                self._run_kept(engine, board, books)
+            else:
+                self._run(engine)
+            self.seconds = time.perf_counter() - began
+            for sequence in sequences:
+                engine.release(sequence.key)
+                ReleaseWriter(journal).forget(*sequence.key)
+            board.close()
+            del books
+            journal.close()
+
+    def _run(self, engine: Engine) -> None:
+        while engine.scheduler.running or engine.scheduler.waiting:
+            if engine.step() is None:
+                return
+            self.num_steps += 1
+
+    def _run_kept(self, engine: Engine, board: Board, books: Bookkeeper) -> None:
+        intent, page, clock = StepIntent(board.intent("execute")), board.worker("execute"), time.perf_counter
+        while (plan := engine.plan()) is not None:
+            before = clock()
+            page.progress()
+            intent.begin(plan, engine.scheduler.rows)
+            self.recovery_s += clock() - before
+            engine.launch(plan)
+            outputs = engine.collect()
+            before = clock()
+            books.record(outputs)
+            intent.end()
+            self.recovery_s += clock() - before
+            self.num_steps += 1
+
+
+def prompts(rows: int, seed: int) -> list[list[int]]:
+    rng = np.random.default_rng([rows, seed])
+    return [list(map(int, rng.integers(10, 1000, PROMPT_TOKENS))) for _ in range(rows)]
+
+
+def adopt(books: Bookkeeper, journal: Journal, prompt: list[int], num_tokens: int) -> Sequence:
+    writer, now_ns = RequestWriter(journal), time.monotonic_ns()
+    record = RequestRecord(
+        request_id=f"{journal.generations().sum()}",
+        digest=1,
+        prompt=np.array(prompt, "<i4").tobytes(),
+        num_truncated_tokens=0,
+        token_capacity=num_tokens,
+        seed=0,
+        lease_s=10.0,
+        sampling={"max_tokens": num_tokens, "ignore_eos": True},
+    )
+    slot, generation = writer.accept(record, AcceptTimes(now_ns, now_ns, now_ns, now_ns))
+    writer.dispatch(slot, generation, now_ns)
+    view = read_request(journal, slot)
+    assert view is not None, "a record that was just written"
+    return books.adopt(view)
+
+
+if __name__ == "__main__":
+    main()
