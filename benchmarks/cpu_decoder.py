@@ -14,13 +14,12 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from cpu_models import SHAPES, make_model, num_weights
-from report import environment
+from report import best_of, environment
 
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
@@ -149,22 +148,13 @@ def run_all(sequences: list[Sequence], runner: Runner, config: SchedulerConfig) 
 def memory_rate(num_bytes: int = 1 << 30) -> float:
     """Bytes a second that all threads together read."""
     memory = torch.ones(num_bytes // 8, dtype=torch.int64)
-    return num_bytes / best_of(memory.max, 5)
+    return num_bytes / best_of(memory.max)
 
 
 def matrix_rate(size: int = 2048) -> float:
     """Operations a second of torch's bfloat16 product of matrices."""
     a, b = (torch.ones(size, size, dtype=torch.bfloat16) for _ in range(2))
-    return 2 * size**3 / best_of(lambda: a @ b, 5)
-
-
-def best_of(function: Callable[[], object], repeats: int) -> float:
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    return 2 * size**3 / best_of(lambda: a @ b)
 
 
 if __name__ == "__main__":

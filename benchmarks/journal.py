@@ -17,12 +17,12 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.records import make_record  # noqa: E402
 from benchmarks.report import environment, spread  # noqa: E402
 from triptych.protocol.journal.layout import DISPATCHED, Journal  # noqa: E402
 from triptych.protocol.journal.releases import ReleaseWriter  # noqa: E402
 from triptych.protocol.journal.requests import AcceptTimes, RequestWriter, read_request  # noqa: E402
 from triptych.protocol.journal.tokens import TokenWriter, read_tokens  # noqa: E402
-from triptych.protocol.record import RequestRecord  # noqa: E402
 from triptych.protocol.run_dir import SHARED_MEMORY  # noqa: E402
 
 SEED, WARM_UP, REPEATS = 0, 5, 101
@@ -49,7 +49,7 @@ def measure(journal: Journal) -> dict[str, dict[str, float]]:
     requests, tokens, releases = RequestWriter(journal), TokenWriter(journal), ReleaseWriter(journal)
     views = []
     for _ in range(ROWS):
-        slot, generation = requests.accept(record(), TIMES)
+        slot, generation = requests.accept(make_record([1] * PROMPT_TOKENS, OUTPUT_TOKENS), TIMES)
         requests.dispatch(slot, generation, TIMES.accepted_ns)
         view = read_request(journal, slot)
         assert view is not None, "a record that was just written"
@@ -64,7 +64,7 @@ def measure(journal: Journal) -> dict[str, dict[str, float]]:
         tokens.publish(slots, indices, ids[index], TIMES.accepted_ns + index * 1_000_000)
 
     def accept_and_forget() -> None:
-        slot, generation = requests.accept(record(), TIMES)
+        slot, generation = requests.accept(make_record([1] * PROMPT_TOKENS, OUTPUT_TOKENS), TIMES)
         releases.forget(slot, generation)
         requests.recycle(slot, generation)
 
@@ -79,19 +79,6 @@ def measure(journal: Journal) -> dict[str, dict[str, float]]:
         f"scan of {RECORDS} records": median(scan, calls=50),
         f"restart of prepare with {ROWS} requests": median(lambda: RequestWriter(journal), calls=1),
     }
-
-
-def record() -> RequestRecord:
-    return RequestRecord(
-        request_id="a" * 32,
-        digest=1,
-        prompt=bytes(4 * PROMPT_TOKENS),
-        num_truncated_tokens=0,
-        token_capacity=OUTPUT_TOKENS,
-        seed=1,
-        lease_s=10.0,
-        sampling={"temperature": 0.7, "max_tokens": OUTPUT_TOKENS},
-    )
 
 
 def median(run: Callable[[], object], *, calls: int) -> dict[str, float]:

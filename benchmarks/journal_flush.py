@@ -14,12 +14,12 @@ from pathlib import Path
 from time import perf_counter_ns
 
 import numpy as np
+from records import make_record
 from report import environment, spread
 
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.requests import AcceptTimes, RequestWriter, read_request
 from triptych.protocol.journal.tokens import TokenWriter
-from triptych.protocol.record import RequestRecord
 
 ROWS, PROMPT_TOKENS, OUTPUT_TOKENS = 256, 256, 1024
 REPEATS, WARM_UP = 100, 10
@@ -37,7 +37,7 @@ def main() -> None:
 def measure(folder: Path) -> dict[str, dict[str, float]]:
     journal = Journal.create(folder / "journal", num_records=1024, arena_bytes=64 << 20)
     requests, tokens = RequestWriter(journal), TokenWriter(journal)
-    slots = np.array([requests.accept(record(), TIMES)[0] for _ in range(ROWS)])
+    slots = np.array([requests.accept(make_record([1] * PROMPT_TOKENS, OUTPUT_TOKENS), TIMES)[0] for _ in range(ROWS)])
     for slot in slots:
         view = read_request(journal, int(slot))
         assert view is not None
@@ -54,7 +54,7 @@ def measure(folder: Path) -> dict[str, dict[str, float]]:
         journal.flush()
 
     def accept_and_flush() -> None:
-        requests.accept(record(), TIMES)
+        requests.accept(make_record([1] * PROMPT_TOKENS, OUTPUT_TOKENS), TIMES)
         journal.flush()
 
     result = {
@@ -65,19 +65,6 @@ def measure(folder: Path) -> dict[str, dict[str, float]]:
     }
     journal.close()
     return result
-
-
-def record() -> RequestRecord:
-    return RequestRecord(
-        request_id="a" * 32,
-        digest=1,
-        prompt=bytes(4 * PROMPT_TOKENS),
-        num_truncated_tokens=0,
-        token_capacity=OUTPUT_TOKENS,
-        seed=1,
-        lease_s=10.0,
-        sampling={"max_tokens": OUTPUT_TOKENS},
-    )
 
 
 def file_system(folder: Path) -> str:

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from cpu_models import make_model  # noqa: E402
+from records import make_record  # noqa: E402
 from report import environment  # noqa: E402
 
 from triptych.protocol.board import Board  # noqa: E402
@@ -28,7 +29,6 @@ from triptych.protocol.config import DEMO_CHECKPOINT, ModelCard, PipelineConfig 
 from triptych.protocol.journal.layout import Journal  # noqa: E402
 from triptych.protocol.journal.releases import ReleaseWriter  # noqa: E402
 from triptych.protocol.journal.requests import AcceptTimes, RequestWriter, read_request  # noqa: E402
-from triptych.protocol.record import RequestRecord  # noqa: E402
 from triptych.protocol.run_dir import SHARED_MEMORY  # noqa: E402
 from triptych.workers.execute.bookkeeping import Bookkeeper  # noqa: E402
 from triptych.workers.execute.engine import Engine  # noqa: E402
@@ -145,17 +145,7 @@ def prompts(rows: int, seed: int) -> list[list[int]]:
 
 def adopt(books: Bookkeeper, journal: Journal, prompt: list[int], num_tokens: int) -> Sequence:
     writer, now_ns = RequestWriter(journal), time.monotonic_ns()
-    record = RequestRecord(
-        request_id=f"{journal.generations().sum()}",
-        digest=1,
-        prompt=np.array(prompt, "<i4").tobytes(),
-        num_truncated_tokens=0,
-        token_capacity=num_tokens,
-        seed=0,
-        lease_s=10.0,
-        sampling={"max_tokens": num_tokens, "ignore_eos": True},
-    )
-    slot, generation = writer.accept(record, AcceptTimes(now_ns, now_ns, now_ns, now_ns))
+    slot, generation = writer.accept(make_record(prompt, num_tokens), AcceptTimes(now_ns, now_ns, now_ns, now_ns))
     writer.dispatch(slot, generation, now_ns)
     view = read_request(journal, slot)
     assert view is not None, "a record that was just written"

@@ -6,7 +6,8 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -34,3 +35,13 @@ def spread(samples: Sequence[float]) -> dict[str, float]:
     """Median and interquartile range."""
     low, median, high = statistics.quantiles(samples, n=4)
     return {"median": round(median, 4), "iqr": round(high - low, 4), "repeats": len(samples)}
+
+
+def best_of(function: Callable[[], object], repeats: int = 5) -> float:
+    """Seconds of the fastest call: what the machine can do, whoever else uses it."""
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from report import best_of
 
 SIZE = 2048  # of the matrices
 
@@ -41,17 +41,8 @@ class Limits:
             command = [str(self._reader), str(self._threads), "1024", "5"]
             return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         memory = torch.ones(1 << 27, dtype=torch.int64)
-        return (1 << 30) / _best(memory.max)
+        return (1 << 30) / best_of(memory.max)
 
 
 def _product_rate(multiply: Callable[[], object]) -> float:
-    return 2 * SIZE**3 / _best(multiply)
-
-
-def _best(function: Callable[[], object], repeats: int = 5) -> float:
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    return 2 * SIZE**3 / best_of(multiply)
