@@ -103,7 +103,7 @@ class Device(HashRunner):
         engine: Engine = self._worker.body._engine
         plans = {launched.plan.step: launched.plan for launched in engine._in_flight}
         self._writers = {step: writers for step, writers in self._writers.items() if step in plans}
-        plan = next((plan for step, plan in plans.items() if step not in self._writers), None)
+        plan = next((plan for step, plan in plans.items() if plan.chunks and step not in self._writers), None)
         if plan is None:
             return  # it runs again
         try:

@@ -121,6 +121,8 @@ class Worker(Process):
         return BUILDERS[self.role](context, world.card)
 
     def die_of(self, prompt: list[int]) -> NoReturn:
+        if not self.is_alive:  # it was killed while the device computed
+            raise Died
         self.world.checks.killing(prompt)
         self.die(f"the prompt {prompt}", is_internal=True)
 
