@@ -82,10 +82,10 @@ struct Queries {
   int num_tokens, group_size;
   int head_dim;
   int rows_per_group() const { return num_tokens * group_size; }
-  int token(int row) const { return row % rows_per_group() / group_size; }
-  int head(int row) const { return row / rows_per_group() * group_size + row % group_size; }
-  const uint32_t* row(int r) const {
-    return reinterpret_cast<const uint32_t*>(start + token(r) * stride + size_t(head(r)) * head_dim);
+  int token(int row) const { return row / group_size; }  // of a group's rows
+  int head(int group, int row) const { return group * group_size + row % group_size; }
+  const uint32_t* row(int group, int r) const {
+    return reinterpret_cast<const uint32_t*>(start + token(r) * stride + size_t(head(group, r)) * head_dim);
   }
 };
 
@@ -119,7 +119,7 @@ class Attention {
         if (num_tiles == 1 && has_next) prefetch(table, first_kv_head + group, key + kKeyBlock, last);
         for (int tile = 0; tile < num_tiles; ++tile) {
           const int begin = rows_per_group * tile / num_tiles, end = rows_per_group * (tile + 1) / num_tiles;
-          weigh(group * rows_per_group + begin, end - begin, key);
+          weigh(group, begin, end - begin, key);
           gather(group * rows_per_group + begin, end - begin, num_keys);
         }
       }
@@ -157,10 +157,10 @@ class Attention {
     }
   }
 
-  // Scores of the rows against the block of keys, made weights; older outputs shrink to the new maxima.
-  void weigh(int begin, int count, int first_key) {
+  // Scores of a group's rows against the block of keys, made weights; older outputs shrink to the new maxima.
+  void weigh(int group, int first_row, int count, int first_key) {
     const uint32_t* rows[kTileRows];
-    for (int r = 0; r < count; ++r) rows[r] = queries_.row(begin + r);
+    for (int r = 0; r < count; ++r) rows[r] = queries_.row(group, first_row + r);
     Floats scores[kTileRows * kTiles] = {};
     Weights keys;
     keys.segment_steps = pages_.head_dim / Cache::kGroup;
@@ -170,7 +170,8 @@ class Attention {
       add_rows<Cache, kTileVectors, 0>(count, scores + tile, kTiles, rows, keys, keys.segment_steps, nullptr);
     }
     for (int r = 0; r < count; ++r)
-      mask(scores + r * kTiles, first_position_ + queries_.token(begin + r), first_key);
+      mask(scores + r * kTiles, first_position_ + queries_.token(first_row + r), first_key);
+    const int begin = group * queries_.rows_per_group() + first_row;  // in the scratch
     float shrink[kLanes] = {};
     for (int r = 0; r < count; ++r) {
       const Floats* s = scores + r * kTiles;

@@ -175,11 +175,13 @@ class FormatDecoder : public Decoder {
       attention.run(queries, step_->positions[block.first_token],
                     step_->block_tables + size_t(block.sequence) * step_->table_width, block.first_kv_head,
                     block.num_kv_heads);
-      for (int r = 0; r < block.num_kv_heads * queries.rows_per_group(); ++r) {
-        Written* to = buffers_.attended.get() + (block.first_token + queries.token(r)) * heads_width() +
-                      size_t(first_head + queries.head(r)) * size;
-        store_all(to, reinterpret_cast<const float*>(scratch.outputs) + size_t(r) * size, size);
-      }
+      const float* from = reinterpret_cast<const float*>(scratch.outputs);
+      for (int group = 0; group < block.num_kv_heads; ++group)
+        for (int r = 0; r < queries.rows_per_group(); ++r, from += size) {
+          Written* to = buffers_.attended.get() + (block.first_token + queries.token(r)) * heads_width() +
+                        size_t(first_head + queries.head(group, r)) * size;
+          store_all(to, from, size);
+        }
     });
     team_.barrier.wait();
   }
