@@ -197,7 +197,7 @@ def _checked_token_ids(value: Any) -> tuple[int, ...]:
 
 
 def _checked_bias(value: Any) -> dict[int, float]:
-    if type(value) is not dict and not isinstance(value, Mapping):
+    if not isinstance(value, (dict, Mapping)):  # in this order: mostly it is a dict, which is seen at once
         raise InvalidRequest(f"logit_bias must map token ids to numbers, got {value!r:.80}", param="logit_bias")
     if len(value) > MAX_LOGIT_BIASES:
         raise InvalidRequest(
