@@ -51,7 +51,7 @@ class Checks:
         self.alarms: list[str] = []  # errors that workers logged
         self.num_ends = 0
         journal = world.journal
-        self._watched = [  # column, what it was, and what is asked of a record where it is something else
+        self._watched = [
             _Column(journal.prepare_words, self._check_request),
             _Column(journal.tokens_words, self._check_tokens),
             _Column(journal.release_words, self._check_release),

@@ -190,24 +190,25 @@ def _rewrite_steps(patch: Patch, rewrite: Callable[[Summarize, int, tuple[int, i
     patch.setattr(Summarize, "_step_done", step_done)
 
 
-MUTATIONS: dict[str, Callable[[Patch], None]] = {
-    mutation.__name__: mutation
-    for mutation in (
-        no_deduplication,
-        count_before_token,
-        state_before_record,
-        stateful_random_numbers,
-        accepted_before_record,
-        ids_are_not_remembered,
-        live_requests_are_not_counted_after_a_restart,
-        prepare_never_reads_the_journal,
-        execute_never_reads_the_journal,
-        records_are_reused_while_execute_still_writes,
-        gaps_are_ignored,
-        generations_are_ignored,
-        new_connections_are_not_noticed,
-        answers_end_before_their_tokens_are_counted,
-        nobody_is_blamed,
-        kills_from_outside_blame,
-    )
-}
+def by_name(*mutations: Callable[[Patch], None]) -> dict[str, Callable[[Patch], None]]:
+    return {mutation.__name__: mutation for mutation in mutations}
+
+
+MUTATIONS = by_name(
+    no_deduplication,
+    count_before_token,
+    state_before_record,
+    stateful_random_numbers,
+    accepted_before_record,
+    ids_are_not_remembered,
+    live_requests_are_not_counted_after_a_restart,
+    prepare_never_reads_the_journal,
+    execute_never_reads_the_journal,
+    records_are_reused_while_execute_still_writes,
+    gaps_are_ignored,
+    generations_are_ignored,
+    new_connections_are_not_noticed,
+    answers_end_before_their_tokens_are_counted,
+    nobody_is_blamed,
+    kills_from_outside_blame,
+)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import pytest
-
+from tests.simulation.mutations import Patch, by_name
 from triptych.workers.execute import engine
 from triptych.workers.execute.bookkeeping import Bookkeeper
 from triptych.workers.execute.quarantine import Quarantine
@@ -17,8 +16,6 @@ from triptych.workers.execute.scheduling.progress import Progress
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 from triptych.workers.execute.step_intent import StepIntent
-
-Patch = pytest.MonkeyPatch
 
 
 def pages_are_handed_out_under_a_step_in_flight(patch: Patch) -> None:
@@ -110,16 +107,13 @@ def a_new_life_counts_the_token_in_flight(patch: Patch) -> None:
     patch.setattr(Bookkeeper, "adopt", adopt)
 
 
-OVERLAP_MUTATIONS: dict[str, Callable[[Patch], None]] = {
-    mutation.__name__: mutation
-    for mutation in (
-        pages_are_handed_out_under_a_step_in_flight,
-        what_follows_a_stop_token_is_said,
-        tokens_are_dealt_to_those_who_still_run,
-        tokens_are_carried_from_those_who_still_run,
-        a_step_is_planned_ahead_whatever_it_needs,
-        the_intent_ends_with_the_first_of_two_steps,
-        suspects_are_acquitted_after_one_token,
-        a_new_life_counts_the_token_in_flight,
-    )
-}
+OVERLAP_MUTATIONS = by_name(
+    pages_are_handed_out_under_a_step_in_flight,
+    what_follows_a_stop_token_is_said,
+    tokens_are_dealt_to_those_who_still_run,
+    tokens_are_carried_from_those_who_still_run,
+    a_step_is_planned_ahead_whatever_it_needs,
+    the_intent_ends_with_the_first_of_two_steps,
+    suspects_are_acquitted_after_one_token,
+    a_new_life_counts_the_token_in_flight,
+)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
 
 import pytest
 
@@ -28,14 +26,6 @@ REGRESSIONS = {  # seeds that once failed, and why
     2620: "who is alone in a step behind one that failed fails with the other one's error",
     1549: "so it does if it could not be launched any more",
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _what_is_there_stays() -> Iterator[None]:
-    """A run leaves much garbage; what other tests have imported need not be looked through again and again for it."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_A_TEST))

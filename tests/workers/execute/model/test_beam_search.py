@@ -109,8 +109,10 @@ def expected(model: PreTrainedModel, prompt: list[int], num_beams: int, max_toke
 # Of the product, three of six for each of the options, so that each pair of values is there.
 CASES = {
     f"{prompt}-{num_beams}-{options}": (PROMPTS[prompt], num_beams, OPTIONS[options])
-    for number, (options, prompt, num_beams) in enumerate(product(OPTIONS, PROMPTS, NUM_BEAMS))
-    if (number // 6 + number // 2 % 3 + number % 2) % 2 == 0
+    for (i, options), (j, prompt), (k, num_beams) in product(
+        enumerate(OPTIONS), enumerate(PROMPTS), enumerate(NUM_BEAMS)
+    )
+    if (i + j + k) % 2 == 0
 }
 
 

@@ -140,9 +140,9 @@ def test_wide_vocabulary_with_a_flat_top_p_is_exact() -> None:
     """The first candidates do not hold the nucleus: more are taken."""
     logits = make_logits(vocab_size=5000) / 10
     expected = by_transformers(logits, temperature=1.0, top_p=0.9)
-    observed = frequencies(logits, 2000, temperature=1.0, top_p=0.9)
+    observed = frequencies(logits, 4000, temperature=1.0, top_p=0.9)
     assert observed[expected == 0].sum() == 0
-    assert observed.count_nonzero() > 800
+    assert observed.count_nonzero() > 1000
 
 
 def test_tiny_temperature_is_greedy() -> None:
