@@ -22,6 +22,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.records import random_prompts  # noqa: E402
 from benchmarks.report import environment  # noqa: E402
 from triptych import Driver  # noqa: E402
 from triptych.driver.client import request_map  # noqa: E402
@@ -86,15 +87,10 @@ def compare(engine: Engine, driver: Driver, batch: int, turns: int) -> dict[str,
     }
 
 
-def prompts(batch: int, turn: int) -> list[list[int]]:
-    rng = np.random.default_rng([batch, turn])
-    return [list(map(int, rng.integers(10, 1000, PROMPT_TOKENS))) for _ in range(batch)]
-
-
 def run_engine(engine: Engine, batch: int, turn: int) -> Run:
     times: dict[int, list[float]] = {i: [] for i in range(batch)}
     began = time.perf_counter()
-    for index, prompt in enumerate(prompts(batch, turn)):
+    for index, prompt in enumerate(random_prompts(batch, PROMPT_TOKENS, turn)):
         tokens = np.zeros(PROMPT_TOKENS + OUTPUT_TOKENS, np.int32)
         tokens[:PROMPT_TOKENS] = prompt
         params = SamplingParams(max_tokens=OUTPUT_TOKENS, ignore_eos=True)
@@ -139,7 +135,7 @@ def run_pipeline(driver: Driver, batch: int, turn: int) -> Run:
     watches = [Stopwatch() for _ in range(batch)]
     options = {"max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
     began = time.perf_counter()
-    for index, (watch, prompt) in enumerate(zip(watches, prompts(batch, turn), strict=True)):
+    for index, (watch, prompt) in enumerate(zip(watches, random_prompts(batch, PROMPT_TOKENS, turn), strict=True)):
         session.submit(f"b{batch}-{turn}-{index}", request_map(prompt, None, None, options), watch)
     for watch in watches:
         watch.done.wait()

@@ -1,10 +1,15 @@
-"""Requests as they lie in the journal, for what measures the journal."""
+"""Prompts and requests for what measures the step loop and the journal."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from triptych.protocol.record import RequestRecord
+
+
+def random_prompts(count: int, num_tokens: int, seed: int) -> list[list[int]]:
+    rng = np.random.default_rng([count, seed])
+    return [list(map(int, rng.integers(10, 1000, num_tokens))) for _ in range(count)]
 
 
 def make_record(prompt: list[int], num_tokens: int) -> RequestRecord:

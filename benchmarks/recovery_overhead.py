@@ -15,13 +15,11 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from cpu_models import make_model  # noqa: E402
-from records import make_record  # noqa: E402
+from records import make_record, random_prompts  # noqa: E402
 from report import environment  # noqa: E402
 
 from triptych.protocol.board import Board  # noqa: E402
@@ -79,7 +77,10 @@ def compare(
     ratios, costs_us = [], []
     for turn in range(-1, turns):  # the first warms up
         order = (True, False) if turn % 2 else (False, True)
-        runs = {is_kept: Run(engine, rows, num_tokens, seed=turn + 1, is_kept=is_kept) for is_kept in order}
+        # Prompts of its own for each run, or the second would find those of the first in the prefix cache.
+        runs = {
+            is_kept: Run(engine, rows, num_tokens, seed=2 * (turn + 1) + is_kept, is_kept=is_kept) for is_kept in order
+        }
         if turn >= 0:
             ratios.append(runs[False].seconds / runs[True].seconds)
             costs_us.append(runs[True].recovery_s / runs[True].num_steps * 1e6)
@@ -100,7 +101,8 @@ class Run:
             journal = Journal.create(Path(folder) / "journal", num_records=rows, arena_bytes=64 << 20)
             board = Board(Path(folder) / "board")
             books = Bookkeeper(journal, eos_token_ids=frozenset())
-            sequences = [adopt(books, journal, prompt, num_tokens) for prompt in prompts(rows, seed)]
+            writer, prompts = RequestWriter(journal), random_prompts(rows, PROMPT_TOKENS, seed)
+            sequences = [adopt(books, journal, writer, prompt, num_tokens) for prompt in prompts]
             for sequence in sequences:
                 engine.add(sequence)
             began = time.perf_counter()
@@ -117,10 +119,8 @@ class Run:
             journal.close()
 
     def _run(self, engine: Engine) -> None:
-        while engine.scheduler.running or engine.scheduler.waiting:
-            if engine.step() is None:
-                return
-            self.num_steps += 1
+        while engine.step() is not None:
+            pass
 
     def _run_kept(self, engine: Engine, board: Board, books: Bookkeeper) -> None:
         intent, page, clock = StepIntent(board.intent("execute")), board.worker("execute"), time.perf_counter
@@ -138,13 +138,8 @@ class Run:
             self.num_steps += 1
 
 
-def prompts(rows: int, seed: int) -> list[list[int]]:
-    rng = np.random.default_rng([rows, seed])
-    return [list(map(int, rng.integers(10, 1000, PROMPT_TOKENS))) for _ in range(rows)]
-
-
-def adopt(books: Bookkeeper, journal: Journal, prompt: list[int], num_tokens: int) -> Sequence:
-    writer, now_ns = RequestWriter(journal), time.monotonic_ns()
+def adopt(books: Bookkeeper, journal: Journal, writer: RequestWriter, prompt: list[int], num_tokens: int) -> Sequence:
+    now_ns = time.monotonic_ns()
     slot, generation = writer.accept(make_record(prompt, num_tokens), AcceptTimes(now_ns, now_ns, now_ns, now_ns))
     writer.dispatch(slot, generation, now_ns)
     view = read_request(journal, slot)
