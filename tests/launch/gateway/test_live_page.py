@@ -56,10 +56,10 @@ def test_the_page_is_one_document_that_asks_nobody_for_anything(api: Site) -> No
     assert "/* s" not in reply.text  # nothing was left to be filled in
 
 
-def test_a_frame_shows_the_stages_the_steps_and_the_pages(api: Site) -> None:
-    assert api.driver is not None
-    stream = api.driver.submit("a secret prompt", request_id="framed", max_tokens=2000)
-    with watching(api) as frames:
+def test_a_frame_shows_the_stages_the_steps_and_the_pages() -> None:
+    # Slow, for a frame comes twice a second, and the request shall still run when there are steps to be seen.
+    with Driver("hash-lm", hash_step_ms=5.0) as driver, site(driver.run_dir) as api, watching(api) as frames:
+        stream = driver.submit("a secret prompt", request_id="framed", max_tokens=2000)
         frame = frame_with(frames, "framed", "requests")
         while not frame["steps"] or not frame["pages"]["held"]:
             frame = frame_with(frames, "framed", "requests")
