@@ -64,7 +64,7 @@ def make_engine(config: PipelineConfig, folder: Path) -> Engine:
     scheduler = Scheduler(
         config.scheduler, page_size=card.page_size, num_pages=card.num_pages, max_model_len=card.max_model_len
     )
-    return Engine(scheduler, runner)
+    return Engine(scheduler, runner, depth=int(runner.overlaps))
 
 
 def compare(engine: Engine, driver: Driver, batch: int, turns: int) -> dict[str, Any]:

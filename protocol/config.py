@@ -65,7 +65,7 @@ class ModelConfig:
         False, "an answer does not depend on batch mates, chunks, preemptions or crashes, in any dtype; costs speed"
     )
     cuda_graphs: bool = _option(True, "on a GPU, decodes run as CUDA graphs")
-    overlap: bool = _option(True, "on a GPU, a step is planned and launched while the last one runs")
+    overlap: bool = _option(True, "a step is planned and launched while the last one runs (GPU, compiled kernels)")
     max_model_len: int | None = _option(None, "tokens of prompt and output together; by default the model's own limit")
     threads: int | None = _option(None, "of execute on a CPU, of each rank; by default one per physical core in all")
     tensor_parallel_size: int = _option(1, "processes, one a GPU, that share each layer of the model on this machine")

@@ -57,7 +57,7 @@ def test_c_16_filters_come_in_the_order_of_transformers(tiny: TinyEngine) -> Non
     ])  # fmt: skip
     wanted = processors(ids, ours.clone())[0].softmax(-1)
     sequence = sequence_of(ids[0].tolist(), repetition_penalty=1.7)
-    adjust_logits(ours, [sequence], ())
+    adjust_logits(ours, [sequence], [sequence.num_tokens], ())
     uniforms = [i / count for i in range(count)]
     drawn = Counter(drawn_tokens(ours[0], uniforms, top_k=30, top_p=0.9, min_p=0.02, temperature=1.3))
     assert set(drawn) == set(wanted.nonzero()[:, 0].tolist())

@@ -37,7 +37,7 @@ class Device(HashRunner):
         super().__init__(VOCAB_SIZE, num_pages=card.num_pages, page_size=card.page_size, num_host_pages=num_host_pages)
         self._worker = worker
         self.is_batch_invariant = worker.world.plan.is_batch_invariant
-        self._may_be_late = worker.world.plan.overlaps
+        self.overlaps = worker.world.plan.overlaps
         self._orders: deque[Moves | _Step] = deque()  # and not computed yet
         self._outcomes: deque[StepResult | Exception] = deque()  # and not collected yet
         self._has_failed = False  # the step that was computed last
@@ -49,7 +49,7 @@ class Device(HashRunner):
     def launch(self, inputs: StepInputs) -> None:
         self._check_pages()
         self._orders.append(_Step(inputs, _killer_in(inputs)))
-        if self._may_be_late and self._worker.rng.random() < 0.5:
+        if self.overlaps and self._worker.rng.random() < 0.5:
             return
         self._compute()
         if isinstance(self._outcomes[-1], Exception):

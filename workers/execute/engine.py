@@ -139,7 +139,7 @@ class Engine:
         """Whether the next step can be planned now: nothing is in flight, or nothing that it must wait for."""
         if not self._in_flight:
             return True
-        return len(self._in_flight) <= self._depth and self._runner.is_sound and may_plan_ahead(self.scheduler)
+        return len(self._in_flight) <= self._depth and self._runner.may_go_on and may_plan_ahead(self.scheduler)
 
     def step_tokens(self) -> dict[Key, int]:
         """Runs one step; the tokens it brought, by sequence."""

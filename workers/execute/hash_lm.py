@@ -42,6 +42,8 @@ class HashRunner:
     """A ``Runner`` for the hash model. Its cache holds tokens where a real one holds keys and values."""
 
     is_batch_invariant = True
+    overlaps = False
+    takes_long = True
 
     def __init__(
         self,

@@ -63,9 +63,9 @@ class IsolatingRunner:
         self._launched: deque[_Launched] = deque()
 
     @property
-    def is_sound(self) -> bool:
-        """Whether a step may be launched that takes over tokens of the last one."""
-        return not any(launched.error or launched.is_void for launched in self._launched)
+    def may_go_on(self) -> bool:
+        """Whether it is right, and of use, to launch a step that takes over tokens of the last one."""
+        return self._runner.takes_long and not any(launched.error or launched.is_void for launched in self._launched)
 
     def launch(self, plan: Plan) -> None:
         launched = _Launched(plan)

@@ -92,7 +92,7 @@ class Execute:
         self._trace_file = _open_trace(context.config.scheduler.trace)
         trace = NoTrace() if self._trace_file is None else _make_trace(self._trace_file, scheduler, card.model)
         # A trace tells steps one by one, so that they can be replayed.
-        overlaps = context.config.model.overlap and card.device.startswith("cuda") and self._trace_file is None
+        overlaps = context.config.model.overlap and runner.overlaps and self._trace_file is None
         depth = int(overlaps)
         self._engine = Engine(scheduler, runner, clock=context.journal.now_ns, depth=depth, trace=trace)
         self._runner = runner

@@ -58,6 +58,11 @@ class StepInputs:
     scored: Rows[ScoreSpan] = ()  # of prompts whose logprobs are wanted
 
     @property
+    def sampled_lengths(self) -> Int32:
+        """[R], tokens of each sampled sequence. A step that is planned ahead may have counted one more since."""
+        return self.positions[self.sample_rows] + np.int32(1)
+
+    @property
     def logit_rows(self) -> Int32:
         """[R + C], whose logits are wanted: to sample first, then to score."""
         return np.concatenate([self.sample_rows, self.score_rows]) if len(self.score_rows) else self.sample_rows
@@ -107,6 +112,8 @@ class Runner(Protocol):
     """Computes steps over pages it owns. ``launch`` may return before the result is there; ``collect`` waits for it."""
 
     is_batch_invariant: bool  # a token's result is the same to the bit, whoever and however many are computed with it
+    overlaps: bool  # launched steps are computed while nobody waits for them
+    takes_long: bool  # the step that was launched last: enough for the next one to be planned meanwhile
 
     def is_fatal(self, error: Exception) -> bool:
         """Whether what a step raised makes every later one fail too, so that the process must end."""

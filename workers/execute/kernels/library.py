@@ -6,15 +6,16 @@ import ctypes
 from ctypes import POINTER, c_int32, c_int64, c_void_p
 
 from .compile import available_levels, build_library
-from .structures import Layer, Matrix, Model, Step
+from .structures import Layer, Matrix, Model, Sharing, Step
 
 _FUNCTIONS = {
     "triptych_sizes": (None, [POINTER(c_int64)]),
     "triptych_pack": (None, [c_int32, POINTER(Matrix), c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32]),
     "triptych_multiply": (None, [c_int32, POINTER(Matrix), c_void_p, c_int32, c_void_p]),
-    "triptych_decoder_new": (c_void_p, [POINTER(Model), c_int32]),
+    "triptych_decoder_new": (c_void_p, [POINTER(Model), POINTER(Sharing)]),
     "triptych_decoder_delete": (None, [c_void_p]),
-    "triptych_decoder_run": (c_int32, [c_void_p, POINTER(Step)]),
+    "triptych_decoder_submit": (c_int32, [c_void_p, POINTER(Step)]),
+    "triptych_decoder_wait": (c_int32, [c_void_p]),
 }
 
 
@@ -28,8 +29,8 @@ def load_library(level: str | None = None) -> ctypes.CDLL:
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    sizes = (c_int64 * 4)()
+    sizes = (c_int64 * 5)()
     library.triptych_sizes(sizes)
-    expected = [ctypes.sizeof(structure) for structure in (Matrix, Layer, Model, Step)]
+    expected = [ctypes.sizeof(structure) for structure in (Matrix, Layer, Model, Sharing, Step)]
     assert list(sizes) == expected, f"structures.py has {expected} bytes, abi.h {list(sizes)}"
     return library

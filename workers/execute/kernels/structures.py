@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int32, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
 
@@ -74,6 +74,15 @@ class Model(ctypes.Structure):
     ]
 
 
+class Sharing(ctypes.Structure):
+    _fields_ = [
+        ("worth_a_thread", c_int64),
+        ("worth_a_team", c_int64),
+        ("num_threads", c_int32),
+        ("num_own", c_int32),
+    ]
+
+
 class Step(ctypes.Structure):
     _fields_ = [
         ("token_ids", c_void_p),
@@ -83,6 +92,8 @@ class Step(ctypes.Structure):
         ("context_lens", c_void_p),
         ("block_tables", c_void_p),
         ("sample_rows", c_void_p),
+        ("carried", c_void_p),
+        ("last_tokens", c_void_p),
         ("logits", c_void_p),
         ("tokens", c_void_p),
         ("greatest", c_void_p),

@@ -27,6 +27,7 @@ from .overhead import step_overhead
 from .pool import LayerShape, PoolSize, bytes_per_token, size_pages
 from .proof import ProofStore
 from .step_runner import StepRunner
+from .threads import num_processors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -310,6 +311,7 @@ class _Loader:
             quantization=config.quantization,
             page_size=self.cache.page_size,
             threads=config.threads,
+            overlaps=config.overlap and num_processors() > 1,
             progress=self.progress,
         )
 

@@ -56,6 +56,7 @@ class DeviceRunner(StepRunner):
         Without ``capture`` there are no graphs. ``sizes`` are those of ``StepRunner``.
         """
         super().__init__(pools, **sizes)
+        self.overlaps = device.type == "cuda"
         self._device = device
         self._forward = forward
         self._sampler = sampler

@@ -45,6 +45,7 @@ class NativeSetting:
     quantization: str  # "none" or "int8"
     page_size: int  # tokens
     threads: int | None  # None: as many as are worth it
+    overlaps: bool = False  # whether steps go on while nobody waits for them
     progress: Progress  # over the tensors that are packed
 
     def num_threads(self, spec: DecoderSpec) -> int:
@@ -77,7 +78,7 @@ class NativeSetting:
         def make_decoder(num_pages: int, max_model_len: int) -> NativeDecoder:
             return NativeDecoder(
                 library, weights, proof.rope.tables(max_model_len),
-                num_pages=num_pages, page_size=self.page_size, num_threads=threads,
+                num_pages=num_pages, page_size=self.page_size, num_threads=threads, overlaps=self.overlaps,
             )  # fmt: skip
 
         cached = torch.float32 if format_ is Format.FLOAT32 else torch.bfloat16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections import deque
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,21 +13,46 @@ import torch
 
 from ....protocol.errors import ConfigError
 from ..kernels.memory import Arena, padded
-from ..kernels.structures import Layer, Model, Step
-from ..step import Float32, Int32, StepInputs
+from ..kernels.structures import Layer, Model, Sharing, Step
+from ..step import Float32, Int32, Int64, StepInputs
 from .native_weights import PackedWeights
+from .threads import WORTH, Worth
 
 
 class NativeOutputs(NamedTuple):
-    """Of the R rows of a step whose logits are wanted. The arrays are used again by the next step."""
+    """Of the R rows of a step whose logits are wanted. The arrays are used again by the next step that is submitted."""
 
     logits: Float32  # [R, V]
     tokens: Int32  # [R], the first of the greatest logits
     greatest: Float32  # [R], that logit; not a number where any logit is none
 
 
+class _Room:
+    """Where a step writes its outputs."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width  # of a row of logits
+        self.reserve(1)
+
+    def reserve(self, num_rows: int) -> None:
+        if num_rows <= len(getattr(self, "tokens", ())):
+            return
+        self.logits = np.empty((num_rows, self._width), np.float32)
+        self.tokens = np.zeros(num_rows, np.int32)
+        self.greatest = np.empty(num_rows, np.float32)
+
+
+class _Submitted(NamedTuple):
+    room: _Room
+    num_rows: int
+    order: Int64 | None  # of its rows, if the kernels got them in another one
+    arrays: list[npt.NDArray[Any]]  # that the kernels read
+
+
 class NativeDecoder:
-    """Owns its KV pool. ``run`` takes all processors for the time of a step and none in between."""
+    """Owns its KV pool. At most two steps are under way: they are computed one after the other by threads of the
+    decoder's own and by whoever waits.
+    """
 
     def __init__(
         self,
@@ -37,7 +63,10 @@ class NativeDecoder:
         num_pages: int,
         page_size: int,
         num_threads: int,
+        overlaps: bool = False,
+        worth: Worth = WORTH,
     ) -> None:
+        """``num_threads`` compute at a time. With ``overlaps`` steps go on while nobody waits for them."""
         self._library = library
         self._weights = weights
         self._rope = [np.ascontiguousarray(table.numpy(), np.float32) for table in rope]
@@ -48,53 +77,70 @@ class NativeDecoder:
         model.layers = ctypes.addressof(self._layers)
         model.cosines, model.sines = (table.ctypes.data for table in self._rope)
         model.page_size = page_size
-        self._decoder = library.triptych_decoder_new(model, num_threads)
+        self.overlaps = overlaps
+        sharing = Sharing(worth.thread, worth.team, num_threads, num_own=max(num_threads - 1, int(overlaps)))
+        self._decoder = library.triptych_decoder_new(model, sharing)
         if not self._decoder:
             raise ConfigError(f"cannot start {num_threads} threads", param="threads")
         weakref.finalize(self, library.triptych_decoder_delete, self._decoder)
-        self._step = Step(vocab_size=self._vocab_size)
-        self._reserve(1)
+        self._rooms = [_Room(padded(self._vocab_size)) for _ in range(2)]
+        self._submitted: deque[_Submitted] = deque()  # and not waited for
 
     def run(self, inputs: StepInputs) -> NativeOutputs:
-        """Computes a step.
+        """Computes a step. It must be the only one under way.
 
         Raises:
             MemoryError: there is not enough for a step of this size.
         """
+        self.submit(inputs)
+        return self.wait()
+
+    def submit(self, inputs: StepInputs) -> bool:
+        """Lets a step be computed, behind the one that is under way. Carried tokens are those of the step before.
+
+        False for one that is computed by who waits for it, since it is too small to wake somebody else.
+        """
+        assert len(self._submitted) < len(self._rooms), f"{len(self._submitted)} steps are under way"
         rows = inputs.logit_rows
-        num_rows = len(rows)
-        self._reserve(num_rows)
-        step = self._step
         # The kernels want rising rows. Those that are sampled rise, but those that are scored lie among them.
         order = np.argsort(rows) if inputs.scored else None
         arrays = _pointers(inputs, rows if order is None else rows[order])
-        for name, array in arrays.items():
-            setattr(step, name, array.ctypes.data)
-        step.num_tokens = len(inputs.token_ids)
-        step.num_sequences = len(inputs.context_lens)
-        step.num_rows = num_rows
-        step.table_width = inputs.block_tables.shape[1]
-        if self._library.triptych_decoder_run(self._decoder, step):
-            raise MemoryError(f"no memory for a step of {step.num_tokens} tokens")
-        outputs = NativeOutputs(
-            self._logits[:num_rows, : self._vocab_size], self._tokens[:num_rows], self._greatest[:num_rows]
+        last = self._submitted[-1].room if self._submitted else None
+        room = self._rooms[last is self._rooms[0]]
+        room.reserve(len(rows))
+        step = Step(
+            num_tokens=len(inputs.token_ids),
+            num_sequences=len(inputs.context_lens),
+            num_rows=len(rows),
+            table_width=inputs.block_tables.shape[1],
+            vocab_size=self._vocab_size,
+            logits=room.logits.ctypes.data,
+            tokens=room.tokens.ctypes.data,
+            greatest=room.greatest.ctypes.data,
+            **{name: array.ctypes.data for name, array in arrays.items()},
         )
+        if inputs.carried is not None:
+            assert last is not None, "there is no step whose tokens could be carried"
+            arrays["last_tokens"] = last.tokens
+            step.last_tokens = last.tokens.ctypes.data
+        self._submitted.append(_Submitted(room, len(rows), order, list(arrays.values())))
+        return bool(self._library.triptych_decoder_submit(self._decoder, step))
+
+    def wait(self) -> NativeOutputs:
+        """The outputs of the oldest step that was not waited for.
+
+        Raises:
+            MemoryError: there was not enough for a step of this size.
+        """
+        has_failed = self._library.triptych_decoder_wait(self._decoder)
+        room, count, order, _ = self._submitted.popleft()
+        if has_failed:
+            raise MemoryError(f"no memory for a step with {count} rows of logits")
+        outputs = NativeOutputs(room.logits[:count, : self._vocab_size], room.tokens[:count], room.greatest[:count])
         if order is None:
             return outputs
         asked = np.argsort(order)
         return NativeOutputs(outputs.logits[asked], outputs.tokens[asked], outputs.greatest[asked])
-
-    def _reserve(self, num_rows: int) -> None:
-        """Room for the outputs of so many rows."""
-        if num_rows <= getattr(self, "_num_rows", 0):
-            return
-        self._num_rows = num_rows
-        self._logits = np.empty((num_rows, padded(self._vocab_size)), np.float32)
-        self._tokens = np.empty(num_rows, np.int32)
-        self._greatest = np.empty(num_rows, np.float32)
-        self._step.logits = self._logits.ctypes.data
-        self._step.tokens = self._tokens.ctypes.data
-        self._step.greatest = self._greatest.ctypes.data
 
     def _allocate_pages(self, num_pages: int, page_size: int) -> list[npt.NDArray[np.uint8]]:
         """Keys and values of every layer, bytes [num_pages + 1, bytes of a page], the trash page in front.
@@ -117,7 +163,7 @@ class NativeDecoder:
 
 def _pointers(inputs: StepInputs, rows: Int32) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a step by the names of ``Step``, contiguous and of its types."""
-    return {
+    arrays: dict[str, npt.NDArray[Any]] = {
         "token_ids": np.ascontiguousarray(inputs.token_ids, np.int32),
         "positions": np.ascontiguousarray(inputs.positions, np.int32),
         "slot_mapping": np.ascontiguousarray(inputs.slot_mapping, np.int64),
@@ -126,3 +172,6 @@ def _pointers(inputs: StepInputs, rows: Int32) -> dict[str, npt.NDArray[Any]]:
         "block_tables": np.ascontiguousarray(inputs.block_tables, np.int32),
         "sample_rows": np.ascontiguousarray(rows, np.int32),
     }
+    if inputs.carried is not None:
+        arrays["carried"] = np.ascontiguousarray(inputs.carried, np.int32)
+    return arrays

@@ -1,17 +1,35 @@
-"""The runner of dense decoders on a CPU: one call into the compiled kernels a step."""
+"""The runner of dense decoders on a CPU: steps go to the compiled kernels, which compute them one after another.
+
+A step of which every sequence takes the likeliest token hands it on to the next one by itself. Of any other step the
+tokens are chosen here, and if they are wanted by the next one, before that is submitted.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from ..grammar.masks import PendingMasks
 from ..sampling.sampler import Sampler
+from ..scheduling.moves import Moves
 from ..scheduling.sequence import Sequence
-from ..step import StepInputs, StepResult
+from ..step import StepInputs, StepResult, resolve
 from .native_decoder import NativeDecoder
 from .step_runner import StepRunner
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A step that was launched and not collected."""
+
+    inputs: StepInputs
+    masks: PendingMasks | None
+    is_plain: bool  # its tokens are those with the greatest logits, and nothing else is asked for
+    outcome: StepResult | Exception | None = None  # None: nobody has waited for it yet
 
 
 class NativeRunner(StepRunner):
@@ -22,16 +40,56 @@ class NativeRunner(StepRunner):
     def __init__(self, decoder: NativeDecoder, sampler: Sampler, **sizes: int) -> None:
         """``sizes`` are those of ``StepRunner``."""
         super().__init__([torch.from_numpy(pool) for pool in decoder.pools], **sizes)
+        self.overlaps = decoder.overlaps
         self._decoder = decoder
         self._sampler = sampler
+        self._pending: deque[_Pending] = deque()
+
+    def move(self, moves: Moves) -> None:
+        self._finish_all()  # what is under way may read and write these pages
+        super().move(moves)
+
+    def launch(self, inputs: StepInputs) -> None:
+        masks = self._masks.begin(inputs.sampled)
+        is_plain = masks is None and not inputs.scored and _all_plain(inputs.sampled)
+        if inputs.carried is not None and not (self._pending and self._pending[-1].is_plain):
+            self._finish_all()
+            inputs = resolve(inputs, self._last_tokens)
+        self.takes_long = self._decoder.submit(inputs)
+        self._pending.append(_Pending(inputs, masks, is_plain))
+
+    def collect(self) -> StepResult:
+        self._finish(self._pending[0])
+        outcome = self._pending.popleft().outcome
+        if isinstance(outcome, StepResult):
+            return outcome
+        assert outcome is not None, "a step that is finished has an outcome"
+        raise outcome
 
     def _step(self, inputs: StepInputs) -> StepResult:
-        masks = self._masks.begin(inputs.sampled)
-        outputs = self._decoder.run(inputs)
-        if masks is None and not inputs.scored and _all_plain(inputs.sampled) and np.isfinite(outputs.greatest).all():
+        self.launch(inputs)
+        return self.collect()
+
+    def _finish_all(self) -> None:
+        for pending in self._pending:
+            self._finish(pending)
+
+    def _finish(self, pending: _Pending) -> None:
+        if pending.outcome is not None:
+            return
+        try:
+            pending.outcome = self._choose(pending)
+            self._last_tokens = pending.outcome.token_ids
+        except Exception as error:  # of that step alone
+            pending.outcome = error
+            self._last_tokens = np.zeros(len(pending.inputs.sampled), np.int32)
+
+    def _choose(self, pending: _Pending) -> StepResult:
+        outputs = self._decoder.wait()
+        if pending.is_plain and np.isfinite(outputs.greatest).all():
             return StepResult(outputs.tokens.copy())
         with torch.inference_mode():
-            return self._sampler.finish(torch.from_numpy(outputs.logits), inputs, masks)
+            return self._sampler.finish(torch.from_numpy(outputs.logits), pending.inputs, pending.masks)
 
 
 def _all_plain(sequences: Iterable[Sequence]) -> bool:

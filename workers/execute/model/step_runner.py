@@ -23,6 +23,8 @@ class StepRunner(ABC):
     """Computes steps in the order of their launch; ``_step`` is what a subclass adds."""
 
     is_batch_invariant = False
+    overlaps = False
+    takes_long = True
 
     def __init__(
         self, pools: list[torch.Tensor], *, prefill_tokens: int, decode_rows: int, num_host_pages: int = 0

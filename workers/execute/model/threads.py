@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 import torch
 
 # Parameters below which a step is too little work to share: a second thread gains nothing on an idle machine, and on a
 # busy one each of the many small operators waits for it (1.2 M parameters, two busy cores: 13.7 ms against 0.7).
 SMALL_MODEL = 20_000_000
+
+
+class Worth(NamedTuple):
+    """Multiplications of a step from which on it is worth something to the compiled kernels."""
+
+    thread: int  # to wake another thread, which takes tens of microseconds
+    team: int  # to share it, where threads wait for each other at every stage
+
+
+# With 1.2 M parameters a step of 8 rows is worth a thread and no team, one of 32 rows with long contexts both.
+WORTH = Worth(thread=12 << 20, team=48 << 20)
 
 
 def num_threads(asked: int | None, num_parameters: int, *, num_ranks: int = 1) -> int:
@@ -19,4 +31,9 @@ def num_threads(asked: int | None, num_parameters: int, *, num_ranks: int = 1) -
         return asked
     if num_parameters < SMALL_MODEL:
         return 1
-    return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0))) // num_ranks)
+    return max(1, min(torch.get_num_threads(), num_processors()) // num_ranks)
+
+
+def num_processors() -> int:
+    """On which this process may run."""
+    return len(os.sched_getaffinity(0))

@@ -36,18 +36,21 @@ class _Entries(NamedTuple):
 def adjust_logits(
     logits: torch.Tensor,
     sequences: Rows[Sequence],
+    lengths: Iterable[int],
     eos_token_ids: Iterable[int],
     allowed: Mapping[int, Bits] = _ALL_FREE,
 ) -> None:
     """Apply, in this order and in place on float32 [R, V]: penalties, logit bias, grammars, the mask of ``min_tokens``.
 
-    ``allowed`` has the tokens that each row with a grammar may choose from.
+    ``lengths`` [R] are the tokens of the sequences; those with a penalty are never counted ahead. ``allowed`` has the
+    tokens that each row with a grammar may choose from.
     """
     _apply(_repeated(sequences), logits, lambda old, penalty: torch.where(old < 0, old * penalty, old / penalty))
     _apply(_produced(sequences), logits, lambda old, penalty: old - penalty)
     _apply(_biased(sequences), logits, lambda old, bias: old + bias)
     _mask(logits, allowed)
-    _apply(_too_early(sequences, eos_token_ids, allowed), logits, lambda _, minus_infinity: minus_infinity)
+    early = _too_early(sequences, lengths, eos_token_ids, allowed)
+    _apply(early, logits, lambda _, minus_infinity: minus_infinity)
 
 
 def _repeated(sequences: Rows[Sequence]) -> Iterable[_Entries]:
@@ -77,14 +80,14 @@ def _biased(sequences: Rows[Sequence]) -> Iterable[_Entries]:
 
 
 def _too_early(
-    sequences: Rows[Sequence], eos_token_ids: Iterable[int], allowed: Mapping[int, Bits]
+    sequences: Rows[Sequence], lengths: Iterable[int], eos_token_ids: Iterable[int], allowed: Mapping[int, Bits]
 ) -> Iterable[_Entries]:
     """Tokens that would end a sequence before ``min_tokens``: its stop ids, and end of sequence even if ignored.
 
     Where the grammar leaves only these, it is right: what it describes cannot be longer.
     """
-    for row, sequence in enumerate(sequences):
-        if sequence.num_output_tokens < sequence.params.min_tokens:
+    for row, (sequence, length) in enumerate(zip(sequences, lengths, strict=True)):
+        if length - sequence.num_prompt_tokens < sequence.params.min_tokens:
             ids = np.array([*sequence.stop_ids, *eos_token_ids], np.int64)
             if row not in allowed or has_others(allowed[row], ids):
                 yield _Entries(row, ids, -np.inf)

@@ -13,7 +13,7 @@ from ....protocol.sampling import SamplingParams
 from ..grammar.masks import NO_MASKS, PendingMasks
 from ..scheduling.beam_search import Candidates, num_candidates
 from ..scheduling.sequence import Sequence
-from ..step import StepInputs, StepResult, TokenLogprobs
+from ..step import Int32, StepInputs, StepResult, TokenLogprobs
 from .adjust import adjust_logits
 from .draw import Filters, draw
 from .prompt_scores import score_prompts
@@ -35,30 +35,40 @@ class Sampler:
         """The result of a step whose ``logit_rows`` have these logits, float32 [R + C, V], which are overwritten."""
         num_sampled = len(inputs.sample_rows)
         scores = score_prompts(logits[num_sampled:], inputs.scored)
-        result = self.sample(logits[:num_sampled], inputs.sampled, masks)
+        result = self.sample(logits[:num_sampled], inputs.sampled, masks, lengths=inputs.sampled_lengths)
         return replace(result, scores=scores) if scores else result
 
-    def sample(self, logits: torch.Tensor, sequences: Rows[Sequence], masks: PendingMasks | None = None) -> StepResult:
+    def sample(
+        self,
+        logits: torch.Tensor,
+        sequences: Rows[Sequence],
+        masks: PendingMasks | None = None,
+        *,
+        lengths: Int32 | None = None,
+    ) -> StepResult:
         """The next token of each sequence, from float32 [R, V], which is overwritten.
 
-        ``masks`` are those of the rows with a grammar. They are waited for when all else is under way.
+        ``masks`` are those of the rows with a grammar. They are waited for when all else is under way. ``lengths`` [R]
+        are the tokens of the sequences, where they may have been counted further since.
         """
         if not sequences:
             return StepResult(np.empty(0, dtype=np.int32))
+        if lengths is None:
+            lengths = np.array([sequence.num_tokens for sequence in sequences], np.int32)
         asked = [row for row, sequence in enumerate(sequences) if sequence.params.logprobs is not None]
         raw = logits[asked].log_softmax(dim=-1)
         beams = [row for row, sequence in enumerate(sequences) if sequence.params.is_beam_search]
         if beams:
             logits[beams] = logits[beams].log_softmax(dim=-1)  # before the penalties, as in transformers
         allowed, without_mask = NO_MASKS if masks is None else masks.wait()
-        adjust_logits(logits, sequences, self._eos_token_ids, allowed)
+        adjust_logits(logits, sequences, lengths, self._eos_token_ids, allowed)
         greatest, tokens = logits.max(dim=-1)  # of equal logits the one with the lowest id, as in transformers
         failed = {**failures(greatest), **without_mask}
         drawn = [row for row, s in enumerate(sequences) if not s.params.is_greedy and row not in failed]
         for rows in _parts(drawn, logits):
             # One row as a slice, which is no copy.
             index = slice(rows[0], rows[0] + 1) if len(rows) == 1 else rows
-            tokens[index] = _draw(logits[index], [sequences[row] for row in rows])
+            tokens[index] = _draw(logits[index], [sequences[row] for row in rows], lengths[rows])
         token_ids = tokens.cpu().numpy().astype(np.int32)
         logprobs = {
             row: _logprobs(raw[i], int(token_ids[row]), sequences[row].params.logprobs or 0)
@@ -94,9 +104,9 @@ def _reason(greatest: float) -> str:
     return f"the model's logits are not finite (the greatest is {greatest})"
 
 
-def _draw(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+def _draw(logits: torch.Tensor, sequences: list[Sequence], lengths: Int32) -> torch.Tensor:
     """Tokens int64 [R] of rows with a temperature. The random number is that of (seed, index of the new token)."""
-    numbers = uniforms([s.seed for s in sequences], [s.num_tokens for s in sequences])
+    numbers = uniforms([s.seed for s in sequences], lengths)
     filters = _filters([s.params for s in sequences], vocab_size=logits.shape[1], device=logits.device)
     return draw(logits, filters, torch.from_numpy(numbers).to(logits.device)[:, None])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,13 @@ from tests.workers.execute.factories import make_scheduler, run
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.kernels.library import load_library
+from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model import native_self_test
 from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.model.decoder_spec import describe_decoder, find_rope
+from triptych.workers.execute.model.native_decoder import NativeDecoder
+from triptych.workers.execute.model.native_weights import Checkpoint, PackedWeights
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import Int32, StepInputs
 
@@ -39,6 +45,23 @@ def make_checkpoint(family: str, folder: Path, **overrides: Any) -> Path:
     tiny.make_tiny_tokenizer().save_pretrained(folder)
     model.save_pretrained(folder)
     return folder
+
+
+load_cached = cache(load_library)
+
+
+def make_decoder(checkpoint: Path, level: str, format_: Format, **options: Any) -> NativeDecoder:
+    """Options are those of ``NativeDecoder``."""
+    library, config, tensors = load_cached(level), AutoConfig.from_pretrained(checkpoint), Checkpoint(checkpoint)
+    weights = PackedWeights(
+        describe_decoder(config, tensors.shapes()),
+        tensors,
+        library=library,
+        format_=format_,
+        num_threads=2,
+        progress=lambda done, total: None,
+    )
+    return NativeDecoder(library, weights, find_rope(config).tables(512), page_size=PAGE_SIZE, **options)
 
 
 class NativeEngine:

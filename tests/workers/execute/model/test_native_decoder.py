@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from tests.workers.execute.model.native import PAGE_SIZE, make_checkpoint, make_inputs
+from tests.workers.execute.model.native import make_decoder as make_any_decoder
 from triptych.workers.execute.kernels.compile import available_levels
-from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.structures import Format
-from triptych.workers.execute.model.decoder_spec import describe_decoder, find_rope
 from triptych.workers.execute.model.native_decoder import NativeDecoder
-from triptych.workers.execute.model.native_weights import Checkpoint, PackedWeights
+from triptych.workers.execute.model.threads import Worth
 
 Floats = npt.NDArray[np.float32]
 
@@ -46,21 +44,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "yarn": ("qwen3", {"rope_parameters": ROPE | {"rope_type": "yarn"}}),
 }
 
-load_cached = cache(load_library)
-
 
 def make_decoder(checkpoint: Path, level: str, format_: Format, num_threads: int = 2) -> NativeDecoder:
-    library, config, tensors = load_cached(level), AutoConfig.from_pretrained(checkpoint), Checkpoint(checkpoint)
-    weights = PackedWeights(
-        describe_decoder(config, tensors.shapes()),
-        tensors,
-        library=library,
-        format_=format_,
-        num_threads=2,
-        progress=lambda done, total: None,
-    )
-    rope = find_rope(config).tables(512)
-    return NativeDecoder(library, weights, rope, num_pages=NUM_PAGES, page_size=PAGE_SIZE, num_threads=num_threads)
+    return make_any_decoder(checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=num_threads, worth=Worth(0, 0))
 
 
 def run_chunks(decoder: NativeDecoder, token_ids: npt.NDArray[np.int32], sizes: list[int]) -> Floats:

@@ -54,6 +54,14 @@ struct Model {
   float norm_eps;
 };
 
+// Who computes a step.
+struct Sharing {
+  int64_t worth_a_thread;  // multiplications below which it is left to the caller: waking another takes longer
+  int64_t worth_a_team;    // below which one thread computes it: waiting for each other costs more than others bring
+  int32_t num_threads;     // at most, at a time
+  int32_t num_own;         // that go on while the caller is busy elsewhere
+};
+
 // Names as in StepInputs.
 struct Step {
   const int32_t* token_ids;
@@ -63,6 +71,8 @@ struct Step {
   const int32_t* context_lens;
   const int32_t* block_tables;
   const int32_t* sample_rows;
+  const int32_t* carried;      // [num_tokens], or null
+  const int32_t* last_tokens;  // of the step before, for those that are carried
   float* logits;       // [num_rows][64 * head.num_blocks]
   int32_t* tokens;     // [num_rows], the first of the greatest logits
   float* greatest;     // [num_rows], its logit; not a number where any logit is none

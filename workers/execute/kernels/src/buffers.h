@@ -61,7 +61,6 @@ struct ThreadBuffers {
   using Element = typename Format::Cache::Element;
 
   Operand<Format> operand;  // [kOwnRows]
-  int first_ticket = 0;     // of the next stage whose items are handed out
   Buffer<float> row;        // [hidden]
   Buffer<Element> head;     // [head_dim]
   // Of attention.

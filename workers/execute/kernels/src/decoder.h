@@ -1,6 +1,7 @@
-// A step of a dense Llama-shaped decoder: all layers in one parallel region, a barrier between stages.
+// A step of a dense Llama-shaped decoder, stage by stage.
 //
-// The residual stays in float. What a stage writes for one row never depends on the other rows of the step.
+// The residual stays in float. What a stage writes for one row never depends on the other rows of the step, nor on how
+// many threads compute it.
 #pragma once
 
 #include "buffers.h"
@@ -9,10 +10,12 @@
 
 namespace triptych {
 
-class Decoder {
+class Decoder : public Computation {
  public:
-  virtual ~Decoder() = default;
-  virtual void run(const Step& step) = 0;
+  // Steps are computed in their order, by whoever waits and, if `submit` says so, already before somebody does.
+  virtual bool submit(const Step& step) = 0;
+  // False if there was not enough memory for the oldest step that was not waited for.
+  virtual bool wait() = 0;
 };
 
 template <class Format>
@@ -21,7 +24,12 @@ class FormatDecoder : public Decoder {
   using Cache = typename Format::Cache;
   using Written = typename Buffers<Format>::Written;
 
-  FormatDecoder(const Model& model, int num_threads) : model_(model), team_(num_threads), buffers_(num_threads) {
+  FormatDecoder(const Model& model, const Sharing& sharing)
+      : model_(model),
+        sharing_(sharing),
+        buffers_(sharing.num_own + 1),
+        caller_(sharing.num_own),
+        team_(*this, stages_, sharing.num_own) {
     for (int i = 0; i < model.num_layers; ++i) {
       const Layer& layer = model.layers[i];
       for (const Matrix* m : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
@@ -29,116 +37,134 @@ class FormatDecoder : public Decoder {
     }
   }
 
-  void run(const Step& step) override {
+  bool submit(const Step& step) override {
+    const int64_t work = num_multiplications(step);
+    const bool is_shared = work >= sharing_.worth_a_thread && sharing_.num_own > 0;
+    team_.submit(step, work < sharing_.worth_a_team ? 1 : sharing_.num_threads, is_shared);
+    return is_shared;
+  }
+
+  bool wait() override { return team_.wait(caller_); }
+
+  void begin(const Step& step, int max_members) override {
     step_ = &step;
-    num_rows_ = step.num_tokens;
-    tickets_.store(0, std::memory_order_relaxed);
-    for (auto& own : buffers_.threads) own.first_ticket = 0;
     buffers_.reserve(model_, std::max(step.num_tokens, step.num_rows));
-    plan_queries();
-    // Below this many multiplications waking and waiting for each other costs more than the second thread brings.
-    constexpr int64_t kWorthATeam = 8 << 20;
-    num_threads_ = num_weights_ * step.num_tokens < kWorthATeam ? 1 : team_.size();
-    team_.run(num_threads_, [this](int thread) { run_thread(thread); });
+    plan_queries(max_members);
+  }
+
+  void compute(Member& me) override {
+    int num_rows = step_->num_tokens;
+    stages_.run(me, [&] {
+      for (int t : part(num_rows, me)) embed(model_, token_id(t), residual(t));
+    });
+    for (int i = 0; i < model_.num_layers; ++i) {
+      const Layer& layer = model_.layers[i];
+      const Rows normed = norm(num_rows, layer.attention_norm, me);
+      product(layer.qkv, normed, me, Store{buffers_.qkv.get(), qkv_width()});
+      stages_.run(me, [&] { turn(layer, me); });
+      stages_.run(me, [&] { attend(layer, me); });
+      if (i + 1 == model_.num_layers) num_rows = keep_sampled(me);
+      const Rows attended = inputs_of(buffers_.attended, num_rows, heads_width(), me);
+      product(layer.output, attended, me, Add{residual(0), hidden_width()});
+      const Rows again = norm(num_rows, layer.mlp_norm, me);
+      product(layer.gate_up, again, me, Gate<Written>{buffers_.gated.get(), inner_width()});
+      const Rows gated = inputs_of(buffers_.gated, num_rows, inner_width(), me);
+      product(layer.down, gated, me, Add{residual(0), hidden_width()});
+    }
+    const Rows last = norm(num_rows, model_.final_norm, me);
+    const size_t width = size_t(model_.head.num_blocks) * 64;
+    product(model_.head, last, me, Store{step_->logits, width});
+    stages_.run(me, [&] {
+      for (int r : part(num_rows, me))
+        step_->greatest[r] = choose(step_->logits + r * width, step_->vocab_size, step_->tokens + r);
+    });
   }
 
  private:
-  // Stages end with a barrier, so that the next one finds them complete, unless every thread made its own rows.
-  void run_thread(int thread) {
-    for (int t : part(step_->num_tokens, thread)) embed(model_, step_->token_ids[t], residual(t));
-    team_.barrier.wait();
-    for (int i = 0; i < model_.num_layers; ++i) {
-      attention_half(model_.layers[i], thread);
-      mlp_half(model_.layers[i], thread);
-    }
-    finish(thread);
+  // About what the step takes.
+  int64_t num_multiplications(const Step& step) const {
+    int64_t num_pairs = 0;  // of a query and a key, at most
+    for (int s = 0; s < step.num_sequences; ++s)
+      num_pairs += int64_t{step.query_starts[s + 1] - step.query_starts[s]} * step.context_lens[s];
+    constexpr int kRead = 8;  // what reading a weight takes
+    return num_weights_ * std::max(step.num_tokens, kRead) + num_pairs * 2 * model_.num_layers * model_.num_heads * model_.head_dim;
   }
 
-  void attention_half(const Layer& layer, int thread) {
-    const Rows normed = norm(layer.attention_norm, thread);
-    product(layer.qkv, normed, thread, Store{buffers_.qkv.get(), qkv_width()});
-    turn(layer, thread);
-    attend(layer, thread);
-    if (&layer == model_.layers + model_.num_layers - 1) keep_sampled(thread);
-    const Rows attended = inputs_of(buffers_.attended, heads_width(), thread);
-    product(layer.output, attended, thread, Add{residual(0), hidden_width()});
+  // The last step's token where it has just said it, and nobody else has seen it yet.
+  int token_id(int t) const {
+    const int row = step_->carried ? step_->carried[t] : -1;
+    return row < 0 ? step_->token_ids[t] : step_->last_tokens[row];
   }
 
   // Once the last layer's keys and values are written, only the sampled rows go on, which are in rising order.
-  void keep_sampled(int thread) {
-    if (step_->num_rows == step_->num_tokens) return;
-    if (thread == 0) {
-      num_rows_ = step_->num_rows;
-      for (int row = 0; row < num_rows_; ++row) {
+  int keep_sampled(Member& me) {
+    if (step_->num_rows == step_->num_tokens) return step_->num_tokens;
+    stages_.run(me, [&] {
+      for (int row = 0; me.rank == 0 && row < step_->num_rows; ++row) {
         const int from = step_->sample_rows[row];
         std::copy_n(residual(from), hidden_width(), residual(row));
         std::copy_n(buffers_.attended.get() + from * heads_width(), heads_width(),
                     buffers_.attended.get() + row * heads_width());
       }
-    }
-    team_.barrier.wait();
-  }
-
-  void mlp_half(const Layer& layer, int thread) {
-    const Rows normed = norm(layer.mlp_norm, thread);
-    product(layer.gate_up, normed, thread, Gate<Written>{buffers_.gated.get(), inner_width()});
-    const Rows gated = inputs_of(buffers_.gated, inner_width(), thread);
-    product(layer.down, gated, thread, Add{residual(0), hidden_width()});
+    });
+    return step_->num_rows;
   }
 
   template <class Write>
-  void product(const Matrix& matrix, const Rows& rows, int thread, const Write& write) {
-    const int num_blocks = matrix.num_blocks, num_halves = 2 * num_blocks;
-    if (rows.count <= kFewRows) {  // as fast as memory, and that is fastest in one run for each thread
-      multiply<Format>(matrix, rows, share(num_halves, thread, num_threads_), write);
-    } else {  // block by block, the last ones by halves so that all threads end at the same time
-      const int num_whole = std::max(0, num_blocks - num_threads_);
-      for_items(num_halves - num_whole, thread, [&](int item) {
+  void product(const Matrix& matrix, const Rows& rows, Member& me, const Write& write) {
+    stages_.run(me, [&] {
+      const int num_blocks = matrix.num_blocks, num_halves = 2 * num_blocks, num_members = stages_.num_members();
+      if (rows.count <= kFewRows)  // as fast as memory, and that is fastest in one run for each thread
+        return multiply<Format>(matrix, rows, share(num_halves, me.rank, num_members), write);
+      // Block by block, the last ones by halves so that all threads end at the same time.
+      const int num_whole = std::max(0, num_blocks - num_members);
+      stages_.for_items(num_halves - num_whole, [&](int item) {
         const int half = item < num_whole ? 2 * item : item + num_whole;
         multiply<Format>(matrix, rows, {half, half + (item < num_whole ? 2 : 1)}, write);
       });
-    }
-    team_.barrier.wait();
+    });
   }
 
-  // make(row, operand) for all rows: few by every thread for itself, many by all threads together.
+  // make(row, operand) for all rows: many by all threads in a stage of its own, few by every thread for itself before
+  // the stage that needs them.
   template <class Make>
-  Rows make_rows(int count, size_t width, int thread, const Make& make) {
+  Rows make_rows(int count, size_t width, Member& me, const Make& make) {
     if (count <= ThreadBuffers<Format>::kOwnRows) {
-      Operand<Format>& own = buffers_.threads[thread].operand;
-      for (int row = 0; row < count; ++row) make(row, own);
+      Operand<Format>& own = buffers_.threads[me.place].operand;
+      for (int row = 0; stages_.is_in_time(me) && row < count; ++row) make(row, own);
       return own.rows(count, int(width));
     }
-    for (int row : part(count, thread)) make(row, buffers_.operand);
-    team_.barrier.wait();
+    stages_.run(me, [&] {
+      for (int row : part(count, me)) make(row, buffers_.operand);
+    });
     return buffers_.operand.rows(count, int(width));
   }
 
-  Rows norm(const float* weight, int thread) {
+  Rows norm(int count, const float* weight, Member& me) {
     const int width = int(hidden_width());
-    return make_rows(num_rows_, width, thread, [&](int row, Operand<Format>& to) {
-      norm_row(residual(row), weight, model_.hidden_size, model_.norm_eps, buffers_.threads[thread].row.get(),
+    return make_rows(count, width, me, [&](int row, Operand<Format>& to) {
+      norm_row(residual(row), weight, model_.hidden_size, model_.norm_eps, buffers_.threads[me.place].row.get(),
                to.row(row, width), to.scale(row));
     });
   }
 
-  Rows inputs_of(const Buffer<Written>& written, size_t width, int thread) {
+  Rows inputs_of(const Buffer<Written>& written, int count, size_t width, Member& me) {
     if constexpr (Buffers<Format>::kIsQuantised) {
-      return make_rows(num_rows_, width, thread, [&](int row, Operand<Format>& to) {
+      return make_rows(count, width, me, [&](int row, Operand<Format>& to) {
         write_row(written.get() + row * width, int(width), to.row(row, int(width)), to.scale(row));
       });
     } else {
-      return {reinterpret_cast<const uint32_t*>(written.get()), width / Format::kGroup, nullptr, num_rows_};
+      return {reinterpret_cast<const uint32_t*>(written.get()), width / Format::kGroup, nullptr, count};
     }
   }
 
   // Queries, keys and values of the step's tokens take their positions; keys and values go to the pages.
-  void turn(const Layer& layer, int thread) {
+  void turn(const Layer& layer, const Member& me) {
     const int size = model_.head_dim, num_heads = model_.num_heads, num_kv_heads = model_.num_kv_heads;
     const float scale = 1.44269504f / std::sqrt(float(size));  // scores are logarithms to base 2
     const Pages<Cache> pages = pages_of(layer);
-    auto* key = buffers_.threads[thread].head.get();
-    for (int t : part(step_->num_tokens, thread)) {
+    auto* key = buffers_.threads[me.place].head.get();
+    for (int t : part(step_->num_tokens, me)) {
       float* head = buffers_.qkv.get() + t * qkv_width();
       const size_t angle = size_t(step_->positions[t]) * (size / 2);
       const float *cosines = model_.cosines + angle, *sines = model_.sines + angle;
@@ -154,7 +180,6 @@ class FormatDecoder : public Decoder {
         pages.write(step_->slot_mapping[t], h, key, key + size, buffers_.is_last.get()[t]);
       }
     }
-    team_.barrier.wait();
   }
 
   template <class Element>
@@ -162,11 +187,11 @@ class FormatDecoder : public Decoder {
     for (int i = 0; i < count; i += kLanes) store_as(to + i, load<Floats>(from + i));
   }
 
-  void attend(const Layer& layer, int thread) {
+  void attend(const Layer& layer, const Member& me) {
     const int size = model_.head_dim, group_size = model_.num_heads / model_.num_kv_heads;
-    const AttentionScratch<Cache> scratch = buffers_.threads[thread].attention();
+    const AttentionScratch<Cache> scratch = buffers_.threads[me.place].attention();
     Attention<Cache> attention(pages_of(layer), scratch, layer.window);
-    for_items(num_query_blocks_, thread, [&](int item) {
+    stages_.for_items(num_query_blocks_, [&](int item) {
       const QueryBlock& block = buffers_.query_blocks.get()[item];
       const int first_head = block.first_kv_head * group_size;
       const size_t first = size_t(block.first_token) * model_.num_heads + first_head;
@@ -183,23 +208,14 @@ class FormatDecoder : public Decoder {
           store_all(to, from, size);
         }
     });
-    team_.barrier.wait();
-  }
-
-  void finish(int thread) {
-    const Rows rows = norm(model_.final_norm, thread);
-    const size_t width = size_t(model_.head.num_blocks) * 64;
-    product(model_.head, rows, thread, Store{step_->logits, width});
-    for (int r : part(step_->num_rows, thread))
-      step_->greatest[r] = choose(step_->logits + r * width, step_->vocab_size, step_->tokens + r);
   }
 
   // Work items of attention, those with most keys first.
-  void plan_queries() {
+  void plan_queries(int max_members) {
     constexpr int kItemsPerThread = 4;  // so that all end at about the same time
     const int num_kv_heads = model_.num_kv_heads, group_size = model_.num_heads / num_kv_heads;
     const int most = tokens_per_item(group_size), room = rows_per_item(model_.num_heads, num_kv_heads);
-    const int wanted = step_->num_sequences * num_kv_heads / (kItemsPerThread * team_.size());
+    const int wanted = step_->num_sequences * num_kv_heads / (kItemsPerThread * max_members);
     QueryBlock* block = buffers_.query_blocks.get();
     for (int s = step_->num_sequences - 1; s >= 0; --s) {
       const int begin = step_->query_starts[s], end = step_->query_starts[s + 1];
@@ -214,16 +230,7 @@ class FormatDecoder : public Decoder {
     num_query_blocks_ = int(block - buffers_.query_blocks.get());
   }
 
-  // visit(item) for 0..count by whichever thread is free. Tickets only count up: a stage takes one for each item and
-  // one more for each thread, so that all know where the next stage begins.
-  template <class Visit>
-  void for_items(int count, int thread, const Visit& visit) {
-    int& first = buffers_.threads[thread].first_ticket;
-    for (int item; (item = tickets_.fetch_add(1, std::memory_order_relaxed) - first) < count;) visit(item);
-    first += count + num_threads_;
-  }
-
-  Indices part(int count, int thread) const { return {share(count, thread, num_threads_)}; }
+  Indices part(int count, const Member& me) const { return {share(count, me.rank, stages_.num_members())}; }
 
   Pages<Cache> pages_of(const Layer& layer) const {
     using Element = typename Cache::Element;
@@ -239,14 +246,14 @@ class FormatDecoder : public Decoder {
   static constexpr int kFewRows = 64;
 
   Model model_;
-  Team team_;
+  const Sharing sharing_;
   Buffers<Format> buffers_;
   const Step* step_ = nullptr;
   int64_t num_weights_ = 0;
-  int num_threads_ = 1;
-  int num_rows_ = 0;  // of the residual
   int num_query_blocks_ = 0;
-  alignas(64) std::atomic<int> tickets_{0};
+  Stages stages_;
+  Member caller_;
+  Team team_;  // last, for its threads use all the others
 };
 
 }  // namespace triptych

@@ -32,7 +32,8 @@ void triptych_sizes(int64_t* sizes) {
   sizes[0] = sizeof(Matrix);
   sizes[1] = sizeof(Layer);
   sizes[2] = sizeof(Model);
-  sizes[3] = sizeof(Step);
+  sizes[3] = sizeof(Sharing);
+  sizes[4] = sizeof(Step);
 }
 
 // Outputs begin..end of a checkpoint's matrix, into the columns that `first` and `run` say (see Placement).
@@ -56,12 +57,12 @@ void triptych_multiply(int32_t format, const Matrix* matrix, const float* x, int
 }
 
 // A decoder of the model, whose arrays must outlive it; or null.
-void* triptych_decoder_new(const Model* model, int32_t num_threads) {
+void* triptych_decoder_new(const Model* model, const Sharing* sharing) {
   try {
     switch (model->format) {
-      case kFloat32: return static_cast<Decoder*>(new FormatDecoder<Float32>(*model, num_threads));
-      case kBFloat16: return static_cast<Decoder*>(new FormatDecoder<BFloat16>(*model, num_threads));
-      default: return static_cast<Decoder*>(new FormatDecoder<Int8>(*model, num_threads));
+      case kFloat32: return static_cast<Decoder*>(new FormatDecoder<Float32>(*model, *sharing));
+      case kBFloat16: return static_cast<Decoder*>(new FormatDecoder<BFloat16>(*model, *sharing));
+      default: return static_cast<Decoder*>(new FormatDecoder<Int8>(*model, *sharing));
     }
   } catch (...) {
     return nullptr;
@@ -70,15 +71,14 @@ void* triptych_decoder_new(const Model* model, int32_t num_threads) {
 
 void triptych_decoder_delete(void* decoder) { delete static_cast<Decoder*>(decoder); }
 
-// 0, or 1 if there is not enough memory for a step of this size.
-int32_t triptych_decoder_run(void* decoder, const Step* step) {
-  try {
-    static_cast<Decoder*>(decoder)->run(*step);
-    return 0;
-  } catch (...) {
-    return 1;
-  }
+// A step behind those that were submitted before. Its arrays must stay until it was waited for, and `tokens` until the
+// next one was. 1 if it is computed also while nobody waits for it, 0 for one that is too small for that.
+int32_t triptych_decoder_submit(void* decoder, const Step* step) {
+  return static_cast<Decoder*>(decoder)->submit(*step) ? 1 : 0;
 }
+
+// Waits for the oldest step that was not waited for. 0, or 1 if there was not enough memory for it.
+int32_t triptych_decoder_wait(void* decoder) { return static_cast<Decoder*>(decoder)->wait() ? 0 : 1; }
 
 }  // extern "C"
 #pragma GCC visibility pop

@@ -1,116 +1,138 @@
-// Threads that sleep between steps and spin within one.
+// Threads that compute steps in their order, and whoever waits for a step computes with them.
+//
+// So there are never more threads at work than shall be, and none is at rest: while the caller is busy with the step
+// before and the step after, the others go on.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
-#include <functional>
+#include <deque>
 #include <mutex>
 #include <thread>
 #include <vector>
 
-#include <sched.h>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "abi.h"
+#include "stages.h"
 
 namespace triptych {
 
-inline void pause() {
-#if defined(__x86_64__)
-  _mm_pause();
-#endif
-}
-
-// Everybody waits for everybody. Stages last microseconds, so waiting spins; a thread whose partner lost its core
-// gives its own away after a while.
-class Barrier {
+// What a team computes.
+class Computation {
  public:
-  void reset(int count) { count_ = count; }
-  void wait() {
-    if (count_ == 1) return;
-    const uint32_t round = round_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_) {
-      arrived_.store(0, std::memory_order_relaxed);
-      round_.store(round + 1, std::memory_order_release);
-      return;
-    }
-    for (int spins = 0; round_.load(std::memory_order_acquire) == round;) {
-      pause();
-      if (++spins % kSpins == 0) sched_yield();
-    }
-  }
-
- private:
-  static constexpr int kSpins = 4096;
-  int count_ = 1;
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<uint32_t> round_{0};
+  virtual ~Computation() = default;
+  // By one thread; may throw std::bad_alloc.
+  virtual void begin(const Step& step, int max_members) = 0;
+  // By every member.
+  virtual void compute(Member& member) = 0;
 };
 
 class Team {
  public:
-  explicit Team(int size) : size_(size) {
-    for (int thread = 1; thread < size; ++thread) threads_.emplace_back([this, thread] { serve(thread); });
+  // With so many threads of its own beside the caller.
+  Team(Computation& computation, Stages& stages, int num_threads) : computation_(computation), stages_(stages) {
+    for (int place = 0; place < num_threads; ++place) members_.emplace_back(place);
+    for (Member& member : members_) threads_.emplace_back([this, &member] { serve(member); });
   }
+
   ~Team() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       is_closing_ = true;
     }
-    wake_.notify_all();
+    has_work_.notify_all();
     for (std::thread& thread : threads_) thread.join();
   }
-  int size() const { return size_; }
 
-  // body(thread) on `count` threads, the caller being thread 0. Returns when all are done.
-  void run(int count, const std::function<void(int)>& body) {
-    barrier.reset(count);
-    if (count > 1) {
-      {
-        std::lock_guard<std::mutex> lock(mutex_);
-        body_ = &body;
-        active_ = count;
-        pending_.store(count - 1, std::memory_order_relaxed);
-        ++job_;
-      }
-      wake_.notify_all();
+  // A step for at most `max_members` threads. One that is not shared is left to the caller.
+  void submit(const Step& step, int max_members, bool is_shared) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      jobs_.push_back({step, max_members, is_shared, false});
     }
-    body(0);
-    for (int spins = 0; pending_.load(std::memory_order_acquire) > 0;) {
-      pause();
-      if (++spins % 4096 == 0) sched_yield();
-    }
+    if (is_shared) has_work_.notify_all();
   }
 
-  Barrier barrier;
+  // Returns when the oldest step that nobody has waited for is computed; whether that went well.
+  bool wait(Member& caller) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (num_done_ == num_waited_) {
+      if (num_members_ < jobs_.front().max_members) {
+        take_part(jobs_.front(), caller, lock);
+      } else {
+        is_done_.wait(lock, [&] { return num_done_ != num_waited_; });
+      }
+    }
+    const bool went_well = !jobs_.front().has_failed;
+    jobs_.pop_front();
+    ++num_waited_;
+    return went_well;
+  }
 
  private:
-  void serve(int thread) {
-    uint64_t seen = 0;
+  struct Job {
+    Step step;
+    int max_members;
+    bool is_shared;
+    bool has_failed;
+  };
+
+  void serve(Member& member) {
+    std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
-      const std::function<void(int)>* body;
-      {
-        std::unique_lock<std::mutex> lock(mutex_);
-        wake_.wait(lock, [&] { return is_closing_ || job_ != seen; });
-        if (is_closing_) return;
-        seen = job_;
-        if (thread >= active_) continue;
-        body = body_;
-      }
-      (*body)(thread);
-      pending_.fetch_sub(1, std::memory_order_release);
+      has_work_.wait(lock, [&] { return is_closing_ || (has_current() && wants_more(current())); });
+      if (is_closing_) return;
+      take_part(current(), member, lock);
     }
   }
 
-  const int size_;
-  std::vector<std::thread> threads_;
+  // The job to be computed now.
+  bool has_current() const { return num_done_ - num_waited_ < jobs_.size(); }
+  Job& current() { return jobs_[num_done_ - num_waited_]; }
+  bool wants_more(const Job& job) const { return job.is_shared && num_members_ < job.max_members; }
+
+  // Computes the current job from now on to its end; the lock is free meanwhile.
+  void take_part(Job& job, Member& member, std::unique_lock<std::mutex>& lock) {
+    const uint32_t number = num_done_;
+    const bool is_first = num_members_++ == 0;
+    if (!is_first) stages_.ask(member);
+    lock.unlock();
+    const bool is_member = is_first ? begin(job, member) : stages_.is_admitted(member);
+    bool ends_it = is_first && !is_member;
+    if (is_member) {
+      computation_.compute(member);
+      ends_it = stages_.leave();
+    }
+    if (!ends_it) spin_until([&] { return num_done_ != number; });
+    lock.lock();
+    if (!ends_it) return;
+    num_members_ = 0;
+    ++num_done_;
+    stages_.refuse();
+    is_done_.notify_all();
+    if (has_current()) has_work_.notify_all();
+  }
+
+  bool begin(Job& job, Member& member) {
+    try {
+      computation_.begin(job.step, job.max_members);
+    } catch (...) {
+      job.has_failed = true;
+      return false;
+    }
+    stages_.begin(member);
+    return true;
+  }
+
+  Computation& computation_;
+  Stages& stages_;
   std::mutex mutex_;
-  std::condition_variable wake_;
-  const std::function<void(int)>* body_ = nullptr;
-  int active_ = 0;
-  uint64_t job_ = 0;
+  std::condition_variable has_work_, is_done_;
+  std::deque<Job> jobs_;  // that nobody has waited for, oldest first
+  uint32_t num_waited_ = 0;
+  std::atomic<uint32_t> num_done_{0};  // changes under the lock
+  int num_members_ = 0;                // of the current job, with those who ask to be
   bool is_closing_ = false;
-  std::atomic<int> pending_{0};
+  std::deque<Member> members_;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace triptych

@@ -1,0 +1,193 @@
+"""Steps on the compiled decoder that are computed while nobody waits: the same bits, whoever computes and when."""
+
+from __future__ import annotations
+
+import random
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.workers.execute.factories import make_scheduler
+from tests.workers.execute.model.native import PAGE_SIZE, make_checkpoint, make_decoder, make_inputs, make_request
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.grammar.masks import PendingMasks
+from triptych.workers.execute.kernels.compile import available_levels
+from triptych.workers.execute.kernels.structures import Format
+from triptych.workers.execute.model.native_decoder import NativeDecoder, NativeOutputs
+from triptych.workers.execute.model.native_runner import NativeRunner
+from triptych.workers.execute.model.threads import Worth
+from triptych.workers.execute.sampling.sampler import Sampler
+from triptych.workers.execute.scheduling.sequence import Key, Sequence
+from triptych.workers.execute.step import StepInputs, StepResult
+
+NUM_PAGES = 64
+THREADS = (1, 2, 4)
+
+
+@pytest.fixture(scope="module", name="checkpoint")
+def fixture_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+
+
+@cache
+def decoder_of(checkpoint: Path, num_threads: int, *, overlaps: bool = True) -> NativeDecoder:
+    """Every step is worth a thread, and a team."""
+    return make_decoder(
+        checkpoint, available_levels()[0], Format.FLOAT32,
+        num_pages=NUM_PAGES, num_threads=num_threads, overlaps=overlaps, worth=Worth(0, 0),
+    )  # fmt: skip
+
+
+class Texts(dict[Key, list[int]]):
+    """What an engine says, and how often two steps were in flight."""
+
+    num_overlapped = 0
+
+
+def run(runner: NativeRunner, *sequences: Sequence, depth: int = 1, **options: Any) -> Texts:
+    scheduler = make_scheduler(*sequences, num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_model_len=256, **options)
+    engine, texts = Engine(scheduler, runner, depth=depth), Texts()
+    while engine.has_work:
+        while engine.may_plan and (plan := engine.plan()) is not None:
+            engine.launch(plan)
+        texts.num_overlapped += engine.num_in_flight == 2
+        progress = engine.collect().progress
+        for key, token in progress.by_key().items():
+            texts.setdefault(key, []).append(token)
+        for key in [*progress.finished, *progress.failed]:
+            engine.release(key)
+    return texts
+
+
+def make_runner(decoder: NativeDecoder, sampler: Sampler | None = None) -> NativeRunner:
+    return NativeRunner(decoder, sampler or Sampler(()), prefill_tokens=64, decode_rows=8)
+
+
+KINDS: dict[str, list[dict[str, Any]]] = {
+    "greedy": [{}] * 5,
+    "drawn": [{"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.5}, {"temperature": 0.7, "min_p": 0.1}],
+    "both": [{}, {"temperature": 1.0}, {}, {"temperature": 1.5, "top_k": 4}],
+    "with logprobs": [{"logprobs": 2}, {}, {"temperature": 1.0, "logprobs": 0}],
+    "with bias and least length": [{"logit_bias": {5: 4.0}}, {"min_tokens": 9, "stop_token_ids": (5, 6, 7)}, {}],
+    "with prompt logprobs": [{"prompt_logprobs": 1}, {}],
+}
+
+
+@pytest.mark.parametrize("num_threads", THREADS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_overlapped_steps_say_what_serial_ones_say(kind: str, num_threads: int, checkpoint: Path) -> None:
+    def requests() -> list[Sequence]:
+        return [make_request(i, 3 + 11 * i, 8 + 5 * i, **params) for i, params in enumerate(KINDS[kind])]
+
+    serial = run(make_runner(decoder_of(checkpoint, 1, overlaps=False)), *requests(), depth=0, prefill_chunk=16)
+    overlapped = run(make_runner(decoder_of(checkpoint, num_threads)), *requests(), prefill_chunk=16)
+    assert overlapped == serial
+    assert serial.num_overlapped == 0
+    assert overlapped.num_overlapped > 8
+
+
+def test_who_needs_its_tokens_is_not_run_ahead(checkpoint: Path) -> None:
+    runner = make_runner(decoder_of(checkpoint, 2))
+    texts = [
+        run(runner, make_request(0, 9, 16, repetition_penalty=1.8), make_request(1, 9, 6), depth=depth)
+        for depth in (0, 1)
+    ]
+    assert texts[0] == texts[1]
+    assert texts[1].num_overlapped == 0
+
+
+@pytest.mark.parametrize("num_threads", THREADS)
+def test_whoever_comes_late_joins_and_changes_no_bit(num_threads: int, checkpoint: Path) -> None:
+    """The caller turns up at any moment of a step, before, in the middle of and after it, and two are under way."""
+    rng = random.Random(num_threads)
+    steps = [_random_step(rng) for _ in range(12)]
+    alone = decoder_of(checkpoint, 1, overlaps=False)
+    expected = [alone.run(step).logits.copy() for step in steps]
+    decoder, under_way = decoder_of(checkpoint, num_threads), [0]
+    decoder.submit(steps[0])
+    for _ in range(600):
+        following = rng.randrange(len(steps))
+        if rng.random() < 0.7:
+            decoder.submit(steps[following])
+            under_way.append(following)
+        _be_busy(rng.random() * rng.choice([0, 2e-4, 1e-3]))
+        assert np.array_equal(decoder.wait().logits, expected[under_way.pop(0)])
+        if not under_way:
+            decoder.submit(steps[following])
+            under_way.append(following)
+    decoder.wait()
+
+
+def _random_step(rng: random.Random) -> StepInputs:
+    lengths = [rng.choice([1, 3, 30, 60]) for _ in range(rng.randint(1, 6))]
+    prompts = [(np.array(rng.choices(range(3, 60), k=length), np.int32), 0, length) for length in lengths]
+    return make_inputs(prompts, num_pages=NUM_PAGES)
+
+
+def _be_busy(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def test_a_decoder_can_go_while_a_step_is_under_way(checkpoint: Path) -> None:
+    for num_threads in THREADS:
+        decoder = decoder_of.__wrapped__(checkpoint, num_threads)
+        step = _random_step(random.Random(0))
+        decoder.submit(step)
+        decoder.submit(step)
+        del decoder
+
+
+class _NotANumber(NativeDecoder):
+    """In the fifth step, behind which another is under way, the logits of row 1 are no numbers."""
+
+    num_waits = 0
+
+    def wait(self) -> NativeOutputs:
+        outputs = super().wait()
+        self.num_waits += 1
+        if self.num_waits == 5:
+            assert self._submitted
+            outputs.logits[1] = outputs.greatest[1] = np.nan
+        return outputs
+
+
+def test_a_row_that_is_no_number_fails_alone(checkpoint: Path) -> None:
+    decoder = decoder_of.__wrapped__(checkpoint, 2)
+    expected = run(make_runner(decoder), *(make_request(i, 9, 12) for i in range(3)))
+    decoder.__class__ = _NotANumber
+    texts = run(make_runner(decoder), *(make_request(i, 9, 12) for i in range(3)))
+    cut = texts.pop((1, 0))
+    assert 0 < len(cut) < 12
+    assert cut == expected.pop((1, 0))[: len(cut)]
+    assert texts == expected
+
+
+class _Raises(Sampler):
+    """Whenever it sees the sequence of index 1 with more than three tokens said."""
+
+    def sample(
+        self, logits: torch.Tensor, sequences: Any, masks: PendingMasks | None = None, **lengths: Any
+    ) -> StepResult:
+        if any(sequence.key[0] == 1 and sequence.num_output_tokens > 3 for sequence in sequences):
+            raise RuntimeError("no sampling today")
+        return super().sample(logits, sequences, masks, **lengths)
+
+
+def test_a_sampler_that_raises_hits_its_own_request_only(checkpoint: Path) -> None:
+    def requests() -> list[Sequence]:
+        return [make_request(i, 9, 12, temperature=1.0) for i in range(4)]
+
+    decoder = decoder_of(checkpoint, 2)
+    expected = run(make_runner(decoder), *requests())
+    texts = run(make_runner(decoder, _Raises(())), *requests())
+    cut = texts.pop((1, 0))
+    assert 0 < len(cut) < 12
+    assert cut == expected.pop((1, 0))[: len(cut)]
+    assert texts == expected
