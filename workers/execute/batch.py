@@ -31,6 +31,8 @@ def build_inputs(
     The loops over sequences here only collect references; all arithmetic is done once for the whole batch.
     """
     scheduled = [sequences[chunk.key] for chunk in plan.chunks]
+    if plan.num_decodes == len(scheduled) and all(chunk.samples for chunk in plan.chunks):
+        return _decode_inputs(plan, scheduled, rows, page_size=page_size, carried_rows=carried_rows)
     starts = np.array([chunk.start for chunk in plan.chunks], np.int32)
     lengths = np.array([chunk.num_tokens for chunk in plan.chunks], np.int32)
     query_starts = np.zeros(len(starts) + 1, np.int32)
@@ -56,6 +58,28 @@ def build_inputs(
         sampled=[s for s, c in zip(scheduled, plan.chunks, strict=True) if c.samples],
         carried=_carried(plan, query_starts, carried_rows) if carried_rows else None,
         **(_scored(plan, query_starts, spans) if spans else {}),
+    )
+
+
+def _decode_inputs(
+    plan: Plan, scheduled: list[Sequence], rows: Rows, *, page_size: int, carried_rows: Mapping[Key, int]
+) -> StepInputs:
+    """``build_inputs`` of a step in which each sequence has one token and wants one, with half as many operations."""
+    positions = np.array([chunk.start for chunk in plan.chunks], np.int32)
+    indices = np.arange(len(scheduled) + 1, dtype=np.int32)
+    block_tables = _gather_block_tables(scheduled, plan.num_decodes, rows)
+    pages, offsets = np.divmod(positions, page_size)
+    return StepInputs(
+        token_ids=np.array([s.tokens[c.start] for s, c in zip(scheduled, plan.chunks, strict=True)], np.int32),
+        positions=positions,
+        slot_mapping=block_tables[indices[:-1], pages].astype(np.int64) * page_size + offsets,
+        query_starts=indices,
+        context_lens=positions + np.int32(1),
+        block_tables=block_tables,
+        num_decodes=plan.num_decodes,
+        sample_rows=indices[:-1],
+        sampled=scheduled,
+        carried=np.array([carried_rows.get(c.key, -1) for c in plan.chunks], np.int32) if carried_rows else None,
     )
 
 
@@ -91,10 +115,12 @@ def _gather_block_tables(scheduled: list[Sequence], num_decodes: int, rows: Rows
     Those of decodes are copied from their rows, where they are kept as arrays; only prompts are converted from lists.
     """
     max_pages = max(len(sequence.block_table) for sequence in scheduled)
-    tables = np.zeros((len(scheduled), max_pages), np.int32)
     seated = [sequence.row for sequence in scheduled[:num_decodes]]
     if None in seated:  # a step that runs again: some have left their row
         num_decodes = 0
+    if num_decodes == len(scheduled):
+        return rows.block_tables[np.array(seated, np.intp), :max_pages]
+    tables = np.zeros((len(scheduled), max_pages), np.int32)
     if num_decodes:
         tables[:num_decodes] = rows.block_tables[np.array(seated, np.intp), :max_pages]
     for table, sequence in zip(tables[num_decodes:], scheduled[num_decodes:], strict=True):

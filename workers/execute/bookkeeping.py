@@ -39,7 +39,8 @@ class _Columns(NamedTuple):
 
     keys: list[Key]
     slots: npt.NDArray[np.int64]
-    generations: npt.NDArray[np.int64]
+    slot_bytes: bytes  # as messages have them
+    generation_bytes: bytes
 
 
 class Bookkeeper:
@@ -213,8 +214,8 @@ class Bookkeeper:
         return StepDone(
             step,
             now_ns,
-            columns.slots.astype("<u4").tobytes(),
-            columns.generations.astype("<u4").tobytes(),
+            columns.slot_bytes,
+            columns.generation_bytes,
             indices.astype("<u4").tobytes(),
             token_ids.astype("<i4").tobytes(),
             reasons,
@@ -223,4 +224,6 @@ class Bookkeeper:
 
 def _columns(keys: list[Key]) -> _Columns:
     slots, generations = np.array(keys, np.int64).reshape(-1, 2).T
-    return _Columns(list(keys), np.ascontiguousarray(slots), np.ascontiguousarray(generations))
+    return _Columns(
+        list(keys), np.ascontiguousarray(slots), slots.astype("<u4").tobytes(), generations.astype("<u4").tobytes()
+    )

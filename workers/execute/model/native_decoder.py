@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import deque
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,13 +41,15 @@ class _Room:
         self.logits = np.empty((num_rows, self._width), np.float32)
         self.tokens = np.zeros(num_rows, np.int32)
         self.greatest = np.empty(num_rows, np.float32)
+        outputs = {"logits": self.logits, "tokens": self.tokens, "greatest": self.greatest}
+        self.addresses = {name: output.ctypes.data for name, output in outputs.items()}
 
 
 class _Submitted(NamedTuple):
     room: _Room
     num_rows: int
     order: Int64 | None  # of its rows, if the kernels got them in another one
-    arrays: list[npt.NDArray[Any]]  # that the kernels read
+    arrays: list[Int32]  # that the kernels read
 
 
 class NativeDecoder:
@@ -104,26 +107,25 @@ class NativeDecoder:
         rows = inputs.logit_rows
         # The kernels want rising rows. Those that are sampled rise, but those that are scored lie among them.
         order = np.argsort(rows) if inputs.scored else None
-        arrays = _pointers(inputs, rows if order is None else rows[order])
         last = self._submitted[-1].room if self._submitted else None
         room = self._rooms[last is self._rooms[0]]
         room.reserve(len(rows))
+        packed, addresses = _packed(inputs, rows if order is None else rows[order])
         step = Step(
             num_tokens=len(inputs.token_ids),
             num_sequences=len(inputs.context_lens),
             num_rows=len(rows),
             table_width=inputs.block_tables.shape[1],
             vocab_size=self._vocab_size,
-            logits=room.logits.ctypes.data,
-            tokens=room.tokens.ctypes.data,
-            greatest=room.greatest.ctypes.data,
-            **{name: array.ctypes.data for name, array in arrays.items()},
+            **addresses,
+            **room.addresses,
         )
+        arrays = [packed]
         if inputs.carried is not None:
             assert last is not None, "there is no step whose tokens could be carried"
-            arrays["last_tokens"] = last.tokens
-            step.last_tokens = last.tokens.ctypes.data
-        self._submitted.append(_Submitted(room, len(rows), order, list(arrays.values())))
+            arrays.append(last.tokens)
+            step.last_tokens = last.addresses["tokens"]
+        self._submitted.append(_Submitted(room, len(rows), order, arrays))
         return bool(self._library.triptych_decoder_submit(self._decoder, step))
 
     def wait(self) -> NativeOutputs:
@@ -161,17 +163,19 @@ class NativeDecoder:
         return pools
 
 
-def _pointers(inputs: StepInputs, rows: Int32) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a step by the names of ``Step``, contiguous and of its types."""
-    arrays: dict[str, npt.NDArray[Any]] = {
-        "token_ids": np.ascontiguousarray(inputs.token_ids, np.int32),
-        "positions": np.ascontiguousarray(inputs.positions, np.int32),
-        "slot_mapping": np.ascontiguousarray(inputs.slot_mapping, np.int64),
-        "query_starts": np.ascontiguousarray(inputs.query_starts, np.int32),
-        "context_lens": np.ascontiguousarray(inputs.context_lens, np.int32),
-        "block_tables": np.ascontiguousarray(inputs.block_tables, np.int32),
-        "sample_rows": np.ascontiguousarray(rows, np.int32),
+def _packed(inputs: StepInputs, rows: Int32) -> tuple[Int32, dict[str, int]]:
+    """The arrays of a step side by side, and where each lies, by the names of ``Step``."""
+    arrays = {
+        "slot_mapping": np.ascontiguousarray(inputs.slot_mapping, np.int64).view(np.int32),  # first, for its alignment
+        "token_ids": inputs.token_ids,
+        "positions": inputs.positions,
+        "query_starts": inputs.query_starts,
+        "context_lens": inputs.context_lens,
+        "block_tables": inputs.block_tables.ravel(),
+        "sample_rows": rows,
     }
     if inputs.carried is not None:
-        arrays["carried"] = np.ascontiguousarray(inputs.carried, np.int32)
-    return arrays
+        arrays["carried"] = inputs.carried
+    packed = np.concatenate(list(arrays.values()), dtype=np.int32, casting="same_kind")
+    ends = accumulate((4 * array.size for array in arrays.values()), initial=packed.ctypes.data)
+    return packed, dict(zip(arrays, ends, strict=False))
