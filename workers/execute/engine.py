@@ -35,6 +35,7 @@ class StepOutputs:
     stats: Stats  # after the step
     planned_at: int  # by the engine's clock, as all that follow
     launched_at: int
+    began_at: int  # when it was launched, or the one before it was done
     collected_at: int
 
 
@@ -167,15 +168,16 @@ class Engine:
         assert self._in_flight, "no step is in flight"
         plan, planned_at, launched_at = self._in_flight.popleft()
         computed = self._runner.collect()
-        collected_at = self._clock()
+        began_at, collected_at = max(launched_at, self._collected_at), self._clock()
         # Of one that ended since the launch nothing may be written any more.
         scores = {key: found for key, found in computed.scores.items() if key in self.scheduler.running}
         progress = self.scheduler.apply(plan, computed.token_ids, computed.failed, computed.candidates)
         self.scheduler.observe(plan, collected_at - max(planned_at, self._collected_at))
         self._collected_at = collected_at
         stats = self.stats
-        self.history.append(StepRecord.of(plan, stats, launched_at=launched_at, collected_at=collected_at))
-        outputs = StepOutputs(plan, progress, computed.logprobs, scores, stats, planned_at, launched_at, collected_at)
+        self.history.append(StepRecord.of(plan, stats, began_at=began_at, collected_at=collected_at))
+        times = planned_at, launched_at, began_at, collected_at
+        outputs = StepOutputs(plan, progress, computed.logprobs, scores, stats, *times)
         self._trace.write(outputs)
         return outputs
 

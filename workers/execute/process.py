@@ -287,7 +287,7 @@ class Execute:
             self._next_scan = 0.0
 
     def _count(self, outputs: StepOutputs) -> None:
-        elapsed_s = (outputs.collected_at - outputs.launched_at) / 1e9
+        elapsed_s = (outputs.collected_at - outputs.began_at) / 1e9
         self._step_s = max(elapsed_s, 0.9 * self._step_s + 0.1 * elapsed_s)  # up at once, down slowly
         self._num_steps += 1
         self._num_tokens += len(outputs.progress.token_ids)

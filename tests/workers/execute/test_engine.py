@@ -91,7 +91,7 @@ def test_a_step_is_timed_by_the_clock_that_was_given() -> None:
     engine = Engine(scheduler, runner, clock=itertools.count(100).__next__)
     step = engine.step()
     assert step is not None
-    assert (step.launched_at, step.collected_at) == (101, 102)
+    assert (step.began_at, step.collected_at) == (101, 102)
 
 
 def test_logprobs_come_with_the_sequence_that_asked() -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
-from tests.workers.execute.factories import expected_output, make_engine, make_sequence, make_sequences, run
+from tests.workers.execute.factories import (
+    VOCAB_SIZE,
+    expected_output,
+    make_engine,
+    make_scheduler,
+    make_sequence,
+    make_sequences,
+    run,
+)
 from tests.workers.execute.test_isolation import BAD, AlwaysRaises, FailsARow, RaisesAtCollect, RaisesAtLaunch
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import HashRunner
@@ -48,6 +57,21 @@ def test_tokens_are_carried_on_the_device() -> None:
     CountsCarried.counts = []
     run(make_engine(*make_sequences(3, num_tokens=2, max_tokens=10), depth=1, runner=CountsCarried))
     assert CountsCarried.counts.count(3) >= 7
+
+
+def test_a_step_that_waits_for_the_one_before_takes_no_time_yet() -> None:
+    """Two steps are in flight, one of them at work: their times lie one after the other."""
+    ticks = itertools.count()
+    engine = Engine(
+        make_scheduler(make_sequence(max_tokens=8)),
+        HashRunner(VOCAB_SIZE, num_pages=64, page_size=4),
+        clock=lambda: next(ticks),
+        depth=1,
+    )
+    steps = [step for _ in range(8) if (step := engine.step()) is not None]
+    assert all(later.began_at >= earlier.collected_at for earlier, later in itertools.pairwise(steps))
+    assert any(step.launched_at < step.began_at for step in steps)
+    assert [record.elapsed_ns for record in engine.history.last(8)] == [s.collected_at - s.began_at for s in steps]
 
 
 def test_two_steps_are_in_flight_while_one_is_collected() -> None:

@@ -33,11 +33,13 @@ class _Room:
 
     def __init__(self, width: int) -> None:
         self._width = width  # of a row of logits
-        self.reserve(1)
+        self._allocate(1)
 
     def reserve(self, num_rows: int) -> None:
-        if num_rows <= len(getattr(self, "tokens", ())):
-            return
+        if num_rows > len(self.tokens):
+            self._allocate(num_rows)
+
+    def _allocate(self, num_rows: int) -> None:
         self.logits = np.empty((num_rows, self._width), np.float32)
         self.tokens = np.zeros(num_rows, np.int32)
         self.greatest = np.empty(num_rows, np.float32)

@@ -17,7 +17,7 @@ class StepRecord(NamedTuple):
     """One step: what it computed and moved, how long that took, and what was left afterwards."""
 
     step: int
-    launched_at: int  # ns
+    began_at: int  # ns
     elapsed_ns: int
     num_decodes: int
     num_prefill_tokens: int
@@ -32,11 +32,11 @@ class StepRecord(NamedTuple):
     num_used_host_pages: int
 
     @classmethod
-    def of(cls, plan: Plan, stats: Stats, *, launched_at: int, collected_at: int) -> StepRecord:
+    def of(cls, plan: Plan, stats: Stats, *, began_at: int, collected_at: int) -> StepRecord:
         return cls(
             step=plan.step,
-            launched_at=launched_at,
-            elapsed_ns=collected_at - launched_at,
+            began_at=began_at,
+            elapsed_ns=collected_at - began_at,
             num_decodes=plan.num_decodes,
             num_prefill_tokens=plan.num_prefill_tokens,
             num_preempted=len(plan.preempted),
