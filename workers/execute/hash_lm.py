@@ -43,7 +43,7 @@ class HashRunner:
 
     is_batch_invariant = True
     overlaps = False
-    takes_long = True
+    hides_planning = True
 
     def __init__(
         self,

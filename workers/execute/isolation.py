@@ -65,7 +65,9 @@ class IsolatingRunner:
     @property
     def may_go_on(self) -> bool:
         """Whether it is right, and of use, to launch a step that takes over tokens of the last one."""
-        return self._runner.takes_long and not any(launched.error or launched.is_void for launched in self._launched)
+        return self._runner.hides_planning and not any(
+            launched.error or launched.is_void for launched in self._launched
+        )
 
     def launch(self, plan: Plan) -> None:
         launched = _Launched(plan)

@@ -113,7 +113,7 @@ class Runner(Protocol):
 
     is_batch_invariant: bool  # a token's result is the same to the bit, whoever and however many are computed with it
     overlaps: bool  # launched steps are computed while nobody waits for them
-    takes_long: bool  # the step that was launched last: enough for the next one to be planned meanwhile
+    hides_planning: bool  # it pays to plan the next step while the one that was launched last is computed
 
     def is_fatal(self, error: Exception) -> bool:
         """Whether what a step raised makes every later one fail too, so that the process must end."""

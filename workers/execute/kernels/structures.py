@@ -78,6 +78,7 @@ class Sharing(ctypes.Structure):
     _fields_ = [
         ("worth_a_thread", c_int64),
         ("worth_a_team", c_int64),
+        ("too_long", c_int64),
         ("num_threads", c_int32),
         ("num_own", c_int32),
     ]

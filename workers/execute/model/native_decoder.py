@@ -83,7 +83,7 @@ class NativeDecoder:
         model.cosines, model.sines = (table.ctypes.data for table in self._rope)
         model.page_size = page_size
         self.overlaps = overlaps
-        sharing = Sharing(worth.thread, worth.team, num_threads, num_own=max(num_threads - 1, int(overlaps)))
+        sharing = Sharing(*worth, num_threads=num_threads, num_own=max(num_threads - 1, int(overlaps)))
         self._decoder = library.triptych_decoder_new(model, sharing)
         if not self._decoder:
             raise ConfigError(f"cannot start {num_threads} threads", param="threads")
@@ -103,7 +103,8 @@ class NativeDecoder:
     def submit(self, inputs: StepInputs) -> bool:
         """Lets a step be computed, behind the one that is under way. Carried tokens are those of the step before.
 
-        False for one that is computed by who waits for it, since it is too small to wake somebody else.
+        Whether it pays to submit another one before this one was waited for: not behind one that is computed by who
+        waits for it, since it is too small to wake somebody else, and not behind one that is very long.
         """
         assert len(self._submitted) < len(self._rooms), f"{len(self._submitted)} steps are under way"
         rows = inputs.logit_rows

@@ -55,7 +55,7 @@ class NativeRunner(StepRunner):
         if inputs.carried is not None and not (self._pending and self._pending[-1].is_plain):
             self._finish_all()
             inputs = resolve(inputs, self._last_tokens)
-        self.takes_long = self._decoder.submit(inputs)
+        self.hides_planning = self._decoder.submit(inputs)
         self._pending.append(_Pending(inputs, masks, is_plain))
 
     def collect(self) -> StepResult:

@@ -24,7 +24,7 @@ class StepRunner(ABC):
 
     is_batch_invariant = False
     overlaps = False
-    takes_long = True
+    hides_planning = True
 
     def __init__(
         self, pools: list[torch.Tensor], *, prefill_tokens: int, decode_rows: int, num_host_pages: int = 0

@@ -17,10 +17,14 @@ class Worth(NamedTuple):
 
     thread: int  # to wake another thread, which takes tens of microseconds
     team: int  # to share it, where threads wait for each other at every stage
+    # Beyond this it is not worth planning behind it: that would hide about a millisecond, and whoever comes meanwhile
+    # would wait for two such steps.
+    ahead: int
 
 
-# With 1.2 M parameters a step of 8 rows is worth a thread and no team, one of 32 rows with long contexts both.
-WORTH = Worth(thread=12 << 20, team=48 << 20)
+# With 1.2 M parameters a step of 8 rows is worth a thread and no team, one of 32 rows with long contexts both. With
+# 135 M, 32 rows take 25 to 35 ms, about the most that is planned behind, and a chunk of a prompt much longer.
+WORTH = Worth(thread=12 << 20, team=48 << 20, ahead=4 << 30)
 
 
 def num_threads(asked: int | None, num_parameters: int, *, num_ranks: int = 1) -> int:

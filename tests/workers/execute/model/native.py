@@ -25,6 +25,7 @@ from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.decoder_spec import describe_decoder, find_rope
 from triptych.workers.execute.model.native_decoder import NativeDecoder
 from triptych.workers.execute.model.native_weights import Checkpoint, PackedWeights
+from triptych.workers.execute.model.threads import Worth
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import Int32, StepInputs
 
@@ -47,6 +48,7 @@ def make_checkpoint(family: str, folder: Path, **overrides: Any) -> Path:
     return folder
 
 
+EVERY_STEP = Worth(thread=0, team=0, ahead=1 << 62)  # is worth a thread, a team, and planning behind it
 load_cached = cache(load_library)
 
 

@@ -12,12 +12,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.workers.execute.model.native import PAGE_SIZE, make_checkpoint, make_inputs
+from tests.workers.execute.model.native import EVERY_STEP, PAGE_SIZE, make_checkpoint, make_inputs
 from tests.workers.execute.model.native import make_decoder as make_any_decoder
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.native_decoder import NativeDecoder
-from triptych.workers.execute.model.threads import Worth
 
 Floats = npt.NDArray[np.float32]
 
@@ -46,7 +45,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_decoder(checkpoint: Path, level: str, format_: Format, num_threads: int = 2) -> NativeDecoder:
-    return make_any_decoder(checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=num_threads, worth=Worth(0, 0))
+    return make_any_decoder(checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=num_threads, worth=EVERY_STEP)
 
 
 def run_chunks(decoder: NativeDecoder, token_ids: npt.NDArray[np.int32], sizes: list[int]) -> Floats:

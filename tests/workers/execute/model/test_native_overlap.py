@@ -13,14 +13,21 @@ import pytest
 import torch
 
 from tests.workers.execute.factories import make_scheduler
-from tests.workers.execute.model.native import PAGE_SIZE, make_checkpoint, make_decoder, make_inputs, make_request
+from tests.workers.execute.model.native import (
+    EVERY_STEP,
+    PAGE_SIZE,
+    make_checkpoint,
+    make_decoder,
+    make_inputs,
+    make_request,
+)
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.grammar.masks import PendingMasks
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.native_decoder import NativeDecoder, NativeOutputs
 from triptych.workers.execute.model.native_runner import NativeRunner
-from triptych.workers.execute.model.threads import Worth
+from triptych.workers.execute.model.threads import WORTH, Worth
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 from triptych.workers.execute.step import StepInputs, StepResult
@@ -36,10 +43,9 @@ def fixture_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def decoder_of(checkpoint: Path, num_threads: int, *, overlaps: bool = True) -> NativeDecoder:
-    """Every step is worth a thread, and a team."""
     return make_decoder(
         checkpoint, available_levels()[0], Format.FLOAT32,
-        num_pages=NUM_PAGES, num_threads=num_threads, overlaps=overlaps, worth=Worth(0, 0),
+        num_pages=NUM_PAGES, num_threads=num_threads, overlaps=overlaps, worth=EVERY_STEP,
     )  # fmt: skip
 
 
@@ -89,6 +95,19 @@ def test_overlapped_steps_say_what_serial_ones_say(kind: str, num_threads: int, 
     assert overlapped == serial
     assert serial.num_overlapped == 0
     assert overlapped.num_overlapped > 8
+
+
+@pytest.mark.parametrize(
+    ("worth", "overlaps"),
+    [(EVERY_STEP, True), (WORTH, False), (Worth(thread=0, team=0, ahead=1), False)],
+    ids=["all", "too small", "too long"],
+)
+def test_nothing_is_planned_behind_a_step_that_is_not_worth_it(worth: Worth, overlaps: bool, checkpoint: Path) -> None:
+    decoder = make_decoder(
+        checkpoint, available_levels()[0], Format.FLOAT32,
+        num_pages=NUM_PAGES, num_threads=2, overlaps=True, worth=worth,
+    )  # fmt: skip
+    assert (run(make_runner(decoder), make_request(0, 9, 16)).num_overlapped > 0) is overlaps
 
 
 def test_who_needs_its_tokens_is_not_run_ahead(checkpoint: Path) -> None:

@@ -58,6 +58,7 @@ struct Model {
 struct Sharing {
   int64_t worth_a_thread;  // multiplications below which it is left to the caller: waking another takes longer
   int64_t worth_a_team;    // below which one thread computes it: waiting for each other costs more than others bring
+  int64_t too_long;        // from which on nothing should be submitted behind it: whoever comes next waits for that too
   int32_t num_threads;     // at most, at a time
   int32_t num_own;         // that go on while the caller is busy elsewhere
 };

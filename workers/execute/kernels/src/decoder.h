@@ -12,7 +12,7 @@ namespace triptych {
 
 class Decoder : public Computation {
  public:
-  // Steps are computed in their order, by whoever waits and, if `submit` says so, already before somebody does.
+  // Steps are computed in their order. Whether it pays to submit another one behind this one.
   virtual bool submit(const Step& step) = 0;
   // False if there was not enough memory for the oldest step that was not waited for.
   virtual bool wait() = 0;
@@ -41,7 +41,7 @@ class FormatDecoder : public Decoder {
     const int64_t work = num_multiplications(step);
     const bool is_shared = work >= sharing_.worth_a_thread && sharing_.num_own > 0;
     team_.submit(step, work < sharing_.worth_a_team ? 1 : sharing_.num_threads, is_shared);
-    return is_shared;
+    return is_shared && work < sharing_.too_long;
   }
 
   bool wait() override { return team_.wait(caller_); }

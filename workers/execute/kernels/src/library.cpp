@@ -72,7 +72,7 @@ void* triptych_decoder_new(const Model* model, const Sharing* sharing) {
 void triptych_decoder_delete(void* decoder) { delete static_cast<Decoder*>(decoder); }
 
 // A step behind those that were submitted before. Its arrays must stay until it was waited for, and `tokens` until the
-// next one was. 1 if it is computed also while nobody waits for it, 0 for one that is too small for that.
+// next one was. 1 if it pays to submit another one behind it, before it was waited for.
 int32_t triptych_decoder_submit(void* decoder, const Step* step) {
   return static_cast<Decoder*>(decoder)->submit(*step) ? 1 : 0;
 }
