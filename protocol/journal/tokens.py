@@ -16,6 +16,7 @@ from .requests import RequestView, logprob_words
 MULTIPLIER = 0x01000193  # odd, so that no token is ever multiplied away
 MASK = 0xFFFFFFFF
 SHORT = 32  # for fewer tokens a loop is done before numpy has begun
+FEW = 4  # rows of a step, the same
 
 
 def check_of(generation: int, tokens: npt.NDArray[np.int32]) -> int:
@@ -79,6 +80,10 @@ class TokenWriter:
 
         The same ``slots`` in the same array, which nobody writes to, need not be looked up again.
         """
+        if len(slots) <= FEW:
+            for slot, index, token in zip(slots.tolist(), indices.tolist(), token_ids.tolist(), strict=True):
+                self._publish_one(slot, index, token, now_ns)
+            return
         words = self._journal.words
         tokens = token_ids.view(np.uint32)
         places = self._places
@@ -89,6 +94,13 @@ class TokenWriter:
         checks = self._checks[slots] * MULTIPLIER + tokens + 1
         self._checks[slots] = checks
         self._journal.tokens_words[slots] = (indices + 1) << 32 | checks
+
+    def _publish_one(self, slot: int, index: int, token: int, now_ns: int) -> None:
+        words = self._journal.words
+        words[int(self._tokens_at[slot]) + index] = token & MASK
+        words[int(self._times_at[slot]) + index] = now_ns // TIME_UNIT_NS - int(self._accepted_at[slot]) & MASK
+        self._checks[slot] = check = int(self._checks[slot]) * MULTIPLIER + (token & MASK) + 1 & MASK
+        self._journal.tokens_words[slot] = (index + 1) << 32 | check
 
     def publish_all(self, view: RequestView, token_ids: list[int], now_ns: int, *, score: float) -> None:
         """Write a whole answer, of which nothing was written before: it is there at once or not at all."""
