@@ -104,7 +104,11 @@ class TimedRunner:
         self._on_gpu = on_gpu
         self._marks: list[Any] = []
         self.move, self.collect, self.is_fatal = runner.move, runner.collect, runner.is_fatal
-        self.is_batch_invariant = runner.is_batch_invariant
+        self.is_batch_invariant, self.overlaps = runner.is_batch_invariant, runner.overlaps
+
+    @property
+    def hides_planning(self) -> bool:
+        return self._runner.hides_planning
 
     def launch(self, inputs: StepInputs) -> None:
         begin = self._mark()
