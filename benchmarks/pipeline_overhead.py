@@ -1,8 +1,8 @@
 """What do three processes cost against one? Prints one JSON line.
 
 The same requests on the same runner: once by calling the engine's step loop in this process, once through the whole
-pipeline and a ZeroMQ client; in turns, so that both see the same machine. Times between tokens are taken where they
-are used: after ``step`` returns, and in the client's listener.
+pipeline and a ZeroMQ client; in turns, so that both see the same machine. Where steps overlap, they do in both. Times
+between tokens are taken where they are used: after ``step`` returns, and in the client's listener.
 """
 
 from __future__ import annotations
