@@ -31,55 +31,37 @@ def build_inputs(
     The loops over sequences here only collect references; all arithmetic is done once for the whole batch.
     """
     scheduled = [sequences[chunk.key] for chunk in plan.chunks]
-    if plan.num_decodes == len(scheduled) and all(chunk.samples for chunk in plan.chunks):
-        return _decode_inputs(plan, scheduled, rows, page_size=page_size, carried_rows=carried_rows)
     starts = np.array([chunk.start for chunk in plan.chunks], np.int32)
-    lengths = np.array([chunk.num_tokens for chunk in plan.chunks], np.int32)
-    query_starts = np.zeros(len(starts) + 1, np.int32)
-    np.cumsum(lengths, out=query_starts[1:])
-
-    owners = np.repeat(np.arange(len(starts)), lengths)  # [T], which sequence a token belongs to
-    positions = np.arange(len(owners), dtype=np.int32) + (starts - query_starts[:-1])[owners]
+    if plan.num_decodes == len(scheduled):  # one token each, as in most steps: nothing has to be spread
+        query_starts = np.arange(len(scheduled) + 1, dtype=np.int32)
+        owners, positions = query_starts[:-1], starts
+        token_ids = np.array([s.tokens[c.start] for s, c in zip(scheduled, plan.chunks, strict=True)], np.int32)
+    else:
+        lengths = np.array([chunk.num_tokens for chunk in plan.chunks], np.int32)
+        query_starts = np.zeros(len(starts) + 1, np.int32)
+        np.cumsum(lengths, out=query_starts[1:])
+        owners = np.repeat(np.arange(len(starts)), lengths)  # [T], which sequence a token belongs to
+        positions = np.arange(len(owners), dtype=np.int32) + (starts - query_starts[:-1])[owners]
+        token_ids = np.concatenate(
+            [s.tokens[c.start : c.start + c.num_tokens] for s, c in zip(scheduled, plan.chunks, strict=True)]
+        )
     block_tables = _gather_block_tables(scheduled, plan.num_decodes, rows)
-    pages = block_tables[owners, positions // page_size]
+    pages, offsets = np.divmod(positions, page_size)
+    last_rows = query_starts[1:] - np.int32(1)
     samples = np.array([chunk.samples for chunk in plan.chunks], np.bool_)
     spans = _score_spans(plan, scheduled)
     return StepInputs(
-        token_ids=np.concatenate(
-            [s.tokens[c.start : c.start + c.num_tokens] for s, c in zip(scheduled, plan.chunks, strict=True)]
-        ),
+        token_ids=token_ids,
         positions=positions,
-        slot_mapping=pages.astype(np.int64) * page_size + positions % page_size,
+        slot_mapping=block_tables[owners, pages].astype(np.int64) * page_size + offsets,
         query_starts=query_starts,
-        context_lens=starts + lengths,
+        context_lens=positions[last_rows] + np.int32(1),
         block_tables=block_tables,
         num_decodes=plan.num_decodes,
-        sample_rows=query_starts[1:][samples] - np.int32(1),
+        sample_rows=last_rows[samples],
         sampled=[s for s, c in zip(scheduled, plan.chunks, strict=True) if c.samples],
-        carried=_carried(plan, query_starts, carried_rows) if carried_rows else None,
+        carried=_carried(plan, last_rows, carried_rows) if carried_rows else None,
         **(_scored(plan, query_starts, spans) if spans else {}),
-    )
-
-
-def _decode_inputs(
-    plan: Plan, scheduled: list[Sequence], rows: Rows, *, page_size: int, carried_rows: Mapping[Key, int]
-) -> StepInputs:
-    """``build_inputs`` of a step in which each sequence has one token and wants one, with half as many operations."""
-    positions = np.array([chunk.start for chunk in plan.chunks], np.int32)
-    indices = np.arange(len(scheduled) + 1, dtype=np.int32)
-    block_tables = _gather_block_tables(scheduled, plan.num_decodes, rows)
-    pages, offsets = np.divmod(positions, page_size)
-    return StepInputs(
-        token_ids=np.array([s.tokens[c.start] for s, c in zip(scheduled, plan.chunks, strict=True)], np.int32),
-        positions=positions,
-        slot_mapping=block_tables[indices[:-1], pages].astype(np.int64) * page_size + offsets,
-        query_starts=indices,
-        context_lens=positions + np.int32(1),
-        block_tables=block_tables,
-        num_decodes=plan.num_decodes,
-        sample_rows=indices[:-1],
-        sampled=scheduled,
-        carried=np.array([carried_rows.get(c.key, -1) for c in plan.chunks], np.int32) if carried_rows else None,
     )
 
 
@@ -102,10 +84,10 @@ def _scored(plan: Plan, query_starts: Int32, spans: Mapping[int, ScoreSpan]) -> 
     return {"score_rows": np.concatenate(rows).astype(np.int32), "scored": tuple(spans.values())}
 
 
-def _carried(plan: Plan, query_starts: Int32, carried_rows: Mapping[Key, int]) -> Int32:
+def _carried(plan: Plan, last_rows: Int32, carried_rows: Mapping[Key, int]) -> Int32:
     """For each token of the step its row in the step before, or -1. A sequence awaits its last token only."""
-    carried = np.full(query_starts[-1], -1, np.int32)
-    carried[query_starts[1:] - 1] = [carried_rows.get(chunk.key, -1) for chunk in plan.chunks]
+    carried = np.full(last_rows[-1] + 1, -1, np.int32)
+    carried[last_rows] = [carried_rows.get(chunk.key, -1) for chunk in plan.chunks]
     return carried
 
 
@@ -118,11 +100,11 @@ def _gather_block_tables(scheduled: list[Sequence], num_decodes: int, rows: Rows
     seated = [sequence.row for sequence in scheduled[:num_decodes]]
     if None in seated:  # a step that runs again: some have left their row
         num_decodes = 0
+    decodes = rows.block_tables[np.array(seated[:num_decodes], np.intp), :max_pages]
     if num_decodes == len(scheduled):
-        return rows.block_tables[np.array(seated, np.intp), :max_pages]
+        return decodes
     tables = np.zeros((len(scheduled), max_pages), np.int32)
-    if num_decodes:
-        tables[:num_decodes] = rows.block_tables[np.array(seated, np.intp), :max_pages]
+    tables[:num_decodes] = decodes
     for table, sequence in zip(tables[num_decodes:], scheduled[num_decodes:], strict=True):
         table[: len(sequence.block_table)] = sequence.block_table
     return tables
