@@ -111,10 +111,6 @@ class DeviceRunner(StepRunner):
             pending.is_done.synchronize()
         return StepResult(pending.token_ids.numpy().astype(np.int32), failed=failures(pending.greatest))
 
-    def _step(self, inputs: StepInputs) -> StepResult:
-        self.launch(inputs)
-        return self.collect()
-
     @torch.inference_mode()
     def _start(self, inputs: StepInputs) -> _Pending | StepResult:
         kind = SamplingKind.HOST if inputs.scored else kind_of(inputs.sampled)

@@ -44,6 +44,7 @@ class NativeRunner(StepRunner):
         self._decoder = decoder
         self._sampler = sampler
         self._pending: deque[_Pending] = deque()
+        self._last_tokens = np.empty(0, np.int32)  # of the step that was finished last
 
     def move(self, moves: Moves) -> None:
         self._finish_all()  # what is under way may read and write these pages
@@ -59,30 +60,25 @@ class NativeRunner(StepRunner):
         self._pending.append(_Pending(inputs, masks, is_plain))
 
     def collect(self) -> StepResult:
-        self._finish(self._pending[0])
-        outcome = self._pending.popleft().outcome
-        if isinstance(outcome, StepResult):
-            return outcome
-        assert outcome is not None, "a step that is finished has an outcome"
-        raise outcome
-
-    def _step(self, inputs: StepInputs) -> StepResult:
-        self.launch(inputs)
-        return self.collect()
+        outcome = self._finish(self._pending.popleft())
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def _finish_all(self) -> None:
         for pending in self._pending:
             self._finish(pending)
 
-    def _finish(self, pending: _Pending) -> None:
-        if pending.outcome is not None:
-            return
-        try:
-            pending.outcome = self._choose(pending)
-            self._last_tokens = pending.outcome.token_ids
-        except Exception as error:  # of that step alone
-            pending.outcome = error
-            self._last_tokens = np.zeros(len(pending.inputs.sampled), np.int32)
+    def _finish(self, pending: _Pending) -> StepResult | Exception:
+        """What became of a step; waits for it once."""
+        if pending.outcome is None:
+            try:
+                pending.outcome = self._choose(pending)
+                self._last_tokens = pending.outcome.token_ids
+            except Exception as error:  # of that step alone
+                pending.outcome = error
+                self._last_tokens = np.zeros(len(pending.inputs.sampled), np.int32)
+        return pending.outcome
 
     def _choose(self, pending: _Pending) -> StepResult:
         outputs = self._decoder.wait()

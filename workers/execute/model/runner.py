@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from ..attention.forward_context import PagedLayers, attending
 from ..sampling.sampler import Sampler
-from ..step import StepInputs, StepResult
+from ..step import StepInputs, StepResult, resolve
 from .forward import RaggedForward
 from .step_runner import StepRunner
 
@@ -21,9 +24,20 @@ class TorchRunner(StepRunner):
         self._forward = RaggedForward(model)
         self._layers = layers
         self._sampler = sampler
+        self._results: deque[StepResult] = deque()
+        self._last_tokens = np.empty(0, dtype=np.int32)  # of the step that was launched last
+
+    def launch(self, inputs: StepInputs) -> None:
+        """Computes the step before it returns: on a CPU there is nobody to wait for."""
+        result = self._compute(resolve(inputs, self._last_tokens))
+        self._last_tokens = result.token_ids
+        self._results.append(result)
+
+    def collect(self) -> StepResult:
+        return self._results.popleft()
 
     @torch.inference_mode()
-    def _step(self, inputs: StepInputs) -> StepResult:
+    def _compute(self, inputs: StepInputs) -> StepResult:
         masks = self._masks.begin(inputs.sampled)
         return self._sampler.finish(self.compute_logits(inputs), inputs, masks)
 

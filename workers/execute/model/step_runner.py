@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,12 +14,12 @@ from ....protocol.sampling import MAX_LOGPROBS, SamplingParams
 from ..grammar.masks import MaskMaker
 from ..scheduling.moves import Moves
 from ..scheduling.sequence import Sequence
-from ..step import ScoreSpan, StepInputs, StepResult, resolve
+from ..step import ScoreSpan, StepInputs, StepResult
 from .moves import PageMover
 
 
 class StepRunner(ABC):
-    """Computes steps in the order of their launch; ``_step`` is what a subclass adds."""
+    """Computes steps in the order of their launch; ``launch`` and ``collect`` are what a subclass adds."""
 
     is_batch_invariant = False
     overlaps = False
@@ -34,21 +33,16 @@ class StepRunner(ABC):
         self._mover = PageMover(pools, num_host_pages)
         self._prefill_tokens = prefill_tokens  # of the greatest step that warm_up tries
         self._decode_rows = decode_rows
-        self._results: deque[StepResult] = deque()
-        self._last_tokens = np.empty(0, dtype=np.int32)  # of the step that was launched last
 
     @torch.inference_mode()
     def move(self, moves: Moves) -> None:
         self._mover(moves)
 
-    def launch(self, inputs: StepInputs) -> None:
-        """Computes the step before it returns: on a CPU there is nobody to wait for."""
-        result = self._step(resolve(inputs, self._last_tokens))
-        self._last_tokens = result.token_ids
-        self._results.append(result)
+    @abstractmethod
+    def launch(self, inputs: StepInputs) -> None: ...
 
-    def collect(self) -> StepResult:
-        return self._results.popleft()
+    @abstractmethod
+    def collect(self) -> StepResult: ...
 
     def capture_graphs(self, progress: Callable[[int, int], None], *, at_most: int | None = None) -> int:
         """Makes graphs before the first request, the largest first; how many are left. None but on a GPU.
@@ -72,8 +66,9 @@ class StepRunner(ABC):
             return False
         return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
 
-    @abstractmethod
-    def _step(self, inputs: StepInputs) -> StepResult: ...
+    def _step(self, inputs: StepInputs) -> StepResult:
+        self.launch(inputs)
+        return self.collect()
 
 
 def trash_prefill(num_tokens: int) -> StepInputs:
