@@ -57,7 +57,6 @@ void run(int num_own, int max_members, int num_steps) {
   const auto below = [&](int limit) { return int(random() % limit); };
   Stages stages;
   Sums sums(stages);
-  Member caller(num_own);
   Team team(sums, stages, num_own);
   std::deque<bool> fails;  // of the steps under way
   for (int i = 0; i < num_steps; ++i) {
@@ -69,7 +68,7 @@ void run(int num_own, int max_members, int num_steps) {
     }
     for (volatile int busy = below(2000) * below(3); busy > 0; busy = busy - 1) {
     }
-    check(team.wait(caller) != fails.front(), "a wrong status");
+    check(team.wait() != fails.front(), "a wrong status");
     fails.pop_front();
   }
 }

@@ -28,7 +28,6 @@ class FormatDecoder : public Decoder {
       : model_(model),
         sharing_(sharing),
         buffers_(sharing.num_own + 1),
-        caller_(sharing.num_own),
         team_(*this, stages_, sharing.num_own) {
     for (int i = 0; i < model.num_layers; ++i) {
       const Layer& layer = model.layers[i];
@@ -44,7 +43,7 @@ class FormatDecoder : public Decoder {
     return is_shared && work < sharing_.too_long;
   }
 
-  bool wait() override { return team_.wait(caller_); }
+  bool wait() override { return team_.wait(); }
 
   void begin(const Step& step, int max_members) override {
     step_ = &step;
@@ -87,7 +86,8 @@ class FormatDecoder : public Decoder {
     for (int s = 0; s < step.num_sequences; ++s)
       num_pairs += int64_t{step.query_starts[s + 1] - step.query_starts[s]} * step.context_lens[s];
     constexpr int kRead = 8;  // what reading a weight takes
-    return num_weights_ * std::max(step.num_tokens, kRead) + num_pairs * 2 * model_.num_layers * model_.num_heads * model_.head_dim;
+    return num_weights_ * std::max(step.num_tokens, kRead) +
+           num_pairs * 2 * model_.num_layers * model_.num_heads * model_.head_dim;
   }
 
   // The last step's token where it has just said it, and nobody else has seen it yet.
@@ -252,7 +252,6 @@ class FormatDecoder : public Decoder {
   int64_t num_weights_ = 0;
   int num_query_blocks_ = 0;
   Stages stages_;
-  Member caller_;
   Team team_;  // last, for its threads use all the others
 };
 

@@ -45,7 +45,6 @@ class Stages {
   void begin(Member& first) {
     num_members_ = 1;
     num_left_.store(0, std::memory_order_relaxed);
-    tickets_.store(0, std::memory_order_relaxed);
     first.rank = first.first_stage = first.next_stage = 0;
   }
 

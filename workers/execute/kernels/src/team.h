@@ -28,7 +28,8 @@ class Computation {
 class Team {
  public:
   // With so many threads of its own beside the caller.
-  Team(Computation& computation, Stages& stages, int num_threads) : computation_(computation), stages_(stages) {
+  Team(Computation& computation, Stages& stages, int num_threads)
+      : computation_(computation), stages_(stages), caller_(num_threads) {
     for (int place = 0; place < num_threads; ++place) members_.emplace_back(place);
     for (Member& member : members_) threads_.emplace_back([this, &member] { serve(member); });
   }
@@ -52,11 +53,11 @@ class Team {
   }
 
   // Returns when the oldest step that nobody has waited for is computed; whether that went well.
-  bool wait(Member& caller) {
+  bool wait() {
     std::unique_lock<std::mutex> lock(mutex_);
     while (num_done_ == num_waited_) {
       if (num_members_ < jobs_.front().max_members) {
-        take_part(jobs_.front(), caller, lock);
+        take_part(jobs_.front(), caller_, lock);
       } else {
         is_done_.wait(lock, [&] { return num_done_ != num_waited_; });
       }
@@ -131,6 +132,7 @@ class Team {
   std::atomic<uint32_t> num_done_{0};  // changes under the lock
   int num_members_ = 0;                // of the current job, with those who ask to be
   bool is_closing_ = false;
+  Member caller_;
   std::deque<Member> members_;
   std::vector<std::thread> threads_;
 };
