@@ -52,7 +52,7 @@ class TokenWriter:
         self._times_at = np.zeros(n, np.int64)
         self._checks = np.zeros(n, np.uint32)
         self._accepted_at = np.zeros(n, np.int64)  # in units of time
-        self._places = self._find_places(np.empty(0, np.int64))
+        self._places: _Places | None = None
 
     def adopt(self, view: RequestView) -> npt.NDArray[np.int32]:
         """Take a request over: the tokens it has already (none, or those of an earlier life), int32 [n]."""
@@ -67,11 +67,8 @@ class TokenWriter:
         self._times_at[slot] = view.extent.times_at
         self._accepted_at[slot] = view.accepted_ns // TIME_UNIT_NS
         self._checks[slot] = check_of(view.generation, emitted)
-        self._places = self._find_places(np.empty(0, np.int64))  # those that were found are of another request
+        self._places = None  # those that were found may be of an earlier request
         return emitted
-
-    def _find_places(self, slots: Slots) -> _Places:
-        return _Places(slots, self._tokens_at[slots], self._times_at[slots], self._accepted_at[slots])
 
     def publish(
         self, slots: Slots, indices: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32], now_ns: int
@@ -87,8 +84,9 @@ class TokenWriter:
         words = self._journal.words
         tokens = token_ids.view(np.uint32)
         places = self._places
-        if slots is not places.slots:
-            places = self._places = self._find_places(slots)
+        if places is None or slots is not places.slots:
+            places = _Places(slots, self._tokens_at[slots], self._times_at[slots], self._accepted_at[slots])
+            self._places = places
         words.put(places.tokens_at + indices, tokens)  # a fifth faster than words[...] = over many pages
         words.put(places.times_at + indices, now_ns // TIME_UNIT_NS - places.accepted_at)
         checks = self._checks[slots] * MULTIPLIER + tokens + 1
