@@ -58,11 +58,9 @@ class Texts(dict[Key, list[int]]):
 def run(runner: NativeRunner, *sequences: Sequence, depth: int = 1, **options: Any) -> Texts:
     scheduler = make_scheduler(*sequences, num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_model_len=256, **options)
     engine, texts = Engine(scheduler, runner, depth=depth), Texts()
-    while engine.has_work:
-        while engine.may_plan and (plan := engine.plan()) is not None:
-            engine.launch(plan)
-        texts.num_overlapped += engine.num_in_flight == 2
-        progress = engine.collect().progress
+    while (step := engine.step()) is not None:
+        texts.num_overlapped += engine.num_in_flight  # behind the one that was collected
+        progress = step.progress
         for key, token in progress.by_key().items():
             texts.setdefault(key, []).append(token)
         for key in [*progress.finished, *progress.failed]:
