@@ -14,6 +14,7 @@ _FUNCTIONS = {
     "triptych_multiply": (None, [c_int32, POINTER(Matrix), c_void_p, c_int32, c_void_p]),
     "triptych_decoder_new": (c_void_p, [POINTER(Model), POINTER(Sharing)]),
     "triptych_decoder_delete": (None, [c_void_p]),
+    "triptych_decoder_reserve": (c_int32, [c_void_p, c_int32]),
     "triptych_decoder_submit": (c_int32, [c_void_p, POINTER(Step)]),
     "triptych_decoder_wait": (c_int32, [c_void_p]),
 }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 from .memory import Arena, padded
 from .structures import Format, Matrix
 
 _COLUMNS = 64  # of a block
+_PIECES_PER_THREAD = 4  # so that all end at about the same time
 
 
 def matrix_bytes(format_: Format, num_inputs: int, num_outputs: int) -> int:
@@ -42,6 +43,7 @@ class Packer:
     def __init__(self, library: ctypes.CDLL, format_: Format, num_threads: int) -> None:
         self._library = library
         self._format = format_
+        self._num_threads = num_threads
         self._pool = ThreadPoolExecutor(num_threads)
 
     def pack(
@@ -49,15 +51,12 @@ class Packer:
     ) -> None:
         """Weights at address ``source``, [num_outputs, num_inputs] of bfloat16 or float32."""
 
-        def pack_block(begin: int) -> None:
-            end = min(begin + _COLUMNS, num_outputs)
+        def pack_piece(begin: int) -> None:
+            end = min(begin + piece, num_outputs)
             self._library.triptych_pack(self._format, matrix, source, is_bf16, first, run, begin, end)
 
-        self._all(pack_block, range(0, num_outputs, _COLUMNS))
-
-    def _all(self, function: Callable[[int], None], items: range) -> None:
-        for _ in self._pool.map(function, items):
-            pass
+        piece = padded(-(-num_outputs // (_PIECES_PER_THREAD * self._num_threads)), _COLUMNS)
+        deque(self._pool.map(pack_piece, range(0, num_outputs, piece)), maxlen=0)
 
     def close(self) -> None:
         self._pool.shutdown()

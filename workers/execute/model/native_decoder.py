@@ -91,6 +91,17 @@ class NativeDecoder:
         self._rooms = [_Room(padded(self._vocab_size)) for _ in range(2)]
         self._submitted: deque[_Submitted] = deque()  # and not waited for
 
+    def reserve(self, *, num_tokens: int, num_rows: int) -> None:
+        """Makes room for steps of so many tokens, and of so many rows whose logits are wanted, while none is under way.
+
+        Raises:
+            MemoryError: there is not enough.
+        """
+        for room in self._rooms:
+            room.reserve(num_rows)
+        if self._library.triptych_decoder_reserve(self._decoder, num_tokens):
+            raise MemoryError(f"no memory for a step of {num_tokens} tokens")
+
     def run(self, inputs: StepInputs) -> NativeOutputs:
         """Computes a step. It must be the only one under way.
 

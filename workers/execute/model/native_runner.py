@@ -19,7 +19,9 @@ from ..scheduling.moves import Moves
 from ..scheduling.sequence import Sequence
 from ..step import StepInputs, StepResult, resolve
 from .native_decoder import NativeDecoder
-from .step_runner import StepRunner
+from .step_runner import StepRunner, trash_decodes, trash_prefill
+
+_WARM_UP_TOKENS = 64  # enough to know what more would take
 
 
 @dataclass(slots=True)
@@ -45,6 +47,13 @@ class NativeRunner(StepRunner):
         self._sampler = sampler
         self._pending: deque[_Pending] = deque()
         self._last_tokens = np.empty(0, np.int32)  # of the step that was finished last
+
+    def warm_up(self) -> float:
+        """As ``StepRunner.warm_up``, but the steps are small ones, by which the time of full ones is estimated."""
+        tokens, rows = min(self._prefill_tokens, _WARM_UP_TOKENS), min(self._decode_rows, _WARM_UP_TOKENS)
+        self._decoder.reserve(num_tokens=max(self._prefill_tokens, self._decode_rows), num_rows=self._decode_rows)
+        prefill_s = self._seconds(trash_prefill(tokens)) * self._prefill_tokens / tokens
+        return max(prefill_s, self._seconds(trash_decodes(rows)) * self._decode_rows / rows)
 
     def move(self, moves: Moves) -> None:
         self._finish_all()  # what is under way may read and write these pages

@@ -53,18 +53,18 @@ class StepRunner(ABC):
 
     def warm_up(self) -> float:
         """Seconds of the slower of a full step of prefill and one of decodes. Only the trash page is written."""
-        seconds = []
-        for inputs in (trash_prefill(self._prefill_tokens), trash_decodes(self._decode_rows)):
-            start = time.perf_counter()
-            self._step(inputs)
-            seconds.append(time.perf_counter() - start)
-        return max(seconds)
+        return max(self._seconds(trash_prefill(self._prefill_tokens)), self._seconds(trash_decodes(self._decode_rows)))
 
     def is_fatal(self, error: Exception) -> bool:
         """Whether the device is of no use after this error. One of memory is not: the next step finds it free."""
         if isinstance(error, torch.OutOfMemoryError):
             return False
         return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
+
+    def _seconds(self, inputs: StepInputs) -> float:
+        start = time.perf_counter()
+        self._step(inputs)
+        return time.perf_counter() - start
 
     def _step(self, inputs: StepInputs) -> StepResult:
         self.launch(inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,17 @@ def test_what_an_earlier_owner_left_in_a_page_is_never_seen(tmp_path: Path) -> N
 
 def _fill_with_nan(address: int, num_bytes: int) -> None:
     ctypes.memset(address, 0xFF, num_bytes)
+
+
+def test_a_step_that_memory_has_no_room_for_is_told(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("llama", tmp_path)
+    decoder, token_ids = make_decoder(checkpoint, available_levels()[0], Format.FLOAT32), random_tokens(NUM_TOKENS)
+    expected = run_chunks(decoder, token_ids, [NUM_TOKENS])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 40, hard))  # a system may promise more than it has
+    try:
+        with pytest.raises(MemoryError, match="step of 2147483647 tokens"):
+            decoder.reserve(num_tokens=(1 << 31) - 1, num_rows=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert np.array_equal(run_chunks(decoder, token_ids, [NUM_TOKENS]), expected)

@@ -13,6 +13,7 @@ from tests.workers.execute.model.native import FAMILIES, NativeEngine, make_chec
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.model.native_runner import NativeRunner
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 LENGTHS = (1, 7, 16, 45, 90)
@@ -72,6 +73,16 @@ def test_sampled_rows_go_through_the_sampler(engines: Engines) -> None:
     assert together[1] == engine.run(make_request(1, 9, 12))[0]
     assert together[0] == engine.run(make_request(0, 9, 12, temperature=1.5))[0]
     assert together[0] != engine.run(make_request(0, 9, 12))[0]
+
+
+def test_the_time_of_full_steps_is_estimated_by_small_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = NativeEngine(make_checkpoint("llama", tmp_path / "checkpoint"), tmp_path, num_pages=128).runner
+    assert isinstance(runner, NativeRunner)
+    monkeypatch.setattr(runner, "_prefill_tokens", 640)
+    monkeypatch.setattr(runner, "_decode_rows", 96)
+    for decode_s, expected_s in ((1.0, 20.0), (40.0, 60.0)):
+        monkeypatch.setattr(runner, "_seconds", lambda step, d=decode_s: d if step.num_decodes else 2.0)
+        assert runner.warm_up() == expected_s
 
 
 def test_card_says_what_runs(engines: Engines) -> None:

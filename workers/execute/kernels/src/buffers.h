@@ -23,6 +23,7 @@ class Buffer {
   void reserve(size_t count) {
     if (count <= count_) return;
     std::free(start_);
+    count_ = 0;  // also if there is no memory
     const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
     start_ = static_cast<T*>(std::aligned_alloc(64, bytes));
     if (!start_) throw std::bad_alloc();

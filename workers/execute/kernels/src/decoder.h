@@ -12,6 +12,8 @@ namespace triptych {
 
 class Decoder : public Computation {
  public:
+  // Room for steps of so many tokens, while none is under way; others find room when they come. May throw bad_alloc.
+  virtual void reserve(int num_tokens) = 0;
   // Steps are computed in their order. Whether it pays to submit another one behind this one.
   virtual bool submit(const Step& step) = 0;
   // False if there was not enough memory for the oldest step that was not waited for.
@@ -36,6 +38,8 @@ class FormatDecoder : public Decoder {
     }
   }
 
+  void reserve(int num_tokens) override { buffers_.reserve(model_, num_tokens); }
+
   bool submit(const Step& step) override {
     const int64_t work = num_multiplications(step);
     const bool is_shared = work >= sharing_.worth_a_thread && sharing_.num_own > 0;
@@ -47,7 +51,7 @@ class FormatDecoder : public Decoder {
 
   void begin(const Step& step, int max_members) override {
     step_ = &step;
-    buffers_.reserve(model_, std::max(step.num_tokens, step.num_rows));
+    reserve(std::max(step.num_tokens, step.num_rows));
     plan_queries(max_members);
   }
 

@@ -71,6 +71,16 @@ void* triptych_decoder_new(const Model* model, const Sharing* sharing) {
 
 void triptych_decoder_delete(void* decoder) { delete static_cast<Decoder*>(decoder); }
 
+// Room for steps of so many tokens, while none is under way. 0, or 1 if there is not enough memory.
+int32_t triptych_decoder_reserve(void* decoder, int32_t num_tokens) {
+  try {
+    static_cast<Decoder*>(decoder)->reserve(num_tokens);
+    return 0;
+  } catch (...) {
+    return 1;
+  }
+}
+
 // A step behind those that were submitted before. Its arrays must stay until it was waited for, and `tokens` until the
 // next one was. 1 if it pays to submit another one behind it, before it was waited for.
 int32_t triptych_decoder_submit(void* decoder, const Step* step) {

@@ -1,0 +1,98 @@
+"""How a checkpoint's matrix gets into blocks of columns, against the layout written down in numpy."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from triptych.workers.execute.kernels.compile import available_levels
+from triptych.workers.execute.kernels.matrix import Packer, matrix_bytes, new_matrix
+from triptych.workers.execute.kernels.memory import Arena, padded
+from triptych.workers.execute.kernels.structures import Format
+
+from .test_multiply import load_cached
+
+ELEMENTS = {Format.FLOAT32: np.float32, Format.BFLOAT16: np.uint16, Format.INT8: np.int8}
+# inputs, outputs, first column, columns side by side in a block
+PLACES = [(1, 1, 0, 64), (7, 64, 0, 64), (513, 100, 40, 64), (300, 65, 0, 32), (300, 65, 32, 32), (1030, 200, 9, 64)]
+
+
+class Contents(NamedTuple):
+    elements: npt.NDArray[np.generic]  # [columns, inputs], in the numbers of the format
+    scales: npt.NDArray[np.float32]  # int8 only, as are the offsets: [columns]
+    offsets: npt.NDArray[np.int32]
+
+
+class Place:
+    """A matrix with room for some weights, and the columns that they take."""
+
+    def __init__(self, format_: Format, num_inputs: int, num_outputs: int, first: int, run: int) -> None:
+        n = np.arange(num_outputs)
+        self.format, self.first, self.run, self.num_inputs = format_, first, run, num_inputs
+        self.columns = first + n // run * 64 + n % run
+        self.num_columns = padded(int(self.columns[-1]) + 1)
+        self._arena = Arena(matrix_bytes(format_, num_inputs, self.num_columns))
+        self.matrix = new_matrix(self._arena, format_, num_inputs, self.num_columns, has_bias=False)
+
+    def pack(self, level: str, weights: torch.Tensor) -> Contents:
+        packer = Packer(load_cached(level), self.format, num_threads=2)
+        is_bf16 = weights.dtype == torch.bfloat16
+        packer.pack(
+            self.matrix, weights.data_ptr(), num_outputs=len(weights), is_bf16=is_bf16, first=self.first, run=self.run
+        )
+        packer.close()
+        return self._contents()
+
+    def _contents(self) -> Contents:
+        steps = -(-self.num_inputs // self.format.group)
+        blocks = _array(self.matrix.blocks, (self.num_columns // 64, steps, 64, self.format.group), self._element)
+        elements = blocks.transpose(0, 2, 1, 3).reshape(self.num_columns, -1)
+        if self.format is not Format.INT8:
+            return Contents(elements, np.empty(0, np.float32), np.empty(0, np.int32))
+        scales = _array(self.matrix.scales, (self.num_columns,), np.dtype(np.float32))
+        return Contents(elements, scales, _array(self.matrix.offsets, (self.num_columns,), np.dtype(np.int32)))
+
+    @property
+    def _element(self) -> np.dtype[np.generic]:
+        return np.dtype(ELEMENTS[self.format])
+
+    def expected(self, weights: torch.Tensor) -> Contents:
+        elements = np.zeros((self.num_columns, padded(self.num_inputs, self.format.group)), self._element)
+        scales, offsets = np.zeros(self.num_columns, np.float32), np.zeros(self.num_columns, np.int32)
+        exact = weights.float().numpy()
+        if self.format is Format.INT8:
+            limits = np.maximum(np.abs(exact).max(axis=1), np.float32(1e-30))
+            numbers = np.rint(exact * (np.float32(127) / limits)[:, None]).astype(np.int8)
+            scales[self.columns] = limits / np.float32(127)
+            offsets[self.columns] = 128 * numbers.sum(axis=1, dtype=np.int32)
+        elif self.format is Format.BFLOAT16:
+            numbers = weights.bfloat16().view(torch.uint16).numpy()
+        else:
+            numbers = exact
+        elements[self.columns, : self.num_inputs] = numbers
+        return Contents(elements, scales, offsets)
+
+
+def _array(address: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
+    num_bytes = int(np.prod(shape)) * dtype.itemsize
+    return np.frombuffer((ctypes.c_char * num_bytes).from_address(address), dtype).reshape(shape)
+
+
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_every_weight_is_in_its_place_and_the_rest_is_zero(
+    level: str, format_: Format, source: torch.dtype, place: tuple[int, int, int, int]
+) -> None:
+    weights = torch.randn(place[1], place[0], generator=torch.Generator().manual_seed(0)).to(source)
+    weights[-1] = 0  # a column without a greatest weight
+    room = Place(format_, *place)
+    found, expected = room.pack(level, weights), room.expected(weights)
+    for name in Contents._fields if format_ is Format.INT8 else ("elements",):
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
