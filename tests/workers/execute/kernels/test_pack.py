@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,9 @@ PLACES = [(1, 1, 0, 64), (7, 64, 0, 64), (513, 100, 40, 64), (300, 65, 0, 32), (
 
 
 class Contents(NamedTuple):
-    elements: npt.NDArray[np.generic]  # [columns, inputs], in the numbers of the format
-    scales: npt.NDArray[np.float32]  # int8 only, as are the offsets: [columns]
-    offsets: npt.NDArray[np.int32]
+    elements: npt.NDArray[Any]  # [columns, inputs], in the numbers of the format
+    scales: npt.NDArray[Any]  # int8 only, as are the offsets: [columns]
+    offsets: npt.NDArray[Any]
 
 
 class Place:
@@ -50,21 +50,20 @@ class Place:
 
     def _contents(self) -> Contents:
         steps = -(-self.num_inputs // self.format.group)
-        blocks = _array(self.matrix.blocks, (self.num_columns // 64, steps, 64, self.format.group), self._element)
+        blocks = _array(
+            self.matrix.blocks, (self.num_columns // 64, steps, 64, self.format.group), ELEMENTS[self.format]
+        )
         elements = blocks.transpose(0, 2, 1, 3).reshape(self.num_columns, -1)
         if self.format is not Format.INT8:
             return Contents(elements, np.empty(0, np.float32), np.empty(0, np.int32))
-        scales = _array(self.matrix.scales, (self.num_columns,), np.dtype(np.float32))
-        return Contents(elements, scales, _array(self.matrix.offsets, (self.num_columns,), np.dtype(np.int32)))
-
-    @property
-    def _element(self) -> np.dtype[np.generic]:
-        return np.dtype(ELEMENTS[self.format])
+        scales = _array(self.matrix.scales, (self.num_columns,), np.float32)
+        return Contents(elements, scales, _array(self.matrix.offsets, (self.num_columns,), np.int32))
 
     def expected(self, weights: torch.Tensor) -> Contents:
-        elements = np.zeros((self.num_columns, padded(self.num_inputs, self.format.group)), self._element)
+        elements = np.zeros((self.num_columns, padded(self.num_inputs, self.format.group)), ELEMENTS[self.format])
         scales, offsets = np.zeros(self.num_columns, np.float32), np.zeros(self.num_columns, np.int32)
         exact = weights.float().numpy()
+        numbers: npt.NDArray[Any]
         if self.format is Format.INT8:
             limits = np.maximum(np.abs(exact).max(axis=1), np.float32(1e-30))
             numbers = np.rint(exact * (np.float32(127) / limits)[:, None]).astype(np.int8)
@@ -78,9 +77,11 @@ class Place:
         return Contents(elements, scales, offsets)
 
 
-def _array(address: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    return np.frombuffer((ctypes.c_char * num_bytes).from_address(address), dtype).reshape(shape)
+def _array(address: int, shape: tuple[int, ...], element: type) -> npt.NDArray[Any]:
+    """A copy of what lies there."""
+    dtype: np.dtype[Any] = np.dtype(element)
+    size = int(np.prod(shape)) * dtype.itemsize
+    return np.frombuffer(ctypes.string_at(address, size), dtype).reshape(shape)
 
 
 @pytest.mark.parametrize("level", available_levels())
