@@ -7,16 +7,15 @@ tokens are chosen here, and if they are wanted by the next one, before that is s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from ..grammar.masks import PendingMasks
+from ..sampling.kinds import SamplingKind, kind_of
 from ..sampling.sampler import Sampler
 from ..scheduling.moves import Moves
-from ..scheduling.sequence import Sequence
 from ..step import StepInputs, StepResult, resolve
 from .native_decoder import NativeDecoder
 from .step_runner import StepRunner, trash_decodes, trash_prefill
@@ -32,6 +31,11 @@ class _Pending:
     masks: PendingMasks | None
     is_plain: bool  # its tokens are those with the greatest logits, and nothing else is asked for
     outcome: StepResult | Exception | None = None  # None: nobody has waited for it yet
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether the kernels can take its tokens from it."""
+        return self.is_plain and self.outcome is None
 
 
 class NativeRunner(StepRunner):
@@ -61,8 +65,8 @@ class NativeRunner(StepRunner):
 
     def launch(self, inputs: StepInputs) -> None:
         masks = self._masks.begin(inputs.sampled)
-        is_plain = masks is None and not inputs.scored and _all_plain(inputs.sampled)
-        if inputs.carried is not None and not (self._pending and self._pending[-1].is_plain):
+        is_plain = not inputs.scored and kind_of(inputs.sampled) is SamplingKind.GREEDY
+        if inputs.carried is not None and not (self._pending and self._pending[-1].hands_on):
             self._finish_all()
             inputs = resolve(inputs, self._last_tokens)
         self.hides_planning = self._decoder.submit(inputs)
@@ -95,17 +99,3 @@ class NativeRunner(StepRunner):
             return StepResult(outputs.tokens.copy())
         with torch.inference_mode():
             return self._sampler.finish(torch.from_numpy(outputs.logits), pending.inputs, pending.masks)
-
-
-def _all_plain(sequences: Iterable[Sequence]) -> bool:
-    """Whether every sequence takes the token with the greatest logit, and asks for nothing else."""
-    return all(
-        p.temperature == 0.0
-        and p.logprobs is None
-        and not p.is_beam_search
-        and p.repetition_penalty == 1.0
-        and p.presence_penalty == p.frequency_penalty == 0.0
-        and not p.min_tokens
-        and not p.logit_bias
-        for p in (sequence.params for sequence in sequences)
-    )

@@ -14,7 +14,7 @@ class SamplingKind(IntEnum):
     GREEDY = 0  # the greatest logit
     DRAWN = 1  # by temperature, and min-p
     CUT = 2  # by top-k or top-p too: the whole vocabulary is sorted
-    HOST = 3  # logits are changed by what the host knows, or logprobs are wanted: the host waits for the step
+    HOST = 3  # logits are changed by what the host knows, or more of them is wanted: the host waits for the step
 
 
 def kind_of(sequences: Iterable[Sequence]) -> SamplingKind:
@@ -27,7 +27,7 @@ def _kind(sequence: Sequence) -> SamplingKind:
     changes_logits = (
         p.repetition_penalty != 1.0 or p.presence_penalty or p.frequency_penalty or p.min_tokens or p.logit_bias
     )
-    if changes_logits or p.logprobs is not None or sequence.grammar is not None:
+    if changes_logits or p.logprobs is not None or p.is_beam_search or sequence.grammar is not None:
         return SamplingKind.HOST
     if p.is_greedy:
         return SamplingKind.GREEDY

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.tiny import make_tiny_model
-from tests.workers.execute.factories import make_scheduler, make_sequence, make_sequences, run
+from tests.workers.execute.factories import make_beams, make_scheduler, make_sequence, make_sequences, run
 from tests.workers.execute.model.native import make_request
 from tests.workers.execute.model.next_token import NextToken
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
@@ -21,7 +21,7 @@ from triptych.workers.execute.model.device_runner import DeviceRunner
 from triptych.workers.execute.model.graphs import GraphCapture
 from triptych.workers.execute.model.pool import PoolSize
 from triptych.workers.execute.sampling.sampler import Sampler
-from triptych.workers.execute.scheduling.sequence import Sequence
+from triptych.workers.execute.scheduling.sequence import Key, Sequence
 
 
 class Fails(NextToken):
@@ -177,3 +177,19 @@ def test_a_prompt_is_scored_and_its_answer_is_the_same(depth: int) -> None:
     assert [scores.start for scores in found] == [0, 8, 16]
     best = torch.cat([torch.from_numpy(scores.columns.token_ids[:, 0]) for scores in found])
     assert best.tolist() == ((prompt[:-1] + 1) % 97).tolist()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_beam_search_comes_to_its_end(depth: int) -> None:
+    """The likeliest of its hypotheses is what a request without beams says; beside it is one."""
+    beams, greedy = make_beams(0, 3, max_tokens=4), make_sequence(5, max_tokens=4)
+    engine = make_engine(NextToken(), *beams, greedy, depth=depth)
+    found: dict[Key, list[int]] = {}
+    for _ in range(8):
+        outputs = engine.step()
+        for key, hypothesis in {} if outputs is None else outputs.progress.hypotheses.items():
+            found[key] = hypothesis.tokens
+    assert not engine.has_work
+    assert list(found) == [beam.key for beam in beams]
+    assert found[beams[0].key] == expected(beams[0])
+    assert greedy.output_tokens.tolist() == expected(greedy)

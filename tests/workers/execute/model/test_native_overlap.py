@@ -21,7 +21,7 @@ from tests.workers.execute.model.native import (
     make_inputs,
     make_request,
 )
-from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.engine import Engine, StepOutputs
 from triptych.workers.execute.grammar.masks import PendingMasks
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
@@ -50,20 +50,24 @@ def decoder_of(checkpoint: Path, num_threads: int, *, overlaps: bool = True) -> 
 
 
 class Texts(dict[Key, list[int]]):
-    """What an engine says, and how often two steps were in flight."""
+    """What an engine says, how often two steps were in flight, and how many steps moved pages."""
 
     num_overlapped = 0
+    num_moves = 0
+
+    def take(self, step: StepOutputs, num_behind: int) -> None:
+        self.num_overlapped += num_behind
+        self.num_moves += bool(step.plan.moves)
+        for key, token in step.progress.by_key().items():
+            self.setdefault(key, []).append(token)
 
 
 def run(runner: NativeRunner, *sequences: Sequence, depth: int = 1, **options: Any) -> Texts:
     scheduler = make_scheduler(*sequences, num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_model_len=256, **options)
     engine, texts = Engine(scheduler, runner, depth=depth), Texts()
     while (step := engine.step()) is not None:
-        texts.num_overlapped += engine.num_in_flight  # behind the one that was collected
-        progress = step.progress
-        for key, token in progress.by_key().items():
-            texts.setdefault(key, []).append(token)
-        for key in [*progress.finished, *progress.failed]:
+        texts.take(step, engine.num_in_flight)
+        for key in [*step.progress.finished, *step.progress.failed]:
             engine.release(key)
     return texts
 
@@ -116,6 +120,44 @@ def test_who_needs_its_tokens_is_not_run_ahead(checkpoint: Path) -> None:
     ]
     assert texts[0] == texts[1]
     assert texts[1].num_overlapped == 0
+
+
+def test_pages_that_move_in_a_step_planned_ahead_are_moved_behind_the_one_under_way(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where a prompt goes on in the middle of a page that another has said, the page is copied first."""
+    serial, ahead = (copy_in_the_middle(checkpoint, depth) for depth in (0, 1))
+    assert serial.num_moves == ahead.num_moves == 1
+    assert serial == ahead
+    assert ahead.num_overlapped > 8
+    assert not caplog.records  # no step raised, and ran again
+
+
+def copy_in_the_middle(checkpoint: Path, depth: int) -> Texts:
+    first, second = make_request(0, 40, 60), make_request(1, 44, 30)
+    scheduler = make_scheduler(first, num_pages=NUM_PAGES, page_size=PAGE_SIZE, max_model_len=256, prefix_cache=True)
+    engine, texts = Engine(scheduler, make_runner(decoder_of(checkpoint, 2)), depth=depth), Texts()
+    while (step := engine.step()) is not None:
+        texts.take(step, engine.num_in_flight)
+        if len(texts.get(first.key, ())) == 14 and second.key not in scheduler.live:
+            second.tokens[:44] = first.tokens[:44]
+            engine.add(second)
+    return texts
+
+
+def test_pages_that_are_swapped_out_ahead_fail_nobody(checkpoint: Path) -> None:
+    runner = NativeRunner(decoder_of(checkpoint, 2), Sampler(()), prefill_tokens=64, decode_rows=8, num_host_pages=16)
+    scheduler = make_scheduler(num_pages=12, page_size=PAGE_SIZE, max_model_len=192, prefix_cache=True, host_pages=16)
+    engine, texts = Engine(scheduler, runner, depth=1), Texts()
+    for index in range(3):
+        engine.add(make_request(index, 40, 60))
+        while (step := engine.step()) is not None:
+            texts.take(step, engine.num_in_flight)
+            assert not step.progress.failed
+            for key in step.progress.finished:
+                engine.release(key)
+    assert texts.num_moves > 0
+    assert [len(tokens) for tokens in texts.values()] == [60] * 3
 
 
 @pytest.mark.parametrize("num_threads", THREADS)
