@@ -35,8 +35,9 @@ class StepIntent:
         """A step is about to be launched, perhaps behind others."""
         others = [*plan.chunks[plan.num_decodes :]]
         for earlier in self._in_flight:
-            # Its decodes sit where they sat, unless somebody left the rows since.
-            others += earlier.plan.chunks[earlier.plan.num_decodes if earlier.version == rows.version else 0 :]
+            # Its decodes are on the standing list, unless somebody left the rows or the list was used otherwise since.
+            are_standing = earlier.version == rows.version == self._version
+            others += earlier.plan.chunks[earlier.plan.num_decodes if are_standing else 0 :]
         self._in_flight.append(_InFlight(plan, rows.version))
         if others or self._has_others:
             self._has_others = bool(others)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.workers.execute.factories import make_engine, make_sequence
+from tests.workers.execute.factories import make_engine, make_sequence, make_sequences
 from triptych.protocol.board import Board
 from triptych.protocol.intent import Intent
 from triptych.workers.execute.engine import Engine
@@ -72,3 +73,26 @@ def test_who_is_adopted_while_nothing_runs_is_alone(intent: Intent) -> None:
     assert intent.read() == [number((99, 1))]
     steps.end_one()
     assert intent.read() == []
+
+
+def test_nobody_is_missing_while_the_lists_are_written_again(intent: Intent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adoption takes the standing list; the next step finds the rows as they were, and writes one list at a time."""
+    engine, steps = make_engine(*make_sequences(3, max_tokens=8), depth=1), StepIntent(intent)
+    in_flight = deque[set[int]]()
+    for _ in range(2):
+        launch(engine, steps, in_flight)
+        engine.collect()
+        in_flight.popleft()
+        steps.end()
+    steps.begin_one((99, 1))
+    steps.end_one()
+    for name in ("set_others", "set_standing"):
+        write = getattr(Intent, name)
+
+        def write_and_look(self: Intent, keys: list[int], write: Callable[..., None] = write) -> None:
+            write(self, keys)
+            assert set.union(*in_flight) <= set(intent.read())
+
+        monkeypatch.setattr(Intent, name, write_and_look)
+    assert in_flight
+    launch(engine, steps, in_flight)
