@@ -164,10 +164,10 @@ class Bookkeeper:
 
     def _note_schedule(self, outputs: StepOutputs) -> None:
         for key, num_cached_tokens in outputs.plan.starts:
-            if not self._journal.records["scheduled_ns"][key[0]]:
+            if key in self._views and not self._journal.records["scheduled_ns"][key[0]]:
                 times = {"scheduled_ns": outputs.launched_at, "num_cached_tokens": num_cached_tokens}
                 self._writer.add_times(key[0], **times)
-        for key in outputs.plan.preempted:
+        for key in self._views.keys() & outputs.plan.preempted:
             self._writer.add_times(key[0], num_preemptions=1)
             self._interruptions.setdefault(key, _Interruption("preempted_ns", outputs.launched_at))
         if self._interruptions:
@@ -190,14 +190,15 @@ class Bookkeeper:
                 self._writer.publish_logprobs(view, indices[key], row)
 
     def _write_ends(self, outputs: StepOutputs) -> dict[Key, str]:
-        ends = dict(outputs.progress.finished)
-        for key, reason in outputs.progress.finished.items():
-            self._writer.finish(*key, reason)
-        for error, ended in ((DeadlineExceeded, outputs.progress.expired), (ModelFailed, outputs.progress.failed)):
-            for key, why in ended.items():
-                self._writer.finish(*key, "error", f"{error.code}\n{why}")
-                ends[key] = "error"
-        return ends
+        progress = outputs.progress
+        ends = {key: (reason, "") for key, reason in progress.finished.items()}
+        for error, ended in ((DeadlineExceeded, progress.expired), (ModelFailed, progress.failed)):
+            ends |= {key: ("error", f"{error.code}\n{why}") for key, why in ended.items()}
+        # Who was let go since the step was planned has an end, and its record may be somebody else's.
+        ends = {key: end for key, end in ends.items() if key in self._views}
+        for key, end in ends.items():
+            self._writer.finish(*key, *end)
+        return {key: reason for key, (reason, _) in ends.items()}
 
     def _message(
         self, step: int, now_ns: int, indices: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32],

@@ -1,0 +1,37 @@
+"""What execute writes down of a step, and what not any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.protocol.factories import accept, make_journal, make_record
+from tests.workers.execute.factories import make_engine
+from triptych.protocol.journal.requests import RequestWriter
+from triptych.protocol.journal.tokens import read_finish
+from triptych.workers.execute.bookkeeping import Bookkeeper
+
+
+def test_nothing_is_written_for_who_was_let_go_since_the_step_was_planned(tmp_path: Path) -> None:
+    """Its record may be somebody else's by then: neither when it was scheduled nor how it ended is of this step."""
+    journal = make_journal(tmp_path)
+    writer, books, engine = RequestWriter(journal), Bookkeeper(journal, eos_token_ids=frozenset()), make_engine()
+    views = [accept(writer, journal, make_record(name, digest=digest)) for digest, name in enumerate("abc")]
+    for view in views:
+        writer.dispatch(view.slot, view.generation, 5)
+        engine.add(books.adopt(view))
+    gone, expired, there = ((view.slot, view.generation) for view in views)
+    plan = engine.plan()
+    assert plan is not None
+    engine.launch(plan)
+    for key in (gone, expired):
+        engine.release(key)
+        books.let_go(key)
+    outputs = engine.collect()
+    assert {start.key for start in plan.starts} == {gone, expired, there}
+    outputs.progress.expired[expired] = "its deadline has passed"
+    message = books.record(outputs)
+    assert message is not None
+    assert journal.records["scheduled_ns"][[gone[0], expired[0]]].tolist() == [0, 0]
+    assert journal.records["scheduled_ns"][there[0]] == outputs.launched_at
+    assert [read_finish(journal, *key) for key in (gone, expired)] == [("abort", "")] * 2
+    assert message.slots == there[0].to_bytes(4, "little")
