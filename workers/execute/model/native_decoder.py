@@ -148,6 +148,7 @@ class NativeDecoder:
         Raises:
             MemoryError: there was not enough for a step of this size.
         """
+        assert self._submitted, "no step is under way"
         has_failed = self._library.triptych_decoder_wait(self._decoder)
         room, count, order, _ = self._submitted.popleft()
         if has_failed:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.workers.execute.model.native import EVERY_STEP, PAGE_SIZE, make_checkpoint, make_inputs
 from tests.workers.execute.model.native import make_decoder as make_any_decoder
+from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.native_decoder import NativeDecoder
@@ -107,15 +110,28 @@ def _fill_with_nan(address: int, num_bytes: int) -> None:
     ctypes.memset(address, 0xFF, num_bytes)
 
 
+@contextmanager
+def address_space(num_bytes: int) -> Iterator[None]:
+    """So much more of it than now; a system may promise more memory than it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
 def test_a_step_that_memory_has_no_room_for_is_told(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path)
     decoder, token_ids = make_decoder(checkpoint, available_levels()[0], Format.FLOAT32), random_tokens(NUM_TOKENS)
     expected = run_chunks(decoder, token_ids, [NUM_TOKENS])
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (1 << 40, hard))  # a system may promise more than it has
-    try:
-        with pytest.raises(MemoryError, match="step of 2147483647 tokens"):
-            decoder.reserve(num_tokens=(1 << 31) - 1, num_rows=1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    with address_space(1 << 30), pytest.raises(MemoryError, match="step of 2147483647 tokens"):
+        decoder.reserve(num_tokens=(1 << 31) - 1, num_rows=1)
     assert np.array_equal(run_chunks(decoder, token_ids, [NUM_TOKENS]), expected)
+
+
+def test_more_threads_than_the_system_has_are_refused(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("llama", tmp_path)
+    with address_space(256 << 20), pytest.raises(ConfigError, match="cannot start 500 threads"):
+        make_decoder(checkpoint, available_levels()[0], Format.FLOAT32, num_threads=500)

@@ -31,17 +31,15 @@ class Team {
   Team(Computation& computation, Stages& stages, int num_threads)
       : computation_(computation), stages_(stages), caller_(num_threads) {
     for (int place = 0; place < num_threads; ++place) members_.emplace_back(place);
-    for (Member& member : members_) threads_.emplace_back([this, &member] { serve(member); });
+    try {
+      for (Member& member : members_) threads_.emplace_back([this, &member] { serve(member); });
+    } catch (...) {  // the system has no more of them
+      close();
+      throw;
+    }
   }
 
-  ~Team() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      is_closing_ = true;
-    }
-    has_work_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
+  ~Team() { close(); }
 
   // A step for at most `max_members` threads. One that is not shared is left to the caller.
   void submit(const Step& step, int max_members, bool is_shared) {
@@ -49,7 +47,8 @@ class Team {
       std::lock_guard<std::mutex> lock(mutex_);
       jobs_.push_back({step, max_members, is_shared, false});
     }
-    if (is_shared) has_work_.notify_all();
+    if (!is_shared) return;
+    max_members > 1 ? has_work_.notify_all() : has_work_.notify_one();
   }
 
   // Returns when the oldest step that nobody has waited for is computed; whether that went well.
@@ -75,6 +74,15 @@ class Team {
     bool is_shared;
     bool has_failed;
   };
+
+  void close() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      is_closing_ = true;
+    }
+    has_work_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
 
   void serve(Member& member) {
     std::unique_lock<std::mutex> lock(mutex_);
