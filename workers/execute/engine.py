@@ -77,6 +77,29 @@ class _InFlight(NamedTuple):
     launched_at: int
 
 
+class _Batches:
+    """See ``isolation.Batches``."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def inputs(self, plan: Plan, *, is_again: bool) -> StepInputs:
+        scheduler = self._scheduler
+        return build_inputs(
+            plan,
+            scheduler.running,
+            scheduler.rows,
+            page_size=scheduler.cache.pool.page_size,
+            carried_rows={} if is_again else scheduler.ahead.carried_rows,
+        )
+
+    def is_running(self, key: Key) -> bool:
+        return key in self._scheduler.running
+
+    def rewound(self, plan: Plan) -> AbstractContextManager[None]:
+        return self._scheduler.ahead.rewound(plan, self._scheduler.running)
+
+
 class Engine:
     """Runs sequences to their end. At most ``depth + 1`` steps are in flight.
 
@@ -95,7 +118,7 @@ class Engine:
         assert depth in (0, 1), f"depth is {depth}: only the tokens of the step before can be handed on"
         self.scheduler = scheduler
         self._trace = trace
-        self._runner = IsolatingRunner(runner, self._build_inputs, runner.is_fatal, self._rewound)
+        self._runner = IsolatingRunner(runner, _Batches(scheduler))
         self._clock = clock
         self._depth = depth
         self._in_flight: deque[_InFlight] = deque()
@@ -184,17 +207,3 @@ class Engine:
     def check(self) -> None:
         """Proves that no page and no sequence is lost; see ``audit.check``."""
         check(self.scheduler)
-
-    def _build_inputs(self, plan: Plan) -> StepInputs:
-        scheduler = self.scheduler
-        is_first_launch = bool(self._in_flight) and self._in_flight[-1].plan is plan
-        return build_inputs(
-            plan,
-            scheduler.running,
-            scheduler.rows,
-            page_size=scheduler.cache.pool.page_size,
-            carried_rows=scheduler.ahead.carried_rows if is_first_launch else {},
-        )
-
-    def _rewound(self, plan: Plan) -> AbstractContextManager[None]:
-        return self.scheduler.ahead.rewound(plan, self.scheduler.running)

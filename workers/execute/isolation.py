@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -31,6 +31,18 @@ class Computed:
     failed: dict[Key, str] = field(default_factory=dict)
 
 
+class Batches(Protocol):
+    """What the runner has to know of the sequences that plans name."""
+
+    def inputs(self, plan: Plan, *, is_again: bool) -> StepInputs:
+        """Of a plan that is launched, or that runs again, perhaps in part, when all tokens before it are known."""
+
+    def is_running(self, key: Key) -> bool: ...
+
+    def rewound(self, plan: Plan) -> AbstractContextManager[None]:
+        """In its block the sequences are as they were when the plan was launched."""
+
+
 @dataclass(slots=True)
 class _Launched:
     plan: Plan
@@ -45,21 +57,13 @@ class IsolatingRunner:
     CUDA) every sequence would raise: it is not caught, the process ends, and the next one looks for the culprit.
 
     Running again is harmless: what the failed attempt wrote is written once more, the same values to the same places.
-    A step that was launched behind one that failed took over tokens that there are none of: it is run again, too.
+    A step that was launched behind one that failed took over tokens that there are none of: it is run again, too,
+    without those who ended meanwhile.
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        build_inputs: Callable[[Plan], StepInputs],
-        is_fatal: Callable[[Exception], bool],
-        rewound: Callable[[Plan], AbstractContextManager[None]],
-    ) -> None:
-        """``rewound`` puts what ``build_inputs`` reads back to how it was when a plan was launched."""
+    def __init__(self, runner: Runner, batches: Batches) -> None:
         self._runner = runner
-        self._is_fatal = is_fatal
-        self._build_inputs = build_inputs
-        self._rewound = rewound
+        self._batches = batches
         self._launched: deque[_Launched] = deque()
 
     @property
@@ -79,7 +83,7 @@ class IsolatingRunner:
         if not plan.chunks:
             return
         try:
-            self._runner.launch(self._build_inputs(plan))
+            self._runner.launch(self._batches.inputs(plan, is_again=False))
         except Exception as error:
             launched.error = error
 
@@ -96,18 +100,19 @@ class IsolatingRunner:
                 raise launched.error
             return _by_key(plan, self._runner.collect())
         except Exception as error:
-            if self._is_fatal(error):
-                raise
+            self._raise_if_fatal(error)
             self._abandon()
-            with self._rewound(plan):
+            with self._batches.rewound(plan):
                 return self._divide(plan, error)
 
     def _abandon(self) -> None:
         """Takes back what was launched since, for it is to be run again."""
         for later in self._launched:
             if later.error is None and later.plan.chunks:
-                with suppress(Exception):
+                try:
                     self._runner.collect()
+                except Exception as error:
+                    self._raise_if_fatal(error)
             later.is_void = bool(later.plan.chunks)
 
     def _divide(self, plan: Plan, error: Exception) -> Computed:
@@ -126,14 +131,25 @@ class IsolatingRunner:
         return whole
 
     def _run(self, plan: Plan) -> Computed:
-        """Runs a part of a step, and waits for it."""
+        """Runs a step again, or a part of it, and waits for it."""
+        if not all(self._batches.is_running(chunk.key) for chunk in plan.chunks):
+            return self._run_without_the_gone(plan)
         try:
-            self._runner.launch(self._build_inputs(plan))
+            self._runner.launch(self._batches.inputs(plan, is_again=True))
             return _by_key(plan, self._runner.collect())
         except Exception as error:
-            if self._is_fatal(error):
-                raise
+            self._raise_if_fatal(error)
             return self._divide(plan, error)
+
+    def _run_without_the_gone(self, plan: Plan) -> Computed:
+        rest = plan.part([self._batches.is_running(chunk.key) for chunk in plan.chunks])
+        computed = self._run(rest) if rest.chunks else Computed()
+        token_ids = dict(zip(rest.sampled, computed.token_ids, strict=True))
+        return replace(computed, token_ids=[token_ids.get(key, 0) for key in plan.sampled])
+
+    def _raise_if_fatal(self, error: Exception) -> None:
+        if self._runner.is_fatal(error):
+            raise error
 
 
 def _by_key(plan: Plan, result: StepResult) -> Computed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,7 +19,7 @@ from tests.workers.execute.factories import (
 from tests.workers.execute.test_isolation import BAD, AlwaysRaises, FailsARow, RaisesAtCollect, RaisesAtLaunch
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import HashRunner
-from triptych.workers.execute.scheduling.sequence import SequenceState
+from triptych.workers.execute.scheduling.sequence import Key, SequenceState
 from triptych.workers.execute.step import StepInputs, StepResult
 
 
@@ -211,3 +211,49 @@ def test_when_every_sequence_fails_the_next_request_is_still_served() -> None:
     engine._runner._runner = HashRunner(97, num_pages=64, page_size=4)
     engine.add(make_sequence(7))
     assert run(engine)[(7, 0)] == expected_output(make_sequence(7))
+
+
+def test_who_ended_in_a_step_that_failed_is_not_looked_for_in_the_one_behind_it() -> None:
+    class Counts(FailsLate):
+        sizes: ClassVar[list[int]] = []
+
+        def launch(self, inputs: StepInputs) -> None:
+            self.sizes.append(len(inputs.sampled))
+            super().launch(inputs)
+
+    run(make_engine(*make_sequences(4, max_tokens=12), runner=Counts, depth=1))
+    assert Counts.sizes[:4] == [2, 4, 4, 4]  # the third fails, and with it the fourth
+    assert Counts.sizes[4:8] == [2, 1, 1, 2]  # its halves, and those of the first half
+    assert Counts.sizes[8] == 3
+
+
+def test_a_start_that_takes_the_last_pages_throws_nobody_out_whose_token_is_in_flight() -> None:
+    """An urgent request claims idle pages ahead of the decodes, which all need a page for their next token."""
+    long: dict[str, Any] = {"num_tokens": 121, "speaker": 50}
+    engine = make_engine(
+        make_sequence(0, max_tokens=1, **long),
+        depth=1, num_pages=67, page_size=4, prefix_cache=True, max_num_seqs=8, prefill_chunk=8,
+        max_num_batched_tokens=8, policy="priority", max_prefill_skip=2, safety_margin=0.0,
+    )  # fmt: skip
+    lengths = (8, 8, 6, 7, 5, 8, 4, 4)
+    sequences = [make_sequence(1 + i, num_tokens=length, max_tokens=30) for i, length in enumerate(lengths)]
+    for sequence in sequences:
+        sequence.priority = 5
+    coming = dict(enumerate(sequences, 28))
+    coming[42] = urgent = make_sequence(20, max_tokens=5, **long)
+    urgent.priority = -5
+    outputs: dict[Key, list[int]] = {}
+    for turn in itertools.count(1):
+        if turn in coming:
+            engine.add(coming.pop(turn))
+        elif not coming and not engine.has_work:
+            break
+        step = engine.step()
+        for key, token in {} if step is None else step.progress.by_key().items():
+            outputs.setdefault(key, []).append(token)
+        for key in [] if step is None else step.progress.finished:
+            engine.release(key)
+    assert engine.scheduler.roster.num_preemptions
+    assert {s.key: outputs[s.key] for s in [*sequences, urgent]} == {
+        s.key: expected_output(s) for s in [*sequences, urgent]
+    }

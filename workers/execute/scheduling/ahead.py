@@ -22,6 +22,11 @@ class LookAhead:
         self._plan: Plan | None = None
 
     @property
+    def is_under_way(self) -> bool:
+        """Whether there is one: its tokens are not known yet."""
+        return self._plan is not None
+
+    @property
     def carried_rows(self) -> dict[Key, int]:
         """Sequences that end with a placeholder, and the row of its token in the result of the step in flight."""
         return {key: row for row, key in enumerate(self._plan.sampled)} if self._plan else {}
@@ -66,9 +71,9 @@ class LookAhead:
 
 
 def may_plan_ahead(scheduler: Scheduler) -> bool:
-    """Whether ``plan`` can do without the tokens of the step in flight, and certainly takes nobody's pages.
+    """Whether ``plan`` can do without the tokens of the step in flight, and hardly needs anybody's pages.
 
-    A preempted sequence must be complete, or it could not be computed again.
+    It can go short of them only where a start claims idle pages before the decodes; these then wait for a step.
     """
     if scheduler.roster.num_needing_tokens:
         return False

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import NamedTuple
 
 from .moves import NO_MOVES, Moves
@@ -64,11 +66,13 @@ class Plan:
 
     def halves(self) -> tuple[Plan, Plan]:
         """This step as two, once its moves are done; it has at least two chunks."""
-        middle = len(self.chunks) // 2
-        return (
-            replace(self, chunks=self.chunks[:middle], num_decodes=min(self.num_decodes, middle), moves=NO_MOVES),
-            replace(self, chunks=self.chunks[middle:], num_decodes=max(0, self.num_decodes - middle), moves=NO_MOVES),
-        )
+        is_first = [index < len(self.chunks) // 2 for index in range(len(self.chunks))]
+        return self.part(is_first), self.part([not first for first in is_first])
+
+    def part(self, is_in: Seq[bool]) -> Plan:
+        """Those of the chunks, once this step's moves are done."""
+        chunks = tuple(compress(self.chunks, is_in))
+        return replace(self, chunks=chunks, num_decodes=sum(is_in[: self.num_decodes]), moves=NO_MOVES)
 
 
 MAX_SCORED_TOKENS = 512  # of prompts whose logprobs are wanted, in a step: each takes a row of logits

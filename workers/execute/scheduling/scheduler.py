@@ -326,9 +326,14 @@ class Scheduler:
         return match if self.cache.num_available > 0 and self.cache.may_enter(family, match) else None
 
     def _make_room(self, sequence: Sequence, draft: Draft) -> bool:
-        """A place for the next token, taken from others if need be; False where ``sequence`` gives way or ends."""
+        """A place for the next token, taken from others if need be; False where ``sequence`` gives way or ends.
+
+        With a step in flight nobody is thrown out: a sequence must be complete to be computed again.
+        """
         num_pages = len(sequence.block_table)
         while not self.cache.extend(sequence, 1):
+            if self.ahead.is_under_way:
+                return False
             if num_pages == self.cache.num_pages:
                 self.roster.retire(sequence, "length")  # it fills the pool alone
                 draft.end(sequence.key, "length")
