@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from .cgroups import Group, groups
+
 # Parameters below which a step is too little work to share: a second thread gains nothing on an idle machine, and on a
 # busy one each of the many small operators waits for it (1.2 M parameters, two busy cores: 13.7 ms against 0.7).
 SMALL_MODEL = 20_000_000
@@ -39,5 +41,18 @@ def num_threads(asked: int | None, num_parameters: int, *, num_ranks: int = 1) -
 
 
 def num_processors() -> int:
-    """On which this process may run."""
-    return len(os.sched_getaffinity(0))
+    """That this process may keep busy: those it may run on, within the quotas of its control groups.
+
+    Threads that spin beyond a quota are all stopped for the rest of its period.
+    """
+    shares = [share for group in groups("cpu") if (share := _quota(group)) is not None]
+    return max(1, int(min([len(os.sched_getaffinity(0)), *shares])))
+
+
+def _quota(group: Group) -> float | None:
+    """Processors' worth of time that the group gets, or None for as much as there is."""
+    if group.version == 2:
+        quota, _, period = group.read("cpu.max").partition(" ")
+    else:
+        quota, period = group.read("cpu.cfs_quota_us"), group.read("cpu.cfs_period_us")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None

@@ -8,7 +8,7 @@ import torch
 
 from triptych.protocol.config import CacheConfig
 from triptych.protocol.errors import ConfigError
-from triptych.workers.execute.model.memory import _available_on_machine, _left_in_cgroups, available_bytes
+from triptych.workers.execute.model.memory import _available_on_machine, available_bytes
 from triptych.workers.execute.model.pool import LayerShape, PoolSize, allocate_pool, bytes_per_token, size_pages
 
 MiB = 1 << 20
@@ -78,26 +78,3 @@ def test_available_memory_is_what_the_machine_says(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:   5000 kB\n")
     assert _available_on_machine(tmp_path / "meminfo") == 5000 * 1024
     assert available_bytes(torch.device("cpu")) > 0
-
-
-def test_limits_of_every_control_group_above_count(tmp_path: Path) -> None:
-    membership = tmp_path / "membership"
-    membership.write_text("0::/service/ours\n")
-    ours = tmp_path / "groups/service/ours"
-    ours.mkdir(parents=True)
-    (ours / "memory.max").write_text("max\n")
-    (ours / "memory.current").write_text("100\n")
-    (ours.parent / "memory.max").write_text("1000\n")
-    (ours.parent / "memory.current").write_text("700\n")
-    (ours.parent / "memory.stat").write_text("anon 5\ninactive_file 50\n")
-    assert _left_in_cgroups(tmp_path / "groups", membership) == [350]
-
-
-def test_first_version_of_control_groups_counts_too(tmp_path: Path) -> None:
-    membership = tmp_path / "membership"
-    membership.write_text("5:cpu,cpuacct:/a\n4:memory:/a\n")
-    group = tmp_path / "groups/memory/a"
-    group.mkdir(parents=True)
-    (group / "memory.limit_in_bytes").write_text("500\n")
-    (group / "memory.usage_in_bytes").write_text("200\n")
-    assert _left_in_cgroups(tmp_path / "groups", membership) == [300]

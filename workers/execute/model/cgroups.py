@@ -1,0 +1,39 @@
+"""The control groups of Linux that this process is in, which bound what it may take of the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+class Group(NamedTuple):
+    folder: Path
+    version: int  # 1 | 2: their files have other names
+
+    def read(self, name: str) -> str:
+        """The file's text, or nothing: a group above ours may be out of sight, and the root has no limit."""
+        try:
+            return (self.folder / name).read_text().strip()
+        except OSError:
+            return ""
+
+
+def groups(controller: str) -> list[Group]:
+    """Our group for ``controller`` ("memory", "cpu") and those above it; each may have a limit of its own."""
+    found = []
+    for line in MEMBERSHIP.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            found += _with_parents(ROOT, path, version=2)
+        elif controller in controllers.split(","):
+            found += _with_parents(ROOT / controller, path, version=1)
+    return found
+
+
+def _with_parents(root: Path, path: str, *, version: int) -> list[Group]:
+    own = root / path.lstrip("/")
+    folders = [own, *own.parents]
+    return [Group(folder, version) for folder in folders[: folders.index(root) + 1]]
