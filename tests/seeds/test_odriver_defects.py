@@ -60,7 +60,7 @@ def test_n_od_3_a_request_that_ended_on_its_first_token_holds_nothing() -> None:
     second = engine.step()
     assert second is not None
     assert chunks_of(second.plan) == {1: 1}
-    assert second.stats.num_held_pages + second.stats.num_free_pages == 8
+    assert engine.stats.num_held_pages + engine.stats.num_free_pages == 8
 
 
 def test_n_od_4_the_end_of_one_request_never_ends_the_next_in_its_slot() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import compress
 from types import MappingProxyType
 from typing import Any
 
@@ -30,36 +31,41 @@ def build_inputs(
 
     The loops over sequences here only collect references; all arithmetic is done once for the whole batch.
     """
-    scheduled = [sequences[chunk.key] for chunk in plan.chunks]
-    starts = np.array([chunk.start for chunk in plan.chunks], np.int32)
-    if plan.num_decodes == len(scheduled):  # one token each, as in most steps: nothing has to be spread
-        query_starts = np.arange(len(scheduled) + 1, dtype=np.int32)
-        owners, positions = query_starts[:-1], starts
-        token_ids = np.array([s.tokens[c.start] for s, c in zip(scheduled, plan.chunks, strict=True)], np.int32)
+    chunks = plan.chunks
+    scheduled = [sequences[chunk.key] for chunk in chunks]
+    starts = np.array([chunk.start for chunk in chunks], np.int32)
+    if plan.num_decodes == len(chunks):  # one token each, as in most steps: nothing has to be spread
+        query_starts = np.arange(len(chunks) + 1, dtype=np.int32)
+        owners = last_rows = query_starts[:-1]
+        positions = last_positions = starts
+        token_ids = np.array([s.tokens.item(c.start) for s, c in zip(scheduled, chunks, strict=True)], np.int32)
     else:
-        lengths = np.array([chunk.num_tokens for chunk in plan.chunks], np.int32)
+        lengths = np.array([chunk.num_tokens for chunk in chunks], np.int32)
         query_starts = np.zeros(len(starts) + 1, np.int32)
         np.cumsum(lengths, out=query_starts[1:])
         owners = np.repeat(np.arange(len(starts)), lengths)  # [T], which sequence a token belongs to
         positions = np.arange(len(owners), dtype=np.int32) + (starts - query_starts[:-1])[owners]
+        last_rows, last_positions = query_starts[1:] - np.int32(1), starts + lengths - np.int32(1)
         token_ids = np.concatenate(
-            [s.tokens[c.start : c.start + c.num_tokens] for s, c in zip(scheduled, plan.chunks, strict=True)]
+            [s.tokens[c.start : c.start + c.num_tokens] for s, c in zip(scheduled, chunks, strict=True)]
         )
     block_tables = _gather_block_tables(scheduled, plan.num_decodes, rows)
-    pages, offsets = np.divmod(positions, page_size)
-    last_rows = query_starts[1:] - np.int32(1)
-    samples = np.array([chunk.samples for chunk in plan.chunks], np.bool_)
+    pages = positions // page_size
+    samples = [chunk.samples for chunk in chunks]
+    sampled, sample_rows = scheduled, last_rows
+    if not all(samples):
+        sampled, sample_rows = list(compress(scheduled, samples)), last_rows[samples]
     spans = _score_spans(plan, scheduled)
     return StepInputs(
         token_ids=token_ids,
         positions=positions,
-        slot_mapping=block_tables[owners, pages].astype(np.int64) * page_size + offsets,
+        slot_mapping=block_tables[owners, pages] * np.int64(page_size) + (positions - pages * page_size),
         query_starts=query_starts,
-        context_lens=positions[last_rows] + np.int32(1),
+        context_lens=last_positions + np.int32(1),
         block_tables=block_tables,
         num_decodes=plan.num_decodes,
-        sample_rows=last_rows[samples],
-        sampled=[s for s, c in zip(scheduled, plan.chunks, strict=True) if c.samples],
+        sample_rows=sample_rows,
+        sampled=sampled,
         carried=_carried(plan, last_rows, carried_rows) if carried_rows else None,
         **(_scored(plan, query_starts, spans) if spans else {}),
     )

@@ -32,7 +32,6 @@ class StepOutputs:
     progress: Progress  # the tokens, who finished, who failed
     logprobs: dict[Key, TokenLogprobs]  # of those who asked
     scores: dict[Key, PromptScores]  # of tokens of their prompts
-    stats: Stats  # after the step
     planned_at: int  # by the engine's clock, as all that follow
     launched_at: int
     began_at: int  # when it was launched, or the one before it was done
@@ -197,10 +196,9 @@ class Engine:
         progress = self.scheduler.apply(plan, computed.token_ids, computed.failed, computed.candidates)
         self.scheduler.observe(plan, collected_at - max(planned_at, self._collected_at))
         self._collected_at = collected_at
-        stats = self.stats
-        self.history.append(StepRecord.of(plan, stats, began_at=began_at, collected_at=collected_at))
+        self.history.append(StepRecord.of(plan, self.scheduler, began_at=began_at, collected_at=collected_at))
         times = planned_at, launched_at, began_at, collected_at
-        outputs = StepOutputs(plan, progress, computed.logprobs, scores, stats, *times)
+        outputs = StepOutputs(plan, progress, computed.logprobs, scores, *times)
         self._trace.write(outputs)
         return outputs
 

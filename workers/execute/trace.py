@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .engine import StepOutputs
+from .scheduling.audit import take_stats
 from .scheduling.plan import Plan
 from .scheduling.progress import Grown
 from .scheduling.recorded_search import describe_choice
@@ -50,6 +51,7 @@ class StepTrace:
         self._is_broken = False
         self._pseudonyms = Pseudonyms(secret)
         self._during: dict[str, int] = {}  # the step that is in flight
+        self._scheduler = scheduler
         self._write({"trace": model, **describe_scheduler(scheduler)})
 
     def add(self, sequence: Sequence) -> None:
@@ -76,7 +78,7 @@ class StepTrace:
             "launched_ns": outputs.launched_at,
             "collected_ns": outputs.collected_at,
             "ms": round((outputs.collected_at - outputs.launched_at) / 1e6, 4),
-            **describe_progress(progress, outputs.stats),
+            **describe_progress(progress, take_stats(self._scheduler)),
         }
         if sampled := plan.sampled:
             line["tokens"] = pack_tokens(self._sampled(sampled, outputs))

@@ -118,7 +118,7 @@ class Clients:
 
     def _check_plan(self, step: StepOutputs) -> None:
         plan, config = step.plan, self.engine.scheduler.config
-        assert step.stats.num_lost_pages == 0
+        assert self.engine.stats.num_lost_pages == 0
         assert plan.num_tokens <= config.token_budget
         assert config.max_kv_reads is None or plan.num_reads <= config.max_kv_reads or len(plan.chunks) == 1
         assert not {chunk.key for chunk in plan.chunks} & set(plan.preempted), "who gave way runs"

@@ -125,6 +125,20 @@ def test_a_sequence_that_needs_its_own_tokens_keeps_steps_serial(is_grammar: boo
     assert num_in_flight(engine) == 1
 
 
+def test_a_deadline_counts_the_tokens_that_were_said() -> None:
+    """Not the one that is in flight when it passes, which is dropped."""
+    sequence = make_sequence(max_tokens=20)
+    sequence.deadline_at = 12
+    ticks = itertools.count()
+    scheduler = make_scheduler(sequence)
+    engine = Engine(scheduler, HashRunner(VOCAB_SIZE, num_pages=64, page_size=4), clock=lambda: next(ticks), depth=1)
+    steps = [step for _ in range(20) if (step := engine.step()) is not None]
+    num_tokens = sum(len(step.progress.token_ids) for step in steps)
+    [why] = [why for step in steps for why in step.progress.expired.values()]
+    assert why == f"deadline exceeded after {num_tokens} tokens"
+    assert num_tokens > 1
+
+
 def test_no_step_is_planned_ahead_that_could_need_anothers_pages() -> None:
     sequences = make_sequences(3, num_tokens=5, max_tokens=12)
     engine = make_engine(*sequences, num_pages=9, depth=1)

@@ -78,13 +78,13 @@ def may_plan_ahead(scheduler: Scheduler) -> bool:
     if scheduler.roster.num_needing_tokens:
         return False
     config, running, cache = scheduler.config, scheduler.running, scheduler.cache
+    prompts = scheduler.roster.in_state(SequenceState.PREFILLING)
     num_starts = config.max_live - len(running) if scheduler.waiting else 0
-    num_tokens = config.token_budget if num_starts else _most_prompt_tokens(running.values(), config)
+    num_tokens = config.token_budget if num_starts else _most_prompt_tokens(prompts, config)
     # One page more for each decode, and for each prompt, whose chunk may begin and end inside a page.
-    return cache.pages_for(num_tokens) + len(running) + num_starts < cache.num_available
+    return cache.has(cache.pages_for(num_tokens) + len(running) + num_starts + 1)
 
 
-def _most_prompt_tokens(running: Iterable[Sequence], config: SchedulerConfig) -> int:
-    """Tokens of prompts under way that the next step computes at most."""
-    prompts = [s for s in running if s.state is SequenceState.PREFILLING]
+def _most_prompt_tokens(prompts: Iterable[Sequence], config: SchedulerConfig) -> int:
+    """Of those under way, that the next step computes at most."""
     return min(config.token_budget, sum(min(s.num_uncomputed_tokens, config.prefill_chunk) for s in prompts))

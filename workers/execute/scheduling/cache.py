@@ -49,6 +49,10 @@ class PageCache:
         """Pages that can be had at once: free ones, idle ones, and those in limbo that no step touches."""
         return self.pool.num_available + self.limbo.num_reclaimable
 
+    def has(self, num_pages: int) -> bool:
+        """Whether so many can be had at once. Who is in limbo is asked only where the others do not suffice."""
+        return num_pages <= self.pool.num_available or num_pages <= self.num_available
+
     def pages_for(self, num_tokens: int) -> int:
         return self.pool.pages_for(num_tokens)
 
@@ -92,7 +96,7 @@ class PageCache:
         else:
             num_pages = self.pool.pages_for(match.num_tokens(self.pool.page_size))
             num_pages -= self._num_in_use(node.page for node in match.nodes)
-        if num_pages > self.num_available:
+        if not self.has(num_pages):
             return False
         if self._moves.swap_out and _swaps_in(sequences[0], match):
             self._swap_in_is_wanted = True

@@ -39,10 +39,13 @@ class Deadlines:
             heapq.heapify(self._heap)
 
 
-def exceeded(sequence: Sequence, now_ns: int) -> str | None:
-    """Which deadline a live sequence has missed, in words. The one of the queue is met by whoever has ever begun."""
+def exceeded(sequence: Sequence, now_ns: int, *, num_awaited: int = 0) -> str | None:
+    """Which deadline a live sequence has missed, in words. The one of the queue is met by whoever has ever begun.
+
+    ``num_awaited`` of its tokens are placeholders.
+    """
     if 0 < sequence.deadline_at <= now_ns:
-        return f"deadline exceeded after {sequence.num_output_tokens} tokens"
+        return f"deadline exceeded after {sequence.num_output_tokens - num_awaited} tokens"
     if 0 < sequence.queue_deadline_at <= now_ns and not (sequence.last_step or sequence.num_output_tokens):
         return "deadline exceeded before the request was scheduled"
     return None

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .audit import Stats
 from .plan import Plan
+from .scheduler import Scheduler
 
 
 class StepRecord(NamedTuple):
@@ -32,7 +32,9 @@ class StepRecord(NamedTuple):
     num_used_host_pages: int
 
     @classmethod
-    def of(cls, plan: Plan, stats: Stats, *, began_at: int, collected_at: int) -> StepRecord:
+    def of(cls, plan: Plan, scheduler: Scheduler, *, began_at: int, collected_at: int) -> StepRecord:
+        """Right after the step. Only what is counted anyway: this is done for every step."""
+        roster, cache = scheduler.roster, scheduler.cache
         return cls(
             step=plan.step,
             began_at=began_at,
@@ -42,12 +44,12 @@ class StepRecord(NamedTuple):
             num_preempted=len(plan.preempted),
             num_swapped_out_pages=len(plan.moves.swap_out),
             num_swapped_in_pages=len(plan.moves.swap_in),
-            num_waiting=stats.num_waiting,
-            num_swapped=stats.num_swapped,
-            num_running=stats.num_prefilling + stats.num_ready + stats.num_decoding,
-            num_held_pages=stats.num_held_pages,
-            num_idle_pages=stats.num_idle_pages,
-            num_used_host_pages=stats.num_host_pages - stats.num_free_host_pages,
+            num_waiting=len(roster.waiting),
+            num_swapped=roster.num_swapped,
+            num_running=len(roster.running),
+            num_held_pages=cache.pool.num_held,
+            num_idle_pages=cache.pool.num_idle,
+            num_used_host_pages=cache.host.num_pages - cache.host.num_free,
         )
 
 
@@ -80,10 +82,6 @@ class StepHistory:
         self._decodes[place] = record.num_decodes
         self._prefill_tokens[place] = record.num_prefill_tokens
         self._num_appended += 1
-
-    def since(self, step: int) -> list[StepRecord]:
-        """Those after ``step``, oldest first."""
-        return [record for record in self._records if record.step > step]
 
     def last(self, num_steps: int) -> list[StepRecord]:
         """The newest, oldest first."""

@@ -25,7 +25,7 @@ class Roster:
     """The live sequences.
 
     Invariant: a live sequence either is in ``waiting`` and holds no page of the device, or is in ``running``. Those of
-    ``running`` that decode hold a row each.
+    ``running`` that decode, and nobody else, hold a row each.
     """
 
     def __init__(self, config: SchedulerConfig, policy: Policy, cache: PageCache, beams: Beams, rows: Rows) -> None:
@@ -44,6 +44,8 @@ class Roster:
 
     def in_state(self, state: SequenceState) -> list[Sequence]:
         """Running sequences in ``state``, the most urgent first."""
+        if len(self.rows) == len(self.running) and state is not SequenceState.DECODING:
+            return []  # as in most steps
         return sorted((s for s in self.running.values() if s.state is state), key=self._urgency)
 
     def add(self, sequence: Sequence) -> None:

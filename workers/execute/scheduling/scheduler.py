@@ -95,7 +95,7 @@ class Scheduler:
         expired = []
         for key in self._deadlines.due(now_ns):
             sequence = self.live.get(key)
-            if sequence is not None and (why := exceeded(sequence, now_ns)):
+            if sequence is not None and (why := exceeded(sequence, now_ns, num_awaited=key in self.ahead.carried_rows)):
                 self.roster.retire(sequence, "error")
                 expired.append((key, why))
         self._deadlines.tidy(self.live)
@@ -227,9 +227,9 @@ class Scheduler:
 
         One whose prompt begins with what another one computes is passed by until that is known.
         """
-        if len(draft.prefills) < len(self.roster.in_state(SequenceState.PREFILLING)):
-            return  # a prompt under way did not fit
-        computing = [s for s in self.running.values() if self.cache.awaits_prompt_pages(s)] if self.waiting else []
+        if not self.waiting or len(draft.prefills) < len(self.roster.in_state(SequenceState.PREFILLING)):
+            return  # there is nobody, or a prompt under way did not fit
+        computing = [s for s in self.running.values() if self.cache.awaits_prompt_pages(s)]
         held_back: list[Sequence] = []
         followers: list[Sequence] = []
         while (head := self.waiting.head) and draft.room(head, 1) and may_overtake(held_back, self.config):

@@ -236,4 +236,4 @@ def test_texts_do_not_depend_on_prefixes_that_were_on_the_host(page_size: int) -
         engine.add(sequence)
         assert run(engine)[sequence.key] == expected
         engine.release(sequence.key)
-    assert sum(record.num_swapped_in_pages for record in engine.history.since(0)) > 0
+    assert sum(record.num_swapped_in_pages for record in engine.history.last(1000)) > 0
