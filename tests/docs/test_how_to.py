@@ -132,16 +132,15 @@ def num_accepted(driver: Driver) -> int:
     return int(driver.stats()["prepare"]["accepted"])
 
 
-def test_a_task_that_is_delivered_again_is_not_computed_again(driver: Driver) -> None:
+def test_a_task_that_is_delivered_again_is_not_computed_again() -> None:
     request: dict[str, Any] = {"request_id": "task", "lease_s": 3600, "max_tokens": 100}
-    before = num_accepted(driver)
-    with Client(driver.run_dir) as first:
-        next(iter(first.submit("hello", **request)))
-    eventually(lambda: num_accepted(driver) == before + 1)
-    with Client(driver.run_dir) as second:
-        assert second.generate("hello", **request).text == driver.generate("hello", max_tokens=100).text
-    eventually(lambda: num_accepted(driver) > before + 1)  # the one that it is compared with
-    assert num_accepted(driver) == before + 2
+    with Driver("hash-lm", max_model_len=256) as driver:  # its own: what others were accepted for is not counted
+        with Client(driver.run_dir) as first:
+            next(iter(first.submit("hello", **request)))
+        with Client(driver.run_dir) as second:
+            assert second.generate("hello", **request).text == driver.generate("hello", max_tokens=100).text
+        eventually(lambda: num_accepted(driver) > 1)  # with the one that it is compared with, which came last
+        assert num_accepted(driver) == 2
 
 
 @pytest.mark.parametrize("block", [POOL, JOURNAL, MODELS], ids=lambda block: block.heading)
