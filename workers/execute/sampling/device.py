@@ -13,11 +13,10 @@ import numpy.typing as npt
 import torch
 
 from ..scheduling.sequence import Sequence
-from .draw import block_sums, in_order, invert, invert_whole
+from .draw import LEAST_TEMPERATURE, block_sums, in_order, invert, invert_whole, top_k_of
 from .kinds import SamplingKind
 from .rng import uniforms
 
-_LEAST_TEMPERATURE = 1e-10  # of a row that is drawn; those that are not have 0 and are not divided
 NUM_COLUMNS = 5
 
 
@@ -36,7 +35,7 @@ def columns(sequences: Rows[Sequence], vocab_size: int) -> npt.NDArray[np.float6
     table = np.empty((NUM_COLUMNS, len(sequences)))
     params = [sequence.params for sequence in sequences]
     table[0] = [p.temperature for p in params]
-    table[1] = [min(p.top_k, vocab_size) if (p.top_k or 0) > 0 else vocab_size for p in params]  # type: ignore[type-var]
+    table[1] = [top_k_of(p, vocab_size) for p in params]
     table[2] = [p.top_p for p in params]
     table[3] = [p.min_p for p in params]
     table[4] = uniforms([s.seed for s in sequences], [s.num_tokens for s in sequences])
@@ -49,7 +48,7 @@ def sample(logits: torch.Tensor, table: torch.Tensor, kind: SamplingKind) -> Sam
     if kind is SamplingKind.GREEDY:
         return Sampled(tokens, greatest)
     temperature, top_k, top_p, min_p, numbers = (column[:, None] for column in table)
-    scores = (logits - greatest[:, None]) / temperature.float().clamp_min(_LEAST_TEMPERATURE)
+    scores = (logits - greatest[:, None]) / temperature.float().clamp_min(LEAST_TEMPERATURE)
     drawn = invert_whole(_above(scores.exp(), min_p.float()), numbers)
     if kind is SamplingKind.CUT:
         is_cut = (top_k < logits.shape[1]) | (top_p < 1)

@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 import torch
 
+from ....protocol.sampling import SamplingParams
+
 _BLOCK = 128  # logits of a row whose sum or greatest is taken at once
 _FIRST_CANDIDATES = 128  # of V; eight times as many wherever they turn out too few
-_LEAST_TEMPERATURE = 1e-10  # below it a quotient could overflow; the greatest logit has all weight anyway
+LEAST_TEMPERATURE = 1e-10  # below it a quotient could overflow; the greatest logit has all weight anyway
 
 
 class Filters(NamedTuple):
@@ -30,6 +32,11 @@ class Filters(NamedTuple):
         return Filters(*(parameter[rows] for parameter in self))
 
 
+def top_k_of(params: SamplingParams, vocab_size: int) -> int:
+    """How many of the greatest logits may be drawn; all of them where that is off."""
+    return min(params.top_k, vocab_size) if params.top_k is not None and params.top_k > 0 else vocab_size
+
+
 class _Candidates(NamedTuple):
     token_ids: torch.Tensor  # int64 [R, C]
     weights: torch.Tensor  # float64 [R, C], proportional to the probability; exactly 0 where filtered out
@@ -42,7 +49,7 @@ def draw(logits: torch.Tensor, filters: Filters, uniforms: torch.Tensor) -> torc
     A row needs a finite greatest logit; a logit of -inf is never drawn.
     """
     greatest = logits.amax(dim=-1, keepdim=True)
-    scores = (logits - greatest).div_(filters.temperature.clamp_min(_LEAST_TEMPERATURE))
+    scores = (logits - greatest).div_(filters.temperature.clamp_min(LEAST_TEMPERATURE))
     is_cut = ((filters.top_k < logits.shape[1]) | (filters.top_p < 1))[:, 0]
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     for rows in _chosen(~is_cut):

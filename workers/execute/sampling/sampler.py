@@ -15,7 +15,7 @@ from ..scheduling.beam_search import Candidates, num_candidates
 from ..scheduling.sequence import Sequence
 from ..step import Int32, StepInputs, StepResult, TokenLogprobs
 from .adjust import adjust_logits
-from .draw import Filters, draw
+from .draw import Filters, draw, top_k_of
 from .prompt_scores import score_prompts
 from .rng import uniforms
 
@@ -117,16 +117,10 @@ def _filters(params: list[SamplingParams], *, vocab_size: int, device: torch.dev
 
     return Filters(
         temperature=column([p.temperature for p in params], torch.float32),
-        top_k=column([_top_k(p, vocab_size) for p in params], torch.int64),
+        top_k=column([top_k_of(p, vocab_size) for p in params], torch.int64),
         top_p=column([p.top_p for p in params], torch.float64),
         min_p=column([p.min_p for p in params], torch.float32),
     )
-
-
-def _top_k(params: SamplingParams, vocab_size: int) -> int:
-    if params.top_k is None or params.top_k <= 0:
-        return vocab_size
-    return min(params.top_k, vocab_size)
 
 
 def _logprobs(raw: torch.Tensor, token_id: int, count: int) -> TokenLogprobs:
