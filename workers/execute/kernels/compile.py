@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from .cache import cache_folder, keep_newest, note_use
+
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "src"
@@ -36,6 +38,9 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "avx2": ("avx2", "fma"),
     "portable": (),
 }
+
+
+_NUM_KEPT = 16  # libraries in the cache: of some versions, and of each level
 
 
 class NoCompiler(Exception):
@@ -63,6 +68,7 @@ def build_library(level: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         library = folder / f"{level}-{_digest(command)}.so"
         if library.exists():
+            note_use(library)
             return library
         with (folder / "lock").open("w") as lock:  # whoever starts at the same time waits, and finds it done
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -83,6 +89,7 @@ def _compile(command: list[str], library: Path) -> None:
         if done.returncode:
             raise NoCompiler(f"{command[0]} fails with {done.returncode}: {done.stderr[-2000:]}")
         os.replace(output, library)  # all of it or nothing
+    keep_newest(library.parent, "*.so", _NUM_KEPT)
     logger.info("compiled the %s in %.1f s", library.name, time.monotonic() - start)
 
 
@@ -93,13 +100,6 @@ def _digest(command: list[str]) -> str:
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def cache_folder() -> Path:
-    """Where this package keeps what it can make again."""
-    # The one variable read outside launch: where a user's caches lie is the desktop's convention, not our setting.
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "triptych"
 
 
 def _processor_flags() -> set[str]:

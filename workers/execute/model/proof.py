@@ -25,7 +25,8 @@ from ....protocol.config import ModelConfig
 from ....protocol.errors import ConfigError
 from ....protocol.plain import load_map, make
 from ....protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, load_facts, save_tokenizer
-from ..kernels.compile import available_levels, cache_folder
+from ..kernels.cache import cache_folder, keep_newest, note_use
+from ..kernels.compile import available_levels
 from .decoder_spec import DecoderSpec, Rope
 from .facts import ModelFacts
 
@@ -36,6 +37,8 @@ _LIBRARIES = ("torch", "transformers", "tokenizers")  # whose version decides th
 _OWN_FILES = ("*.py", "src/*")  # in these two folders
 _OWN_FOLDERS = (Path(__file__).parent, Path(__file__).parent.parent / "kernels")
 _WEIGHTS = ".safetensors"
+_KEY_SIZE = 32
+_NUM_KEPT = 64  # proofs in the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,7 @@ class ProofStore:
         if facts is None:
             return None
         save_tokenizer(run_dir, tokenizer, facts)
+        note_use(self.folder)
         return proof
 
     def keep(self, proof: Proof, run_dir: Path) -> None:
@@ -91,6 +95,7 @@ class ProofStore:
                     shutil.copyfile(run_dir / name, new / name)
                 shutil.rmtree(self.folder, ignore_errors=True)  # what could not be read
                 os.rename(new, self.folder)  # all of it or nothing
+            keep_newest(self.folder.parent, "?" * _KEY_SIZE, _NUM_KEPT)
         except OSError as error:
             logger.info("what this start found out cannot be kept for the next: %s", error)
 
@@ -107,7 +112,7 @@ def _key(checkpoint: Path, config: ModelConfig) -> str:
         digest.update(f"\n{file.name} {stat.st_size} {stat.st_mtime_ns if is_weights else ''}\n".encode())
         if not is_weights:
             digest.update(file.read_bytes())
-    return digest.hexdigest()[:32]
+    return digest.hexdigest()[:_KEY_SIZE]
 
 
 def _to_json(proof: Proof) -> str:
