@@ -91,7 +91,7 @@ def _read(task: Task) -> list[Job]:
 def _resume(task: Task, jobs: list[Job], console: Console) -> list[Job]:
     if task.output is None or task.output_format is not OutputFormat.jsonl:
         raise ConfigError("--resume needs --output with JSON lines: there it sees what is answered", param="resume")
-    left = left_to_answer(jobs, task.output)
+    left = left_to_answer(jobs, task.output, num_choices=task.params.n)
     say(console, f"{len(jobs) - len(left)} of {len(jobs)} prompts are answered already")
     return left
 

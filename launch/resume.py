@@ -19,10 +19,11 @@ class _Row(NamedTuple):
     row: dict[str, Any]
 
 
-def left_to_answer(jobs: list[Job], path: Path) -> list[Job]:
+def left_to_answer(jobs: list[Job], path: Path, *, num_choices: int = 1) -> list[Job]:
     """The jobs without an answer in the file at ``path``, which keeps its answers and nothing else.
 
-    Failures are dropped and tried again, and so is what a full disk or a kill left of a line.
+    Failures are dropped and tried again, and so is what a full disk or a kill left of a line, or of the choices of a
+    prompt. ``num_choices`` has an answer to a prompt that does not say itself how many it wants.
 
     Raises:
         ConfigError: the file cannot be read, two jobs have the same id, or an answer in it is to another prompt.
@@ -31,14 +32,26 @@ def left_to_answer(jobs: list[Job], path: Path) -> list[Job]:
         content = path.read_bytes() if path.exists() else b""
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", param="output") from error
-    answered = {_key_of_row(found.row): found for found in _answers(content)}
+    found = {(_key_of_row(row.row), row.row.get("choice", 0)): row for row in _answers(content)}
+    rows: dict[Key, list[_Row]] = {}
+    for (key, _), row in found.items():
+        rows.setdefault(key, []).append(row)
+    left = []
     for key, job in _by_key(jobs).items():
-        if key in answered and any(answered[key].row.get(name) != value for name, value in job.shown.items()):
+        if any(row.row.get(name) != value for row in rows.get(key, ()) for name, value in job.shown.items()):
             raise ConfigError(f"{path}: the answer with {key[0]} {key[1]!r} is to another prompt", param="resume")
-    kept = b"".join(found.line for found in answered.values())
+        if len(rows.get(key, ())) < _num_choices(job, num_choices):
+            rows.pop(key, None)
+            left.append(job)
+    kept = b"".join(row.line for (key, _), row in found.items() if key in rows)
     if kept != content:
         _replace(path, kept)
-    return [job for job in jobs if _key(job) not in answered]
+    return left
+
+
+def _num_choices(job: Job, default: int) -> int:
+    wanted = job.request.get("n", default)
+    return wanted if isinstance(wanted, int) else 1  # it is refused, and so is never answered
 
 
 def _answers(content: bytes) -> Iterator[_Row]:

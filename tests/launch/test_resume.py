@@ -46,6 +46,24 @@ def test_lines_without_ids_are_known_by_their_place(resume: Triptych, tmp_path: 
     assert [(row["index"], row["prompt"]) for row in rows_in(tmp_path)] == [(0, "one"), (1, "two"), (2, "three")]
 
 
+def test_every_choice_of_an_answer_is_kept(resume: Triptych, tmp_path: Path) -> None:
+    several = ("--n", "3", "--temperature", "1")
+    assert resume(*several, stdin=prompts("a", "b")).code == 0
+    first = rows_in(tmp_path)
+    assert resume(*several, stdin=prompts("a", "b")) == (0, "", "2 of 2 prompts are answered already\n")
+    assert rows_in(tmp_path) == first
+    assert [(row["id"], row["choice"]) for row in first] == [(name, index) for name in "ab" for index in range(3)]
+
+
+def test_a_prompt_with_some_of_its_choices_is_asked_again(resume: Triptych, tmp_path: Path) -> None:
+    lines = b'{"id": "a", "prompt": "x", "n": 3}\n{"id": "b", "prompt": "y"}'
+    resume(stdin=lines)
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
+    assert "1 of 2 prompts are answered already" in resume(stdin=lines).err
+    assert [(row["id"], row.get("choice")) for row in rows_in(tmp_path)] == [("b", None), ("a", 0), ("a", 1), ("a", 2)]
+
+
 def test_failures_are_tried_again_and_torn_lines_dropped(resume: Triptych, tmp_path: Path) -> None:
     resume(stdin=b'one\n{"prompt": "two", "top_p": 7}')
     with (tmp_path / "out.jsonl").open("a") as output:
