@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -13,6 +13,10 @@ from ....protocol.sampling import SamplingParams
 
 Neutral = Mapping[str, tuple[Any, ...]]
 _LIMITS = {item.name: item.metadata for item in fields(SamplingParams)}
+T = TypeVar("T")
+# With its first fault only: a body of 8 MB may have millions, and an account of all of them takes a minute.
+List = Annotated[list[T], Field(fail_fast=True)]
+MAX_MESSAGES = MAX_PARTS = 1024  # the pipeline's limits; told before each of a million is looked at
 ANYTHING: tuple[Any, ...] = (...,)  # the field changes nothing here, whatever it says
 
 
@@ -43,10 +47,11 @@ class ApiModel(BaseModel):
             return value
         kept: dict[str, Any] = {}
         for name, item in value.items():
+            if not (name in cls.model_fields or name in cls.NEUTRAL or _is_alias(cls, name)):
+                return {name: item}  # refused as unknown, whatever else there is
             if item is None:
-                if name not in cls.model_fields and name not in cls.NEUTRAL:
-                    kept[name] = item  # unknown, and refused as such
-            elif name not in cls.NEUTRAL:
+                continue
+            if name not in cls.NEUTRAL:
                 kept[name] = item
             elif not _is_neutral(item, cls.NEUTRAL[name]):
                 raise unsupported_value(name, item)
@@ -59,6 +64,10 @@ class ApiModel(BaseModel):
         for name, neutral in cls.NEUTRAL.items():
             properties[name] = _neutral_schema(neutral)
         return schema
+
+
+def _is_alias(model: type[BaseModel], name: str) -> bool:
+    return any(item.alias == name for item in model.model_fields.values())
 
 
 def unsupported_value(param: str, value: Any) -> PydanticCustomError:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from .base import ANYTHING, ApiModel, Neutral, limited
+from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, ApiModel, List, Neutral, limited
 from .sampling import COMMON_NEUTRAL, SamplingFields
 from .structure import ResponseFormat
 
@@ -17,6 +17,9 @@ class ContentPart(ApiModel):
     type: Literal["text", "input_text", "output_text"]
     text: str
     NEUTRAL: ClassVar[Neutral] = {"annotations": ANYTHING, "logprobs": ANYTHING, "prompt_cache_breakpoint": ANYTHING}
+
+
+Parts = Annotated[List[ContentPart], Field(max_length=MAX_PARTS)]
 
 
 class FunctionCall(ApiModel):
@@ -47,9 +50,9 @@ class ChatMessage(ApiModel):
         "token_ids": ANYTHING,
     }
     role: str = Field(min_length=1, max_length=64)
-    content: str | list[ContentPart] | None = None
+    content: str | Parts | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: List[ToolCall] | None = None
     tool_call_id: str | None = None
 
 
@@ -98,12 +101,12 @@ class ChatRequest(SamplingFields):
         "stream_reasoning": ANYTHING,
         "include_reasoning": ANYTHING,
     }
-    messages: list[ChatMessage] = Field(min_length=1, max_length=1024)
+    messages: List[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = limited("max_tokens", description="by default until the context is full")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = Field(None, max_length=128)
+    tools: List[Tool] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="false: the first call only")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables for the chat template")

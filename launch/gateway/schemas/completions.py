@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
-from .base import Neutral, limited
+from .base import List, Neutral, limited
 from .sampling import COMMON_NEUTRAL, SamplingFields
 from .structure import ResponseFormat
 
@@ -17,11 +18,20 @@ class CompletionRequest(SamplingFields):
     """Text that continues one prompt or several."""
 
     NEUTRAL: ClassVar[Neutral] = {**COMMON_NEUTRAL, "suffix": ("",)}
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(description="text, token ids, or a list of either")
+    prompt: str | List[str] | List[int] | List[List[int]] = Field(description="text, token ids, or a list of either")
     best_of: int | None = limited("best_of", description="candidates, of which the n likeliest are returned")
     echo: bool | None = Field(None, description="the prompt in front of the text")
     logprobs: int | None = Field(None, ge=0, le=20, description="of the chosen tokens and so many alternatives")
     response_format: ResponseFormat | None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _are_few(cls, prompt: Any) -> Any:
+        """Told before each of them is looked at, which takes seconds where they are millions."""
+        if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not isinstance(prompt[0], int):
+            text = f"{len(prompt)} entries, the limit is {MAX_PROMPTS}"
+            raise PydanticCustomError("too_many", "{text}", {"text": text})
+        return prompt
 
     def prompts(self) -> list[str] | list[list[int]]:
         """Every prompt of the request."""

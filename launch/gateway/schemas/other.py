@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from .base import ANYTHING, ApiModel, Neutral
+from .base import ANYTHING, MAX_MESSAGES, ApiModel, List, Neutral
 from .chat import ChatMessage, Tool
+
+Messages = Annotated[List[ChatMessage], Field(max_length=MAX_MESSAGES)]
 
 
 class TokenizeRequest(ApiModel):
@@ -16,8 +18,8 @@ class TokenizeRequest(ApiModel):
     NEUTRAL: ClassVar[Neutral] = {"add_generation_prompt": (True,), "continue_final_message": (False,)}
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
-    tools: list[Tool] | None = None
+    messages: List[ChatMessage] | None = Field(None, max_length=MAX_MESSAGES)
+    tools: List[Tool] | None = Field(None, max_length=128)
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = Field(None, description="of a text; true by default")
     return_token_strs: bool | None = None
@@ -25,7 +27,7 @@ class TokenizeRequest(ApiModel):
 
 class DetokenizeRequest(ApiModel):
     model: str | None = None
-    tokens: list[int] = Field(max_length=1 << 20)
+    tokens: List[int] = Field(max_length=1 << 20)
     skip_special_tokens: bool | None = None
 
 
@@ -46,9 +48,9 @@ class Question(ApiModel):
     name: str | None = None
     instructions: str | None = Field(None, description="the question; question is another name of it")
     question: str | None = None
-    choices: list[Choice] | None = Field(None, min_length=2, max_length=255)
-    options: list[str] | None = Field(None, min_length=2, max_length=255, description="choices by their values alone")
-    levels: list[Level] | None = Field(None, min_length=2, max_length=255)
+    choices: List[Choice] | None = Field(None, min_length=2, max_length=255)
+    options: List[str] | None = Field(None, min_length=2, max_length=255, description="choices by their values alone")
+    levels: List[Level] | None = Field(None, min_length=2, max_length=255)
 
 
 class DecisionRequest(ApiModel):
@@ -62,8 +64,8 @@ class DecisionRequest(ApiModel):
     }
     model: str | None = None
     state: str | None = Field(None, description="what the questions are about; input is another name of it")
-    input: str | list[ChatMessage] | None = None
-    questions: list[Question] = Field(min_length=1, max_length=400)
+    input: str | Messages | None = None
+    questions: List[Question] = Field(min_length=1, max_length=400)
     cache_salt: str | None = Field(None, max_length=256)
     priority: int | None = Field(None, ge=-1000, le=1000)
     deadline_ms: float | None = Field(None, gt=0, le=1e9)

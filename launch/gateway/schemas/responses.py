@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from .base import ANYTHING, ApiModel, Neutral, limited
-from .chat import ContentPart
+from .base import ANYTHING, MAX_MESSAGES, ApiModel, List, Neutral, limited
+from .chat import Parts
 from .sampling import COMMON_NEUTRAL, SamplingFields
 
 
@@ -24,11 +24,11 @@ class InputItem(ApiModel):
     type: Literal["message", "function_call", "function_call_output"] | None = None
     id: str | None = None
     role: str | None = Field(None, min_length=1, max_length=64)
-    content: str | list[ContentPart] | None = None
+    content: str | Parts | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[ContentPart] | None = None
+    output: str | Parts | None = None
 
 
 class FunctionTool(ApiModel):
@@ -84,16 +84,16 @@ class ResponseRequest(SamplingFields):
         "resumable": (False,),
         "max_tokens": (),
     }
-    input: str | list[InputItem]
+    input: str | Annotated[List[InputItem], Field(max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: int | None = limited("max_tokens")
-    include: list[Included] | None = Field(
+    include: List[Included] | None = Field(
         None, max_length=64, description=f"{LOGPROBS}; the others are of things that an answer never has here"
     )
     top_logprobs: int | None = Field(None, ge=0, le=20)
     metadata: dict[str, str] | None = Field(None, max_length=16, description="comes back in the reply")
     text: TextOptions | None = None
-    tools: list[FunctionTool] | None = Field(None, max_length=128)
+    tools: List[FunctionTool] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

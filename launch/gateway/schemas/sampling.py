@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from .base import ANYTHING, ApiModel, Neutral, limited
+from .base import ANYTHING, ApiModel, List, Neutral, limited
 from .structure import StructuredOutputs
 
 # Fields of OpenAI, vLLM and SGLang that ask for nothing with these values.
@@ -71,8 +71,8 @@ class SamplingFields(ApiModel):
     frequency_penalty: float | None = limited("frequency_penalty")
     seed: int | None = limited("seed", description="the same seed, the same answer")
     logit_bias: dict[str, float] | None = Field(None, description="token id to bias, -100 to 100")
-    stop: str | list[str] | None = Field(None, description="at most 16 strings of at most 256 characters")
-    stop_token_ids: list[int] | None = None
+    stop: str | List[str] | None = Field(None, description="at most 16 strings of at most 256 characters")
+    stop_token_ids: List[int] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = Field(None, description="go on after the end of sequence")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from ..errors import ApiError
-from .base import ANYTHING, ApiModel, Neutral
+from .base import ANYTHING, ApiModel, List, Neutral
 
 
 class JsonSchema(ApiModel):
@@ -40,7 +40,7 @@ class StructuredOutputs(ApiModel):
     json_: dict[str, Any] | str | None = Field(None, alias="json", description="a JSON schema")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: List[str] | None = None
     grammar: str | None = Field(None, description="a context-free grammar, in Lark's syntax")
 
     def form(self) -> dict[str, Any]:

@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from tests.launch.gateway.conftest import Site
+from triptych.launch.gateway.schemas.chat import ChatRequest
+from triptych.launch.gateway.schemas.completions import CompletionRequest
+from triptych.launch.gateway.schemas.other import DetokenizeRequest, TokenizeRequest
+from triptych.launch.gateway.schemas.responses import ResponseRequest
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -163,3 +168,27 @@ def test_a_refused_request_leaves_nothing(api: Site) -> None:
     api.refusal(COMPLETIONS, prompt=[[1, 2], [999999]], n=2)
     assert api.driver is not None
     assert_quiet(api.driver)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": [""] * 100_000 + [1]}),
+        (COMPLETIONS, {"prompt": [1] * 100_000 + [""]}),
+        (COMPLETIONS, {"prompt": [[1]] * 1025}),
+        (COMPLETIONS, {"prompt": "a", **{f"x{number}": 1 for number in range(10_000)}}),
+        (CHAT, {"messages": MESSAGES, "stop_token_ids": ["x"] * 100_000}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 1025}]}),
+        (RESPONSES, {"input": [{"rank": 1}] * 100_000}),
+        ("/tokenize", {"messages": [{"a": 1, "b": 2}] * 100_000}),
+        ("/detokenize", {"tokens": ["a"] * 100_000}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ",".join(list(value)[:2]),
+)
+def test_no_account_is_made_of_a_million_faults(path: str, body: dict[str, Any]) -> None:
+    models: dict[str, type[BaseModel]] = {
+        COMPLETIONS: CompletionRequest, CHAT: ChatRequest, RESPONSES: ResponseRequest,
+              "/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest}  # fmt: skip
+    with pytest.raises(ValidationError) as refusal:
+        models[path].model_validate(body)
+    assert refusal.value.error_count() <= 8
