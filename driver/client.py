@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 import uuid
 from collections import deque
@@ -216,6 +217,6 @@ def _packed_ids(prompt: Any) -> Any:
     """Ids of a sequence, an array or a tensor as int32 bytes."""
     ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
     # Ids that are no int32 go as they are: prepare's refusal then names the one that is wrong.
-    if all(type(i) is int and -(2**31) <= i < 2**31 for i in ids):
-        return b"".join(i.to_bytes(4, "little", signed=True) for i in ids)
+    if set(map(type, ids)) <= {int} and (not ids or (min(ids) >= -(2**31) and max(ids) < 2**31)):
+        return struct.pack(f"<{len(ids)}i", *ids)
     return ids
