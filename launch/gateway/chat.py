@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from ...driver.stream import Completion, Delta
 from .calls import ToolUse, tool_use
 from .chat_messages import wire_messages
-from .errors import ApiError, json_response
+from .errors import ApiError
 from .generation import Generation
 from .ids import new_id
 from .logprobs import chat_logprobs, prompt_logprobs
@@ -50,7 +50,7 @@ async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: R
         reply = ChatReply.of(gateway, head, body, tools)
         if body.stream:
             return generation.stream(reply.events(generation))
-        return json_response(reply.whole(await generation.results()))
+        return await generation.reply(reply.whole)
 
 
 def _request(gateway: Gateway, body: ChatRequest, tools: ToolUse) -> dict[str, Any]:

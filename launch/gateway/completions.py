@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from ...driver.stream import Completion, Logprobs
-from .errors import ApiError, json_response, unsupported
+from .errors import ApiError, unsupported
 from .generation import Generation
 from .ids import new_id
 from .logprobs import completion_logprobs, echo_logprobs, joined, prompt_logprobs
@@ -41,11 +42,11 @@ async def create_completion(gateway: Gateway, body: CompletionRequest, request: 
     with named_as(prompt_token_ids="prompt", structured=form_name(body)):
         requests = _requests(gateway, body)
         generation = await Generation.begin(gateway, request, head.request_id, requests, keep=bool(body.resumable))
-        echoes = _echoes(gateway, body)
+        echoes = await asyncio.to_thread(_echoes, gateway, body) if body.echo else [""] * len(body.prompts())
         reply = _Reply(gateway, head, body, echoes)
         if body.stream:
             return generation.stream(reply.events(generation))
-        return json_response(reply.whole(await generation.results()))
+        return await generation.reply(reply.whole)
 
 
 def _check_combination(body: CompletionRequest) -> None:
@@ -78,8 +79,6 @@ def _requests(gateway: Gateway, body: CompletionRequest) -> list[dict[str, Any]]
 
 def _echoes(gateway: Gateway, body: CompletionRequest) -> list[str]:
     """What stands in front of the text, for each prompt."""
-    if not body.echo:
-        return [""] * len(body.prompts())
     return [prompt if isinstance(prompt, str) else gateway.words.decode(prompt) for prompt in body.prompts()]
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from ...driver.stream import Completion
+from .errors import json_response
 from .schemas.sampling import StreamOptions
 from .state import Gateway
 from .streaming import EventStream, answered
 from .submission import Choices, Piece
 
 logger = logging.getLogger(__name__)
+
+LONG_TOKENS = 2048  # a reply about more of them, which may all have logprobs, is not made in the event loop
 
 
 class Generation:
@@ -78,6 +83,14 @@ class Generation:
             return completions
         finally:
             self._close()
+
+    async def reply(self, whole: Callable[[list[Completion]], dict[str, Any]]) -> Response:
+        """The reply that ``whole`` makes of the answers; raises what ``results`` raises."""
+        completions = await self.results()
+        num_tokens = sum(each.usage["prompt_tokens"] + each.usage["completion_tokens"] for each in completions)
+        if num_tokens <= LONG_TOKENS:
+            return json_response(whole(completions))
+        return await asyncio.to_thread(lambda: json_response(whole(completions)))
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """See ``Choices.pieces``."""

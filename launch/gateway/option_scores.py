@@ -41,7 +41,7 @@ class OptionScorer:
 
     async def score(self, prompt: Sequence[int], options: Sequence[str]) -> list[float]:
         """The log-probability of each option, all its tokens together."""
-        paths = [self._tokens(option) for option in options]
+        paths = await asyncio.to_thread(lambda: [self._tokens(option) for option in options])
         known: dict[Path, float] = {}  # of the path's last token, given the others
         wanted = sorted({path[:size] for path in paths for size in range(1, len(path) + 1)})
         parents: dict[Path, list[int]] = {}

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from ...driver.stream import Completion, Logprobs
 from .calls import CallReader, ToolUse, tool_use
 from .chat_messages import text_of, wire_messages
-from .errors import ApiError, json_response
+from .errors import ApiError
 from .generation import Generation
 from .ids import new_id
 from .logprobs import chat_logprobs
@@ -52,8 +52,7 @@ async def create_response(gateway: Gateway, body: ResponseRequest, request: Requ
         generation = await Generation.begin(gateway, request, reply.request_id, [{"messages": messages, **options}])
         if body.stream:
             return generation.stream(reply.events(generation))
-        [completion] = await generation.results()
-        return json_response(reply.whole(completion))
+        return await generation.reply(reply.whole)
 
 
 def _messages(body: ResponseRequest) -> list[ChatMessage]:
@@ -123,7 +122,8 @@ class ResponseReply:
     created: float = field(default_factory=time.time)
     message_id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
 
-    def whole(self, completion: Completion) -> dict[str, Any]:
+    def whole(self, completions: list[Completion]) -> dict[str, Any]:
+        [completion] = completions
         reader = self.tools.reader()
         found = reader.push(completion.text) + reader.flush()
         text = "".join(part for part in found if isinstance(part, str))

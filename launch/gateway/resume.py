@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from ...driver.async_client import AsyncStream
 from ...driver.choices import choice_ids
+from ...driver.stream import Completion
 from ...protocol.errors import DuplicateId
 from ...protocol.sampling import MAX_SAMPLES
 from .calls import ToolUse
@@ -55,15 +56,17 @@ async def resume_request(
     head = Head(request_id, ("chat.completion" if is_chat else "text_completion"), gateway.model_names[0])
     if stream:
         return generation.stream(_events(generation, head, positions, is_chat=is_chat))
-    completions = await generation.results()
     if is_chat:
-        reply = ChatReply(gateway, head, ToolUse(parser=parser or "none"), num_choices=n)
-        return json_response(reply.whole(completions))
+        return await generation.reply(ChatReply(gateway, head, ToolUse(parser=parser or "none"), num_choices=n).whole)
+    return await generation.reply(lambda completions: _whole_text(head, completions))
+
+
+def _whole_text(head: Head, completions: list[Completion]) -> dict[str, Any]:
     choices = [
         {"index": index, "text": whole.text, "logprobs": None, "finish_reason": whole.finish_reason}
         for index, whole in enumerate(completions)
     ]
-    return json_response({**head.fields(), "choices": choices, "usage": usage(completions, num_choices=n)})
+    return {**head.fields(), "choices": choices, "usage": usage(completions, num_choices=len(completions))}
 
 
 async def forget_request(gateway: Gateway, request_id: str) -> Response:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,11 +23,15 @@ async def tokenize(gateway: Gateway, body: TokenizeRequest, request: Request) ->
     gateway.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError("exactly one of prompt and messages is needed", param="prompt")
-    if body.prompt is not None:
-        ids = gateway.words.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    else:
-        ids = await _chat_ids(gateway, body, request)
-    reply = {"count": len(ids), "max_model_len": gateway.card.max_model_len, "tokens": ids}
+    ids = None if body.messages is None else await _chat_ids(gateway, body, request)
+    # A text of 8 MB takes seconds, in which the event loop would answer nobody and be taken for hung.
+    return await asyncio.to_thread(_tokenized, gateway, body, ids)
+
+
+def _tokenized(gateway: Gateway, body: TokenizeRequest, ids: list[int] | None) -> Response:
+    if ids is None:
+        ids = gateway.words.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+    reply: dict[str, Any] = {"count": len(ids), "max_model_len": gateway.card.max_model_len, "tokens": ids}
     if body.return_token_strs:
         reply["token_strs"] = [gateway.words.raw(token_id) for token_id in ids]
     return json_response(reply)
@@ -50,6 +57,6 @@ async def detokenize(gateway: Gateway, body: DetokenizeRequest) -> Response:
         if not 0 <= token_id < gateway.card.vocab_size:
             limit = gateway.card.vocab_size - 1
             raise ApiError(f"tokens[{index}] is {token_id}, the limits are 0 and {limit}", param=f"tokens[{index}]")
-    return json_response(
-        {"prompt": gateway.words.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))}
-    )
+    skips = bool(body.skip_special_tokens)
+    text = await asyncio.to_thread(gateway.words.decode, body.tokens, skip_special_tokens=skips)
+    return json_response({"prompt": text})

@@ -1,0 +1,65 @@
+"""/tokenize and /detokenize: texts that take long keep nobody else waiting."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
+
+import pytest
+
+from tests.launch.gateway.conftest import Site
+
+PATIENCE_S = 10.0
+
+
+class SlowWords:
+    """A tokenizer that is done when somebody says so."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = Event(), Event()
+        self.was_told = False
+
+    def encode(self, *_: Any, **__: Any) -> list[int]:
+        self._wait()
+        return [1, 2]
+
+    def decode(self, *_: Any, **__: Any) -> str:
+        self._wait()
+        return "text"
+
+    def _wait(self) -> None:
+        self.begun.set()
+        self.was_told = self.go_on.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "a long text"}),
+        ("/detokenize", {"tokens": [1, 2]}),
+        ("/v1/completions", {"prompt": [1, 2], "max_tokens": 1, "echo": True}),
+        ("/v1/decisions", {"state": "x", "questions": [{"question": "?", "options": ["a", "b"]}]}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_others_are_answered_while_a_text_is_tokenized(
+    api: Site, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    words = SlowWords()
+    monkeypatch.setitem(vars(api.gateway), "words", words)
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(api.post, path, **body)
+        try:
+            assert words.begun.wait(PATIENCE_S)
+            assert api.http.get("/version").status_code == 200
+        finally:
+            words.go_on.set()
+        assert reply.result(PATIENCE_S).status_code in (200, 500)  # what the tokenizer said is no option's tokens
+    assert words.was_told
+
+
+def test_a_text_comes_back_from_its_tokens(api: Site) -> None:
+    reply = api.ask("/tokenize", prompt="hello", return_token_strs=True)
+    assert reply["count"] == len(reply["tokens"]) == len(reply["token_strs"])
+    assert api.ask("/detokenize", tokens=reply["tokens"], skip_special_tokens=True)["prompt"] == "hello"
