@@ -16,6 +16,7 @@ from ...driver.stream import Completion
 from ...protocol.sampling import MAX_LOGPROBS
 from .errors import ApiError, aborted
 from .state import Gateway
+from .submission import MAX_IN_FLIGHT
 from .token_ids import prompt_ids
 
 FORCE = 100.0
@@ -33,6 +34,7 @@ class OptionScorer:
         self._options = dict(options)
         self._streams: set[AsyncStream] = set()
         self._num_sent = 0
+        self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
 
     async def prompt_ids(self, prompt: Mapping[str, Any]) -> list[int]:
         """The tokens of a text or a chat, as the pipeline makes them."""
@@ -90,6 +92,10 @@ class OptionScorer:
         return {**dict(others), token_id: logprob}
 
     async def _ask(self, wanted: Mapping[str, Any]) -> Completion:
+        async with self._room:
+            return await self._answer(wanted)
+
+    async def _answer(self, wanted: Mapping[str, Any]) -> Completion:
         request_id = f"{self.request_id}.{self._num_sent}"
         self._num_sent += 1
         stream = self._gateway.client.submit(request_id=request_id, **{**self._options, **wanted})

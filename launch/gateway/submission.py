@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ...driver.async_client import AsyncClient, AsyncStream
+from ...driver.choices import num_choices
 from ...driver.stream import Completion, Delta
-from ...protocol.errors import TriptychError
+from ...protocol.errors import Overloaded, TriptychError
 from .errors import aborted
+
+MAX_IN_FLIGHT = 64  # sequences of one HTTP request
+RETRY_S = 0.1  # a prompt that found no room is sent again so soon, or when another one ends
+OVERLOADED_S = 30.0  # how long it is sent again, if it is not the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,34 +32,85 @@ class Piece:
 class Choices:
     """Running requests of the pipeline. If one is refused, or a choice fails, all are aborted.
 
-    The choices of a request stand next to each other, so a prompt of ``n`` choices has ``n`` places.
+    The choices of a request stand next to each other, so a prompt of ``n`` choices has ``n`` places. At most
+    ``MAX_IN_FLIGHT`` sequences are with the pipeline at once: all HTTP requests share what one of its clients may have.
     """
 
     def __init__(self, requests: Sequence[AsyncStream]) -> None:
-        self._requests = list(requests)
-        self._streams = [choice for request in requests for choice in request.choices]
-        self.num_prompt_tokens = 0  # of all that were accepted
+        """Requests that run already."""
+        self.num_prompt_tokens = 0  # of all that were accepted so far
+        self._sent = list(requests)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._has_ended = asyncio.Event()  # one of them, for those that found no room
+        self._accepted: list[asyncio.Future[AsyncStream]] = [_future() for _ in requests]
+        self._sizes = [len(request.choices) for request in requests]
+        for future, request in zip(self._accepted, requests, strict=True):
+            future.set_result(request)
 
     @classmethod
     async def submit(
         cls, client: AsyncClient, request_id: str, requests: Sequence[Mapping[str, Any]], *, keep: bool = False
     ) -> Choices:
-        """Send them all and wait until all are accepted.
+        """Send as many as may be in flight, wait until those are accepted, and send the others as they end.
 
         Raises:
             RequestError: one was refused.
         """
-        choices = cls([
-            client.submit(request_id=f"{request_id}.{index}" if index else request_id, keep=keep, **request)
-            for index, request in enumerate(requests)
-        ])  # fmt: skip
+        choices = cls([])
+        choices._accepted = [_future() for _ in requests]
+        choices._sizes = [num_choices(request) for request in requests]
+        num_at_once = max(1, MAX_IN_FLIGHT // max(map(_num_sequences, requests), default=1))
+        room = asyncio.Semaphore(num_at_once)
+
+        async def carry(index: int, request: Mapping[str, Any]) -> None:
+            own_id = f"{request_id}.{index}" if index else request_id
+            async with room:
+                await choices._carry(index, lambda: client.submit(request_id=own_id, keep=keep, **request))
+
+        choices._tasks = [asyncio.create_task(carry(index, request)) for index, request in enumerate(requests)]
         try:
-            for request in choices._requests:
-                choices.num_prompt_tokens += (await request.accepted()).num_prompt_tokens
-        except BaseException:
-            choices.abort()
+            for accepted in choices._accepted[:num_at_once]:
+                await asyncio.shield(accepted)
+        except BaseException as error:
+            if keep and isinstance(error, asyncio.CancelledError):  # the connection is lost, and the request is not
+                choices.let_go()
+            else:
+                choices.abort()
             raise
         return choices
+
+    async def _carry(self, index: int, send: Callable[[], AsyncStream]) -> None:
+        """One request from its submission to its end."""
+        try:
+            stream = await self._accept(send)
+        except Exception as error:  # raised again by whoever waits for it
+            self._accepted[index].set_exception(error)
+            return
+        self._accepted[index].set_result(stream)
+        with suppress(TriptychError):  # whoever reads it is told
+            await stream.result()
+        self._has_ended.set()
+
+    async def _accept(self, send: Callable[[], AsyncStream]) -> AsyncStream:
+        patient_until = None
+        while True:
+            stream = send()
+            self._sent.append(stream)
+            try:
+                accepted = await stream.accepted()
+                self.num_prompt_tokens += accepted.num_prompt_tokens
+                return stream
+            except Overloaded:
+                if not any(each.done() for each in self._accepted):
+                    raise
+                # As our own requests end, and what is left of those that have ended goes, there will be room.
+                patient_until = patient_until or time.monotonic() + OVERLOADED_S
+                is_ours = not all(sent.done for sent in self._sent)
+                if not is_ours and time.monotonic() > patient_until:
+                    raise
+                self._has_ended.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._has_ended.wait(), None if is_ours else RETRY_S)
 
     async def results(self) -> list[Completion]:
         """Every whole answer.
@@ -61,7 +119,11 @@ class Choices:
             RequestError: one failed, or was ended by the service.
         """
         try:
-            return [_checked(await stream.result()) for stream in self._streams]
+            return [
+                _checked(await choice.result())
+                for accepted in self._accepted
+                for choice in (await asyncio.shield(accepted)).choices
+            ]
         except TriptychError:
             self.abort()
             raise
@@ -73,12 +135,14 @@ class Choices:
         Raises:
             RequestError: one failed; what it had was yielded.
         """
-        if len(self._streams) == 1:
-            async for piece in _follow(0, self._streams[0], interval):
+        if self._sizes == [1]:
+            async for piece in _follow(0, self._accepted[0].result(), interval):
                 yield piece
             return
         queue: asyncio.Queue[Piece | BaseException] = asyncio.Queue()
-        tasks = [asyncio.create_task(_pump(i, s, interval, queue)) for i, s in enumerate(self._streams)]
+        places = [(accepted, own) for accepted, size in zip(self._accepted, self._sizes, strict=True)
+                  for own in range(size)]  # fmt: skip
+        tasks = [asyncio.create_task(_pump(i, *place, interval, queue)) for i, place in enumerate(places)]
         try:
             num_left = len(tasks)
             while num_left:
@@ -92,21 +156,44 @@ class Choices:
                 task.cancel()
 
     def abort(self) -> None:
-        """End what still runs."""
-        for request in self._requests:
+        """End what still runs, and send no more."""
+        self._stop_sending()
+        for request in self._sent:
             if not request.done:
                 request.abort()
 
     def let_go(self) -> None:
         """Stop following what still runs: it goes on for whoever asks for it."""
-        for request in self._requests:
+        self._stop_sending()
+        for request in self._sent:
             if not request.done:
                 request.let_go()
 
+    def _stop_sending(self) -> None:
+        for task in self._tasks:
+            task.cancel()
 
-async def _pump(index: int, stream: AsyncStream, interval: int, queue: asyncio.Queue[Piece | BaseException]) -> None:
+
+def _future() -> asyncio.Future[AsyncStream]:
+    """One whose error nobody has to look at."""
+    future: asyncio.Future[AsyncStream] = asyncio.get_running_loop().create_future()
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future
+
+
+def _num_sequences(request: Mapping[str, Any]) -> int:
+    return max(int(request.get("n", 1)), int(request.get("best_of", 1)))
+
+
+async def _pump(
+    index: int,
+    request: asyncio.Future[AsyncStream],
+    own: int,
+    interval: int,
+    queue: asyncio.Queue[Piece | BaseException],
+) -> None:
     try:
-        async for piece in _follow(index, stream, interval):
+        async for piece in _follow(index, (await asyncio.shield(request)).choices[own], interval):
             queue.put_nowait(piece)
     except Exception as error:  # raised again by whoever reads the queue
         queue.put_nowait(error)

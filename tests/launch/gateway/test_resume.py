@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.launch.gateway.conftest import Site, site
 from tests.launch.gateway.sse import Event, events, text_of
+from tests.launch.gateway.test_edge import head_of, raw
 from tests.pipeline.checks import assert_quiet
 from tests.waiting import eventually
 from triptych import Driver
+from triptych.driver.async_client import AsyncClient, AsyncStream
 
 PATH = "/v1/completions"
 WANTED = {"prompt": "tell me", "max_tokens": 150, "temperature": 0, "resumable": True}
@@ -121,3 +125,27 @@ def test_an_offset_beyond_the_answer_is_an_error(slow: Driver) -> None:
         found = rest(api, whole["id"], offset=1000)
         assert found[0].data["error"]["param"] == "num_tokens"
         api.http.delete(f"/v1/requests/{whole['id']}")
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_is_resumable_is_not_lost_with_a_connection_that_ends_before_it_is_accepted(
+    slow: Driver, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with site(slow.run_dir) as api:
+        client, streams = api.gateway.client, list[AsyncStream]()
+
+        def submit(**asked: Any) -> AsyncStream:
+            streams.append(AsyncClient.submit(client, **asked))
+            return streams[-1]
+
+        monkeypatch.setattr(client, "submit", submit)
+        body = json.dumps({**WANTED, "n": n, "request_id": f"early{n}"}).encode()
+        os.kill(prepare := slow.pids["prepare"] or 0, signal.SIGSTOP)
+        with raw(api) as connection:
+            connection.sendall(head_of(len(body)) + body)
+            eventually(lambda: streams)
+        eventually(lambda: api.gateway.counters.num_open == 0)
+        os.kill(prepare, signal.SIGKILL)
+        reply_id = f"cmpl-early{n}" if n == 1 else f"cmpl.{n}-early{n}"
+        eventually(lambda: api.http.get(f"/v1/requests/{reply_id}?stream=false").status_code == 200)
+        api.http.delete(f"/v1/requests/{reply_id}")

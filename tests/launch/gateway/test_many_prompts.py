@@ -1,0 +1,73 @@
+"""One HTTP request that asks for more than the pipeline takes at once, and all that share the gateway with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.sse import stream
+from triptych import Driver
+from triptych.driver.async_client import AsyncClient, AsyncStream
+from triptych.launch.gateway.submission import MAX_IN_FLIGHT
+
+PATH = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[Site]:
+    """The gateway may have no more under way than one HTTP request has."""
+    with Driver("hash-lm", max_client_requests=MAX_IN_FLIGHT) as driver, site(driver.run_dir) as api:
+        yield api
+
+
+def prompts(count: int) -> list[list[int]]:
+    return [[5, 6, number] for number in range(count)]
+
+
+def texts(reply: dict[str, Any]) -> list[str]:
+    return [choice["text"] for choice in reply["choices"]]
+
+
+def test_many_prompts_are_answered_a_few_at_a_time(narrow: Site) -> None:
+    asked: dict[str, Any] = {"max_tokens": 2, "temperature": 0}
+    found = texts(narrow.ask(PATH, prompt=prompts(200), **asked))
+    for number in (0, 70, 199):
+        assert texts(narrow.ask(PATH, prompt=prompts(200)[number], **asked)) == [found[number]]
+    by_index: dict[int, str] = dict.fromkeys(range(200), "")
+    for event in stream(narrow.http, PATH, prompt=prompts(200), **asked)[:-1]:
+        [choice] = event.data["choices"]
+        by_index[choice["index"]] += choice["text"]
+    assert list(by_index.values()) == found
+
+
+def test_prompts_of_several_choices_count_as_often(narrow: Site) -> None:
+    reply = narrow.ask(PATH, prompt=prompts(10), max_tokens=2, n=16, seed=3, temperature=1)
+    assert [choice["index"] for choice in reply["choices"]] == list(range(160))
+
+
+def test_many_options_are_scored_a_few_at_a_time(demo: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, streams, num_live = demo.gateway.client, list[AsyncStream](), list[int]()
+
+    def submit(**options: Any) -> AsyncStream:
+        streams.append(AsyncClient.submit(client, **options))
+        num_live.append(sum(not stream.done for stream in streams))
+        return streams[-1]
+
+    monkeypatch.setattr(client, "submit", submit)
+    options = [f"{first}{second}" for first in "abcdefghijklmnop" for second in "qrstuvwxyz"]
+    demo.ask("/v1/decisions", state="x", questions=[{"question": "which?", "options": options}] * 8)
+    assert 8 < max(num_live) <= MAX_IN_FLIGHT
+
+
+def test_a_prompt_that_is_refused_ends_the_others(narrow: Site) -> None:
+    status, error = narrow.refusal(PATH, prompt=[*prompts(100), [999_999]], max_tokens=2)
+    assert (status, error["param"]) == (400, "prompt")
+    assert narrow.ask(PATH, prompt=prompts(MAX_IN_FLIGHT), max_tokens=2)
+
+
+def test_a_queue_that_is_shorter_than_the_list_of_prompts_will_do() -> None:
+    with Driver("hash-lm", max_queue=2, max_num_seqs=2) as short, site(short.run_dir) as api:
+        assert len(texts(api.ask(PATH, prompt=prompts(40), max_tokens=2))) == 40
