@@ -16,7 +16,7 @@ from ..protocol.errors import PipelineClosed, TriptychError
 from .gateway.config import GatewayConfig
 from .gateway.processes import gateways
 from .report import model_line, statistics_line
-from .signals import signals_ignored
+from .signals import handle_unless_ignored, signals_ignored
 from .startup import start
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def serve(task: Task, *, console: Console) -> int:
         ConfigError: the run directory is in use or unsafe, or the HTTP address cannot be had.
         WorkerDied: a worker failed to start.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
+    handle_unless_ignored(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
     code = 0
     driver = Driver(run_dir=task.run_dir, config=task.config)
     with ExitStack() as stack:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -12,9 +12,17 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def exit_on_signals() -> None:
-    """Turn SIGTERM, and the SIGHUP of a closed terminal, into SystemExit, as Ctrl-C is a KeyboardInterrupt already."""
+    """Turn SIGTERM, and the SIGHUP of a closed terminal, into SystemExit, as Ctrl-C is a KeyboardInterrupt already.
+
+    A signal that whoever started this program had it ignore, as nohup does, stays ignored.
+    """
     for number in ENDING[1:]:
-        signal.signal(number, _exit)
+        handle_unless_ignored(number, _exit)
+
+
+def handle_unless_ignored(number: signal.Signals, handler: Callable[[int, FrameType | None], object]) -> None:
+    if signal.getsignal(number) is not signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 @contextmanager
