@@ -102,19 +102,39 @@ class _Process(threading.Thread):
         back_off_s = FIRST_BACK_OFF_S
         while not self._stopping.is_set():
             began = time.monotonic()
-            code = self._live()
+            end = self._end_of_life()
             if self._stopping.is_set():
                 return
             lasted_s = time.monotonic() - began
             back_off_s = FIRST_BACK_OFF_S if lasted_s > START_S else min(MAX_BACK_OFF_S, 2 * back_off_s)
-            logger.warning(
-                "gateway %d ended with exit code %s; starting it again in %.2f s", self._index, code, back_off_s
-            )
+            logger.warning("gateway %d %s; starting it again in %.2f s", self._index, end, back_off_s)
             self._stopping.wait(back_off_s)
 
+    def _end_of_life(self) -> str:
+        """Start one, wait for its end, and say what it was."""
+        try:
+            return f"ended with exit code {self._live()}"
+        except OSError as error:  # no memory, processes or files left for now
+            return f"cannot be started: {error}"
+
     def _live(self) -> int:
-        """Start one and wait for its end."""
         pulse, childs_end = os.pipe2(os.O_CLOEXEC)
+        try:
+            process = self._start(childs_end)
+        except BaseException:
+            os.close(pulse)
+            raise
+        finally:
+            os.close(childs_end)
+        try:
+            if self._stopping.is_set():  # the signal may have missed this process
+                process.send_signal(signal.SIGTERM)
+            self._watch(process, pulse)
+            return process.wait()
+        finally:
+            os.close(pulse)
+
+    def _start(self, childs_end: int) -> subprocess.Popen[bytes]:
         os.set_blocking(childs_end, False)
         listen_fd = self._listener.fileno()
         settings = Settings(
@@ -130,17 +150,10 @@ class _Process(threading.Thread):
             start_new_session=True,
         )
         self._process = process
-        os.close(childs_end)
-        try:
-            assert process.stdin is not None, "a pipe was asked for"
-            with suppress(BrokenPipeError), process.stdin:
-                process.stdin.write(settings.to_json().encode())
-            if self._stopping.is_set():  # the signal may have missed this process
-                process.send_signal(signal.SIGTERM)
-            self._watch(process, pulse)
-            return process.wait()
-        finally:
-            os.close(pulse)
+        assert process.stdin is not None, "a pipe was asked for"
+        with suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(settings.to_json().encode())
+        return process
 
     def _watch(self, process: subprocess.Popen[bytes], pulse: int) -> None:
         """Return when the process has ended; kill it when it is silent for too long."""
