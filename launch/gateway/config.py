@@ -38,7 +38,7 @@ class GatewayConfig:
     )
     api_key_file: str | None = _option(None, "file with keys that clients may send, one a line")
     max_body_bytes: int = _option(8 << 20, "of one HTTP request")
-    body_timeout_s: float = _option(30.0, "until the body of an HTTP request must be there")
+    body_timeout_s: float = _option(30.0, "until the headers, and then the body, of an HTTP request must be there")
     request_timeout_s: float | None = _option(
         None, "until an HTTP request must be answered; by default without a limit"
     )

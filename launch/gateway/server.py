@@ -19,6 +19,7 @@ from ..logs import set_up_stream_logging
 from .app import create_app
 from .config import GatewayConfig
 from .errors import stopped
+from .patience import impatient, raise_file_limit
 from .settings import Settings
 from .state import Gateway
 from .tracing import make_tracer
@@ -54,6 +55,7 @@ def make_gateway(config: GatewayConfig, run_dir: Path, *, index: int = 0) -> Gat
 
 def serve(gateway: Gateway, listener: socket.socket, *, heartbeat_fd: int | None = None) -> None:
     """Serve at a bound socket until SIGINT or SIGTERM; then open requests get a few seconds."""
+    raise_file_limit()
     server = make_server(gateway, heartbeat_fd=heartbeat_fd)
     server.run(sockets=[listener])
     gateway.board.close()
@@ -65,6 +67,7 @@ def make_server(gateway: Gateway, *, heartbeat_fd: int | None = None) -> uvicorn
     """The HTTP server, to be ``run`` with its sockets; ``should_exit`` ends it."""
     config = uvicorn.Config(
         create_app(gateway),
+        http=impatient(gateway.config.body_timeout_s),
         lifespan="on",
         log_config=None,
         access_log=False,

@@ -80,6 +80,24 @@ def test_a_body_that_does_not_come_is_not_waited_for(pipeline: Driver) -> None:
         assert b" 408 " in connection.recv(4096).splitlines()[0]
 
 
+@pytest.mark.parametrize("before", [b"", b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n"], ids=["first", "second"])
+@pytest.mark.parametrize("begun", [b"", b"POST / HTTP/1.1\r\nhost: "], ids=["nothing", "half"])
+def test_headers_that_do_not_come_are_not_waited_for(pipeline: Driver, before: bytes, begun: bytes) -> None:
+    with site(pipeline.run_dir, body_timeout_s=0.2, keep_alive_s=1) as api, raw(api) as connection:
+        if before:
+            connection.sendall(before)
+            reply = b""
+            while not reply.endswith(b"}"):
+                reply += connection.recv(4096)
+        connection.sendall(begun)
+        assert connection.recv(4096) == b""
+
+
+def test_an_answer_may_take_longer_than_the_headers() -> None:
+    with Driver("hash-lm", hash_step_ms=5) as slow, site(slow.run_dir, body_timeout_s=0.1) as api:
+        assert api.post(PATH, **{**LONG, "max_tokens": 100}).status_code == 200
+
+
 def test_a_request_that_takes_too_long_is_ended(pipeline: Driver) -> None:
     with Driver("hash-lm", hash_step_ms=5) as slow, site(slow.run_dir, request_timeout_s=0.3) as api:
         reply = api.post(PATH, **LONG)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from triptych.launch.gateway.settings import Settings
 from triptych.protocol.errors import ConfigError
 
 PATH = "/v1/completions"
+POPEN = subprocess.Popen
 
 
 def children_of(pid: int, module: str) -> list[int]:
@@ -67,6 +70,30 @@ def test_a_gateway_that_is_killed_is_started_again_and_connections_wait_for_it(p
             os.kill(pid, signal.SIGKILL)
             with connected(str(http.base_url)) as other:
                 assert other.post(PATH, json={"prompt": "hi", "max_tokens": 2}).status_code == 200
+
+
+def test_a_gateway_that_cannot_be_started_is_tried_again(pipeline: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [OSError(errno.EAGAIN, "no more processes")] * 2
+    num_open = len(os.listdir("/proc/self/fd"))
+
+    def popen(*arguments: object, **options: object) -> object:
+        if failures:
+            raise failures.pop()
+        return POPEN(*arguments, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr("triptych.launch.gateway.processes.subprocess.Popen", popen)
+    with served(pipeline) as http:
+        assert http.get("/version").status_code == 200
+    assert not failures
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+def test_a_gateway_has_all_the_files_that_it_may_open(pipeline: Driver) -> None:
+    with served(pipeline) as http:
+        assert http.get("/version").status_code == 200
+        [pid] = gateway_pids()
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        assert soft == hard
 
 
 def test_a_stream_is_resumed_after_its_gateway_was_killed() -> None:

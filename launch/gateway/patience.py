@@ -1,0 +1,56 @@
+"""Connections that say nothing. uvicorn bounds the time between two requests and not the time that a request's headers
+take, so whoever opens connections and is silent would keep all there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+
+def impatient(limit_s: float) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, closing a connection whose headers are not there ``limit_s`` after it, or they, began."""
+
+    class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type] # whichever of its two is installed
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._until_headers: asyncio.TimerHandle | None = None
+            self._look()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._look()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            self._disarm()
+            super().connection_lost(error)
+
+        def _look(self) -> None:
+            cycle: Any = self.cycle  # of the last request whose headers came
+            if cycle is not None and not cycle.response_complete:
+                self._disarm()
+            elif self._until_headers is None:
+                self._until_headers = self.loop.call_later(limit_s, self._give_up)
+
+        def _give_up(self) -> None:
+            self._until_headers = None
+            if not self.transport.is_closing():
+                self.transport.close()
+
+        def _disarm(self) -> None:
+            if self._until_headers is not None:
+                self._until_headers.cancel()
+                self._until_headers = None
+
+    return Impatient
+
+
+def raise_file_limit() -> None:
+    """As many open files as the system allows: each connection is one, and 1,024 are the usual limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
