@@ -12,15 +12,15 @@ WORKER = "triptych.workers.prepare"  # one of each pipeline's processes
 
 
 def running_pipelines() -> list[Path]:
-    """Run directories, in no order; read from the command lines of the workers."""
-    found = []
+    """Run directories; read from the command lines of the workers."""
+    found = set()  # spares have the command lines of the workers that they will be
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):  # it ended meanwhile, or is no worker
             if process.stat().st_uid == os.getuid():
                 arguments = (process / "cmdline").read_bytes().decode().split("\0")
                 if WORKER in arguments:
-                    found.append(Path(arguments[arguments.index("--run-dir") + 1]))
-    return found
+                    found.add(Path(arguments[arguments.index("--run-dir") + 1]))
+    return sorted(found)
 
 
 def the_running_pipeline() -> Path:
@@ -29,7 +29,7 @@ def the_running_pipeline() -> Path:
     Raises:
         ConfigError: there is none, or several.
     """
-    found = sorted(running_pipelines())
+    found = running_pipelines()
     if not found:
         raise ConfigError("no pipeline of yours runs here; triptych serve starts one", param="run_dir")
     if len(found) > 1:

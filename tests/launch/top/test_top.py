@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -33,6 +36,15 @@ def test_running_pipelines_are_found(run_dir: str, monkeypatch: pytest.MonkeyPat
             the_running_pipeline()
     monkeypatch.setattr("triptych.launch.find.running_pipelines", lambda: [Path("/a")])
     assert the_running_pipeline() == Path("/a")
+
+
+def test_a_pipeline_with_spares_is_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "input()", "triptych.workers.prepare", "--run-dir", str(tmp_path)]
+    with ExitStack() as stack:
+        for _ in range(2):
+            process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE))
+            stack.callback(process.kill)
+        assert running_pipelines().count(tmp_path) == 1
 
 
 def test_without_a_terminal_it_says_so(triptych: Triptych, run_dir: str) -> None:
