@@ -70,8 +70,9 @@ def line_editing(commands: Sequence[str]) -> Iterator[None]:
         yield
         return
     path = history_path()
-    with suppress(OSError):
-        readline.read_history_file(path)
+    if path is not None:
+        with suppress(OSError):
+            readline.read_history_file(path)
     readline.set_history_length(MAX_HISTORY)
     readline.set_completer_delims("")  # so that a whole line is completed, and only a command is one
     readline.set_completer(lambda text, index: _completion(text, index, commands))
@@ -79,15 +80,21 @@ def line_editing(commands: Sequence[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.touch(mode=0o600)  # before it holds anything: it is nobody else's business
-            readline.write_history_file(path)
+        if path is not None:
+            with suppress(OSError):
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.touch(mode=0o600)  # before it holds anything: it is nobody else's business
+                readline.write_history_file(path)
 
 
-def history_path() -> Path:
-    """Where programs keep what they remember of a user, by the XDG base directory specification."""
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+def history_path() -> Path | None:
+    """Where programs keep what they remember of a user, by the XDG base directory specification; None for a user
+    without a home, as in a container under a user id that it does not know.
+    """
+    try:
+        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:
+        return None
     return Path(home) / "triptych" / "chat_history"
 
 

@@ -22,6 +22,7 @@ from .keys import keys
 from .logs import set_up_logging, set_up_stream_logging
 from .replay.options import EngineConfig, StudyOptions
 from .signals import exit_on_signals
+from .streams import open_closed_streams
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,6 +65,7 @@ app.add_typer(keys)
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run a verb and exit: with 0 if all went well, 1 if something failed, 2 for a wrong setting."""
+    open_closed_streams()
     exit_on_signals()
     try:
         app(arguments)

@@ -1,0 +1,26 @@
+"""Standard streams that were closed by whoever started the program."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def open_closed_streams() -> None:
+    """Give each of the three its place again: otherwise the next file or socket would get the number, and Python has
+    None for it. Input is empty, and what goes to the output fails, as it would have.
+    """
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(_null(os.O_RDONLY, 0), "r")
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(_null(os.O_RDONLY, 1), "w")  # cannot be written
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(_null(os.O_WRONLY, 2), "w")
+
+
+def _null(flags: int, number: int) -> int:
+    """/dev/null, as this descriptor where it is free."""
+    null = os.open(os.devnull, flags)
+    if null == number:
+        os.set_inheritable(null, True)
+    return null
