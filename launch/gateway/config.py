@@ -67,7 +67,8 @@ class GatewayConfig:
         Raises:
             ConfigError: the file cannot be read or holds no key.
         """
-        keys = [] if self.api_key is None else [self.api_key]
+        # A key that comes out of a file by way of the environment often brings the end of its line.
+        keys = [] if self.api_key is None else [self.api_key.rstrip("\r\n")]
         if self.api_key_file is not None:
             keys += _read_keys(Path(self.api_key_file))
         if any(not key.strip() for key in keys):
@@ -78,7 +79,7 @@ class GatewayConfig:
 def is_known_key(given: bytes, keys: tuple[str, ...]) -> bool:
     """Whether ``given`` is one of the keys, in a time that does not tell how much of it was right."""
     # A list: any() of a generator would stop at the key that fits.
-    matches = [hmac.compare_digest(given, key.encode()) for key in keys]
+    matches = [hmac.compare_digest(given, key.encode(errors="surrogateescape")) for key in keys]
     return any(matches)
 
 

@@ -83,8 +83,9 @@ class _Visit:
         return None
 
     def _given_key(self) -> bytes:
+        """The bytes that were sent: in a header they are characters of Latin-1, whatever they mean."""
         scheme, _, key = self._headers.get("authorization", "").partition(" ")
-        return key.strip().encode("utf-8", "replace") if scheme.lower() == "bearer" else b""
+        return key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
 
     def _too_large(self, num_bytes: int) -> ApiError:
         limit = self._gateway.config.max_body_bytes
@@ -126,4 +127,4 @@ class _Visit:
             "request_id": self._scope["state"].get("request_id"),
         }  # fmt: skip
         level = logging.DEBUG if route in QUIET_ROUTES else logging.INFO
-        logger.log(level, "%(method)s %(path)s %(status)s in %(duration_ms)s ms, %(x_request_id)s", extra)
+        logger.log(level, "%(method)s %(path)r %(status)s in %(duration_ms)s ms, %(x_request_id)s", extra)

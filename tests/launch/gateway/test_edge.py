@@ -56,6 +56,14 @@ def test_keys_are_compared_as_a_whole() -> None:
     assert not any(is_known_key(given, ("key",)) for given in (b"", b"ke", b"key2", b"KEY"))
 
 
+def test_a_key_may_end_its_line_and_be_in_any_language(pipeline: Driver) -> None:
+    assert GatewayConfig(api_key="key\r\n").api_keys() == ("key",)
+    with site(pipeline.run_dir, api_key="schlüssel\n") as api:
+        for key, status in (("schlüssel", 200), ("schluessel", 401)):
+            reply = api.http.get("/v1/models", headers=[(b"authorization", f"Bearer {key}".encode())])
+            assert reply.status_code == status
+
+
 @pytest.mark.parametrize("content", [None, "\n# nothing\n"])
 def test_a_key_file_without_a_key_is_refused(tmp_path: Path, content: str | None) -> None:
     if content is not None:
@@ -138,6 +146,13 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_again() -> None:
         assert reply.json()["error"]["type"] == "rate_limit_error"
         for number in range(4):
             small.abort(f"r{number}")
+
+
+def test_a_path_writes_no_lines_of_its_own_into_the_log(api: Site, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "triptych.launch.gateway.edge"):
+        api.http.get("/no%0Awhere%1B%5B2J", headers={"x-request-id": "forger"})
+        record = eventually(lambda: next((r for r in caplog.records if "forger" in r.getMessage()), None))
+    assert record.getMessage().isprintable()
 
 
 def test_the_log_has_a_line_a_request_and_no_prompt(api: Site, caplog: pytest.LogCaptureFixture) -> None:
