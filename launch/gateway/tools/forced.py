@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 
-from .parser import Call, Found, call_of
+from .parser import UNREADABLE, Call, Found, call_of
 
 
 class ArgumentsParser:
@@ -23,30 +25,60 @@ class ArgumentsParser:
 
 
 class ListParser:
-    """The whole answer is a list of calls, each of which counts as soon as it is complete; half of one does not."""
+    """The whole answer is a list of calls, each of which counts as soon as it is complete; half of one does not.
+
+    The text is looked at once, for the braces where a call may end: a call of many tokens is read when it is whole.
+    """
 
     def __init__(self) -> None:
-        self._text = ""
+        self._unread: list[str] = []  # pieces of text since the last call
+        self._depth = 0  # of braces
+        self._in_string = self._is_escaped = False
         self._num_calls = 0
-        self._decoder = json.JSONDecoder()
+        self._is_list = True  # so far
 
     def push(self, text: str) -> Found:
-        self._text += text
         found: Found = []
-        while True:
-            rest = self._text.lstrip(_BETWEEN)
-            try:
-                value, end = self._decoder.raw_decode(rest)
-            except ValueError:
-                return found
-            if (call := call_of(value)) is None:
-                return found
+        begin = 0
+        for end in self._ends(text) if self._is_list else ():
+            whole = "".join([*self._unread, text[begin:end]])
+            call = _read(whole.lstrip(_BETWEEN))
+            if call is None:
+                self._is_list = False
+                break
             found.append(call)
             self._num_calls += 1
-            self._text = rest[end:]
+            self._unread, begin = [], end
+        self._unread.append(text[begin:])
+        return found
 
     def flush(self) -> Found:
-        return [] if self._num_calls or not self._text else [self._text]
+        text = "".join(self._unread)
+        return [] if self._num_calls or not text else [text]
+
+    def _ends(self, text: str) -> Iterator[int]:
+        """Where the objects of the list end in this piece."""
+        for mark in _MARKS.finditer(text, 1 if self._is_escaped else 0):
+            match mark[0]:
+                case '"':
+                    self._in_string = not self._in_string
+                case "{" if not self._in_string:
+                    self._depth += 1
+                case "}" if not self._in_string:
+                    self._depth -= 1
+                    if self._depth <= 0:
+                        yield mark.end()
+        if text:
+            ending = len(text) - len(text.rstrip("\\"))
+            self._is_escaped = (ending - (self._is_escaped and ending == len(text))) % 2 == 1
+
+
+def _read(text: str) -> Call | None:
+    try:
+        return call_of(json.loads(text))
+    except UNREADABLE:
+        return None
 
 
 _BETWEEN = " \t\r\n[,]"
+_MARKS = re.compile(r'\\.|["{}]', re.DOTALL)  # what a backslash hides is one, and is none of them

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from .parser import Found, call_of, held_back
+from .parser import UNREADABLE, Found, call_of, held_back
 
 START, END = "<tool_call>", "</tool_call>"
 
@@ -47,6 +47,6 @@ def _read(text: str, *, closing: str = END) -> Found:
     """The call between two tags; what is no call goes back to the text with its tags."""
     try:
         call = call_of(json.loads(text))
-    except ValueError:
+    except UNREADABLE:
         call = None
     return [call] if call is not None else [f"{START}{text}{closing}"]

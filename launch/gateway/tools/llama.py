@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from .parser import Found, call_of
+from .parser import UNREADABLE, Found, call_of
 
 TAG = "<|python_tag|>"
 
@@ -39,9 +39,10 @@ def _read(text: str) -> Found:
     while text:
         try:
             value, end = decoder.raw_decode(text)
-        except ValueError:
+            call = call_of(value)
+        except UNREADABLE:
             return []
-        if (call := call_of(value)) is None:
+        if call is None:
             return []
         found.append(call)
         text = text[end:].lstrip().removeprefix(";").lstrip()

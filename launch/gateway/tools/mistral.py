@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from .parser import Call, Found, call_of, held_back
+from .parser import UNREADABLE, Call, Found, call_of, held_back
 
 MARKER, ARGS = "[TOOL_CALLS]", "[ARGS]"
 
@@ -40,9 +40,9 @@ def _read_list(text: str) -> Found:
     """Calls of a JSON list, none if it is not one."""
     try:
         values, _ = json.JSONDecoder().raw_decode(text.lstrip())
-    except ValueError:
+        calls = [call_of(value) for value in values] if isinstance(values, list) else []
+    except UNREADABLE:
         return []
-    calls = [call_of(value) for value in values] if isinstance(values, list) else []
     return [call for call in calls if call is not None] if all(calls) else []
 
 
@@ -54,9 +54,10 @@ def _read_named(text: str) -> Found:
         name = name.removesuffix(ARGS).strip()
         try:
             arguments, end = json.JSONDecoder().raw_decode(brace + rest)
-        except ValueError:
+            call = Call(name, json.dumps(arguments, ensure_ascii=False))
+        except UNREADABLE:
             return []
         if not name or (brace + rest)[end:].strip():
             return []
-        found.append(Call(name, json.dumps(arguments, ensure_ascii=False)))
+        found.append(call)
     return found

@@ -16,6 +16,7 @@ class Call:
     arguments: str
 
 
+UNREADABLE = (ValueError, RecursionError)  # what JSON of a model may raise: it is none, or nested too deep
 Found = list[str | Call]  # in the order of the text
 
 

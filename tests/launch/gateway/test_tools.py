@@ -42,6 +42,7 @@ CASES: list[tuple[str, str, Found]] = [
      [WEATHER, TIME]),
     ("required", '[{"name": "time", "arguments": {}}, {"name": "wea', [TIME]),
     ("required", '[{"name": "ti', ['[{"name": "ti']),
+    ("required", r'[{"name": "time", "arguments": "{\"}{\\\\"}, {"name": "time"}]', [Call("time", r'{"}{\\'), TIME]),
     ("named:time", "{}", [TIME]),
     ("none", "<tool_call>{}</tool_call>", ["<tool_call>{}</tool_call>"]),
 ]  # fmt: skip
@@ -64,6 +65,33 @@ def test_calls_are_found_however_the_text_is_cut(parser: str, text: str, expecte
     reader = make_parser(parser)
     found = [part for start in range(0, len(text), size) for part in reader.push(text[start : start + size])]
     assert joined([*found, *reader.flush()]) == expected
+
+
+DEEP = '{"name": "f", "arguments": ' + '{"a":' * 100_000
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("hermes", f"<tool_call>{DEEP}</tool_call>"),
+        ("llama3_json", DEEP),
+        ("mistral", f"[TOOL_CALLS][{DEEP}"),
+        ("mistral", f"[TOOL_CALLS]f{DEEP}"),
+        ("required", f"[{DEEP}" + "}" * 100_001),
+    ],
+)
+def test_what_is_nested_too_deep_is_text(parser: str, text: str) -> None:
+    reader = make_parser(parser)
+    assert reader.push(text) + reader.flush() == [text]
+
+
+def test_a_list_of_calls_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr("triptych.launch.gateway.tools.forced.json.loads", lambda text: sizes.append(len(text)))
+    parser = make_parser("required")
+    for _ in range(1000):
+        parser.push('[{"name": "f", "arguments": {"a": "}{\\"}')
+    assert not sizes
 
 
 @pytest.mark.parametrize(
