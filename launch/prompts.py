@@ -74,7 +74,7 @@ def _parse(text: str) -> dict[str, Any]:
     """What ``Client.submit`` cannot be called with is refused here; everything else is for prepare to judge."""
     try:
         row: dict[str, Any] = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"not JSON: {error}") from error
     for name in row.keys() - _FIELDS:
         raise InvalidRequest(f"unknown field {name!r}", param=name)
@@ -86,5 +86,5 @@ def _parse(text: str) -> dict[str, Any]:
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise InvalidRequest(f"messages must be a list of maps, got {messages!r:.80}", param="messages")
     if isinstance(row.get("logit_bias"), dict):  # JSON has no keys but strings
-        row["logit_bias"] = {int(k) if k.isdecimal() else k: v for k, v in row["logit_bias"].items()}
+        row["logit_bias"] = {int(k) if k.isdecimal() and len(k) <= 10 else k: v for k, v in row["logit_bias"].items()}
     return row

@@ -35,6 +35,8 @@ def pipeline_options(
         InvalidRequest: a value lies outside its limits.
     """
     given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
+    if body.seed is not None:
+        given["seed"] = body.seed % 2**63  # OpenAI allows all of 64 bits with a sign, the pipeline those from 0 on
     params = SamplingParams(
         **{
             "temperature": TEMPERATURE,

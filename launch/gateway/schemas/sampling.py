@@ -69,7 +69,9 @@ class SamplingFields(ApiModel):
     repetition_penalty: float | None = limited("repetition_penalty")
     presence_penalty: float | None = limited("presence_penalty")
     frequency_penalty: float | None = limited("frequency_penalty")
-    seed: int | None = limited("seed", description="the same seed, the same answer")
+    seed: int | None = Field(
+        None, ge=-(2**63), lt=2**63, description="the same seed, the same answer; one below 0 stands for itself + 2**63"
+    )
     logit_bias: dict[str, float] | None = Field(None, description="token id to bias, -100 to 100")
     stop: str | List[str] | None = Field(None, description="at most 16 strings of at most 256 characters")
     stop_token_ids: List[int] | None = None
@@ -106,4 +108,8 @@ class SamplingFields(ApiModel):
 
 def bias_map(value: dict[str, float] | None) -> dict[Any, float]:
     """Token ids as integers; a key that is none stays, and is refused with the others' limits."""
-    return {int(key) if key.isascii() and key.isdigit() else key: bias for key, bias in (value or {}).items()}
+    return {int(key) if _is_id(key) else key: bias for key, bias in (value or {}).items()}
+
+
+def _is_id(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) <= 10  # Python reads no number of thousands of digits

@@ -66,5 +66,5 @@ def _schema(value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ApiError(f"structured_outputs.json is no JSON: {error}", param="structured_outputs.json") from error

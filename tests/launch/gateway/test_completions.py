@@ -49,6 +49,13 @@ def test_each_prompt_has_its_choices(api: Site) -> None:
     assert (reply["usage"]["prompt_tokens"], reply["usage"]["completion_tokens"]) == (5, 24)
 
 
+def test_a_seed_may_be_below_zero(api: Site) -> None:
+    wanted = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1, "n": 2}
+    of_minus_one, of_zero, of_the_last = (api.ask(PATH, **wanted, seed=seed) for seed in (-1, 0, 2**63 - 1))
+    assert of_minus_one["choices"] == of_the_last["choices"]
+    assert of_minus_one["choices"][1]["text"] == of_zero["choices"][0]["text"]
+
+
 def test_choices_differ_and_a_seed_repeats_them(api: Site) -> None:
     wanted = {"prompt": PROMPT, "n": 3, "max_tokens": 12, "temperature": 1, "seed": 7}
     first, second = (api.ask(PATH, **wanted)["choices"] for _ in range(2))

@@ -37,6 +37,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": [999999]}, "prompt"),
     (COMPLETIONS, {"logit_bias": {"a": 1}}, "logit_bias"),
     (COMPLETIONS, {"logit_bias": {"5": 101}}, "logit_bias"),
+    (COMPLETIONS, {"logit_bias": {"1" * 5000: 1}}, "logit_bias"),
+    (COMPLETIONS, {"structured_outputs": {"json": "[" * 10_000}}, "structured_outputs.json"),
     (COMPLETIONS, {"stop": ["x"] * 17}, "stop"),
     (COMPLETIONS, {"stop_token_ids": [10**6]}, "stop_token_ids"),
     (COMPLETIONS, {"min_tokens": 2, "max_tokens": 1}, "min_tokens"),
@@ -52,7 +54,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"deadline_ms": 0}, "deadline_ms"),
     (COMPLETIONS, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     (RESPONSES, {"include": ["everything"]}, "include[0]"),
-    (COMPLETIONS, {"seed": -1}, "seed"),
+    (COMPLETIONS, {"seed": 2**63}, "seed"),
+    (COMPLETIONS, {"seed": -(2**63) - 1}, "seed"),
     (COMPLETIONS, {"request_id": "a b"}, "request_id"),
     (COMPLETIONS, {"n": 65}, "n"),
     (COMPLETIONS, {"n": 64}, "n"),  # more than can be live at once
