@@ -92,7 +92,7 @@ def serve(
     config: PipelineConfig,
     gateway: GatewayConfig,
     run_dir: RunDir = None,
-    drain_timeout: Annotated[float, option("drain_timeout", "seconds that accepted requests get at a stop")] = 30.0,
+    drain_timeout: Annotated[float, option("drain_timeout", "seconds that accepted requests get at a stop")] = 20.0,
     log_level: LogLevel = "info",
 ) -> None:
     """Serve clients until Ctrl-C or SIGTERM: the first one drains, the second one stops at once."""

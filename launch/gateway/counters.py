@@ -17,6 +17,12 @@ _NAME = "gateway-{}.json"
 Key = tuple[str, str]  # route and status
 
 
+def forget_counts(run_dir: Path) -> None:
+    """Remove what earlier gateways of this run directory counted, of which there may have been more."""
+    for path in run_dir.glob(_NAME.format("*")):
+        path.unlink(missing_ok=True)
+
+
 class Counters:
     """Of one gateway process. A restart begins at 0, as Prometheus expects of counters."""
 

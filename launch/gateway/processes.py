@@ -25,6 +25,7 @@ from ...protocol.lifeline import child_environment
 from ...protocol.run_dir import write_private
 from .address import URL_FILE, listen, url_of
 from .config import GatewayConfig
+from .counters import forget_counts
 from .settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ def gateways(config: GatewayConfig, run_dir: Path, *, log_level: str) -> Iterato
     with listen(config.http) as listener:
         url = url_of(listener)
         write_private(run_dir / URL_FILE, url)
+        forget_counts(run_dir)
         running = [
             _Process(config, run_dir, index=index, listener=listener, log_level=log_level)
             for index in range(config.http_workers)

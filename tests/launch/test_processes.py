@@ -71,7 +71,7 @@ def test_the_first_signal_lets_requests_finish(tmp_path: Path) -> None:
         assert len(stream.result(20).token_ids) == 100
         assert server.wait(20) == 0
         assert server.stderr is not None
-        assert "draining for at most 30 s, requests left: 1" in server.stderr.read()
+        assert "draining for at most 20 s, requests left: 1" in server.stderr.read()
 
 
 def test_the_second_signal_stops_at_once(tmp_path: Path) -> None:

@@ -62,6 +62,14 @@ def test_several_processes_serve_one_address(pipeline: Driver) -> None:
         eventually(lambda: 'gateway="1"' in http.get("/metrics").text)
 
 
+def test_what_earlier_gateways_counted_is_not_shown(pipeline: Driver) -> None:
+    earlier = pipeline.run_dir / "gateway-7.json"
+    earlier.write_text('{"requests": [["/v1/models", "200", 5]], "seconds": {}, "open": 0, "disconnects": 0}')
+    with served(pipeline) as http:
+        assert 'gateway="7"' not in http.get("/metrics").text
+    assert not earlier.exists()
+
+
 def test_a_gateway_that_is_killed_is_started_again_and_connections_wait_for_it(pipeline: Driver) -> None:
     with served(pipeline) as http:
         assert http.get("/version").status_code == 200
