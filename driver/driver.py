@@ -28,6 +28,7 @@ from .client import Client, Prompt
 from .control import ControlServer
 from .health import Health, take_health
 from .journal_keeper import JournalKeeper
+from .lives import note_first_lives
 from .replacing import reload_model, replace_worker
 from .stream import Completion, Stream
 from .supervisor import Supervisor
@@ -112,6 +113,7 @@ class Driver:
             keeper.close()
             self._leave(run_dir, keep=not run_dir.is_temporary)
             raise
+        note_first_lives(run_dir.path, board)
         board.set_mode(RUN)
         blame = Blame(board, keeper.journal)
         self._run_dir, self._board, self._keeper = run_dir, board, keeper

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from ...protocol.run_dir import CARD_FILE
 MODES = {RUN: "run", DRAIN: "drain", FAILED: "failed"}
 
 
-def is_loaded(board: Board, run_dir: Path) -> bool:
-    """Whether the pipeline has been ready since it started: the card says that the model was loaded."""
+def is_loaded(board: Board, run_dir: Path, first: Mapping[str, int]) -> bool:
+    """Whether the pipeline has been ready since its driver started, with the lives ``first`` of its workers.
+
+    The card says that the model was loaded, by this driver or, in a run directory that is kept, by one before.
+    """
     if not (run_dir / CARD_FILE).exists():
         return False
-    return all(board.ready(role) or board.epoch(role) > 1 for role in ROLES)
+    return all(board.ready(role) or board.epoch(role) > first[role] for role in ROLES)
 
 
 def stages(board: Board, config: SupervisorConfig) -> dict[str, dict[str, Any]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from ...driver.async_client import AsyncClient
+from ...driver.lives import first_lives
 from ...protocol.board import FAILED, RUN, Board
 from ...protocol.config import ModelCard, PipelineConfig
 from ...protocol.run_dir import CARD_FILE, CONFIG_FILE, board_path, follow_endpoint, submit_endpoint
@@ -38,6 +39,10 @@ class Gateway:
     @cached_property
     def pipeline(self) -> PipelineConfig:
         return PipelineConfig.from_json((self.run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
+
+    @cached_property
+    def _first_lives(self) -> dict[str, int]:
+        return first_lives(self.run_dir)
 
     @cached_property
     def board(self) -> Board:
@@ -89,7 +94,7 @@ class Gateway:
 
     @property
     def is_loaded(self) -> bool:
-        return is_loaded(self.board, self.run_dir)
+        return is_loaded(self.board, self.run_dir, self._first_lives)
 
     def check_ready(self) -> None:
         """

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...driver.lives import first_lives
 from ...driver.standing import RequestList
 
 HISTORY = 120  # samples of a sparkline at most
@@ -55,9 +56,9 @@ class Watched:
 
     @property
     def num_restarts(self) -> int:
-        """Lives of workers beyond their first."""
-        stats = self.sample.stats if self.sample else {}
-        return sum(max(0, stage.get("epoch", 1) - 1) for stage in stats.values())
+        """Lives of workers beyond the first that this driver gave them."""
+        stats, first = self.sample.stats if self.sample else {}, first_lives(self.run_dir)
+        return sum(max(0, stage.get("epoch", 1) - first[role]) for role, stage in stats.items())
 
     @property
     def trouble(self) -> str:

@@ -179,7 +179,7 @@ def unit() -> configparser.SectionProxy:
 
 def drain_s(call: str) -> float:
     found = re.search(r"--drain-timeout (\d+)", call)
-    return float(found[1]) if found else 30.0
+    return float(found[1]) if found else 20.0
 
 
 def test_the_unit_starts_what_there_is_and_gives_it_time_to_drain() -> None:

@@ -6,12 +6,17 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from tests.launch.gateway.conftest import Site, site
 from tests.waiting import eventually
 from triptych import Driver
+from triptych.driver.lives import first_lives, note_first_lives
+from triptych.driver.standing import RequestList
+from triptych.launch.gateway.health import is_loaded
+from triptych.launch.watch.watched import Sample, Watched
 from triptych.protocol.board import DRAIN, ROLES, RUN, Board
-from triptych.protocol.run_dir import board_path
+from triptych.protocol.run_dir import CARD_FILE, board_path
 
 
 @contextmanager
@@ -58,6 +63,22 @@ def test_a_model_that_is_being_loaded_is_a_503() -> None:
             api.ask("/v1/completions", prompt="hi", max_tokens=1)
     finally:
         driver.stop(mode="abort")
+
+
+def test_lives_of_an_earlier_driver_do_not_count(tmp_path: Path) -> None:
+    board = Board(board_path(tmp_path))
+    (tmp_path / CARD_FILE).touch()
+    for role in ROLES:
+        board.next_epoch(role)
+    note_first_lives(tmp_path, board)
+    watched, found = Watched(tmp_path, {}, {}), []
+    for _ in range(2):
+        for role in ROLES:
+            board.next_epoch(role)
+        watched.see(Sample(0.0, board.stats(), RequestList([], 0, 0, [])))
+        found.append((is_loaded(board, tmp_path, first_lives(tmp_path)), watched.num_restarts))
+    assert found == [(False, 0), (True, 3)]
+    board.close()
 
 
 def test_a_pipeline_that_drains_is_not_ready_and_still_healthy(pipeline: Driver, api: Site) -> None:
