@@ -10,14 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..protocol.errors import PipelineClosed, TriptychError
+from ..protocol import messages as m
+from ..protocol.errors import PipelineClosed, RequestTimeout, TriptychError
 from ..protocol.keys import ClientKeys
 from ..protocol.messages import MAX_REQUEST_ROWS, Accepted
 from ..protocol.sampling import SamplingParams
 from .choices import choice_ids, num_choices
 from .client import Client, Messages, Prompt, request_map
+from .questions import Question
 from .session import Session
-from .standing import RequestList, RequestStatus
+from .standing import RequestList, RequestStatus, list_of, status_of
 from .stream import Completion, Delta
 
 
@@ -248,16 +250,27 @@ class AsyncClient:
         self._session.forget(request_id)
 
     async def info(self, timeout: float = 10.0) -> dict[str, Any]:
-        return await asyncio.to_thread(self._client.info, timeout)
+        return dict((await self._answer(m.GetInfo(), timeout)).info)
 
     async def stats(self, timeout: float = 10.0) -> dict[str, Any]:
-        return await asyncio.to_thread(self._client.stats, timeout)
+        return dict((await self._answer(m.GetStats(), timeout)).stats)
 
     async def status(self, request_id: str, timeout: float = 10.0) -> RequestStatus:
-        return await asyncio.to_thread(self._client.status, request_id, timeout)
+        return status_of(await self._answer(m.GetStatus(request_id), timeout))
 
     async def requests(self, limit: int = MAX_REQUEST_ROWS, timeout: float = 10.0) -> RequestList:
-        return await asyncio.to_thread(self._client.requests, limit, timeout)
+        return list_of(await self._answer(m.GetRequests(limit), timeout))
+
+    async def _answer(self, question: Question, timeout: float) -> Any:
+        """Without a thread for each question: while the service is silent there would soon be none left."""
+        future = asyncio.wrap_future(self._session.ask(question))
+        try:
+            done, _ = await asyncio.wait([future], timeout=timeout)
+        finally:
+            future.cancel()  # of one that is done: nothing
+        if not done:
+            raise RequestTimeout(f"{type(question).__name__}: no answer within {timeout} s")
+        return future.result()
 
 
 def _set(future: asyncio.Future[Any], value: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -320,3 +321,16 @@ def test_a_loop_that_ended_disturbs_nobody(driver: Driver) -> None:
     asyncio.run(leave_early())
     assert client.generate([5], max_tokens=60).token_ids == said_after([5], 60)
     client.close()
+
+
+def test_async_questions_take_no_threads(driver: Driver) -> None:
+    async def body(client: AsyncClient) -> None:
+        num_threads = threading.active_count()
+        found = await asyncio.gather(*(client.status(f"q{number}") for number in range(50)))
+        assert {status.state for status in found} == {"unknown"}
+        assert (await client.info())["model"]["model"] == "hash-lm"
+        with pytest.raises(RequestTimeout, match="GetRequests: no answer within 0 s"):
+            await client.requests(timeout=0)
+        assert threading.active_count() == num_threads
+
+    with_client(driver, body)
