@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
+
 from ...driver.async_client import AsyncClient, AsyncStream
 from ...driver.choices import num_choices
 from ...driver.stream import Completion, Delta
@@ -109,8 +111,8 @@ class Choices:
                 if not is_ours and time.monotonic() > patient_until:
                     raise
                 self._has_ended.clear()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._has_ended.wait(), None if is_ours else RETRY_S)
+                with anyio.move_on_after(None if is_ours else RETRY_S):
+                    await self._has_ended.wait()
 
     async def results(self) -> list[Completion]:
         """Every whole answer.
