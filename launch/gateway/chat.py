@@ -17,7 +17,7 @@ from .generation import Generation
 from .ids import new_id
 from .logprobs import chat_logprobs, prompt_logprobs
 from .parameters import check_stream, form_name, named_as, pipeline_options
-from .replies import ChunkWriter, Head
+from .replies import CHAT_TEXT, ChunkWriter, Head
 from .schemas.chat import ChatRequest
 from .schemas.sampling import StreamOptions
 from .state import Gateway
@@ -129,7 +129,7 @@ class ChatReply:
         head = Head(self.head.request_id, "chat.completion.chunk", self.head.model, self.head.created)
         with_usage = bool(self.stream_options and self.stream_options.include_usage)
         writer = ChunkWriter(
-            head, before_text='"delta":{"content":', after_text='},"logprobs":null,"finish_reason":null',
+            head, shape=CHAT_TEXT,
             with_usage=with_usage, positions=[0] * self.num_choices if self.with_ids else None,
             num_prompt_tokens=generation.num_prompt_tokens(self.stream_options),
         )  # fmt: skip

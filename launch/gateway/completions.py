@@ -16,7 +16,7 @@ from .generation import Generation
 from .ids import new_id
 from .logprobs import completion_logprobs, echo_logprobs, joined, prompt_logprobs
 from .parameters import COMPLETION_TOKENS, check_stream, form_name, named_as, pipeline_options
-from .replies import ChunkWriter, Head
+from .replies import COMPLETION_TEXT, ChunkWriter, Head
 from .schemas.completions import MAX_PROMPTS, CompletionRequest
 from .state import Gateway
 from .structure import structured_options
@@ -129,7 +129,7 @@ class _Reply:
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         options, n = self.body.stream_options, self.body.n or 1
         writer = ChunkWriter(
-            self.head, before_text='"text":', after_text=',"logprobs":null,"finish_reason":null',
+            self.head, shape=COMPLETION_TEXT,
             with_usage=bool(options and options.include_usage),
             positions=[0] * n if self.body.resumable else None,
             num_prompt_tokens=generation.num_prompt_tokens(options),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pydantic import ValidationError
 from starlette.responses import Response
 
 from ...protocol.errors import TriptychError
@@ -20,7 +19,6 @@ _OPENAI_CODES = {
 # Routers that go on with a model of a longer context know the case by these words, not by the code.
 _BEFORE = {"prompt_too_long": "This model's maximum context length is exceeded: "}
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-_CLIENT_CLOSED = 499  # nobody reads it; it is for the log
 
 
 class ApiError(TriptychError):
@@ -87,10 +85,6 @@ def validation_error(errors: list[Any]) -> ApiError:
     if first["type"] == "unsupported":
         return unsupported(_dotted([*path, first["ctx"]["param"]]), first["msg"])
     return ApiError(f"{param or 'the body'}: {first['msg']}, got {first.get('input')!r:.80}", param=param)
-
-
-def from_validation(error: ValidationError) -> ApiError:
-    return validation_error(list(error.errors(include_url=False)))
 
 
 def _dotted(path: list[str | int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .streaming import to_json
 
@@ -23,20 +23,29 @@ class Head:
         return {"id": self.request_id, "object": self.object, "created": self.created, "model": self.model}
 
 
+class TextShape(NamedTuple):
+    """The JSON of a choice around its text, without the index."""
+
+    before: str
+    after: str
+
+
+CHAT_TEXT = TextShape('"delta":{"content":', '},"logprobs":null,"finish_reason":null')
+COMPLETION_TEXT = TextShape('"text":', ',"logprobs":null,"finish_reason":null')
+
+
 class ChunkWriter:
     """Chunks of a stream as bytes. The parts around the text are made once; a token costs one JSON string."""
 
     def __init__(
-        self, head: Head, *, before_text: str, after_text: str, with_usage: bool,
+        self, head: Head, *, shape: TextShape, with_usage: bool,
         positions: list[int] | None = None, num_prompt_tokens: int | None = None,
     ) -> None:  # fmt: skip
-        """``before_text`` and ``after_text`` are the JSON of a choice around its text, without the index.
-
-        With ``positions``, the tokens that the client has of each choice, every chunk has an id that says it anew.
+        """With ``positions``, the tokens that the client has of each choice, every chunk has an id that says it anew.
         With ``num_prompt_tokens`` every chunk has the usage so far.
         """
         self._head = to_json(head.fields())[:-1]
-        self._before, self._after = before_text, after_text
+        self._before, self._after = shape
         self._usage = ',"usage":null' if with_usage else ""
         self._positions = positions
         self._num_prompt_tokens = num_prompt_tokens

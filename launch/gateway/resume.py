@@ -22,14 +22,12 @@ from .completions import KIND as COMPLETION
 from .errors import ApiError, aborted, json_response
 from .generation import Generation
 from .ids import read_id
-from .replies import ChunkWriter, Head
+from .replies import CHAT_TEXT, COMPLETION_TEXT, ChunkWriter, Head
 from .state import Gateway
 from .submission import Choices
 from .usage import usage
 
 POSITIONS = "^[0-9]{1,10}(,[0-9]{1,10})*$"  # a number for each choice
-_CHAT_TEXT = ('"delta":{"content":', '},"logprobs":null,"finish_reason":null')
-_COMPLETION_TEXT = ('"text":', ',"logprobs":null,"finish_reason":null')
 
 
 async def resume_request(
@@ -97,9 +95,9 @@ def _follow(gateway: Gateway, request_id: str, positions: list[int], *, keep: bo
 
 
 async def _events(generation: Generation, head: Head, positions: list[int], *, is_chat: bool) -> AsyncIterator[bytes]:
-    before, after = _CHAT_TEXT if is_chat else _COMPLETION_TEXT
     head = Head(head.request_id, "chat.completion.chunk" if is_chat else head.object, head.model, head.created)
-    writer = ChunkWriter(head, before_text=before, after_text=after, with_usage=True, positions=positions)
+    shape = CHAT_TEXT if is_chat else COMPLETION_TEXT
+    writer = ChunkWriter(head, shape=shape, with_usage=True, positions=positions)
     async for piece in generation.pieces():
         if piece.end is None:
             text = "".join(delta.text for delta in piece.deltas)

@@ -10,16 +10,12 @@ from starlette.requests import Request
 
 from ...driver.stream import Completion
 from ...protocol.errors import ConfigError
+from ...protocol.messages import LEDGER_STAGES
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
 
 Tracer = Callable[[Request, Sequence[Completion]], None]
-# In the order in which a request passes them; time lost on the way comes last.
-STAGES = (
-    "queue", "tokenize", "credit", "schedule", "prefill", "decode", "wire", "detokenize", "deliver", "preempted",
-    "recovered",
-)  # fmt: skip
 
 
 def no_tracer(_: Request, __: Sequence[Completion]) -> None:
@@ -63,7 +59,7 @@ def tracer_to(processor: SpanProcessor) -> Tracer:
             now_ns = end_ns - int(completion.ledger["wall_ms"] * 1e6)
             span = source.start_span("llm_request", parent, start_time=now_ns, attributes=_attributes(completion))
             below = trace.set_span_in_context(span)
-            for stage in STAGES:
+            for stage in LEDGER_STAGES:
                 duration_ns = int(completion.ledger["stages_ms"].get(stage, 0.0) * 1e6)
                 if duration_ns:
                     source.start_span(stage, below, start_time=now_ns).end(now_ns + duration_ns)
