@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 import typing
+import zlib
 from collections.abc import Callable
 from dataclasses import fields
 from operator import attrgetter
@@ -22,6 +23,7 @@ VERSION = 1
 MAX_DEPTH = 64  # of arrays and maps within each other; a JSON schema takes two or three a level
 MAX_ITEMS = 1 << 16  # of one array; longer columns travel as bytes
 MAX_FIELDS = 1 << 10  # of one map
+MAX_VALUES = 400_000  # arrays, maps and their entries, in one frame of a stranger
 PEEK_BYTES = 256
 
 TAGS: dict[int, type[Any]] = {
@@ -102,12 +104,16 @@ def pack(value: Any) -> bytes:
     return typing.cast(bytes, msgpack.packb(value))
 
 
-def unpack(frame: bytes | memoryview) -> Any:
+def unpack(frame: bytes | memoryview, *, max_values: int | None = None) -> Any:
     """A plain value out of MessagePack bytes.
+
+    ``max_values``: arrays, maps and their entries in all. A byte may be a map, and a map takes 64: what does not count
+    them is given megabytes to read and takes seconds and gigabytes.
 
     Raises:
         BadFrame: not MessagePack, trailing bytes, or beyond the limits of this module.
     """
+    count = None if max_values is None else _counter(max_values)
     try:
         return msgpack.unpackb(
             frame,
@@ -117,17 +123,35 @@ def unpack(frame: bytes | memoryview) -> Any:
             max_array_len=MAX_ITEMS,
             max_map_len=MAX_FIELDS,
             max_ext_len=0,
+            list_hook=count,
+            object_hook=count,
             ext_hook=_refuse_extension,  # one of no bytes passes max_ext_len
         )
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise BadFrame(f"not a message: {type(error).__name__}: {error}"[:200]) from error
 
 
+def _counter(max_values: int) -> Callable[[Any], Any]:
+    """A hook that sees each array and map when it is whole, and ends the reading with the one that is too much."""
+    left = max_values
+
+    def count(value: Any) -> Any:
+        nonlocal left
+        left -= 1 + len(value)
+        if left < 0:
+            raise BadFrame(
+                f"a frame has {max_values - left} arrays, maps and entries or more, the limit is {max_values}"
+            )
+        return value
+
+    return count
+
+
 def _refuse_extension(code: int, _: bytes) -> Any:
     raise ValueError(f"extension type {code}")
 
 
-def decode(frame: bytes, *, max_bytes: int | None = None) -> Frame:
+def decode(frame: bytes, *, max_bytes: int | None = None, max_values: int | None = None) -> Frame:
     """The message in a frame.
 
     Raises:
@@ -135,7 +159,7 @@ def decode(frame: bytes, *, max_bytes: int | None = None) -> Frame:
     """
     if max_bytes is not None and len(frame) > max_bytes:
         raise BadFrame(f"the frame has {len(frame)} bytes, the limit is {max_bytes}")
-    values = unpack(frame)
+    values = unpack(frame, max_values=max_values)
     if type(values) is not list or len(values) < 4 or not all(type(v) is int and v >= 0 for v in values[:4]):
         raise BadFrame("a frame is an array [tag, version, epoch, seq, ...fields]")
     tag, version, epoch, seq = values[:4]
@@ -148,8 +172,8 @@ def decode(frame: bytes, *, max_bytes: int | None = None) -> Frame:
 
 
 def decode_public(frame: bytes, *, max_bytes: int) -> Frame:
-    """``decode`` for frames of strangers: depth is limited as well."""
-    result = decode(frame, max_bytes=max_bytes)
+    """``decode`` for frames of strangers: depth and the number of values are limited as well."""
+    result = decode(frame, max_bytes=max_bytes, max_values=MAX_VALUES)
     if isinstance(result.message, (m.Submit, m.Follow)):
         _check_depth(getattr(result.message, "request", None) or getattr(result.message, "entries", None), MAX_DEPTH)
     return result
@@ -167,6 +191,19 @@ def peek_request_id(frame: bytes) -> str:
         return ""
     is_submit = type(tag) is int and TAGS.get(tag) is m.Submit
     return request_id if is_submit and type(request_id) is str else ""
+
+
+def content_key(frame: bytes) -> int:
+    """CRC-32 of the fields of a frame: the same when it is sent again, with another count before them."""
+    unpacker = msgpack.Unpacker(max_buffer_size=PEEK_BYTES)
+    unpacker.feed(frame[:PEEK_BYTES])
+    try:
+        unpacker.read_array_header()
+        for _ in range(4):
+            unpacker.skip()
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException):
+        return zlib.crc32(frame)
+    return zlib.crc32(memoryview(frame)[unpacker.tell() :])
 
 
 def _message(schema: _Schema, values: list[Any]) -> Any:

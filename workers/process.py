@@ -22,9 +22,9 @@ from ..protocol.config import PipelineConfig
 from ..protocol.curve import PublicDoor
 from ..protocol.intent import Intent
 from ..protocol.journal.layout import Journal
-from ..protocol.keys import KeyFolder, allow_list
 from ..protocol.lifeline import die_with
 from ..protocol.run_dir import CONFIG_FILE, board_path, journal_path
+from ..protocol.service import public_door
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +49,7 @@ class WorkerContext:
 
     def public_door(self, endpoint: str | None) -> PublicDoor | None:
         """How a socket for clients is opened to the network, if ``endpoint`` says that it is."""
-        folder = self.config.service.curve_keys
-        if folder is None:
-            return None
-        keys = KeyFolder(folder)
-        public = endpoint if endpoint is not None and endpoint.startswith("tcp://") else None
-        return PublicDoor(public, keys.server.secret, allow_list(keys, self.run_dir))
+        return public_door(self.run_dir, self.config.service, endpoint)
 
     @property
     def page(self) -> WorkerPage:

@@ -18,8 +18,10 @@ from triptych.protocol.codec import (
     MAX_DEPTH,
     MAX_FIELDS,
     MAX_ITEMS,
+    MAX_VALUES,
     TAGS,
     VERSION,
+    content_key,
     decode,
     decode_public,
     encode,
@@ -229,6 +231,35 @@ def test_a_stranger_may_nest_so_deep_and_no_deeper(inside: Any) -> None:
 def test_the_entries_of_a_follow_are_checked_for_depth_too() -> None:
     with pytest.raises(BadFrame, match="nested more than 64 deep"):
         decode_public(frame(10, VERSION, 0, 0, nested(MAX_DEPTH + 1)), max_bytes=PUBLIC_BYTES)
+
+
+@pytest.mark.parametrize(
+    "item", [b"\x80", b"\x90", b"\x01", b"\x81\x01\x01"], ids=["maps", "arrays", "ints", "entries"]
+)
+def test_a_stranger_may_send_so_many_values_and_no_more(item: bytes) -> None:
+    """Eight megabytes of empty maps are half a gigabyte in Python, and seconds of everybody's time."""
+    column = b"\xdc\xff\xff" + item * 0xFFFF
+    bad = b"\x96\x01\x01\x00\x00\xa1a\x81\xa1x\xdc\x00\x40" + column * 64
+    with pytest.raises(BadFrame, match=rf"a frame has \d+ arrays, maps and entries or more, the limit is {MAX_VALUES}"):
+        decode_public(bad, max_bytes=len(bad))
+
+
+def test_the_largest_column_of_rows_is_no_more_than_a_stranger_may_send() -> None:
+    follow = encode(m.Follow([["a", 0, False]] * MAX_ITEMS))
+    assert len(decode_public(follow, max_bytes=len(follow)).message.entries) == MAX_ITEMS
+
+
+def test_what_is_sent_again_has_the_same_content_whatever_its_count() -> None:
+    keys = {content_key(encode(SUBMIT, seq=seq)) for seq in (0, 7, 300, 1 << 40)}
+    assert len(keys) == 1
+    assert content_key(encode(m.Submit("b", SUBMIT.request))) not in keys
+
+
+@pytest.mark.parametrize(
+    "bad", [b"", b"\xc1", b"\x96\x01", b"\x94" + b"\x90" * 9], ids=["empty", "no tag", "cut", "odd"]
+)
+def test_bytes_that_are_no_message_have_a_content_too(bad: bytes) -> None:
+    assert content_key(bad) == content_key(bytes(bad))
 
 
 @pytest.mark.parametrize("depth", [500, 1100, 30_000])

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...protocol import messages as m
 from ...protocol.board import FAILED, RUN
-from ...protocol.codec import decode_public, peek_request_id
+from ...protocol.codec import content_key, decode_public, peek_request_id
 from ...protocol.config import ModelCard
 from ...protocol.errors import (
     BadFrame,
@@ -28,6 +28,7 @@ from ...protocol.journal.releases import is_forgotten, is_released, was_read
 from ...protocol.journal.requests import AcceptTimes, RequestWriter, read_request
 from ...protocol.record import RequestRecord
 from ...protocol.run_dir import CARD_FILE, submit_endpoint
+from ...protocol.service import service_info
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .admission import Admission
 from .intake import Intake, Known, KnownIds, answered_already, check_member_ids, check_request_id, digest_of
@@ -120,7 +121,8 @@ class Prepare:
             if (received := self._router.recv()) is None:
                 break
             self._stats.changed = True
-            self._hear_safely(*received)
+            self._hear_alone(*received)
+            self._context.page.progress()
         self._sync()
         self._dispatch()
 
@@ -201,6 +203,20 @@ class Prepare:
 
     # -- from the clients
 
+    def _hear_alone(self, peer: bytes, frame: bytes) -> None:
+        """Written down before anything looks into it: reading alone may be what ends this process."""
+        key = content_key(frame)
+        try:
+            if self._tokenizing.has_to_wait(key):
+                return  # its client sends it again
+        except RequestError as error:
+            self._refuse(peer, peek_request_id(frame), error)
+            return
+        self._context.intent.set_standing([key])
+        self._hear_safely(peer, frame)
+        self._context.intent.set_standing([])
+        self._tokenizing.suspects.came_through(key)
+
     def _hear_safely(self, peer: bytes, frame: bytes) -> None:
         try:
             self._hear(peer, frame)
@@ -221,7 +237,7 @@ class Prepare:
             case m.Submit():
                 self._submit(peer, message, len(frame), received_ns)
             case m.GetInfo():
-                self._router.send(peer, m.Info(self._info()))
+                self._router.send(peer, m.Info(service_info(self._context.run_dir, self._service)))
             case _:
                 self._refuse(peer, "", BadFrame(f"{type(message).__name__} is not spoken at the submit socket"))
 
@@ -344,20 +360,9 @@ class Prepare:
 
     def _refuse(self, peer: bytes, request_id: str, error: RequestError) -> None:
         self._counts[f"rejected_{error.code}"] += 1
-        self._router.send(peer, m.Rejected(request_id[:100], error.code, error.message, error.param))
-
-    def _info(self) -> dict[str, Any]:
-        service = self._service
-        limits = {
-            "max_queue": service.max_queue,
-            "max_client_requests": service.max_client_requests,
-            "max_frame_bytes": service.max_frame_bytes,
-            "window_tokens": service.window_tokens,
-            "lease_s": service.lease_s,
-        }
-        # Read again: execute may have been restarted with other weights.
-        card = ModelCard.from_json((self._context.run_dir / CARD_FILE).read_text()).to_wire()
-        return {"model": card, "limits": limits}
+        self._router.send(
+            peer, m.Rejected(request_id[: m.MAX_REFUSED_ID_CHARS], error.code, error.message, error.param)
+        )
 
     def _collect(self) -> dict[str, Any]:
         return {

@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Callable
 
 from ...protocol.config import ModelCard
-from ...protocol.errors import Poisoned, RequestError, TokenizationFailed
-from ...protocol.journal.deaths import POISONED
+from ...protocol.errors import RequestError, TokenizationFailed
 from ..process import WorkerContext
 from .admission import Admission, admit
 from .beside import Beside
 from .grammar_checker import GrammarChecker, GrammarQueue
 from .intake import Intake
 from .quotas import Quotas
+from .suspects import Suspects
 from .text_encoder import TextEncoder
 
 logger = logging.getLogger(__name__)
@@ -50,20 +50,15 @@ class Tokenizing:
         self._beside: Beside[Result] = Beside(self._timeout_s, ring=ring)
         self._for_next_turn: deque[Callable[[], None]] = deque()
         self.pending_bytes = 0  # of what waits for the compiler or a tokenizer beside
-        self._suspects, self._suspects_version = context.board.suspects(), context.board.suspects_version
+        self.suspects = Suspects(context.board)
 
-    def has_to_wait(self, digest: int) -> bool:
-        """Whether this is a suspect, which is tokenised alone, and something is on its way.
+    def has_to_wait(self, key: int) -> bool:
+        """Whether this is a suspect, which is worked on alone, and something is on its way.
 
         Raises:
             Poisoned: such a request is known to end workers.
         """
-        board = self._context.board
-        if self._suspects_version != board.suspects_version:  # a death of execute or summarize has named one
-            self._suspects_version, self._suspects = board.suspects_version, board.suspects()
-        if self._suspects.get(digest) == POISONED:
-            raise Poisoned("the request, or one with the same content, ended a worker that worked on it, twice")
-        return digest in self._suspects and self.pending_bytes > 0
+        return self.suspects.check(key) and self.pending_bytes > 0
 
     def begin(self, intake: Intake) -> None:
         if (form := intake.request.structured) is not None:
@@ -104,14 +99,13 @@ class Tokenizing:
         self._quotas.waited(intake.owner, intake.num_bytes)
 
     def _tokenize_soon(self, intake: Intake) -> None:
-        if intake.is_long and intake.digest not in self._suspects:
+        if intake.is_long and intake.digest not in self.suspects:
             self._tokenize_beside(intake)
             return
         self._context.intent.set_standing([intake.digest])
         self._done(intake, self._tokenize(intake))
         self._context.intent.set_standing([])
-        if deaths := self._suspects.pop(intake.digest, 0):
-            self._context.board.note_survival(intake.digest, deaths)
+        self.suspects.came_through(intake.digest)
 
     def _tokenize_beside(self, intake: Intake) -> None:
         self._begin_wait(intake)

@@ -1,0 +1,75 @@
+"""What prepare does with a frame, whoever sent it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulation.clock import installed
+from tests.simulation.processes import Worker
+from tests.simulation.world import World
+from triptych.protocol import messages as m
+from triptych.protocol.codec import Frame, content_key, decode_public, encode
+from triptych.protocol.journal.deaths import POISONED
+from triptych.workers.prepare import process
+from triptych.workers.prepare.process import Prepare
+
+FRAME = encode(m.Submit("a", {"prompt_token_ids": [1, 2, 3], "max_tokens": 1}))
+KEY = content_key(FRAME)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World(0)
+    with installed(world.clock):
+        yield world
+
+
+def make_prepare(world: World) -> Prepare:
+    prepare = Worker(world, "prepare")._build()
+    assert isinstance(prepare, Prepare)
+    return prepare
+
+
+def intents_while_reading(world: World, patch: pytest.MonkeyPatch) -> list[list[int]]:
+    """What is written down, each time that a frame is about to be read."""
+    intents: list[list[int]] = []
+
+    def decode(frame: bytes, *, max_bytes: int) -> Frame:
+        intents.append(world.board.intent("prepare").read())
+        return decode_public(frame, max_bytes=max_bytes)
+
+    patch.setattr(process, "decode_public", decode)
+    return intents
+
+
+def test_a_frame_is_written_down_before_it_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    intents, prepare = intents_while_reading(world, monkeypatch), make_prepare(world)
+    prepare._hear_alone(b"peer", FRAME)
+    assert intents == [[KEY]]
+    assert world.board.intent("prepare").read() == []
+
+
+def test_a_frame_that_ended_prepare_twice_is_not_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    intents, prepare = intents_while_reading(world, monkeypatch), make_prepare(world)
+    world.board.set_suspect(KEY, POISONED)
+    prepare._hear_alone(b"peer", FRAME)
+    assert intents == []
+    assert prepare._counts["rejected_poisoned"] == 1
+
+
+def test_a_suspected_frame_that_does_no_harm_is_suspected_no_more(world: World) -> None:
+    world.board.set_suspect(KEY, 1)
+    make_prepare(world)._hear_alone(b"peer", FRAME)
+    assert world.board.suspects() == {}
+
+
+def test_each_frame_that_was_heard_is_progress(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare, marks = make_prepare(world), list[bool]()
+    frames = iter([(b"peer", FRAME)] * 3)
+    monkeypatch.setattr(prepare._router, "recv", lambda: next(frames, None))
+    monkeypatch.setattr(prepare, "_hear_alone", lambda *_: marks.append(False))
+    monkeypatch.setattr(prepare._context.page, "progress", lambda: marks.append(True))
+    prepare.turn()
+    assert marks == [False, True] * 3
