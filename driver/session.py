@@ -20,7 +20,7 @@ from ..protocol import messages as m
 from ..protocol.channels import Connection
 from ..protocol.codec import decode_public, encode
 from ..protocol.errors import DuplicateId, InvalidRequest, PipelineClosed, RequestError, TriptychError, from_wire
-from ..protocol.groups import request_of
+from ..protocol.groups import check_request_id, request_of
 from .choices import Whole, choice_ids, is_read_by
 from .questions import Question, Questions
 from .stream import Assembly, Listener
@@ -196,6 +196,8 @@ class Session:
             if request_id in self._requests or request_id in self._choices:
                 raise DuplicateId(f"this client has a live request {request_id!r} already", param="request_id")
             request.num_bytes = _checked_size(request.message or m.GetStatus(request_id))
+            if request.message is not None:
+                check_request_id(request_id)
         except RequestError as error:
             self._fail(request, error)
             return

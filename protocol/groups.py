@@ -1,10 +1,29 @@
-"""Requests of several sequences: how these are named, and with which seeds they are sampled."""
+"""How requests and their sequences are named, and with which seeds these are sampled."""
 
 from __future__ import annotations
 
+import re
+
+from .errors import InvalidRequest
+
+MAX_ID_CHARS = 64
 SEPARATOR = " "  # no request id holds one, so no client can choose the id of another's choice
 
 _MAX_SEED = 2**63 - 1
+_VALID_ID = re.compile(rf"[\x21-\x7e]{{1,{MAX_ID_CHARS}}}")
+
+
+def check_request_id(request_id: str) -> None:
+    """
+    Raises:
+        InvalidRequest: the id is not 1 to 64 printable ASCII characters without spaces.
+    """
+    if not _VALID_ID.fullmatch(request_id):
+        raise InvalidRequest(
+            f"request_id must be 1 to {MAX_ID_CHARS} printable ASCII characters without spaces, got"
+            f" {request_id!r:.100} of {len(request_id)} characters",
+            param="request_id",
+        )
 
 
 def member_id(request_id: str, index: int, size: int) -> str:

@@ -60,6 +60,14 @@ def test_a_request_that_is_accepted_twice_is_accepted_once(service: FakeService,
     assert stream.accepted() == m.Accepted("a", 1, 0, 16)
 
 
+@pytest.mark.parametrize("request_id", ["", "a b", "x" * 65, "x" * 150], ids=["empty", "space", "long", "longer"])
+def test_an_id_that_is_none_is_refused_at_once(service: FakeService, session: Session, request_id: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"1 to 64 .* of {len(request_id)} characters") as caught:
+        submit(session, request_id).result(10)
+    assert caught.value.param == "request_id"
+    assert service.hear_any(0.0) is None
+
+
 def test_a_refusal_is_raised(service: FakeService, session: Session) -> None:
     stream = submit(session)
     service.hear(m.Submit)

@@ -105,6 +105,20 @@ def test_a_bad_request_is_refused_by_field_and_value(
         assert code in ("invalid_request", "empty_prompt")
 
 
+def test_megabytes_of_empty_maps_are_refused_before_they_are_read(driver: Driver) -> None:
+    """Each byte of them is an object of 64 bytes, which took prepare so long that it was killed as hung."""
+    restarts = driver.stats()["restarts"]
+    maps = {"prompt": "x", "structured": {"json_schema": {"a": [[{}] * 65536] * 100}}}
+    with RawClient(driver.run_dir) as client:
+        for index in range(3):
+            client.send("submit", SUBMIT, f"maps {index}", maps)
+        for index in range(3):
+            frame = client.receive("submit", REJECTED)
+            assert frame[4:6] == [f"maps {index}", "bad_frame"]
+            assert "the limit is 400000" in frame[6]
+    assert driver.stats()["restarts"] == restarts
+
+
 def test_a_request_nested_too_deep_is_refused_by_its_id(driver: Driver) -> None:
     content: Any = "hi"
     for _ in range(80):
@@ -114,11 +128,13 @@ def test_a_request_nested_too_deep_is_refused_by_its_id(driver: Driver) -> None:
         assert client.receive("submit", REJECTED)[4:6] == ["deep", "bad_frame"]
 
 
-@pytest.mark.parametrize("request_id", ["", "with space", "ü", "x" * 65])
-def test_a_bad_id_is_refused(driver: Driver, request_id: str) -> None:
+@pytest.mark.parametrize("request_id", ["", "with space", "ü", "x" * 65, "x" * 150])
+def test_a_bad_id_is_refused_by_its_own_name(driver: Driver, request_id: str) -> None:
+    """Cut, it would be nobody's: its client would say it again for ever."""
     with RawClient(driver.run_dir) as client:
         client.send("submit", SUBMIT, request_id, {"prompt": "a"})
-        assert client.receive("submit", REJECTED)[7] == "request_id"
+        frame = client.receive("submit", REJECTED)
+        assert (frame[4], frame[7]) == (request_id, "request_id")
 
 
 def test_the_same_request_again_is_accepted_again_and_another_one_of_its_id_is_not(driver: Driver) -> None:

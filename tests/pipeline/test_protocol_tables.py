@@ -14,7 +14,7 @@ import pytest
 
 from triptych.protocol import codec, errors, grammar, sampling
 from triptych.protocol.config import ServiceConfig
-from triptych.protocol.messages import FINISH_REASONS
+from triptych.protocol.messages import FINISH_REASONS, MAX_REFUSED_ID_CHARS
 from triptych.workers.prepare import request, structured
 from triptych.workers.summarize.ledger import STAGES
 
@@ -110,6 +110,8 @@ def test_limits_and_names_in_the_prose_are_those_of_the_code() -> None:
     assert f"`max_frame_bytes`, {service.max_frame_bytes} unless configured" in PAGE
     assert f"| entries of one array | {codec.MAX_ITEMS} " in PAGE
     assert f"| entries of one map | {codec.MAX_FIELDS} |" in PAGE
+    assert f"| arrays, maps and their entries, in all of a frame | {codec.MAX_VALUES} |" in PAGE
     assert f"in the fields of SUBMIT and FOLLOW | {codec.MAX_DEPTH} |" in PAGE
+    assert f"cut to {MAX_REFUSED_ID_CHARS} characters" in PAGE
     assert f"`window_tokens` (INFO; {service.window_tokens} unless configured)" in PAGE
     assert all(f"`{name}`" in PAGE for name in (*STAGES, *FINISH_REASONS[1:-1]))

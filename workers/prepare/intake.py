@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -17,7 +16,6 @@ from ...protocol.messages import Accepted
 from .request import GenerationRequest
 
 INLINE_BYTES = 16 << 10  # prompts up to this size are tokenised at once, larger ones and chats by a thread beside
-_VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
 
 
 @dataclass(slots=True)
@@ -48,18 +46,6 @@ class Intake:
     def time_after(self, limit_ms: float | None) -> int:
         """CLOCK_MONOTONIC in ns, so long after the receipt; 0 without a limit."""
         return 0 if limit_ms is None else self.received_ns + int(limit_ms * 1e6)
-
-
-def check_request_id(request_id: str) -> None:
-    """
-    Raises:
-        InvalidRequest: the id is not 1 to 64 printable ASCII characters without spaces.
-    """
-    if not _VALID_ID.fullmatch(request_id):
-        raise InvalidRequest(
-            f"request_id must be 1 to 64 printable ASCII characters without spaces, got {request_id!r:.100}",
-            param="request_id",
-        )
 
 
 def check_member_ids(request_id: str, size: int) -> None:

@@ -22,7 +22,7 @@ from ...protocol.errors import (
     PipelineFailed,
     RequestError,
 )
-from ...protocol.groups import member_id, member_seed, request_of
+from ...protocol.groups import check_request_id, member_id, member_seed, request_of
 from ...protocol.journal.layout import ACCEPTED, RELEASED
 from ...protocol.journal.releases import is_forgotten, is_released, was_read
 from ...protocol.journal.requests import AcceptTimes, RequestWriter, read_request
@@ -31,7 +31,7 @@ from ...protocol.run_dir import CARD_FILE, submit_endpoint
 from ...protocol.service import service_info
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .admission import Admission
-from .intake import Intake, Known, KnownIds, answered_already, check_member_ids, check_request_id, digest_of
+from .intake import Intake, Known, KnownIds, answered_already, check_member_ids, digest_of
 from .queue import CreditQueue, Waiting
 from .quotas import Quotas
 from .request import GenerationRequest
