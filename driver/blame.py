@@ -30,32 +30,37 @@ class Blame:
         for role in ROLES:
             board.intent(role).clear()
 
-    def note_death(self, role: str, *, internal: bool) -> None:
-        """A worker died. For the supervisor, before it starts the next one."""
+    def note_death(self, role: str, *, internal: bool) -> int:
+        """A worker died: how many deaths are explained now. For the supervisor, before it starts the next one.
+
+        When somebody is named these are two: this one, and the one that made a suspect of him.
+        """
         intent = self._board.intent(role)
         keys = intent.read() if internal else []
         intent.clear()
-        if role == "prepare":
-            self._note_digests(keys)
-        else:
-            self._note_requests(role, keys)
+        has_named = self._note_digests(keys) if role == "prepare" else self._note_requests(role, keys)
+        return 2 if has_named else 0
 
-    def _note_requests(self, role: str, keys: list[int]) -> None:
-        num_suspects = 0
+    def _note_requests(self, role: str, keys: list[int]) -> bool:
+        num_suspects, has_named = 0, False
         for key in keys:
             deaths = self._deaths.add(role, key, is_alone=len(keys) == 1)
             num_suspects += deaths is not None
             if deaths == POISONED:
+                has_named = True
                 self._board.set_suspect(int(self._journal.records["digest"][key >> 32]), POISONED)
                 logger.error("record %d ended %s twice, the second time alone: it is poisoned", key >> 32, role)
         if num_suspects:
             logger.warning("%s died with %d requests in its hands: they are run alone first", role, num_suspects)
+        return has_named
 
-    def _note_digests(self, digests: list[int]) -> None:
+    def _note_digests(self, digests: list[int]) -> bool:
         """Requests that were not accepted yet have no record: they are known by their content, also with another id."""
-        suspects = self._board.suspects()
+        suspects, has_named = self._board.suspects(), False
         for digest in digests:
             is_named = digest in suspects and len(digests) == 1
             self._board.set_suspect(digest, POISONED if is_named else min(self._board.deaths_of(digest) + 1, POISONED))
             if is_named:
+                has_named = True
                 logger.error("a request with the digest %08x ended prepare twice: it is poisoned", digest)
+        return has_named

@@ -26,6 +26,7 @@ from ..protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
 from .blame import Blame
 from .client import Client, Prompt
 from .control import ControlServer
+from .doorkeeper import Doorkeeper
 from .health import Health, take_health
 from .journal_keeper import JournalKeeper
 from .lives import note_first_lives
@@ -73,6 +74,7 @@ class Driver:
         self._client: Client | None = None
         self._keeper: JournalKeeper | None = None
         self._control: ControlServer | None = None
+        self._doorkeeper: Doorkeeper | None = None
 
     def __enter__(self) -> Driver:
         return self.start()
@@ -124,6 +126,7 @@ class Driver:
             self.config.supervisor,
             on_give_up=self._client.fail,
             on_death=lambda role, internal: blame.note_death(role, internal=internal),
+            on_vacancy=self._fill_vacancy,
         )
         self._supervisor.start()
         self._control = ControlServer(
@@ -133,6 +136,11 @@ class Driver:
                 "restart": lambda role, model=None: {"seconds": self.replace(role, model=model)},
             },
         )
+
+    def _fill_vacancy(self, role: str) -> None:
+        """In the supervisor's thread: who still asks for prepare has to be told."""
+        if role == "prepare" and self._run_dir is not None:
+            self._doorkeeper = Doorkeeper(self._run_dir.path, self.config.service)
 
     def _wait_ready(self, progress: Callable[[Driver], None] | None) -> None:
         supervisor = self._running()
@@ -165,6 +173,9 @@ class Driver:
             if self._control is not None:
                 self._control.close()
             codes = supervisor.stop(CLEAN_STOP_S)
+            if self._doorkeeper is not None:  # nobody makes one now, the supervisor's thread is gone
+                self._doorkeeper.close()
+                self._doorkeeper = None
             if mode != "keep":
                 client.session.hear_the_ends(LAST_WORDS_S)  # the workers are gone, what they said may be under way
             client.close()

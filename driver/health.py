@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.board import DRAIN, ROLES, RUN, Board
-from .supervisor import Supervisor, WorkerHealth
+from .supervisor import Supervisor
+from .worker import WorkerHealth
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,10 +38,10 @@ class Spares:
         try:
             with process.stdin:
                 process.stdin.write(b"%d\n" % epoch)
+            os.replace(self._log(role), self._run_dir / f"{role}.log")
         except OSError:  # it died while it waited
             _end(process)
             return None
-        os.replace(self._log(role), self._run_dir / f"{role}.log")
         return process
 
     def close(self) -> None:

@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..protocol.board import FAILED, KEEP, ROLES, STOP, Board
@@ -24,46 +23,15 @@ from ..protocol.errors import TriptychError, WorkerDied
 from ..protocol.lifeline import child_environment
 from .deaths import OomWatch, is_internal, is_stopped
 from .spares import Spares
+from .worker import MAX_BACK_OFF_S, Worker, WorkerHealth
 
 logger = logging.getLogger(__name__)
 
 CHECK_S = 0.25  # hangs are looked for so often
 START_CHECK_S = 0.02
-FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.01, 5.0
+MAX_EXPLAINED = 8  # times max_restarts: deaths in all, also those for which a request was named
 KEPT_STDERR_LINES = 40
 KEPT_STDERR_BYTES = 1 << 16
-
-
-@dataclass(slots=True)
-class Worker:
-    """One role and the process that fills it at the moment."""
-
-    role: str
-    process: subprocess.Popen[bytes] | None = None
-    pidfd: int = -1
-    start_at: float = 0.0  # not before this time; waiting lets a worker that dies at once not eat the machine
-    started_at: float = 0.0
-    deaths: deque[float] = field(default_factory=deque)  # within the restart window, by its own fault
-    num_restarts: int = 0
-    hung: bool = False  # this process was killed because it made no progress
-    abandoned: bool = False  # died too often, and is not started again
-
-    @property
-    def alive(self) -> bool:
-        return self.process is not None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerHealth:
-    """How one worker is at this moment."""
-
-    phase: str
-    ok: bool  # ready, and it showed progress within its patience
-    since_progress_s: float  # while it starts: since it was started
-    pid: int | None  # None: it is away
-    epoch: int  # which life this is, from 1
-    restarts: int
-    recent_deaths: int  # by its own fault, within the restart window
 
 
 class Supervisor:
@@ -79,13 +47,17 @@ class Supervisor:
         config: SupervisorConfig,
         *,
         on_give_up: Callable[[TriptychError], None],
-        on_death: Callable[[str, bool], None] = lambda role, internal: None,
+        on_death: Callable[[str, bool], int] = lambda role, internal: 0,
+        on_vacancy: Callable[[str], None] = lambda role: None,
     ) -> None:
-        """Both are called from the supervisor's thread: ``on_give_up`` once, when a worker will not be started any
-        more; ``on_death(role, internal)`` before a dead one is, with whether it died by its own fault.
+        """All are called from the supervisor's thread: ``on_give_up`` once, when a worker will not be started any
+        more; ``on_death(role, internal)`` before a dead one is, with whether it died by its own fault: how many deaths
+        are explained by it, for it is known who caused them; ``on_vacancy(role)`` when a worker that is not started any
+        more is gone.
         """
         self._on_give_up = on_give_up
         self._on_death = on_death
+        self._on_vacancy = on_vacancy
         self._oom = OomWatch()
         self._run_dir = run_dir
         self._board = board
@@ -98,6 +70,8 @@ class Supervisor:
         self._changed = threading.Condition()
         self._orders: deque[Callable[[], None]] = deque()
         self._spares = Spares(run_dir, self._start_process)
+        self._fill_spares_at = 0.0
+        self._vacant: set[str] = set()  # roles that were told to be
         self._stopping = False
         self._exit_codes: dict[str, int | None] = {}
         self._ended = False
@@ -206,7 +180,7 @@ class Supervisor:
         now = time.monotonic()
         for worker in self._workers.values():
             if self._is_wanted(worker) and not worker.alive and now >= worker.start_at:
-                self._spawn(worker)
+                self._try_to_spawn(worker)
         for key, _ in self._selector.select(self._patience(now)):
             if key.data is None:
                 self._drain_bell()
@@ -216,6 +190,7 @@ class Supervisor:
             self._orders.popleft()()
         self._look_for_hangs()
         self._fill_spares()
+        self._tell_of_vacancies()
 
     def _is_wanted(self, worker: Worker) -> bool:
         """Whether the worker shall run: not at a stop, and not one that was given up.
@@ -228,9 +203,24 @@ class Supervisor:
         waiting = [w.start_at - now for w in self._workers.values() if self._is_wanted(w) and not w.alive]
         return max(0.0, min([CHECK_S, *waiting]))
 
+    def _try_to_spawn(self, worker: Worker) -> None:
+        try:
+            self._spawn(worker)
+        except OSError as error:  # no room for a process, or no descriptor left, at this moment
+            if worker.process is not None:
+                worker.process.kill()
+                worker.process.wait()
+                worker.process = None
+            if worker.pidfd >= 0:
+                os.close(worker.pidfd)
+                worker.pidfd = -1
+            text = f"worker {worker.role} could not be started: {error.strerror or error!r}"
+            self._plan_restart(worker, TriptychError(text), internal=True)
+
     def _spawn(self, worker: Worker) -> None:
         if worker.role == "execute":
-            self._board.set_degraded(self._recent_deaths(worker) > self._config.degrade_after)
+            self._forget_old_deaths(worker)
+            self._board.set_degraded(len(worker.deaths) > self._config.degrade_after)
         epoch = self._board.next_epoch(worker.role)
         worker.started_at = time.monotonic()
         spare = self._spares.take(worker.role, epoch)
@@ -256,10 +246,22 @@ class Supervisor:
 
     def _fill_spares(self) -> None:
         """One a turn, and none while anybody starts: a recovery has the processors for itself."""
-        if self._config.spares and not self._stopping and self.error is None and self._all_ready():
+        is_due = self._config.spares and time.monotonic() >= self._fill_spares_at
+        if is_due and not self._stopping and self.error is None and self._all_ready():
             missing = [role for role in ROLES if not self._spares.has(role)]
-            if missing:
-                self._spares.fill(missing[0])
+            try:
+                for role in missing[:1]:
+                    self._spares.fill(role)
+            except OSError as error:  # nobody needs a spare: without one a restart takes longer
+                self._fill_spares_at = time.monotonic() + MAX_BACK_OFF_S
+                logger.warning("no spare of %s could be started: %r", missing[0], error)
+
+    def _tell_of_vacancies(self) -> None:
+        """Also those that were killed because another one was given up."""
+        for worker in self._workers.values():
+            if worker.abandoned and not worker.alive and worker.role not in self._vacant:
+                self._vacant.add(worker.role)
+                self._on_vacancy(worker.role)
 
     def _bury(self, worker: Worker) -> None:
         assert worker.process is not None
@@ -271,33 +273,32 @@ class Supervisor:
         out_of_memory = self._oom.has_struck()
         if self._is_wanted(worker):
             internal = is_internal(code, was_hung=worker.hung, out_of_memory=out_of_memory)
-            self._on_death(worker.role, internal)
-            self._plan_restart(worker, code, internal=internal)
+            num_explained = self._on_death(worker.role, internal)
+            error = WorkerDied(worker.role, code, self.last_words(worker.role) if internal else "")
+            self._plan_restart(worker, error, internal=internal, num_explained=num_explained)
         with self._changed:
             self._changed.notify_all()
 
-    def _plan_restart(self, worker: Worker, code: int, *, internal: bool) -> None:
-        now = time.monotonic()
+    def _plan_restart(self, worker: Worker, error: TriptychError, *, internal: bool, num_explained: int = 0) -> None:
+        """What comes from outside (an operator, a test) says nothing about the worker: it is not ``internal``."""
+        now, delay_s = time.monotonic(), 0.0
         worker.num_restarts += 1
-        delay = 0.0
-        # What comes from outside (an operator, a test) says nothing about the worker.
         if internal:
-            worker.deaths.append(now)
+            worker.note_death(now, num_explained=num_explained)
+            self._forget_old_deaths(worker)
             # One that fails before the pipeline was ever ready will fail again: the model or a setting is wrong.
-            failed_start = not self._was_ready and code > 0
-            num_deaths = self._recent_deaths(worker)
-            if failed_start or num_deaths > self._config.max_restarts:
-                self._give_up(worker, WorkerDied(worker.role, code, self.last_words(worker.role)))
+            failed_start = not self._was_ready and isinstance(error, WorkerDied) and (error.exit_code or 0) > 0
+            is_hopeless = len(worker.all_deaths) > MAX_EXPLAINED * self._config.max_restarts
+            if failed_start or is_hopeless or len(worker.deaths) > self._config.max_restarts:
+                self._give_up(worker, error)
                 return
-            delay = min(MAX_BACK_OFF_S, FIRST_BACK_OFF_S * 2 ** (num_deaths - 1))
-        worker.start_at, worker.hung = now + delay, False
-        logger.warning("worker %s ended with exit code %d; starting it again in %.2f s", worker.role, code, delay)
+            delay_s = 0.0 if num_explained else worker.back_off_s
+        worker.start_at, worker.hung = now + delay_s, False
+        reason = error.message.partition(";")[0]
+        logger.warning("%s; starting it again in %.2f s", reason, delay_s)
 
-    def _recent_deaths(self, worker: Worker) -> int:
-        """Deaths by its own fault within the restart window."""
-        while worker.deaths and worker.deaths[0] < time.monotonic() - self._config.restart_window_s:
-            worker.deaths.popleft()
-        return len(worker.deaths)
+    def _forget_old_deaths(self, worker: Worker) -> None:
+        worker.forget_deaths(before=time.monotonic() - self._config.restart_window_s)
 
     def _look_for_hangs(self) -> None:
         now = time.monotonic()

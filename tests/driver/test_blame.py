@@ -81,3 +81,15 @@ def test_who_was_named_stays_named(board: Board, journal: Journal) -> None:
     work_on(board, DIGEST)
     blame.note_death("prepare", internal=True)
     assert board.suspects() == {DIGEST: POISONED, DIGEST + 1: 1}
+
+
+@pytest.mark.parametrize("role", ["prepare", "execute"])
+def test_when_one_is_named_his_two_deaths_are_explained(board: Board, journal: Journal, role: str) -> None:
+    view = accept(RequestWriter(journal), journal, make_record(digest=DIGEST))
+    key, blame = DIGEST if role == "prepare" else view.slot << 32 | view.generation, Blame(board, journal)
+    explained = []
+    for _ in range(2):
+        board.intent(role).begin_one(key)
+        explained.append(blame.note_death(role, internal=True))
+    assert explained == [0, 2]
+    assert blame.note_death(role, internal=False) == 0

@@ -53,3 +53,28 @@ def test_async_streams_end_when_the_driver_gives_up() -> None:
                 await stream.result()
 
     asyncio.run(run())
+
+
+def test_who_waits_for_prepare_is_told_that_there_is_none_any_more() -> None:
+    """Also one whose request is so large that it asks for the limit first."""
+    with Driver(**SLOW) as driver, Client(driver.run_dir) as client:
+        run_dir, service = driver.run_dir, client.info()["limits"]
+        kill_and_give_up(driver, "prepare")
+        for prompt in ([1, 2], [1, 2] * 1000):
+            with Client(run_dir) as late, pytest.raises(PipelineFailed, match="gave up"):
+                late.submit(prompt, max_tokens=2).result(20)
+        assert client.info()["limits"] == service
+
+
+@pytest.mark.parametrize("role", ["execute", "summarize"])
+def test_requests_are_refused_whoever_was_given_up(role: str) -> None:
+    with Driver(**SLOW) as driver:
+        run_dir = driver.run_dir
+        kill_and_give_up(driver, role)
+        with Client(run_dir) as late, pytest.raises(PipelineFailed, match="gave up"):
+            late.submit([1, 2], max_tokens=2).result(20)
+
+
+def kill_and_give_up(driver: Driver, role: str) -> None:
+    os.kill(eventually(lambda: driver.pids[role]), signal.SIGABRT)
+    eventually(lambda: driver.health().status == "failed")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import threading
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.pipeline.checks import expected
 from tests.waiting import eventually
 from triptych import Driver
+from triptych.driver.spares import Spares
 from triptych.protocol.board import ROLES
 
 
@@ -47,3 +51,18 @@ def test_a_spare_that_died_is_not_missed() -> None:
         for role in ROLES:
             driver.replace(role)
         assert driver.generate([1, 2], max_tokens=3).token_ids == expected([1, 2], 3)
+
+
+def test_a_spare_that_cannot_be_started_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = threading.Event()
+
+    def fail(*_: object) -> None:
+        failed.set()
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr(Spares, "fill", fail)
+    with Driver("hash-lm", spares=True) as driver:
+        assert failed.wait(20)
+        driver.replace("prepare")
+        assert driver.generate([1, 2], max_tokens=3).token_ids == expected([1, 2], 3)
+        assert driver.health().status == "ok"

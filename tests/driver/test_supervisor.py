@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import signal
@@ -10,13 +11,15 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.waiting import eventually
 from triptych import Driver
 from triptych.driver import driver as driver_module
-from triptych.driver.supervisor import Supervisor
+from triptych.driver.blame import Blame
+from triptych.driver.supervisor import MAX_EXPLAINED, Supervisor
 from triptych.protocol.board import ROLES, STOP, Board
 from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import ConfigError, WorkerDied
@@ -216,3 +219,49 @@ def test_who_leaves_before_the_supervisor_hears_of_the_stop_is_not_started_again
         soon(lambda: driver.pids == dict.fromkeys(ROLES))
         board.close()
     assert "starting it again" not in caplog.text
+
+
+def test_a_worker_that_every_request_ends_is_given_up_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each death is somebody's, and still there is no sense in going on."""
+    monkeypatch.setattr(Blame, "note_death", lambda *_, internal: 2 if internal else 0)
+    with Driver("hash-lm", run_dir=tmp_path, max_restarts=1) as driver:
+        break_settings(tmp_path)
+        driver.restart("prepare")
+        assert soon(lambda: error_of(driver)).role == "prepare"
+        assert driver._supervisor is not None
+        assert driver._supervisor.num_restarts["prepare"] == 1 + MAX_EXPLAINED + 1
+
+
+def test_a_process_that_cannot_be_started_at_the_moment_is_started_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, errors = Supervisor._start_process, [BlockingIOError(errno.EAGAIN, "no process left") for _ in range(3)]
+
+    def start_or_fail(supervisor: Supervisor, role: str, **options: Any) -> Any:
+        if role == "prepare" and errors:
+            raise errors.pop()
+        return start(supervisor, role, **options)
+
+    monkeypatch.setattr(Supervisor, "_start_process", start_or_fail)
+    with Driver("hash-lm", run_dir=tmp_path) as driver:
+        assert not errors
+        assert driver.health().workers["prepare"].recent_deaths == 3
+        assert driver.generate([5], max_tokens=3, timeout=20).token_ids == expected_tokens([5], 3, VOCAB_SIZE)
+
+
+def test_a_process_without_a_descriptor_is_ended_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_descriptor, pids = os.pidfd_open, list[int]()
+
+    def open_or_fail(pid: int) -> int:
+        pids.append(pid)
+        if len(pids) == 1:
+            raise OSError(errno.EMFILE, "too many open files")
+        return open_descriptor(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", open_or_fail)
+    with Driver("hash-lm") as driver:
+        assert driver.healthy
+        with pytest.raises(ProcessLookupError):
+            os.kill(pids[0], 0)

@@ -1,0 +1,66 @@
+"""One role of the pipeline and the process that fills it, as the supervisor keeps count of it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import deque
+from dataclasses import dataclass, field
+
+FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.01, 5.0
+
+
+@dataclass(slots=True)
+class Worker:
+    """Its deaths by its own fault are counted twice: all of them, and those for which nobody was named.
+
+    Once it is known which request ended a process, that request is refused from then on: such deaths say nothing of the
+    next process, and need not be waited for.
+    """
+
+    role: str
+    process: subprocess.Popen[bytes] | None = None
+    pidfd: int = -1
+    start_at: float = 0.0  # not before this time; waiting lets a worker that dies at once not eat the machine
+    started_at: float = 0.0
+    deaths: deque[float] = field(default_factory=deque)  # within the restart window, by its own fault, unexplained
+    all_deaths: deque[float] = field(default_factory=deque)  # the same, explained or not
+    num_restarts: int = 0
+    hung: bool = False  # this process was killed because it made no progress
+    abandoned: bool = False  # died too often, and is not started again
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None
+
+    def note_death(self, now: float, *, num_explained: int) -> None:
+        """One more, by its own fault; with it so many are explained."""
+        self.all_deaths.append(now)
+        self.deaths.append(now)
+        for _ in range(min(num_explained, len(self.deaths))):
+            self.deaths.pop()
+
+    def forget_deaths(self, before: float) -> None:
+        for deaths in (self.deaths, self.all_deaths):
+            while deaths and deaths[0] < before:
+                deaths.popleft()
+
+    @property
+    def back_off_s(self) -> float:
+        """How long to wait before it is started again."""
+        if not self.deaths:
+            return 0.0
+        num_doublings = min(len(self.deaths) - 1, 64)  # a float holds no more than 1024
+        return min(MAX_BACK_OFF_S, FIRST_BACK_OFF_S * 2**num_doublings)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHealth:
+    """How one worker is at this moment."""
+
+    phase: str
+    ok: bool  # ready, and it showed progress within its patience
+    since_progress_s: float  # while it starts: since it was started
+    pid: int | None  # None: it is away
+    epoch: int  # which life this is, from 1
+    restarts: int
+    recent_deaths: int  # by its own fault, within the restart window, for which no request was named

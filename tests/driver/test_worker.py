@@ -1,0 +1,37 @@
+"""How the deaths of a worker are counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from triptych.driver.worker import MAX_BACK_OFF_S, Worker
+
+
+def make_worker(*explained: int) -> Worker:
+    """One that died so often, a second apart, each time with so many deaths explained."""
+    worker = Worker("prepare")
+    for second, count in enumerate(explained):
+        worker.note_death(float(second), num_explained=count)
+    return worker
+
+
+@pytest.mark.parametrize(
+    ("explained", "num_left"),
+    [((0, 0, 0), 3), ((0, 2), 0), ((0, 0, 2), 1), ((0, 2, 0, 2, 0), 1), ((2,), 0)],
+    ids=["nobody named", "named", "one besides", "again and again", "more than there are"],
+)
+def test_deaths_for_which_somebody_was_named_do_not_count(explained: tuple[int, ...], num_left: int) -> None:
+    worker = make_worker(*explained)
+    assert (len(worker.deaths), len(worker.all_deaths)) == (num_left, len(explained))
+
+
+def test_what_is_long_ago_is_forgotten() -> None:
+    worker = make_worker(0, 0, 2, 0)
+    worker.forget_deaths(before=2.0)
+    assert (list(worker.deaths), list(worker.all_deaths)) == ([3.0], [2.0, 3.0])
+
+
+def test_the_wait_grows_with_the_deaths_that_nobody_explains() -> None:
+    assert make_worker().back_off_s == make_worker(0, 2).back_off_s == 0.0
+    assert [make_worker(*[0] * n).back_off_s for n in (1, 2, 3)] == [0.01, 0.02, 0.04]
+    assert make_worker(*[0] * 2000).back_off_s == MAX_BACK_OFF_S
