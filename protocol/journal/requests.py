@@ -20,7 +20,7 @@ from .releases import is_forgotten
 
 @dataclass(frozen=True, slots=True)
 class AcceptTimes:
-    """CLOCK_MONOTONIC, nanoseconds."""
+    """By the journal's clock (``Journal.now_ns``), nanoseconds."""
 
     received_ns: int
     tokenize_start_ns: int
@@ -92,6 +92,18 @@ def slots_of_group(journal: Journal, group: tuple[int, int]) -> list[int]:
     is_member = (records["last_slot"] == group[0]) & (records["last_generation"] == group[1])
     slots: list[int] = np.flatnonzero(is_member & (journal.states() != FREE)).tolist()
     return sorted(slots, key=lambda slot: int(records["arrival"][slot]))
+
+
+def drop(journal: Journal, slot: int) -> None:
+    """Free a record that is damaged, or one of several of which the last was never published.
+
+    Its client was not told that the request was accepted, or is told that the id is unknown. It may send it again, so
+    the id must not count as answered.
+    """
+    entry = journal.records[slot]
+    generation, _ = split_word(entry["prepare_word"])
+    entry["id_generation"] = 0
+    entry["prepare_word"] = word(generation, FREE)
 
 
 def _crc(payload: bytes, *numbers: int) -> int:
@@ -245,13 +257,8 @@ class RequestWriter:
             # Not a state a killed process can leave (the word is stored last): the file was damaged. Nothing in this
             # record can be trusted, so it is given up; its client is told that the id is unknown.
             view = None
-        entry = self._journal.records[slot]
-        generation, state = split_word(entry["prepare_word"])
-        if view is None and state != FREE:
-            # Damaged, or one of several of which the last was never published. Its client was not told that the
-            # request was accepted and sends it again, so the id must not count as answered.
-            entry["id_generation"] = 0
-            entry["prepare_word"] = word(generation, FREE)
+        if view is None and split_word(self._journal.prepare_words[slot])[1] != FREE:
+            drop(self._journal, slot)
         return view
 
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from ..errors import JournalError
 from ..messages import FINISH_REASONS
-from .layout import DISPATCHED, FREE, UNREAD, Journal, split_word, word
-from .requests import RequestView, read_request
+from .layout import DISPATCHED, FREE, UNREAD, Journal, split_word
+from .requests import RequestView, drop, read_request
 
 
 def salvage(journal: Journal) -> list[str]:
@@ -22,7 +22,7 @@ def salvage(journal: Journal) -> list[str]:
         try:
             view = _read(journal, slot)
         except JournalError as error:
-            _free(journal, slot)
+            drop(journal, slot)
             lines.append(f"record {slot} is given up: {error.message}")
             continue
         _reset_impossible_ends(journal, slot, lines)
@@ -35,8 +35,10 @@ def _read(journal: Journal, slot: int) -> RequestView:
     if state > DISPATCHED:
         raise JournalError(f"its state is {state}, the greatest is {DISPATCHED}")
     view = read_request(journal, slot)
-    if view is None or view.extent.end > journal.arena_bytes:
-        raise JournalError("its extent ends outside the arena")
+    if view is None:
+        raise JournalError("the last record of its request was never published")
+    if view.extent.end > journal.arena_bytes:
+        raise JournalError(f"it ends at byte {view.extent.end} of the arena, which has {journal.arena_bytes}")
     return view
 
 
@@ -62,14 +64,9 @@ def _free_overlapping(journal: Journal, views: list[RequestView]) -> list[str]:
     for view in sorted(views, key=lambda view: view.extent.payload_offset):
         if owner is not None and view.extent.payload_offset < end:
             loser = min(owner, view, key=lambda view: view.arrival)
-            _free(journal, loser.slot)
+            drop(journal, loser.slot)
             lines.append(f"record {loser.slot} is given up: it shares bytes with another one")
             if loser is view:
                 continue
         end, owner = view.extent.end, view
     return lines
-
-
-def _free(journal: Journal, slot: int) -> None:
-    generation, _ = split_word(journal.prepare_words[slot])
-    journal.prepare_words[slot] = word(generation, FREE)

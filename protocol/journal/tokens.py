@@ -139,7 +139,7 @@ class TokenWriter:
             entry[name] = amount if name == "scheduled_ns" else int(entry[name]) + amount
 
     def finish(self, slot: int, generation: int, reason: str, error: str = "") -> None:
-        """Publish that no token follows; ``error`` is kept to 112 bytes."""
+        """Publish that no token follows; ``error`` is kept to 104 bytes."""
         kept = error.encode()[:MAX_ERROR_BYTES].decode(errors="ignore")  # not half a character
         self._journal.records["error"][slot] = kept.encode()
         self._journal.finish_words[slot] = word(generation, FINISH_REASONS.index(reason))

@@ -50,6 +50,27 @@ def test_an_impossible_state_is_given_up(tmp_path: Path) -> None:
     assert salvage(journal) == ["record 2 is given up: its state is 77, the greatest is 2"]
 
 
+def test_a_request_of_which_the_last_record_is_missing_was_never_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Driver and prepare were killed amid it. Its client sends it again: the id must not count as answered."""
+    journal = make_journal(tmp_path)
+    writer = RequestWriter(journal)
+    write, records = writer._write, [make_record("a 0", n=2), make_record("a 1", n=2)]
+    monkeypatch.setattr(writer, "_write", lambda slot, *rest: write(slot, *rest) if slot == 0 else 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        writer.accept_all(records, TIMES)
+    assert salvage(journal) == ["record 0 is given up: the last record of its request was never published"]
+    assert RequestWriter(journal).past_ids() == []
+
+
+def test_the_id_of_a_record_that_was_given_up_is_free_again(tmp_path: Path) -> None:
+    journal = filled(tmp_path)
+    journal.arena[int(journal.records["payload_offset"][1]) + 3] ^= 0xFF
+    salvage(journal)
+    assert RequestWriter(journal).past_ids() == []
+
+
 @pytest.mark.parametrize("name", ["finish_word", "release_word"])
 def test_an_end_that_nobody_wrote_is_taken_back(tmp_path: Path, name: str) -> None:
     journal = filled(tmp_path)
