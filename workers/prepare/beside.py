@@ -27,8 +27,8 @@ class _Job(Generic[T]):
 class Beside(Generic[T]):
     """Does one job after another in a thread; everything but the work itself is for the owner's thread.
 
-    A thread cannot be stopped from outside. One whose job takes longer than ``timeout_s`` is left to itself (it ends
-    with the process), the job counts as done without a result, and another thread goes on with the rest.
+    A thread cannot be stopped from outside. One whose job takes longer than ``timeout_s`` is left to itself: it ends with
+    that job, or with the process. The job counts as done without a result, and another thread goes on with the rest.
     """
 
     def __init__(self, timeout_s: float, *, ring: Callable[[], None]) -> None:
@@ -40,7 +40,7 @@ class Beside(Generic[T]):
         self._running: _Job[T] | None = None
         self._give_up_at = 0.0
         self._inbox: queue.SimpleQueue[_Job[T] | None] | None = None  # of the thread in use
-        self.num_stuck = 0
+        self.num_stuck = 0  # threads that were given up and have not come back
 
     def submit(self, work: Callable[[], T], done: Callable[[T | None], None]) -> None:
         """``done`` is called by ``collect`` with what ``work`` returned, or with None if it took too long."""
@@ -55,9 +55,11 @@ class Beside(Generic[T]):
         """
         while self._finished:
             job = self._finished.popleft()
-            if job is self._running:  # else it was given up before
+            if job is self._running:
                 self._running = None
                 job.done(job.result)
+            else:  # it was given up before, and its thread has ended since
+                self.num_stuck -= 1
         if self._running is not None and time.monotonic() > self._give_up_at:
             self._give_up(self._running)
         self._start_next()
@@ -65,6 +67,8 @@ class Beside(Generic[T]):
     def _give_up(self, job: _Job[Any]) -> None:
         self.num_stuck += 1
         logger.error("a job took longer than %.1f s, its thread is given up", self._timeout_s)
+        assert self._inbox is not None, "somebody does the job"
+        self._inbox.put(None)  # should it ever come back it ends
         self._running = self._inbox = None
         job.done(None)
         if self.num_stuck >= MAX_STUCK:
@@ -86,7 +90,7 @@ class Beside(Generic[T]):
             self._inbox.put(None)
 
     def _work(self, inbox: queue.SimpleQueue[_Job[T] | None]) -> None:
-        while (job := inbox.get()) is not None and inbox is self._inbox:
+        while (job := inbox.get()) is not None:
             job.result = job.work()
             self._finished.append(job)
             self._ring()

@@ -1,8 +1,9 @@
-"""From a request to its tokens: at once where that is quick, else beside, and a suspect alone."""
+"""From a request to its tokens: at once where that is quick, else beside; a suspect while nobody else is worked on."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -51,14 +52,18 @@ class Tokenizing:
         self._for_next_turn: deque[Callable[[], None]] = deque()
         self.pending_bytes = 0  # of what waits for the compiler or a tokenizer beside
         self.suspects = Suspects(context.board)
+        self._solo: Intake | None = None  # a suspect with the tokenizer beside
+        self._in_threads: list[int] = []  # digests; of one that was given up too, until it comes back
+        self._threads_lock = threading.Lock()  # of that list, and of the intent that shows it
 
     def has_to_wait(self, key: int) -> bool:
-        """Whether this is a suspect, which is worked on alone, and something is on its way.
+        """Whether something is on its way and this, or that, is a suspect, which is worked on alone.
 
         Raises:
             Poisoned: such a request is known to end workers.
         """
-        return self.suspects.check(key) and self.pending_bytes > 0
+        is_suspect = self.suspects.check(key)
+        return self._solo is not None or (is_suspect and self.pending_bytes > 0)
 
     def begin(self, intake: Intake) -> None:
         if (form := intake.request.structured) is not None:
@@ -99,7 +104,7 @@ class Tokenizing:
         self._quotas.waited(intake.owner, intake.num_bytes)
 
     def _tokenize_soon(self, intake: Intake) -> None:
-        if intake.is_long and intake.digest not in self.suspects:
+        if intake.is_long:
             self._tokenize_beside(intake)
             return
         self._context.intent.set_standing([intake.digest])
@@ -109,17 +114,27 @@ class Tokenizing:
 
     def _tokenize_beside(self, intake: Intake) -> None:
         self._begin_wait(intake)
+        if intake.digest in self.suspects:
+            self._solo = intake
 
         def done(result: Result | None) -> None:
             self._end_wait(intake)
+            if self._solo is intake:
+                self._solo = None
+                if result is not None:
+                    self.suspects.came_through(intake.digest)
             self._done(intake, result or self._too_slow(intake))
 
         self._beside.submit(lambda: self._tokenize_with_intent(intake), done)
 
     def _tokenize_with_intent(self, intake: Intake) -> Result:
-        self._context.intent.set_others([intake.digest])
+        with self._threads_lock:
+            self._in_threads.append(intake.digest)
+            self._context.intent.set_others(self._in_threads)
         result = self._tokenize(intake)
-        self._context.intent.set_others([])
+        with self._threads_lock:
+            self._in_threads.remove(intake.digest)
+            self._context.intent.set_others(self._in_threads)
         return result
 
     def _too_slow(self, intake: Intake) -> RequestError:

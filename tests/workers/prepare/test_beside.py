@@ -84,3 +84,27 @@ def test_too_many_stuck_threads_are_an_end(stuck: threading.Event) -> None:
     with pytest.raises(RuntimeError, match=f"{MAX_STUCK} threads"):
         collected(beside, results, MAX_STUCK + 1)
     assert results == [None] * MAX_STUCK
+
+
+def test_a_thread_that_comes_back_ends_and_is_stuck_no_more(stuck: threading.Event) -> None:
+    """Or eight slow jobs in the life of a process would end it."""
+    beside, results, threads = Beside[int](0.01, ring=lambda: None), list[int | None](), list[threading.Thread]()
+
+    def work() -> int:
+        threads.append(threading.current_thread())
+        return hang(stuck)
+
+    for _ in range(MAX_STUCK - 1):
+        beside.submit(work, results.append)
+    collected(beside, results, MAX_STUCK - 1)
+    stuck.set()
+
+    def all_came_back() -> bool:
+        beside.collect()
+        return beside.num_stuck == 0
+
+    eventually(all_came_back)
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    beside.close()
