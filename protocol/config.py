@@ -231,6 +231,11 @@ class ServiceConfig:
         _between("max_records", self.max_records, 1, 1 << 20)
         _between("arena_bytes", self.arena_bytes, 1 << 16, 1 << 40)
 
+    @property
+    def max_client_records(self) -> int:
+        """Records of one client, with those that are kept for answers it does not read: others want some too."""
+        return max(self.max_client_requests, self.max_records // 2)
+
     def _check_endpoint(self, name: str, endpoint: str | None) -> None:
         if endpoint is None or endpoint.startswith("ipc://"):
             return

@@ -9,7 +9,7 @@ import pytest
 
 from tests.pipeline.checks import assert_quiet, expected
 from tests.pipeline.conftest import hash_driver
-from tests.pipeline.raw import ACCEPTED, REJECTED, SUBMIT, RawClient
+from tests.pipeline.raw import ACCEPTED, ACKNOWLEDGE, FINISHED, REJECTED, SUBMIT, RawClient
 from tests.waiting import eventually
 from triptych import Client, Driver
 from triptych.protocol.errors import InvalidRequest, Overloaded, TokenizationFailed
@@ -50,6 +50,21 @@ def test_one_client_cannot_take_every_place() -> None:
         for stream in streams:
             stream.abort()
         assert eventually(lambda: served(driver)) == expected([9], 2)
+
+
+def test_one_client_cannot_fill_the_journal_with_answers_that_it_does_not_read() -> None:
+    with hash_driver(max_client_requests=2, max_records=8) as driver, RawClient(driver.run_dir) as client:
+        request = {"prompt_token_ids": [1], "max_tokens": 1, "lease_s": 86_400.0}
+        for number in range(4):
+            client.submit(f"unread-{number}", **request)
+            client.receive("follow", FINISHED)
+            eventually(lambda: driver.stats()["prepare"]["live"] == 0)
+        client.send("submit", SUBMIT, "too-many", request)
+        assert "4 requests whose ends it has not acknowledged, the limit is 4" in client.receive("submit", REJECTED)[6]
+        assert driver.generate([9], max_tokens=2).token_ids == expected([9], 2)
+        client.send("follow", ACKNOWLEDGE, ["unread-0"])
+        eventually(lambda: driver.stats()["prepare"]["records_used"] == 3)
+        client.submit("one-more", **request)
 
 
 def served(driver: Driver) -> list[int] | None:

@@ -27,8 +27,8 @@ class _Job(Generic[T]):
 class Beside(Generic[T]):
     """Does one job after another in a thread; everything but the work itself is for the owner's thread.
 
-    A thread cannot be stopped from outside. One whose job takes longer than ``timeout_s`` is left to itself: it ends with
-    that job, or with the process. The job counts as done without a result, and another thread goes on with the rest.
+    A thread cannot be stopped from outside. One whose job takes longer than ``timeout_s`` is left to itself: it ends
+    with that job, or with the process. The job counts as done without a result, and another thread does the rest.
     """
 
     def __init__(self, timeout_s: float, *, ring: Callable[[], None]) -> None:

@@ -87,7 +87,11 @@ class Prepare:
         self._unsynced: list[tuple[bytes, m.Accepted]] = []
         context.intent.begin()
         self._counts: Counter[str] = Counter()
-        self._quotas = Quotas(max_requests=service.max_client_requests, max_bytes=service.max_client_bytes)
+        self._quotas = Quotas(
+            max_requests=service.max_client_requests,
+            max_bytes=service.max_client_bytes,
+            max_unread=service.max_client_records,
+        )
         self._stats = StatsPublisher(context.page, self._collect)
         self._adopt_journal()
         self._links = context.links("execute")
@@ -178,6 +182,7 @@ class Prepare:
 
     def _forget(self, slot: int, generation: int) -> None:
         self._released(slot, generation)
+        self._quotas.forgotten(slot, generation)
         if self._slots.get(slot, (None, ""))[0] == generation and self._writer.recycle(slot, generation):
             request_id = self._slots.pop(slot)[1]
             self._num_records[request_id] -= 1

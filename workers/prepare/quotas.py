@@ -8,17 +8,19 @@ from ...protocol.errors import Overloaded
 
 
 class Quotas:
-    """Counts for each owner (see ``Router.owner``) the requests that are accepted and not released, and the bytes of
-    prompts that wait for the tokenizer.
+    """Counts for each owner (see ``Router.owner``) the requests that are accepted and not released, those whose record
+    the journal keeps, also for an answer that nobody reads, and the bytes of prompts that wait for the tokenizer.
 
     After a restart nobody knows whose the requests of the last life were: they count for no one.
     """
 
-    def __init__(self, *, max_requests: int, max_bytes: int) -> None:
-        self._max_requests, self._max_bytes = max_requests, max_bytes
+    def __init__(self, *, max_requests: int, max_bytes: int, max_unread: int) -> None:
+        self._max_requests, self._max_bytes, self._max_unread = max_requests, max_bytes, max_unread
         self._requests: Counter[bytes] = Counter()
+        self._records: Counter[bytes] = Counter()
         self._bytes: Counter[bytes] = Counter()
-        self._owners: dict[tuple[int, int], bytes] = {}  # of a slot and generation
+        self._owners: dict[tuple[int, int], bytes] = {}  # of a slot and generation that is not forgotten
+        self._running: set[tuple[int, int]] = set()  # and of these those that are not released
 
     def check(self, owner: bytes, num_bytes: int) -> None:
         """Whether this owner may have one more request, ``num_bytes`` of which would wait for the tokenizer.
@@ -30,6 +32,11 @@ class Quotas:
             raise Overloaded(
                 f"this client has {self._requests[owner]} requests that are not answered,"
                 f" the limit is max_client_requests, {self._max_requests}"
+            )
+        if self._records[owner] >= self._max_unread:
+            raise Overloaded(
+                f"this client has {self._records[owner]} requests whose ends it has not acknowledged,"
+                f" the limit is {self._max_unread}"
             )
         if num_bytes and self._bytes[owner] + num_bytes > self._max_bytes:
             raise Overloaded(
@@ -47,12 +54,25 @@ class Quotas:
 
     def accepted(self, owner: bytes, slot: int, generation: int) -> None:
         self._owners[slot, generation] = owner
+        self._running.add((slot, generation))
         self._requests[owner] += 1
+        self._records[owner] += 1
 
     def released(self, slot: int, generation: int) -> None:
         """That request ended; whoever had it may have another. Of one that is not known nothing happens."""
+        if (slot, generation) in self._running:
+            self._running.remove((slot, generation))
+            _take_one(self._requests, self._owners[slot, generation])
+
+    def forgotten(self, slot: int, generation: int) -> None:
+        """Its answer is kept for nobody any more. Of one that is not known nothing happens."""
+        self.released(slot, generation)
         owner = self._owners.pop((slot, generation), None)
         if owner is not None:
-            self._requests[owner] -= 1
-            if not self._requests[owner]:
-                del self._requests[owner]
+            _take_one(self._records, owner)
+
+
+def _take_one(counter: Counter[bytes], owner: bytes) -> None:
+    counter[owner] -= 1
+    if not counter[owner]:
+        del counter[owner]

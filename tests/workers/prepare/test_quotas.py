@@ -8,8 +8,8 @@ from triptych.protocol.errors import Overloaded
 from triptych.workers.prepare.quotas import Quotas
 
 
-def make_quotas(max_requests: int = 2, max_bytes: int = 100) -> Quotas:
-    return Quotas(max_requests=max_requests, max_bytes=max_bytes)
+def make_quotas(max_requests: int = 2, max_bytes: int = 100, max_unread: int = 100) -> Quotas:
+    return Quotas(max_requests=max_requests, max_bytes=max_bytes, max_unread=max_unread)
 
 
 def test_one_client_may_have_so_many_requests_and_another_as_many() -> None:
@@ -47,4 +47,25 @@ def test_bytes_that_wait_are_counted_for_each_client() -> None:
 def test_a_request_of_an_earlier_life_counts_for_nobody() -> None:
     quotas = make_quotas()
     quotas.released(5, 5)
+    quotas.check(b"a", 0)
+
+
+def test_answers_that_nobody_reads_are_counted_until_they_are_forgotten() -> None:
+    """Each keeps its record in the journal, which is everybody's."""
+    quotas = make_quotas(max_unread=3)
+    for slot in range(3):
+        quotas.accepted(b"a", slot, 1)
+        quotas.released(slot, 1)
+    with pytest.raises(Overloaded, match=r"3 requests whose ends it has not acknowledged, the limit is 3"):
+        quotas.check(b"a", 0)
+    quotas.check(b"b", 0)
+    quotas.forgotten(0, 1)
+    quotas.forgotten(0, 1)
+    quotas.check(b"a", 0)
+
+
+def test_a_request_that_is_forgotten_before_its_release_is_noticed_counts_no_more() -> None:
+    quotas = make_quotas(max_requests=1, max_unread=1)
+    quotas.accepted(b"a", 0, 1)
+    quotas.forgotten(0, 1)
     quotas.check(b"a", 0)

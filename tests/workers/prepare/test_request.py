@@ -82,6 +82,11 @@ REFUSED: dict[str, tuple[dict[Any, Any], str, str]] = {
     "unknown truncation": ({"prompt": "x", "truncation": "auto"}, "truncation", "is 'auto', known are: none, left"),
     "a lease of nan": ({"prompt": "x", "lease_s": math.nan}, "lease_s", "is nan"),
     "a lease of nothing": ({"prompt": "x", "lease_s": 0}, "lease_s", "limits are 0.05"),
+    "a lease of years": (
+        {"prompt": "x", "lease_s": 1e9},
+        "lease_s",
+        "is 1000000000.0, the limits are 0.05 and 86400.0",
+    ),
     "a lease in a string": ({"prompt": "x", "lease_s": "1"}, "lease_s", "must be a number"),
     "a priority of a half": ({"prompt": "x", "priority": 0.5}, "priority", "must be an integer, got 0.5"),
     "too low a priority": ({"prompt": "x", "priority": 1001}, "priority", "is 1001, the limits are -1000 and 1000"),

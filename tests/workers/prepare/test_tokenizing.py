@@ -42,7 +42,7 @@ def gate() -> Iterator[threading.Event]:
 def begin(world: World, results: list[Result]) -> Tokenizing:
     transport = FakeTransport(Worker(world, "prepare"))
     context = LifeContext("prepare", 1, RUN_DIR, world.config, world.board, world.journal, transport)
-    quotas = Quotas(max_requests=9, max_bytes=1 << 20)
+    quotas = Quotas(max_requests=9, max_bytes=1 << 20, max_unread=9)
     return Tokenizing(
         context, world.card, encoder(), quotas, ring=lambda: None, done=lambda _, result: results.append(result)
     )
