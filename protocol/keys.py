@@ -11,6 +11,7 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ OWN_KEYS_FILE = "client.json"  # in a run directory: the keys of the driver's ow
 _VALID_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _VALID_KEY = re.compile(r"[\x21-\x7e]{40}")  # Z85
 MAX_FILE_CHARS = 1 << 12
+READ_AGAIN_S = 1.0
+TICK_NS = 100_000_000  # of a file system's clock, many times over
 T = TypeVar("T")
 
 
@@ -123,6 +126,14 @@ class KeyFolder:
                 found[path.stem] = _read(path, lambda wire: str(wire["public"]))
         return found
 
+    @property
+    def changed_ns(self) -> int:
+        """When a file was last added or removed, by the file system's clock; -1 if there are none."""
+        try:
+            return (self.path / CLIENTS_FOLDER).stat().st_mtime_ns
+        except OSError:
+            return -1
+
     def _client(self, name: str) -> Path:
         if not _VALID_NAME.fullmatch(name):
             raise ConfigError(
@@ -146,12 +157,38 @@ def make_own_keys(run_dir: Path, folder: KeyFolder) -> None:
 
 def allow_list(folder: KeyFolder, run_dir: Path) -> Callable[[str], bool]:
     """Whether a public key may come in: asked at each handshake, so that ``revoke`` needs no restart."""
+    listed = _Listed(folder)
 
     def allows(public: str) -> bool:
+        if public in listed.current():
+            return True
         own = own_keys(run_dir)
-        return public in folder.clients().values() or (own is not None and own.public == public)
+        return own is not None and own.public == public
 
     return allows
+
+
+class _Listed:
+    """The clients' public keys. Strangers may ask as often as they like, and a thousand files take long to read.
+
+    Invariant: who was added or revoked before a call is so in its result. A file that was changed in place, which the
+    folder's own time does not show, is read again within ``READ_AGAIN_S``.
+    """
+
+    def __init__(self, folder: KeyFolder) -> None:
+        self._folder = folder
+        self._keys: frozenset[str] = frozenset()
+        self._changed_ns = -1  # the folder's time when they were read; -1: not to be relied on
+        self._read_at = 0.0
+
+    def current(self) -> frozenset[str]:
+        changed_ns = self._folder.changed_ns
+        if changed_ns != self._changed_ns or time.monotonic() >= self._read_at + READ_AGAIN_S:
+            now_ns, self._read_at = time.time_ns(), time.monotonic()
+            self._keys = frozenset(self._folder.clients().values())
+            # Times of files come in ticks: what changes in the tick of this reading could not be told from it.
+            self._changed_ns = changed_ns if changed_ns < now_ns - TICK_NS else -1
+        return self._keys
 
 
 def _check_keys(*keys: str) -> None:

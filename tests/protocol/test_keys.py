@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from triptych.protocol.errors import ConfigError
-from triptych.protocol.keys import ClientKeys, KeyFolder, KeyPair, allow_list, make_own_keys, own_keys
+from triptych.protocol.keys import (
+    READ_AGAIN_S,
+    ClientKeys,
+    KeyFolder,
+    KeyPair,
+    allow_list,
+    make_own_keys,
+    own_keys,
+)
 
 
 @pytest.fixture
@@ -112,3 +121,43 @@ def test_the_owner_of_the_run_directory_is_on_the_list(folder: KeyFolder, tmp_pa
     assert own is not None
     assert allow_list(folder, tmp_path)(own.public)
     assert not allow_list(folder, tmp_path)(KeyPair.new().public)
+
+
+def test_handshakes_of_strangers_do_not_read_every_file_again(
+    folder: KeyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, reads = folder.add("alice"), list[int]()
+    make_old(folder)
+    clients = KeyFolder.clients
+    monkeypatch.setattr(KeyFolder, "clients", lambda folder: (reads.append(1), clients(folder))[1])
+    allows = allow_list(folder, tmp_path)
+    for _ in range(50):
+        assert allows(keys.public)
+        assert not allows(KeyPair.new().public)
+    assert len(reads) <= 3, "one, and one a second"
+
+
+def test_who_is_added_or_revoked_is_known_at_once_also_in_the_same_instant(folder: KeyFolder, tmp_path: Path) -> None:
+    allows = allow_list(folder, tmp_path)
+    for number in range(100):
+        keys = folder.add(f"client-{number}")
+        assert allows(keys.public)
+        folder.revoke(f"client-{number}")
+        assert not allows(keys.public)
+
+
+def test_a_key_that_is_changed_in_place_is_known_soon(
+    folder: KeyFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, allows = folder.add("alice"), allow_list(folder, tmp_path)
+    make_old(folder)
+    assert allows(keys.public)
+    (folder.path / "clients" / "alice.json").write_text("{")
+    now = time.monotonic() + READ_AGAIN_S
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert not allows(keys.public)
+
+
+def make_old(folder: KeyFolder) -> None:
+    """As if nothing had changed in it for long."""
+    os.utime(folder.path / "clients", (1e9, 1e9))
