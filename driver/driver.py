@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -108,9 +109,10 @@ class Driver:
             self._leave(run_dir, keep=not run_dir.is_temporary)
             raise
         try:
-            prepare_run_dir(run_dir.path, self.config, keeper)
-            prepare_keys(run_dir.path, self.config)
-            board = Board(board_path(run_dir.path))
+            with _writing(run_dir.path):
+                prepare_run_dir(run_dir.path, self.config, keeper)
+                prepare_keys(run_dir.path, self.config)
+                board = Board(board_path(run_dir.path))
         except BaseException:
             keeper.close()
             self._leave(run_dir, keep=not run_dir.is_temporary)
@@ -323,6 +325,15 @@ class Driver:
 def _check_role(role: str) -> None:
     if role not in ROLES:
         raise ConfigError(f"role is {role!r}, known are: {', '.join(ROLES)}", param="role")
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        text = f"the run directory {folder} cannot be written: {error.strerror}; --run-dir names another one"
+        raise ConfigError(text, param="run_dir") from error
 
 
 def prepare_run_dir(folder: Path, config: PipelineConfig, keeper: JournalKeeper) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .codec import pack, unpack
+from .errors import ConfigError
 from .intent import INTENT_BYTES, Intent
 from .view import HEAD_BYTES, View
 
@@ -59,11 +60,20 @@ class Board:
     """The mapped file of one run directory."""
 
     def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            ConfigError: there is no room for it.
+        """
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             # Taken at once: on a full disk it is this line that fails, and not a store somewhere into the mapping.
             os.posix_fallocate(file, 0, _SIZE)
             self._map = mmap.mmap(file, 0)
+        except OSError as error:
+            raise ConfigError(
+                f"the board {path} needs {_SIZE} bytes: {error.strerror}; a --run-dir where there is room helps",
+                param="run_dir",
+            ) from error
         finally:
             os.close(file)
         self._driver = np.frombuffer(self._map, _DRIVER, 1)[0]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import TypeGuard
@@ -18,7 +20,11 @@ SHARED_MEMORY = Path("/dev/shm")
 CONFIG_FILE = "config.json"
 CARD_FILE = "model_card.json"
 LOCK_FILE = "lock"
+TEMPORARY_FILE = "temporary"  # marks a folder that a driver made for itself
+PREFIX = "triptych-"  # of the names of such folders
 MODE = 0o700
+
+logger = logging.getLogger(__name__)
 
 
 class RunDir:
@@ -27,16 +33,30 @@ class RunDir:
     def __init__(self, path: Path | None = None) -> None:
         """
         Raises:
-            ConfigError: the folder belongs to somebody else, is open to others, or another driver runs in it.
+            ConfigError: the folder cannot be made, belongs to somebody else, is open to others, or another driver runs
+                in it.
         """
         self.is_temporary = path is None
-        self.path = _make_temporary() if path is None else _make(path)
-        self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._lock)
-            raise ConfigError(f"another driver runs in {self.path}", param="run_dir") from error
+            self.path = _make_temporary() if path is None else _make(path)
+            self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._take()
+        except OSError as error:
+            where = path or f"in {_root() or tempfile.gettempdir()}"
+            raise ConfigError(f"the run directory {where} cannot be used: {error.strerror}", param="run_dir") from error
+
+    def _take(self) -> None:
+        """Lock the folder. One that nobody chose is marked: it can go once its driver was killed."""
+        try:
+            if not _lock(self._lock):
+                raise ConfigError(f"another driver runs in {self.path}", param="run_dir")
+            if self.is_temporary:
+                (self.path / TEMPORARY_FILE).touch(0o600)
+            else:
+                (self.path / TEMPORARY_FILE).unlink(missing_ok=True)
+        except BaseException:
+            self.unlock()
+            raise
 
     def remove_sockets(self) -> None:
         """ZeroMQ leaves their files behind. Nobody listens there any more: the lock is ours, the workers are gone."""
@@ -92,10 +112,46 @@ def write_private(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def _make_temporary() -> Path:
+def sweep(root: Path) -> None:
+    """Remove what drivers that were killed left in ``root``, if they had made it for themselves.
+
+    NOTE: the mark is made while the lock is held, so a folder with a mark and without a lock has no driver, and will
+    have none but one that is told to use it.
+    """
+    for path in root.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            facts = path.lstat()
+            if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and (path / TEMPORARY_FILE).exists():
+                _remove_if_left(path)
+
+
+def _remove_if_left(path: Path) -> None:
+    file = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if _lock(file) and (path / TEMPORARY_FILE).exists():
+            logger.info("removing %s, which a driver that was killed left", path)
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(file)
+
+
+def _lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _root() -> Path | None:
     # Shared memory, because the journal in it shall outlive any process and cost no disk.
-    root = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else None
-    return Path(tempfile.mkdtemp(prefix="triptych-", dir=root))
+    return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else None
+
+
+def _make_temporary() -> Path:
+    root = _root()
+    sweep(root or Path(tempfile.gettempdir()))
+    return Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
 
 
 def _make(path: Path) -> Path:

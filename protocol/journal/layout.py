@@ -179,7 +179,11 @@ class Journal:
             raise
         except OSError as error:
             os.close(file)
-            raise ConfigError(f"the journal {path} needs {size} bytes: {error.strerror}") from error
+            raise ConfigError(
+                f"the journal {path} needs {size} bytes: {error.strerror}; a smaller --arena-bytes helps, or a"
+                " --run-dir (or --journal) where there is room",
+                param="arena_bytes",
+            ) from error
         finally:
             unfinished.unlink()
         return cls(path, file)

@@ -63,6 +63,58 @@ def test_without_shared_memory_the_folder_lies_elsewhere(tmp_path: Path, monkeyp
     assert run_dir.path.parent == tmp_path
 
 
+@pytest.fixture
+def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    monkeypatch.setattr(module, "SHARED_MEMORY", folder)
+    return folder
+
+
+def test_what_a_killed_driver_left_is_swept_by_the_next_one(shared_memory: Path) -> None:
+    killed = RunDir()
+    (killed.path / "journal").write_bytes(bytes(1000))
+    killed.unlock()
+    living, last = RunDir(), RunDir()
+    assert {path.name for path in shared_memory.iterdir()} == {living.path.name, last.path.name}
+    living.unlock()
+    last.unlock()
+
+
+def test_a_folder_that_somebody_chose_is_never_swept(shared_memory: Path) -> None:
+    """Neither one that looks as if we had made it, nor one of ours that somebody came back to."""
+    chosen, adopted = RunDir(shared_memory / "triptych-mine"), RunDir()
+    chosen.unlock()
+    adopted.unlock()
+    RunDir(adopted.path).unlock()
+    RunDir().unlock()
+    assert chosen.path.exists()
+    assert adopted.path.exists()
+
+
+def test_what_is_not_ours_is_not_swept(shared_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = RunDir()
+    killed.unlock()
+    (shared_memory / "triptych-file").write_text("x")
+    (shared_memory / "triptych-link").symlink_to(killed.path)
+    (shared_memory / "triptych-empty").mkdir()
+    other = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    module.sweep(shared_memory)
+    assert len(list(shared_memory.iterdir())) == 4
+
+
+@pytest.mark.parametrize("name", ["file", "file/below", "closed/below"])
+def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "closed").mkdir(mode=0)
+    if os.getuid() == 0 and name.startswith("closed"):
+        pytest.skip("nothing is closed to root")
+    with pytest.raises(ConfigError, match=name) as caught:
+        RunDir(tmp_path / name)
+    assert caught.value.param == "run_dir"
+
+
 def test_a_given_folder_is_made_private(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "a" / "b")
     run_dir.unlock()
