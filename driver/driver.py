@@ -6,13 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from ..protocol.board import FAILED, KEEP, ROLES, RUN, STOP, Board
-from ..protocol.config import PipelineConfig
-from ..protocol.errors import ConfigError, PipelineClosed
+from ..protocol.config import ModelCard, PipelineConfig
+from ..protocol.errors import ConfigError, PipelineClosed, TriptychError
 from ..protocol.keys import OWN_KEYS_FILE, KeyFolder, make_own_keys
 from ..protocol.run_dir import (
     CARD_FILE,
@@ -29,7 +29,7 @@ from .client import Client, Prompt
 from .control import ControlServer
 from .doorkeeper import Doorkeeper
 from .health import Health, take_health
-from .journal_keeper import JournalKeeper
+from .journal_keeper import JournalKeeper, warn_of_small_arena
 from .lives import note_first_lives
 from .replacing import reload_model, replace_worker
 from .stream import Completion, Stream
@@ -154,6 +154,9 @@ class Driver:
         except BaseException:
             self.stop(mode="abort", timeout=0)
             raise
+        with suppress(OSError, TriptychError):  # another thread may have stopped it meanwhile
+            card = ModelCard.from_json((self.run_dir / CARD_FILE).read_text(encoding="utf-8"))
+            warn_of_small_arena(self.config, card)
 
     def stop(
         self, *, mode: Literal["drain", "abort", "keep"] = "drain", timeout: float = 30.0

@@ -9,10 +9,10 @@ import threading
 import zlib
 from pathlib import Path
 
-from ..protocol.config import PipelineConfig
+from ..protocol.config import ModelCard, PipelineConfig
 from ..protocol.errors import ConfigError, JournalError
 from ..protocol.journal.clock import wind_clock
-from ..protocol.journal.layout import Journal
+from ..protocol.journal.layout import Journal, bytes_of_answers
 from ..protocol.journal.salvage import salvage
 from ..protocol.run_dir import journal_path
 
@@ -90,6 +90,18 @@ class JournalKeeper:
             self._thread.join()
         self.journal.close()
         os.close(self._lock)
+
+
+def warn_of_small_arena(config: PipelineConfig, card: ModelCard) -> None:
+    """Say so if the journal has less room than the sequences that may be live: requests are refused although execute
+    could take them.
+    """
+    needed, arena_bytes = bytes_of_answers(card.max_live, card.max_model_len), config.service.arena_bytes
+    if arena_bytes < needed:
+        logger.warning(
+            "--arena-bytes is %d: %d sequences of %d tokens, which may be live at once, take %d bytes of the journal",
+            arena_bytes, card.max_live, card.max_model_len, needed,
+        )  # fmt: skip
 
 
 def _key(model: str) -> int:

@@ -50,7 +50,7 @@ class Worker:
         if not self.deaths:
             return 0.0
         num_doublings = min(len(self.deaths) - 1, 64)  # a float holds no more than 1024
-        return min(MAX_BACK_OFF_S, FIRST_BACK_OFF_S * 2**num_doublings)
+        return min(MAX_BACK_OFF_S, FIRST_BACK_OFF_S * 2.0**num_doublings)
 
 
 @dataclass(frozen=True, slots=True)

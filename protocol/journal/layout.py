@@ -30,6 +30,7 @@ MAGIC = b"TRIPTYCH"
 LAYOUT_VERSION = 3
 HEADER_BYTES = 4096
 TIME_UNIT_NS = 10_000
+BYTES_A_TOKEN = 8  # of output: its id and its time; one of the prompt takes half of it
 MAX_ID_BYTES = 64
 MAX_ERROR_BYTES = 104
 MAX_CHUNK_ENDS = 6
@@ -124,6 +125,11 @@ def extent(payload_offset: int, payload_bytes: int, capacity: int, logprob_words
     scores_at = logprobs_at + capacity * logprob_words
     end = 4 * (scores_at + score_words)
     return Extent(payload_offset, tokens_at, times_at, logprobs_at, scores_at, -(-end // 64) * 64)
+
+
+def bytes_of_answers(num_sequences: int, num_tokens: int) -> int:
+    """What so many sequences of so many tokens each may take of the arena, without logprobs and requests."""
+    return num_sequences * num_tokens * BYTES_A_TOKEN
 
 
 class Journal:

@@ -159,12 +159,12 @@ class RequestWriter:
         """
         if len(records) > self._journal.num_records:
             raise InvalidRequest(
-                f"the request needs {len(records)} records, the journal has {self._journal.num_records}"
+                f"the request needs {len(records)} records, the journal has {self._journal.num_records} (--max-records)"
             )
         if len(records) > len(self._free):
             raise Overloaded(
                 f"the request needs {len(records)} records of the journal, {len(self._free)} of"
-                f" {self._journal.num_records} are free"
+                f" {self._journal.num_records} are free (--max-records)"
             )
         payloads = [record.to_bytes() for record in records]
         offsets = self._place(records, payloads)
@@ -182,6 +182,7 @@ class RequestWriter:
         if sum(sizes) > self._journal.arena_bytes:
             raise InvalidRequest(
                 f"the request needs {sum(sizes)} bytes of the journal, which has {self._journal.arena_bytes}"
+                " (--arena-bytes)"
             )
         offsets: list[int] = []
         for size in sizes:
@@ -190,7 +191,7 @@ class RequestWriter:
                     self._arena.give(given, given + its_size)
                 raise Overloaded(
                     f"the request needs {sum(sizes)} bytes of the journal,"
-                    f" not so many of {self._journal.arena_bytes} are free"
+                    f" not so many of {self._journal.arena_bytes} are free (--arena-bytes)"
                 )
             offsets.append(offset)
         return offsets

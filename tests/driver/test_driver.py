@@ -267,3 +267,14 @@ def test_a_run_directory_that_cannot_be_written_is_an_error_that_names_it(
     with pytest.raises(ConfigError, match=f"run directory {tmp_path} cannot be written: No space") as caught:
         Driver("hash-lm", run_dir=tmp_path).start()
     assert caught.value.param == "run_dir"
+
+
+@pytest.mark.parametrize(("arena_bytes", "is_small"), [(1 << 16, True), (64 << 20, False)])
+def test_a_journal_that_is_small_for_its_model_is_warned_of(
+    caplog: pytest.LogCaptureFixture, arena_bytes: int, is_small: bool
+) -> None:
+    with Driver("hash-lm", arena_bytes=arena_bytes) as driver:
+        card = driver.info()["model"]
+    needed = 8 * card["max_live"] * card["max_model_len"]
+    assert (f"--arena-bytes is {arena_bytes}: {card['max_live']} sequences" in caplog.text) is is_small
+    assert (f"take {needed} bytes" in caplog.text) is is_small

@@ -129,7 +129,12 @@ def test_handshakes_of_strangers_do_not_read_every_file_again(
     keys, reads = folder.add("alice"), list[int]()
     make_old(folder)
     clients = KeyFolder.clients
-    monkeypatch.setattr(KeyFolder, "clients", lambda folder: (reads.append(1), clients(folder))[1])
+
+    def counted(folder: KeyFolder) -> dict[str, str]:
+        reads.append(1)
+        return clients(folder)
+
+    monkeypatch.setattr(KeyFolder, "clients", counted)
     allows = allow_list(folder, tmp_path)
     for _ in range(50):
         assert allows(keys.public)

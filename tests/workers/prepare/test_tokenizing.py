@@ -65,7 +65,11 @@ def hold(tokenizing: Tokenizing, gate: threading.Event, patch: pytest.MonkeyPatc
 
 
 def turn_until(tokenizing: Tokenizing, condition: Callable[[], object]) -> None:
-    eventually(lambda: (tokenizing.turn(), condition())[1])
+    def turned() -> object:
+        tokenizing.turn()
+        return condition()
+
+    eventually(turned)
 
 
 def test_a_suspect_that_is_tokenised_alone_and_does_no_harm_is_none_any_more(world: World) -> None:
