@@ -6,6 +6,7 @@ What is found out at run time (the number of pages, the context of the model) is
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import json
 import math
 import re
@@ -27,7 +28,9 @@ DEVICES = ("auto", "cpu", "cuda")
 DEMO_MODEL = "demo"  # the checkpoint that ships with the package
 DEMO_CHECKPOINT = Path(__file__).parent.parent / "launch" / "demo_model" / "checkpoint"
 _TCP = re.compile(r"tcp://(?P<host>[^:/\[\]]+|\[[^\]]*\]):(?P<port>[0-9]{1,5})")
-_EVERYWHERE = ("*", "0.0.0.0", "[::]", "[*]", "0")
+_EVERYWHERE = ("*", "[*]")
+_ZEROS = re.compile(r"0[0x.]*", re.IGNORECASE)  # 0.0.0.0 in any of the ways in which the system's resolver takes it
+_DEVICE = re.compile(r"cuda:[0-9]{1,3}")
 HASH_MODEL = "hash-lm"  # no weights: a hash of the whole context, for tests of everything around a model
 
 
@@ -42,6 +45,17 @@ def _between(name: str, value: float, low: float, high: float = math.inf) -> Non
 
 def _one_of(name: str, value: str, names: tuple[str, ...]) -> None:
     _require(value in names, f"{name} is {value!r}, known are: {', '.join(names)}")
+
+
+def _is_everywhere(host: str) -> bool:
+    """Whether a server at this host serves every address that the machine has."""
+    if host in _EVERYWHERE or _ZEROS.fullmatch(host):
+        return True
+    try:
+        address = ipaddress.IPv6Address(host.strip("[]"))
+    except ValueError:
+        return False
+    return address.is_unspecified or (address.ipv4_mapped is not None and address.ipv4_mapped.is_unspecified)
 
 
 def _option(default: Any, text: str) -> Any:
@@ -76,7 +90,7 @@ class ModelConfig:
         _require(bool(self.model), "model is empty")
         _one_of("dtype", self.dtype, DTYPES)
         _require(
-            self.device in DEVICES or self.device.startswith("cuda:"),
+            self.device in DEVICES or _DEVICE.fullmatch(self.device) is not None,
             f"device is {self.device!r}, known are: {', '.join(DEVICES)}, cuda:N",
         )
         _one_of("backend", self.backend, BACKENDS)
@@ -243,7 +257,7 @@ class ServiceConfig:
         _require(match is not None, f"{name} is {endpoint!r}, the forms are ipc://PATH and tcp://HOST:PORT")
         assert match is not None, "it was required"
         _require(
-            match["host"] not in _EVERYWHERE,
+            not _is_everywhere(match["host"]),
             f"{name} is {endpoint!r}: name the address to serve at, not all that this machine has",
         )
         _between(f"the port of {name}", int(match["port"]), 1, 65535)

@@ -96,6 +96,9 @@ def test_not_a_number_is_no_setting(name: str) -> None:
         ("model", ""),
         ("dtype", "float8"),
         ("device", "tpu"),
+        ("device", "cuda:"),
+        ("device", "cuda:abc"),
+        ("device", "cuda:-1"),
         ("backend", "onnx"),
         ("quantization", "int3"),
         ("policy", "lottery"),
@@ -108,6 +111,22 @@ def test_not_a_number_is_no_setting(name: str) -> None:
 def test_a_name_nobody_knows_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError):
         PipelineConfig.from_options(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["*", "0.0.0.0", "0", "0.0", "0x0", "00.0.0.0", "[::]", "[::0]", "[0:0:0:0:0:0:0:0]", "[::ffff:0.0.0.0]", "[*]"],
+)
+def test_all_addresses_of_the_machine_are_refused_however_they_are_written(host: str) -> None:
+    with pytest.raises(ConfigError, match="name the address to serve at"):
+        PipelineConfig.from_options(submit=f"tcp://{host}:5555", curve_keys="keys")
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "10.0.0.0", "[::1]", "[fe80::1%eth0]", "example.org", "eth0", "0a.example"]
+)
+def test_one_address_is_taken(host: str) -> None:
+    assert PipelineConfig.from_options(submit=f"tcp://{host}:5555", curve_keys="keys").service.submit is not None
 
 
 @pytest.mark.parametrize(

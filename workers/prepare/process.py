@@ -377,7 +377,7 @@ class Prepare:
             "pending_bytes": self._tokenizing.pending_bytes,
             "records_used": len(self._slots),
             "records_free": self._writer.num_free,
-            "bad_frames": self._router.num_bad_frames,
+            "bad_frames": self._router.num_bad_frames + self._links.inbox.num_bad_frames,
             "accepted": self._counts["accepted"],
             "prompt_tokens": self._counts["prompt_tokens"],
             "rejected": {

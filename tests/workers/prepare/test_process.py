@@ -73,3 +73,9 @@ def test_each_frame_that_was_heard_is_progress(world: World, monkeypatch: pytest
     monkeypatch.setattr(prepare._context.page, "progress", lambda: marks.append(True))
     prepare.turn()
     assert marks == [False, True] * 3
+
+
+def test_bad_frames_of_clients_and_of_workers_are_reported(world: World) -> None:
+    prepare = make_prepare(world)
+    prepare._router.num_bad_frames, prepare._links.inbox.num_bad_frames = 2, 3
+    assert prepare._collect()["bad_frames"] == 5
