@@ -122,13 +122,20 @@ class RequestWriter:
         self._arena = _Extents(journal.arena_bytes)
         self._free: deque[int] = deque()  # longest free first: a freed record's id is remembered as long as possible
         self._next_arrival = 0
+        self._found: list[RequestView] = []
         for slot in range(journal.num_records):
             view = self._read_or_drop(slot)
             if view is None:
                 self._free.append(slot)
             else:
+                self._found.append(view)
                 self._arena.take(view.extent.payload_offset, view.extent.end)
                 self._next_arrival = max(self._next_arrival, view.arrival + 1)
+
+    def take_found(self) -> list[RequestView]:
+        """What was in the journal when this writer began, in order of arrival. Only once: it is not kept."""
+        found, self._found = self._found, []
+        return sorted(found, key=lambda view: view.arrival)
 
     @property
     def num_free(self) -> int:

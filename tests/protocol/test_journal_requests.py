@@ -302,3 +302,15 @@ def test_scans_see_the_present_state_of_every_slot(tmp_path: Path) -> None:
     assert journal.release_states().tolist() == [0, 1, 2, 0]
     assert journal.generations().tolist() == [1, 1, 1, 0]
     assert journal.generations().dtype == np.uint64
+
+
+def test_a_writer_gives_what_it_found_once_in_order_of_arrival(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path, num_records=2)
+    writer = RequestWriter(journal)
+    first, _ = accept(writer, journal, make_record("a")), accept(writer, journal, make_record("b"))
+    forget(journal, first)
+    assert writer.recycle(first.slot, first.generation)
+    accept(writer, journal, make_record("c"))
+    later = RequestWriter(journal)
+    assert [view.record.request_id for view in later.take_found()] == ["b", "c"]
+    assert later.take_found() == []

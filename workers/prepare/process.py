@@ -25,7 +25,7 @@ from ...protocol.errors import (
 from ...protocol.groups import check_request_id, member_id, member_seed, request_of
 from ...protocol.journal.layout import ACCEPTED, RELEASED
 from ...protocol.journal.releases import is_forgotten, is_released, was_read
-from ...protocol.journal.requests import AcceptTimes, RequestWriter, read_request
+from ...protocol.journal.requests import AcceptTimes, RequestWriter
 from ...protocol.record import RequestRecord
 from ...protocol.run_dir import CARD_FILE, submit_endpoint
 from ...protocol.service import service_info
@@ -133,9 +133,8 @@ class Prepare:
     # -- from the other workers
 
     def _adopt_journal(self) -> None:
-        views = (read_request(self._journal, slot) for slot in range(self._journal.num_records))
         released = self._journal.release_states()
-        for view in sorted((v for v in views if v is not None), key=lambda view: view.arrival):
+        for view in self._writer.take_found():
             record = view.record
             accepted = self._enter(view.slot, view.generation, record)
             self._ids.accept(accepted, record.digest, (view.slot, view.generation))
