@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,8 @@ from tests.pipeline.checks import expected
 from tests.pipeline.conftest import hash_driver
 from tests.waiting import eventually
 from triptych import Client, Driver
-from triptych.protocol.errors import ConfigError, Overloaded, RequestTimeout
+from triptych.protocol.curve import new_key_pair
+from triptych.protocol.errors import ConfigError, Overloaded, PipelineFailed, RequestTimeout
 from triptych.protocol.keys import ClientKeys, KeyFolder
 
 UNHEARD_S = 1.5  # in which somebody who may come in would long have been answered
@@ -116,6 +119,20 @@ def test_a_quota_is_of_the_key_and_not_of_the_connection(driver: Driver, folder:
         for stream in streams:
             stream.abort()
         eventually(lambda: answered(other))
+
+
+def test_who_refuses_in_the_place_of_prepare_hears_holders_of_keys_only(folder: KeyFolder) -> None:
+    keys = folder.add("late")
+    stranger = ClientKeys("stranger", keys.server, *new_key_pair())
+    doors = {"submit": free_endpoint(), "follow": free_endpoint()}
+    with hash_driver(curve_keys=str(folder.path), max_restarts=0, **doors) as driver:
+        os.kill(eventually(lambda: driver.pids["prepare"]), signal.SIGABRT)
+        eventually(lambda: driver.health().status == "failed")
+        with Client(**doors, keys=keys) as client, pytest.raises(PipelineFailed):
+            client.submit([1], max_tokens=1).result(20)
+        with Client(**doors, keys=stranger) as client:
+            assert not is_heard(client)
+    folder.revoke("late")
 
 
 def answered(client: Client) -> bool:
