@@ -9,6 +9,8 @@ import numpy as np
 
 from ...protocol.messages import StepDone
 
+MAX_FOLLOW_ENTRIES = 1024
+
 
 class TokenRow(NamedTuple):
     """One sequence's part of a step."""

@@ -28,7 +28,7 @@ from ...protocol.tokenizer_files import load_facts
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .answer import Answer
 from .choices import Choices, Requests, unknown
-from .columns import is_follow_entry, rows_of
+from .columns import MAX_FOLLOW_ENTRIES, is_follow_entry, rows_of
 from .deadlines import Deadlines
 from .delivery import Delivery
 from .ends import Ends
@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 WAIT_FOR_MODEL_S = 0.02
 RETRY_S = 0.01  # a client that could not take a message is tried again so soon
 MAX_FRAMES_A_TURN = 1024
+HEARING_S = 0.05  # of a turn at most, and one frame more: whoever asks much does not keep the others' text waiting
 LAST_WORDS_S = 1.0  # at a stop, clients get so long to acknowledge their ends
 
 
@@ -73,6 +74,7 @@ class Summarize:
         self._requests = Requests()
         self._generations = np.zeros(context.journal.num_records, np.uint64)  # last known in each slot
         self._deadlines = Deadlines(context.journal, context.board)
+        self._has_looked = False  # into the journal, since the frame came that is heard now
         self._counts: Counter[str] = Counter()
         self._rate = Rate()
         self._next_tick = 0.0
@@ -109,10 +111,7 @@ class Summarize:
         for message in self._links.inbox.recv_all():
             if isinstance(message, m.StepDone):
                 self._step_done(message)
-        for _ in range(MAX_FRAMES_A_TURN):
-            if (received := self._router.recv()) is None:
-                break
-            self._hear_safely(*received)
+        self._hear_all()
         now = time.monotonic()
         if self._links.inbox.missed or now >= self._next_tick:
             self._links.inbox.missed = False
@@ -229,7 +228,17 @@ class Summarize:
 
     # -- from the clients
 
+    def _hear_all(self) -> None:
+        until = time.monotonic() + HEARING_S
+        for _ in range(MAX_FRAMES_A_TURN):
+            if (received := self._router.recv()) is None:
+                return
+            self._hear_safely(*received)
+            if time.monotonic() > until:
+                return
+
     def _hear_safely(self, peer: bytes, frame: bytes) -> None:
+        self._has_looked = False
         try:
             self._hear(peer, frame)
         except Exception as error:  # a fault of ours that one message finds must not cost the others anything
@@ -270,6 +279,9 @@ class Summarize:
         self._router.send(peer, m.Rejected("", error.code, error.message, error.param))
 
     def _follow(self, peer: bytes, message: m.Follow) -> None:
+        if (count := len(message.entries)) > MAX_FOLLOW_ENTRIES:
+            self._refuse(peer, BadFrame(f"a FOLLOW has {count} entries, the limit is {MAX_FOLLOW_ENTRIES}"))
+            return
         now = time.monotonic()
         for entry in message.entries:
             if not is_follow_entry(entry):
@@ -288,8 +300,10 @@ class Summarize:
     def _request(self, wire_id: str) -> Choices | None:
         """The request to which what a client names so belongs."""
         choices = self._requests.get(wire_id)
-        if choices is None or not choices.are_complete:
+        # A client names what prepare has told it of, so the journal has it when the frame comes: one look is enough.
+        if not self._has_looked and (choices is None or not choices.are_complete):
             self._discover()
+            self._has_looked = True
         return self._requests.get(wire_id)
 
     def _find(self, wire_id: str) -> list[Answer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -10,11 +11,15 @@ from tests.protocol.factories import TIMES, make_record
 from tests.simulation.clock import installed
 from tests.simulation.processes import Worker
 from tests.simulation.world import World
+from triptych.driver.session import FOLLOW_ENTRIES
+from triptych.protocol import messages as m
+from triptych.protocol.codec import encode
 from triptych.protocol.journal.deaths import DeathWriter
 from triptych.protocol.journal.layout import UNREAD, word
 from triptych.protocol.journal.releases import ReleaseWriter, is_released, read_end_code, read_release
 from triptych.protocol.journal.requests import RequestWriter
-from triptych.workers.summarize.process import Summarize
+from triptych.workers.summarize.columns import MAX_FOLLOW_ENTRIES
+from triptych.workers.summarize.process import HEARING_S, Summarize
 
 KEY = (0, 1)
 
@@ -84,3 +89,56 @@ def test_the_lease_of_who_is_told_again_begins_again(world: World) -> None:
     assert not is_released(world.journal, *KEY)
     turn_after(world, body, LEASE_NS // 2)
     assert is_released(world.journal, *KEY)
+
+
+# -- clients that ask much
+
+
+def answers_to(body: Summarize, monkeypatch: pytest.MonkeyPatch, frame: m.Follow) -> list[Any]:
+    """What it says to this frame."""
+    said: list[Any] = []
+    monkeypatch.setattr(body._router, "send", lambda _, message: said.append(message))
+    body._hear_safely(b"client", encode(frame))
+    return said
+
+
+def test_many_unknown_ids_of_one_frame_cost_one_look_into_the_journal(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = begin(world)
+    looks: list[int] = []
+    monkeypatch.setattr(body, "_discover", lambda: looks.append(1))
+    ids = [f"r{number}" for number in range(MAX_FOLLOW_ENTRIES)]
+    answers = answers_to(body, monkeypatch, m.Follow([[name, 0, True] for name in ids]))
+    assert [(answer.request_id, answer.code) for answer in answers] == [(name, "unknown_id") for name in ids]
+    assert len(looks) == 1
+
+
+def test_what_was_accepted_between_two_frames_is_known(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = begin(world)
+    first, second = (m.Follow([[name, 0, True]]) for name in ("nobody", "late"))
+    assert len(answers_to(body, monkeypatch, first)) == 1
+    RequestWriter(world.journal).accept(make_record("late"), TIMES)
+    assert answers_to(body, monkeypatch, second) == []
+
+
+def test_a_follow_of_too_many_is_refused_with_the_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = m.Follow([["a", 0, True]] * (MAX_FOLLOW_ENTRIES + 1))
+    [refused] = answers_to(begin(world), monkeypatch, frame)
+    assert isinstance(refused, m.Rejected)
+    assert (refused.code, refused.message) == ("bad_frame", "a FOLLOW has 1025 entries, the limit is 1024")
+    assert FOLLOW_ENTRIES <= MAX_FOLLOW_ENTRIES, "the client keeps to it"
+
+
+def test_who_never_stops_asking_does_not_stop_the_rest(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = begin(world)
+    heard: list[bytes] = []
+
+    def hear(peer: bytes, frame: bytes) -> None:
+        heard.append(frame)
+        world.clock.advance_to(world.clock.now_ns + 10_000_000)
+
+    monkeypatch.setattr(body._router, "recv", lambda: (b"client", b"frame"))
+    monkeypatch.setattr(body, "_hear", hear)
+    body.turn()
+    assert 1 <= len(heard) <= HEARING_S / 0.01 + 1
