@@ -13,42 +13,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from ..protocol import messages as m
 from ..protocol.channels import Connection
-from ..protocol.codec import decode_public, encode
 from ..protocol.errors import DuplicateId, InvalidRequest, PipelineClosed, RequestError, TriptychError, from_wire
 from ..protocol.groups import check_request_id, request_of
 from .choices import Whole, choice_ids, is_read_by
+from .open_request import OpenRequest, checked_size
 from .questions import Question, Questions
-from .stream import Assembly, Listener
+from .stream import NOBODY, Assembly, Listener
 
 logger = logging.getLogger(__name__)
 
 REPEAT_S = 0.25  # what was not answered is sent again so often; FOLLOW also keeps the lease
 LISTENING_S = 0.002  # between two looks at what is open
 ACKNOWLEDGE_TOKENS = 64  # a FOLLOW at least every so many tokens, well within the server's window
+MAX_DELIVERED = 1 << 12  # ends that are remembered, for one may come again soon after it came
 FOLLOW_ENTRIES = 1024  # of one FOLLOW at most: the service takes no more
 SURE_BYTES = 1 << 10  # a frame that every service takes, whatever its max_frame_bytes
-
-
-@dataclass(slots=True)
-class _Request:
-    """One request of this client, from SUBMIT to the acknowledgement of its end."""
-
-    message: m.Submit | None  # None for one that is resumed
-    assembly: Assembly
-    listener: Listener
-    num_bytes: int = 0  # of the SUBMIT's frame
-    accepted: bool = False
-    followed_tokens: int = 0  # the offset of the last FOLLOW
-    again: bool = True  # ask for everything after the offset once more
-    aborting: bool = False
-    keep: bool = False  # the end is not acknowledged, so that somebody can ask for the answer again
-    choices: Sequence[Listener] = ()  # of a request with several choices, which are followed instead of it
-    aborted_choices: set[str] = field(default_factory=set)  # before they were there
 
 
 class Session:
@@ -56,8 +40,9 @@ class Session:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, OpenRequest] = {}
         self._choices: dict[str, list[str]] = {}  # request id -> what its choices are followed by
+        self._delivered: dict[str, None] = {}  # ids whose end was told here and may be forgotten, oldest first
         self._questions = Questions(connection)
         self._orders: deque[Callable[[], object]] = deque()
         self._closing = False
@@ -83,16 +68,16 @@ class Session:
         message, assembly = m.Submit(request_id, request), Assembly(request_id)
         if choices:
             whole = Whole(request_id, listener, choices)
-            self._order(lambda: self._begin(_Request(message, assembly, whole, choices=whole.choices, keep=keep)))
+            self._order(lambda: self._begin(OpenRequest(message, assembly, whole, choices=whole.choices, keep=keep)))
         else:
-            self._order(lambda: self._begin(_Request(message, assembly, listener, keep=keep)))
+            self._order(lambda: self._begin(OpenRequest(message, assembly, listener, keep=keep)))
 
     def resume(
         self, request_id: str, listener: Listener, *, num_tokens: int, num_chars: int | None, keep: bool = False
     ) -> None:
         """Follow a request that some client submitted, from what this caller has of it."""
         assembly = Assembly(request_id, num_tokens=num_tokens, num_chars=num_chars)
-        self._order(lambda: self._begin(_Request(None, assembly, listener, accepted=True, keep=keep)))
+        self._order(lambda: self._begin(OpenRequest(None, assembly, listener, accepted=True, keep=keep)))
 
     def forget(self, request_id: str) -> None:
         """The answer is not needed any more: for one that was kept, or that nobody reads."""
@@ -102,7 +87,8 @@ class Session:
 
     def let_go(self, request_id: str, error: TriptychError | None = None, *, reader: Listener | None = None) -> None:
         """Stop following a request, all of its choices, or the choice of this id; the listener hears no more than
-        ``error``. The request goes on until somebody follows it again, or its lease ends.
+        ``error``. The request goes on until somebody follows it again, or its lease ends; one that is not accepted yet
+        is said until it is.
 
         ``reader``: only if it is still the one who reads. Somebody else may have taken the request over.
         """
@@ -111,7 +97,10 @@ class Session:
             for wire_id in self._choices.get(request_id, [request_id]):
                 request = self._requests.get(wire_id)
                 if request is not None and (reader is None or is_read_by(request.listener, reader)):
-                    self._drop(wire_id)
+                    if request.accepted:
+                        self._drop(wire_id)
+                    else:
+                        self._requests[wire_id] = replace(request, listener=NOBODY)
                     if error is not None:
                         self._fail(request, copy(error))
 
@@ -122,7 +111,7 @@ class Session:
     ) -> None:
         """Follow all choices of a request that some client submitted, from their beginning."""
         whole = Whole(request_id, listener, choices)
-        request = _Request(None, Assembly(request_id), whole, accepted=True, choices=whole.choices, keep=keep)
+        request = OpenRequest(None, Assembly(request_id), whole, accepted=True, choices=whole.choices, keep=keep)
         self._order(lambda: self._follow_choices(request))
 
     def abort(self, request_id: str) -> None:
@@ -191,22 +180,27 @@ class Session:
             self._hear(frame.message)
         self._follow(r for r in self._requests.values() if self._follow_is_due(r))
 
-    def _begin(self, request: _Request) -> None:
+    def _begin(self, request: OpenRequest) -> None:
         request_id = request.assembly.request_id
+        earlier = self._requests.get(request_id)
+        if earlier is not None and earlier.listener is NOBODY:  # somebody comes for it before it is accepted
+            request.message, request.accepted = request.message or earlier.message, False
+            earlier = None
         try:
-            if request_id in self._requests or request_id in self._choices:
+            if earlier is not None or request_id in self._choices:
                 raise DuplicateId(f"this client has a live request {request_id!r} already", param="request_id")
-            request.num_bytes = _checked_size(request.message or m.GetStatus(request_id))
+            request.num_bytes = checked_size(request.message or m.GetStatus(request_id))
             if request.message is not None:
                 check_request_id(request_id)
         except RequestError as error:
             self._fail(request, error)
             return
         self._requests[request_id] = request
+        self._delivered.pop(request_id, None)
         self._send_submit(request)
         self._next_repeat = min(self._next_repeat, time.monotonic() + REPEAT_S)
 
-    def _send_submit(self, request: _Request) -> None:
+    def _send_submit(self, request: OpenRequest) -> None:
         """Queue the SUBMIT; for a large frame ask for the limit first: the service cuts off who sends one over it."""
         limit = self._max_frame_bytes
         if request.message is None or request.accepted:
@@ -236,7 +230,7 @@ class Session:
 
     def _ask(self, message: Question, future: Future[Any]) -> None:
         try:
-            _checked_size(message)
+            checked_size(message)
         except RequestError as error:
             future.set_exception(error)
             return
@@ -252,7 +246,7 @@ class Session:
         self._follow(r for r in self._requests.values() if r.accepted)
         self._questions.repeat()
 
-    def _follow_is_due(self, request: _Request) -> bool:
+    def _follow_is_due(self, request: OpenRequest) -> bool:
         unacknowledged = request.assembly.num_tokens - request.followed_tokens
         return request.accepted and (request.again or unacknowledged >= ACKNOWLEDGE_TOKENS)
 
@@ -292,18 +286,20 @@ class Session:
         elif not request.accepted:
             request.accepted = True
             self._tell(request, lambda: request.listener.on_accepted(message))
-            if request.choices:
+            if request.choices and request.listener is not NOBODY:
                 del self._requests[message.request_id]
                 self._follow_choices(request)
             if request.aborting:
                 self._abort(message.request_id)
+            if request.listener is NOBODY:
+                self._drop(message.request_id)
 
-    def _follow_choices(self, request: _Request) -> None:
+    def _follow_choices(self, request: OpenRequest) -> None:
         request_id, listeners = request.assembly.request_id, request.choices
         wire_ids = self._choices[request_id] = choice_ids(request_id, len(listeners))
         for index, (wire_id, listener) in enumerate(zip(wire_ids, listeners, strict=True)):
             assembly = Assembly(wire_id, index=index)
-            self._begin(_Request(None, assembly, listener, accepted=True, keep=request.keep))
+            self._begin(OpenRequest(None, assembly, listener, accepted=True, keep=request.keep))
             if wire_id in request.aborted_choices:
                 self._abort(wire_id)
 
@@ -341,7 +337,12 @@ class Session:
             self._end_listener(request, end, error)
             if request.keep:
                 return
-        # Also for one that is not ours any more: the first acknowledgement may have died with summarize.
+            self._delivered[end.request_id] = None
+            if len(self._delivered) > MAX_DELIVERED:
+                del self._delivered[next(iter(self._delivered))]
+        elif end.request_id not in self._delivered:
+            return  # it was kept, or let go: for somebody who comes for it
+        # Also when it comes again: the first acknowledgement may have died with summarize.
         self._connection.queue("follow", ("acknowledge", end.request_id), m.Acknowledge([end.request_id]))
 
     def _drop(self, wire_id: str) -> None:
@@ -350,19 +351,19 @@ class Session:
         if not any(other in self._requests for other in self._choices.get(request_id, ())):
             self._choices.pop(request_id, None)
 
-    def _end_listener(self, request: _Request, end: m.Finished | m.Failed, error: TriptychError | None) -> None:
+    def _end_listener(self, request: OpenRequest, end: m.Finished | m.Failed, error: TriptychError | None) -> None:
         completion = request.assembly.completion(end)
         if error is not None:
             error.partial = completion
         self._tell(request, lambda: request.listener.on_end(completion, error))
 
-    def _fail(self, request: _Request, error: TriptychError) -> None:
+    def _fail(self, request: OpenRequest, error: TriptychError) -> None:
         """End a request here, for a reason that no terminal message of the service brought."""
         self._end_listener(
             request, m.Failed(request.assembly.request_id, 0, 0, b"", "", None, error.code, error.message, {}), error
         )
 
-    def _tell(self, request: _Request, call: Callable[[], None]) -> None:
+    def _tell(self, request: OpenRequest, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception:  # a caller's callback must not stop the other requests
@@ -375,17 +376,3 @@ class Session:
         self._requests.clear()
         self._choices.clear()
         self._questions.fail(error)
-
-
-def _checked_size(message: Any) -> int:
-    """Bytes of the message's frame, at most.
-
-    Raises:
-        RequestError: the service could not read it, and therefore not say whose it was.
-    """
-    try:
-        frame = encode(message, seq=2**64 - 1)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequest(f"the request cannot be encoded: {error}") from error
-    decode_public(frame, max_bytes=len(frame))
-    return len(frame)

@@ -88,6 +88,17 @@ class Listener(Protocol):
         ...
 
 
+class _Nobody:
+    def on_accepted(self, accepted: Accepted) -> None: ...
+
+    def on_delta(self, delta: Delta) -> None: ...
+
+    def on_end(self, completion: Completion, error: TriptychError | None) -> None: ...
+
+
+NOBODY: Listener = _Nobody()  # hears of a request that goes on without its caller
+
+
 class Assembly:
     """Puts a request's rows together: each token and each character once, in order, however often rows are sent."""
 

@@ -50,6 +50,7 @@ class FakeService:
         self._endpoints = {door: ipc_endpoint(folder / door) for door in DOORS}
         self._routers: dict[str, Router] = {}
         self._peers: dict[str, bytes] = {}  # who spoke last at each door
+        self.heard: list[Any] = []  # everything, also what nobody asked for
         for door in DOORS:
             self.open(door)
 
@@ -80,7 +81,8 @@ class FakeService:
         for door, router in self._routers.items():
             if (received := router.recv()) is not None:
                 self._peers[door] = received[0]
-                return decode(received[1]).message
+                self.heard.append(decode(received[1]).message)
+                return self.heard[-1]
         return None
 
     def say(self, door: str, message: Any) -> None:
@@ -92,6 +94,13 @@ class FakeService:
         self.hear(m.Submit, where=lambda submit: submit.request_id == request_id)
         self.say("submit", m.Accepted(request_id, 1, 0, 16))
         self.hear(m.Follow, where=lambda follow: any(entry[0] == request_id for entry in follow.entries))
+
+    def settle(self, session: Session) -> None:
+        """Return when all that was told to either side has been done, known by a request that comes after it."""
+        submit(session, "last")
+        self.accept("last")
+        self.say("follow", finished("last"))
+        self.hear(m.Acknowledge, where=lambda said: said.request_ids == ["last"])
 
     def close(self) -> None:
         self._context.destroy(linger=0)

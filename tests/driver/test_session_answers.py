@@ -8,12 +8,14 @@ import pytest
 
 from tests.driver.fake_service import REPEAT_S, FakeService, failed, finished, has_entry, packed, row, submit
 from triptych.driver import session as module
+from triptych.driver.choices import GroupStream
 from triptych.driver.session import ACKNOWLEDGE_TOKENS, Session
 from triptych.driver.stream import Stream
 from triptych.protocol import messages as m
 from triptych.protocol.errors import (
     InvalidRequest,
     ModelFailed,
+    PipelineClosed,
     UnknownRequest,
 )
 
@@ -152,6 +154,91 @@ def test_resuming_what_nobody_knows_is_an_error(service: FakeService, session: S
     service.say("follow", failed("a", "unknown_id", "no request 'a' is live or kept"))
     with pytest.raises(UnknownRequest):
         stream.result(10)
+
+
+# -- requests that are let go
+
+
+def test_the_end_of_what_was_let_go_is_left_for_who_comes_for_it(service: FakeService, session: Session) -> None:
+    submit(session)
+    service.accept("a")
+    session.let_go("a")
+    service.settle(session)
+    service.say("follow", finished("a", 0, 5, text="x"))
+    service.settle(session)
+    assert m.Acknowledge(["a"]) not in service.heard
+    stream = Stream("a", session.abort)
+    session.resume("a", stream, num_tokens=0, num_chars=0)
+    service.hear(m.Follow, where=has_entry("a", 0, True))
+    service.say("follow", finished("a", 0, 5, text="x"))
+    assert stream.result(10).text == "x"
+    assert service.hear(m.Acknowledge) == m.Acknowledge(["a"])
+
+
+def test_an_end_that_is_kept_stays_kept_when_it_comes_again(service: FakeService, session: Session) -> None:
+    stream = Stream("a", session.abort)
+    session.submit("a", {"prompt": "hello"}, stream, keep=True)
+    service.accept("a")
+    for _ in range(2):
+        service.say("follow", finished("a", 0, 5, text="x"))
+        service.settle(session)
+    assert stream.result(10).text == "x"
+    assert m.Acknowledge(["a"]) not in service.heard
+
+
+def test_an_id_that_is_used_again_and_let_go_is_not_acknowledged(service: FakeService, session: Session) -> None:
+    submit(session)
+    service.accept("a")
+    service.say("follow", finished("a"))
+    service.hear(m.Acknowledge)
+    submit(session)
+    service.accept("a")
+    session.let_go("a")
+    service.settle(session)
+    service.say("follow", finished("a"))
+    service.settle(session)
+    assert service.heard.count(m.Acknowledge(["a"])) == 1
+
+
+def test_what_is_let_go_before_it_is_accepted_is_said_until_it_is_and_not_aborted(
+    service: FakeService, session: Session
+) -> None:
+    submit(session)
+    service.hear(m.Submit)
+    session.let_go("a")
+    service.settle(session)
+    service.hear(m.Submit, where=lambda said: said.request_id == "a")
+    service.say("submit", m.Accepted("a", 1, 0, 16))
+    service.settle(session)
+    assert {said.request_id for said in service.heard if isinstance(said, m.Submit)} == {"a", "last"}
+    assert m.Abort("a") not in service.heard
+    assert {entry[0] for said in service.heard if isinstance(said, m.Follow) for entry in said.entries} == {"last"}
+
+
+def test_what_is_let_go_before_it_is_accepted_may_be_resumed(service: FakeService, session: Session) -> None:
+    submit(session)
+    service.hear(m.Submit)
+    session.let_go("a")
+    stream = Stream("a", session.abort)
+    session.resume("a", stream, num_tokens=0, num_chars=0)
+    service.accept("a")
+    service.say("follow", finished("a", 0, 5, text="x"))
+    assert stream.result(10).text == "x"
+
+
+def test_the_choices_of_what_is_let_go_before_it_is_accepted_are_not_followed(
+    service: FakeService, session: Session
+) -> None:
+    group = GroupStream("a", 2, session.abort)
+    session.submit("a", {"prompt": "hello", "n": 2}, group, group.choices)
+    service.hear(m.Submit)
+    session.let_go("a", PipelineClosed("enough"))
+    with pytest.raises(PipelineClosed, match="enough"):
+        group.choices[1].result(10)
+    service.say("submit", m.Accepted("a", 1, 0, 16))
+    service.settle(session)
+    assert {entry[0] for said in service.heard if isinstance(said, m.Follow) for entry in said.entries} == {"last"}
+    assert not any(isinstance(said, m.Abort) for said in service.heard)
 
 
 # -- aborts

@@ -1,0 +1,43 @@
+"""What the session keeps of a request that is open, and how large its frame is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..protocol import messages as m
+from ..protocol.codec import decode_public, encode
+from ..protocol.errors import InvalidRequest
+from .stream import Assembly, Listener
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """One request of this client, from SUBMIT to the acknowledgement of its end."""
+
+    message: m.Submit | None  # None for one that is resumed
+    assembly: Assembly
+    listener: Listener
+    num_bytes: int = 0  # of the SUBMIT's frame
+    accepted: bool = False
+    followed_tokens: int = 0  # the offset of the last FOLLOW
+    again: bool = True  # ask for everything after the offset once more
+    aborting: bool = False
+    keep: bool = False  # the end is not acknowledged, so that somebody can ask for the answer again
+    choices: Sequence[Listener] = ()  # of a request with several choices, which are followed instead of it
+    aborted_choices: set[str] = field(default_factory=set)  # before they were there
+
+
+def checked_size(message: Any) -> int:
+    """Bytes of the message's frame, at most.
+
+    Raises:
+        RequestError: the service could not read it, and therefore not say whose it was.
+    """
+    try:
+        frame = encode(message, seq=2**64 - 1)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"the request cannot be encoded: {error}") from error
+    decode_public(frame, max_bytes=len(frame))
+    return len(frame)
