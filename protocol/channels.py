@@ -228,9 +228,22 @@ class Router:
     def send(self, peer: bytes, message: Any) -> bool:
         """False if the peer is gone or does not read; nothing was sent then."""
         try:
-            self.socket.send_multipart([peer, encode(message, epoch=self._epoch, seq=self._seq)], zmq.NOBLOCK)
-        except zmq.ZMQError:  # EAGAIN: it does not read; EHOSTUNREACH: it is gone
+            return self.deliver(peer, message)
+        except ConnectionError:
             return False
+
+    def deliver(self, peer: bytes, message: Any) -> bool:
+        """False if the peer does not read now; nothing was sent then.
+
+        Raises:
+            ConnectionError: it is gone, and will never be called so again.
+        """
+        try:
+            self.socket.send_multipart([peer, encode(message, epoch=self._epoch, seq=self._seq)], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:  # EHOSTUNREACH
+            raise ConnectionError(f"nobody is connected as {peer.hex()}: {error.strerror}") from error
         self._seq += 1
         return True
 

@@ -278,6 +278,14 @@ def test_a_send_to_somebody_unknown_is_false(router: Router) -> None:
     assert not router.send(b"nobody", m.Info({}))
 
 
+def test_who_left_is_told_from_who_does_not_read(router: Router, dealer: zmq.Socket[bytes]) -> None:
+    dealer.send(b"hello")
+    peer = eventually(router.recv)[0]
+    eventually(lambda: not router.deliver(peer, m.Info({"x": "y" * 1000})), interval=0)
+    with pytest.raises(ConnectionError, match="nobody is connected as 6e6f626f6479"):
+        router.deliver(b"nobody", m.Info({}))
+
+
 def test_a_client_that_does_not_read_is_refused_and_not_waited_for(router: Router, dealer: zmq.Socket[bytes]) -> None:
     dealer.send(b"hello")
     peer = eventually(router.recv)[0]

@@ -11,8 +11,8 @@ from .answer import Answer
 class Delivery:
     """The answers that changed since they were last sent.
 
-    An answer whose reader cannot take it stays here and is tried again; one whose window is full leaves, and comes
-    back with the reader's next FOLLOW.
+    An answer whose reader cannot take it stays here and is tried again; one whose window is full, or whose reader is
+    gone, leaves, and comes back with the next FOLLOW.
     """
 
     def __init__(self, router: Router, journal: Journal, *, window: int) -> None:
@@ -39,35 +39,35 @@ class Delivery:
             if answer.peer is None:
                 continue
             if answer.stream.is_finished:
-                if not self._send_end(answer):
-                    self.mark(answer)
+                self._send_end(answer, answer.peer)
             elif (row := answer.next_row(self._journal, self._window)) is not None:
                 rows.setdefault(answer.peer, []).append((answer, row))
         for peer, batch in rows.items():
             self._send_rows(peer, batch)
 
-    def _send_rows(self, peer: bytes, batch: list[tuple[Answer, m.DeltaRow]]) -> None:
-        sent = self._router.send(peer, m.Text([row for _, row in batch]))
-        for answer, row in batch:
-            if sent:
-                answer.sent(row)
-            else:
-                self.mark(answer)
+    def _send_end(self, answer: Answer, peer: bytes) -> None:
+        """Send the terminal message, or what must come before it."""
+        if (end := answer.next_end(self._journal, self._window)) is not None:
+            if self._send(peer, end, [answer]):
+                answer.end_sent_to = peer
+                answer.num_sent = answer.stream.num_tokens
+        elif (row := answer.next_row(self._journal, self._window)) is not None:
+            self._send_rows(peer, [(answer, row)])
 
-    def _send_end(self, answer: Answer) -> bool:
-        """Send the terminal message, or what must come before it. False if the reader could not take it."""
-        assert answer.peer is not None, "an end is delivered to somebody"
-        end = answer.next_end(self._journal, self._window)
-        if end is not None:
-            if not self._router.send(answer.peer, end):
-                return False
-            answer.end_sent_to = answer.peer
-            answer.num_sent = answer.stream.num_tokens
-            return True
-        row = answer.next_row(self._journal, self._window)
-        if row is None:
-            return True
-        if not self._router.send(answer.peer, m.Text([row])):
-            return False
-        answer.sent(row)
-        return True
+    def _send_rows(self, peer: bytes, batch: list[tuple[Answer, m.DeltaRow]]) -> None:
+        if self._send(peer, m.Text([row for _, row in batch]), [answer for answer, _ in batch]):
+            for answer, row in batch:
+                answer.sent(row)
+
+    def _send(self, peer: bytes, message: m.Text | m.Finished | m.Failed, answers: list[Answer]) -> bool:
+        """Whether it left."""
+        try:
+            if self._router.deliver(peer, message):
+                return True
+        except ConnectionError:
+            for answer in answers:
+                answer.peer = None
+        else:
+            for answer in answers:
+                self.mark(answer)
+        return False

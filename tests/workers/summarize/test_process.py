@@ -97,8 +97,9 @@ def test_the_lease_of_who_is_told_again_begins_again(world: World) -> None:
 def answers_to(body: Summarize, monkeypatch: pytest.MonkeyPatch, frame: m.Follow) -> list[Any]:
     """What it says to this frame."""
     said: list[Any] = []
-    monkeypatch.setattr(body._router, "send", lambda _, message: said.append(message))
+    monkeypatch.setattr(body._router, "deliver", lambda _, message: said.append(message) or True)
     body._hear_safely(b"client", encode(frame))
+    body.turn()
     return said
 
 
@@ -106,6 +107,7 @@ def test_many_unknown_ids_of_one_frame_cost_one_look_into_the_journal(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = begin(world)
+    body.turn()  # the look of its first tick
     looks: list[int] = []
     monkeypatch.setattr(body, "_discover", lambda: looks.append(1))
     ids = [f"r{number}" for number in range(MAX_FOLLOW_ENTRIES)]
@@ -142,3 +144,15 @@ def test_who_never_stops_asking_does_not_stop_the_rest(world: World, monkeypatch
     monkeypatch.setattr(body, "_hear", hear)
     body.turn()
     assert 1 <= len(heard) <= HEARING_S / 0.01 + 1
+
+
+def test_a_reader_that_is_gone_is_not_tried_again_and_another_one_is_answered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, frame = begin(world), m.Follow([["a", 0, True]])
+    body._hear_safely(b"nobody is called so", encode(frame))
+    body._hear_safely(b"nobody is called so", encode(m.Abort("a")))
+    body.turn()
+    assert not body._delivery.pending
+    [end] = answers_to(body, monkeypatch, frame)
+    assert (end.request_id, end.finish_reason) == ("a", "abort")
