@@ -73,6 +73,7 @@ class Summarize:
         self._answers: dict[int, Answer] = {}  # by slot
         self._requests = Requests()
         self._generations = np.zeros(context.journal.num_records, np.uint64)  # last known in each slot
+        self._damaged: dict[int, int] = {}  # slot -> generation that was last complained of
         self._deadlines = Deadlines(context.journal, context.board)
         self._has_looked = False  # into the journal, since the frame came that is heard now
         self._counts: Counter[str] = Counter()
@@ -192,8 +193,12 @@ class Summarize:
     def _discover_slot(self, slot: int) -> Answer | None:
         try:
             view = read_request(self._journal, slot)
-        except JournalError:
-            logger.exception("a record of the journal is damaged")
+        except JournalError as error:
+            # It is looked at again: on a weakly ordered machine its bytes may only not be here yet.
+            generation, _ = split_word(self._journal.prepare_words[slot])
+            if self._damaged.get(slot) != generation:
+                self._damaged[slot] = generation
+                logger.error("a record of the journal is damaged: %s", error)
             return None
         if view is None:
             return None

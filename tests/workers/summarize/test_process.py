@@ -91,6 +91,19 @@ def test_the_lease_of_who_is_told_again_begins_again(world: World) -> None:
     assert is_released(world.journal, *KEY)
 
 
+def test_a_damaged_record_is_told_once_and_taken_when_it_is_whole(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.journal.records["crc"][0] ^= 1
+    body = begin(world)
+    for _ in range(5):
+        turn_after(world, body, 300_000_000)
+    assert caplog.messages == ["a record of the journal is damaged: journal record 0: checksum does not match"]
+    world.journal.records["crc"][0] ^= 1
+    turn_after(world, body, 300_000_000)
+    assert list(body._answers) == [0]
+
+
 # -- clients that ask much
 
 
