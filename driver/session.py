@@ -45,6 +45,7 @@ class Session:
         self._delivered: dict[str, None] = {}  # ids whose end was told here and may be forgotten, oldest first
         self._questions = Questions(connection)
         self._orders: deque[Callable[[], object]] = deque()
+        self._failure: TriptychError | None = None  # of the service, for good
         self._closing = False
         self._lock = threading.Lock()  # of the two above: nothing is given to a thread that has ended
         self._max_frame_bytes: int | None = None  # of the service, once it said so
@@ -124,8 +125,15 @@ class Session:
         return future
 
     def fail(self, error: TriptychError) -> None:
-        """End everything that is open with this error: the service will not come back."""
-        self._order(lambda: self._fail_all(error))
+        """End everything that is open with this error, and what is asked for from now on: the service will not come
+        back.
+        """
+
+        def order() -> None:
+            self._failure = error
+            self._fail_all(error)
+
+        self._order(order)
 
     def hear_the_ends(self, timeout: float) -> None:
         """Wait until no accepted request is open: for whoever knows that the service has said its last words."""
@@ -192,13 +200,18 @@ class Session:
             request.num_bytes = checked_size(request.message or m.GetStatus(request_id))
             if request.message is not None:
                 check_request_id(request_id)
-        except RequestError as error:
+            self._check_service()
+        except TriptychError as error:
             self._fail(request, error)
             return
         self._requests[request_id] = request
         self._delivered.pop(request_id, None)
         self._send_submit(request)
         self._next_repeat = min(self._next_repeat, time.monotonic() + REPEAT_S)
+
+    def _check_service(self) -> None:
+        if self._failure is not None:
+            raise copy(self._failure)
 
     def _send_submit(self, request: OpenRequest) -> None:
         """Queue the SUBMIT; for a large frame ask for the limit first: the service cuts off who sends one over it."""
@@ -231,7 +244,8 @@ class Session:
     def _ask(self, message: Question, future: Future[Any]) -> None:
         try:
             checked_size(message)
-        except RequestError as error:
+            self._check_service()
+        except TriptychError as error:
             future.set_exception(error)
             return
         self._questions.ask(message, future)

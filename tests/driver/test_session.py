@@ -20,6 +20,7 @@ from triptych.protocol.errors import (
     InvalidRequest,
     Overloaded,
     PipelineClosed,
+    PipelineFailed,
 )
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -266,6 +267,18 @@ def test_requests_of_many_threads_and_a_close_all_end(service: FakeService) -> N
     for thread in threads:
         thread.join()
     eventually(lambda: all(stream.done for stream in streams), timeout=5)
+
+
+def test_whoever_asks_a_service_that_was_given_up_is_told(service: FakeService, session: Session) -> None:
+    """The one who was just about to ask when it was given up would wait for ever."""
+    before = submit(session, "before")
+    session.fail(PipelineFailed("it died again and again"))
+    with pytest.raises(PipelineFailed):
+        before.result(10)
+    with pytest.raises(PipelineFailed, match="it died again and again"):
+        submit(session, "after").result(10)
+    with pytest.raises(PipelineFailed):
+        session.ask(m.GetStats()).result(10)
 
 
 def test_a_close_does_not_wait_for_a_server(service: FakeService, session: Session) -> None:
