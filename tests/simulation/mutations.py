@@ -140,9 +140,12 @@ def generations_are_ignored(patch: Patch) -> None:
 def new_connections_are_not_noticed(patch: Patch) -> None:
     """Text goes to the connection that asked first, until the client says that it misses something."""
     real = Answer.follow
+    readers: dict[Answer, bytes] = {}
 
     def follow(self: Answer, peer: bytes, offset: int, again: bool) -> None:
-        real(self, peer if again or self.peer is None else self.peer, offset, again)
+        if again or self not in readers:
+            readers[self] = peer
+        real(self, readers[self], offset, again)
 
     patch.setattr(Answer, "follow", follow)
 
