@@ -24,7 +24,7 @@ RECONNECT_NS = (100_000, 60_000_000)
 DELAYS_NS = ((10_000, 2_000_000), (10_000, 2_000_000), (1_000_000, 60_000_000))  # near, near, far
 LONG_DELAY_NS = 120_000_000
 AGAIN = zmq.Again()
-POLLOUT = int(zmq.POLLOUT)
+POLLIN, POLLOUT, EVENTS = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.EVENTS)
 BOUND = (zmq.PULL, zmq.ROUTER)
 
 
@@ -172,6 +172,11 @@ class FakeSocket:
         return self.connection
 
     # -- receiving
+
+    def get(self, option: int) -> int:
+        assert option == EVENTS, "nothing else is asked"
+        at_ns = self.next_arrival_ns()
+        return POLLIN if at_ns is not None and at_ns <= self.network.now_ns() else 0
 
     def recv(self, flags: int = 0) -> bytes:
         return self._take()[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -68,7 +69,7 @@ class Answer:
     def tokens_per_second(self) -> float | None:
         return self._rate(self.stream.num_tokens)
 
-    def push(self, token_ids: list[int], now_ns: int) -> None:
+    def push(self, token_ids: Sequence[int], now_ns: int) -> None:
         """Take the next tokens from execute. The caller says afterwards when their text was done."""
         self.num_seen += len(token_ids)
         self.first_token_ns = self.first_token_ns or now_ns
@@ -118,8 +119,8 @@ class Answer:
         logprobs = None
         if "logprobs" in self.view.record.sampling:
             logprobs = read_logprobs(journal, self.view, self.num_sent, stop)
-        packed = np.array(token_ids, "<i4").tobytes()
-        return [self.wire_id, self.num_sent, self.num_chars_sent, packed, text, logprobs, self._rate(stop)]
+        packed = array("i", token_ids)  # half the time of numpy, for a token or two
+        return [self.wire_id, self.num_sent, self.num_chars_sent, packed.tobytes(), text, logprobs, self._rate(stop)]
 
     def _rate(self, num_tokens: int) -> float | None:
         elapsed_ns = self.arrived_ns - self.first_token_ns

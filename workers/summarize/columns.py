@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -12,25 +12,18 @@ from ...protocol.messages import StepDone
 MAX_FOLLOW_ENTRIES = 1024
 
 
-class TokenRow(NamedTuple):
-    """One sequence's part of a step."""
-
-    slot: int
-    generation: int
-    token_index: int  # in the answer
-    token_id: int
-    reason: int  # index into FINISH_REASONS; 0: it goes on
-
-
-def rows_of(step: StepDone) -> Iterator[TokenRow]:
-    columns = (
+def rows_of(step: StepDone) -> Iterator[tuple[int, int, int, int, int]]:
+    """Each sequence's part of a step: slot, generation, index of the token in the answer, token id, and an index into
+    FINISH_REASONS, 0 where it goes on.
+    """
+    return zip(
         np.frombuffer(step.slots, "<u4").tolist(),
         np.frombuffer(step.generations, "<u4").tolist(),
         np.frombuffer(step.indices, "<u4").tolist(),
         np.frombuffer(step.token_ids, "<i4").tolist(),
-        list(step.finish_reasons),
+        step.finish_reasons,
+        strict=True,
     )
-    return map(TokenRow._make, zip(*columns, strict=True))
 
 
 def columns_of(keys: list[tuple[int, int]]) -> tuple[bytes, bytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,7 @@ class Summarize:
     def _step_done(self, step: m.StepDone) -> None:
         self._stats.changed = True
         now_ns = self._journal.now_ns()
+        num_new = 0
         for slot, generation, index, token_id, reason in rows_of(step):
             answer = self._answers.get(slot)
             if answer is None or answer.view.generation != generation:
@@ -144,25 +146,30 @@ class Summarize:
                     self._counts["stale_tokens"] += 1
                     continue
                 answer = self._discover_slot(slot)
-            if answer is None or answer.stream.is_finished:
+            if answer is None or answer.stream.finish_reason is not None:
                 continue
             if index == answer.num_seen:
-                self._push(answer, [token_id], now_ns)
+                num_new += self._push(answer, (token_id,), now_ns)
             elif index > answer.num_seen:
                 self._catch_up(answer)
             if reason and answer.num_seen > index:
                 self._ends.end(answer, m.FINISH_REASONS[reason])
+        self._count(num_new)
 
-    def _push(self, answer: Answer, token_ids: list[int], now_ns: int) -> None:
-        before = answer.stream.num_tokens
+    def _push(self, answer: Answer, token_ids: Sequence[int], now_ns: int) -> int:
+        """How many of the tokens the answer has taken."""
+        stream = answer.stream
+        num_before = len(stream.token_ids)
         if not self._texts.push(answer, token_ids, now_ns):
-            return
-        num_new = answer.stream.num_tokens - before
-        self._counts["tokens"] += num_new
-        self._rate.add(num_new)
+            return 0
         self._delivery.mark(answer)
-        if answer.stream.is_finished:
+        if stream.finish_reason is not None:
             self._ends.release(answer)
+        return len(stream.token_ids) - num_before
+
+    def _count(self, num_tokens: int) -> None:
+        self._counts["tokens"] += num_tokens
+        self._rate.add(num_tokens)
 
     def _catch_up(self, answer: Answer) -> None:
         """Take from the journal what no message brought."""
@@ -176,7 +183,7 @@ class Summarize:
         now_ns = self._journal.now_ns()
         tokens = read_tokens(self._journal, answer.view)
         if tokens is not None and len(tokens) > answer.num_seen:
-            self._push(answer, tokens[answer.num_seen :].tolist(), now_ns)
+            self._count(self._push(answer, tokens[answer.num_seen :].tolist(), now_ns))
         if finish is not None and (tokens is not None or finish[0] == "error"):
             self._ends.end(answer, finish[0])
 

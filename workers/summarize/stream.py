@@ -70,7 +70,12 @@ class OutputStream:
         for token_id in token_ids:
             if self.finish_reason is not None:
                 return
-            self._push(token_id)
+            self.token_ids.append(token_id)
+            if token_id in self._stop_token_ids and self._may_end:
+                self._stop_at(token_id)
+            else:
+                text = self._detokenizer.push(token_id)
+                self._texts.append(self._scan(text) if self._stops else text)
 
     def finish(self, reason: str) -> None:
         """End the answer here, unless it has ended by itself."""
@@ -88,13 +93,6 @@ class OutputStream:
     def delta(self, start: int, stop: int | None = None) -> Delta:
         """Tokens ``start:stop`` and their text, without ``tail``."""
         return Delta(self.token_ids[start:stop], "".join(self._texts[start:stop]))
-
-    def _push(self, token_id: int) -> None:
-        self.token_ids.append(token_id)
-        if token_id in self._stop_token_ids and self._may_end:
-            self._stop_at(token_id)
-        else:
-            self._texts.append(self._scan(self._detokenizer.push(token_id)))
 
     def _stop_at(self, token_id: int) -> None:
         # The token stays in the ids. Its text does not show, special or not, unless the client asks for it.

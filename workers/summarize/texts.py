@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from ...protocol.config import ModelCard
 from ...protocol.errors import RequestError
@@ -21,7 +22,8 @@ class Texts:
     """Opens the streams of answers, and pushes tokens through them."""
 
     def __init__(self, context: WorkerContext, card: ModelCard, vocabulary: Vocabulary, ends: Ends) -> None:
-        self._context, self._card, self._vocabulary, self._ends = context, card, vocabulary, ends
+        self._journal, self._intent = context.journal, context.intent
+        self._card, self._vocabulary, self._ends = card, vocabulary, ends
 
     def open(self, view: RequestView) -> OutputStream:
         """The stream of a request, without tokens."""
@@ -33,23 +35,19 @@ class Texts:
             self._vocabulary, params, stop_token_ids=eos | frozenset(params.stop_token_ids), context=context
         )
 
-    def push(self, answer: Answer, token_ids: list[int], now_ns: int) -> bool:
+    def push(self, answer: Answer, token_ids: Sequence[int], now_ns: int) -> bool:
         """Take the next tokens of an answer; False if that fails, which is its end."""
         try:
-            self._push_named(answer, token_ids, now_ns)
+            self._intent.begin_one(answer.number)
+            answer.push(token_ids, now_ns)
+            self._intent.end()
+            answer.text_done_ns = self._journal.now_ns()
+            if answer.is_suspect:
+                answer.is_suspect = False
+                note_survival(self._journal, "summarize", *answer.key)
         except BaseException as error:  # a panic of the tokenizer's Rust code is not an Exception
             logger.exception("request %s could not be turned into text", answer.wire_id)
             answer.stream.abandon("error")
             self._ends.fail(answer, RequestError(f"the tokens could not be turned into text: {type(error).__name__}"))
             return False
         return True
-
-    def _push_named(self, answer: Answer, token_ids: list[int], now_ns: int) -> None:
-        journal, intent = self._context.journal, self._context.intent
-        intent.begin_one(answer.number)
-        answer.push(token_ids, now_ns)
-        intent.end()
-        answer.text_done_ns = journal.now_ns()
-        if answer.is_suspect:
-            answer.is_suspect = False
-            note_survival(journal, "summarize", *answer.key)

@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 SPARE = 257
@@ -78,7 +79,7 @@ def poison_summarize() -> None:
 
     push, fatal = Answer.push, int(os.environ["TRIPTYCH_FATAL_TOKEN"])
 
-    def push_or_die(self: Any, token_ids: list[int], now_ns: int) -> None:
+    def push_or_die(self: Any, token_ids: Sequence[int], now_ns: int) -> None:
         if fatal in token_ids:
             harm("abort")
         push(self, token_ids, now_ns)

@@ -110,7 +110,12 @@ def test_a_damaged_record_is_told_once_and_taken_when_it_is_whole(
 def answers_to(body: Summarize, monkeypatch: pytest.MonkeyPatch, frame: m.Follow) -> list[Any]:
     """What it says to this frame."""
     said: list[Any] = []
-    monkeypatch.setattr(body._router, "deliver", lambda _, message: said.append(message) or True)
+
+    def deliver(_: bytes, message: Any) -> bool:
+        said.append(message)
+        return True
+
+    monkeypatch.setattr(body._router, "deliver", deliver)
     body._hear_safely(b"client", encode(frame))
     body.turn()
     return said
