@@ -43,6 +43,7 @@ class Session:
         self._requests: dict[str, OpenRequest] = {}
         self._choices: dict[str, list[str]] = {}  # request id -> what its choices are followed by
         self._delivered: dict[str, None] = {}  # ids whose end was told here and may be forgotten, oldest first
+        self._changed: dict[str, OpenRequest] = {}  # whose FOLLOW may be due; nobody looks through all that is open
         self._questions = Questions(connection)
         self._orders: deque[Callable[[], object]] = deque()
         self._failure: TriptychError | None = None  # of the service, for good
@@ -186,7 +187,8 @@ class Session:
         busy = self._requests or self._questions
         for frame in self._connection.wait(self._next_repeat - now if busy else 3600.0):
             self._hear(frame.message)
-        self._follow(r for r in self._requests.values() if self._follow_is_due(r))
+        changed, self._changed = self._changed, {}
+        self._follow(r for i, r in changed.items() if self._requests.get(i) is r and self._follow_is_due(r))
 
     def _begin(self, request: OpenRequest) -> None:
         request_id = request.assembly.request_id
@@ -206,6 +208,7 @@ class Session:
             return
         self._requests[request_id] = request
         self._delivered.pop(request_id, None)
+        self._changed[request_id] = request
         self._send_submit(request)
         self._next_repeat = min(self._next_repeat, time.monotonic() + REPEAT_S)
 
@@ -276,8 +279,8 @@ class Session:
     def _hear(self, message: Any) -> None:
         match message:
             case m.Text():
-                for request_id, *row in message.deltas:
-                    self._add(request_id, *row)
+                for row in message.deltas:
+                    self._add(*row)
             case m.Finished() | m.Failed():
                 self._end(message)
             case m.Accepted():
@@ -299,7 +302,8 @@ class Session:
             self._connection.queue("follow", ("acknowledge", message.request_id), m.Acknowledge([message.request_id]))
         elif not request.accepted:
             request.accepted = True
-            self._tell(request, lambda: request.listener.on_accepted(message))
+            self._tell(request, request.listener.on_accepted, message)
+            self._changed[message.request_id] = request
             if request.choices and request.listener is not NOBODY:
                 del self._requests[message.request_id]
                 self._follow_choices(request)
@@ -328,6 +332,7 @@ class Session:
         request = self._requests.get(request_id)
         if request is None:
             return True
+        self._changed[request_id] = request
         try:
             delta = request.assembly.add(*row)
         except LookupError:
@@ -338,7 +343,7 @@ class Session:
             self._fail(request, error)
             return False
         if delta is not None:
-            self._tell(request, lambda: request.listener.on_delta(delta))
+            self._tell(request, request.listener.on_delta, delta)
         return True
 
     def _end(self, end: m.Finished | m.Failed) -> None:
@@ -369,7 +374,7 @@ class Session:
         completion = request.assembly.completion(end)
         if error is not None:
             error.partial = completion
-        self._tell(request, lambda: request.listener.on_end(completion, error))
+        self._tell(request, request.listener.on_end, completion, error)
 
     def _fail(self, request: OpenRequest, error: TriptychError) -> None:
         """End a request here, for a reason that no terminal message of the service brought."""
@@ -377,9 +382,9 @@ class Session:
             request, m.Failed(request.assembly.request_id, 0, 0, b"", "", None, error.code, error.message, {}), error
         )
 
-    def _tell(self, request: OpenRequest, call: Callable[[], None]) -> None:
+    def _tell(self, request: OpenRequest, call: Callable[..., None], *what: Any) -> None:
         try:
-            call()
+            call(*what)
         except Exception:  # a caller's callback must not stop the other requests
             logger.exception("the listener of request %s raised", request.assembly.request_id)
 

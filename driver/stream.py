@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
 from ..protocol.errors import InvalidRequest, RequestTimeout, TriptychError
 from ..protocol.messages import Accepted, Failed, Finished
 from .prompt_logprobs import PromptLogprob, read_prompt_logprobs
@@ -123,7 +121,7 @@ class Assembly:
             LookupError: there is a gap.
             InvalidRequest: the caller resumed with fewer characters than its tokens have.
         """
-        ids = np.frombuffer(token_ids, "<i4").tolist()
+        ids = memoryview(token_ids).cast("i").tolist()
         if not self._is_placed:
             self._place(offset, text_offset)
         known_tokens, known_chars = self.num_tokens - offset, self.num_chars - text_offset
