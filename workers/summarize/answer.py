@@ -59,6 +59,7 @@ class Answer:
         self.arrived_ns = 0
         self.text_done_ns = 0
         self.ended_ns = 0
+        self._has_logprobs = "logprobs" in view.record.sampling
         self._end: Finished | Failed | None = None
 
     @property
@@ -88,7 +89,7 @@ class Answer:
 
     def next_row(self, journal: Journal, window: int) -> DeltaRow | None:
         """What may be sent now, or None. Counts as sent once ``sent`` is called with it."""
-        stop = min(self.stream.num_tokens, self.num_acknowledged + window)
+        stop = min(len(self.stream.token_ids), self.num_acknowledged + window)
         return self._row(journal, stop) if stop > self.num_sent else None
 
     def sent(self, row: DeltaRow) -> None:
@@ -116,9 +117,7 @@ class Answer:
 
     def _row(self, journal: Journal, stop: int) -> DeltaRow:
         token_ids, text = self.stream.delta(self.num_sent, stop)
-        logprobs = None
-        if "logprobs" in self.view.record.sampling:
-            logprobs = read_logprobs(journal, self.view, self.num_sent, stop)
+        logprobs = read_logprobs(journal, self.view, self.num_sent, stop) if self._has_logprobs else None
         packed = array("i", token_ids)  # half the time of numpy, for a token or two
         return [self.wire_id, self.num_sent, self.num_chars_sent, packed.tobytes(), text, logprobs, self._rate(stop)]
 

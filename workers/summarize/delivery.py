@@ -38,7 +38,7 @@ class Delivery:
         for answer in changed:
             if answer.peer is None:
                 continue
-            if answer.stream.is_finished:
+            if answer.stream.finish_reason is not None:
                 self._send_end(answer, answer.peer)
             elif (row := answer.next_row(self._journal, self._window)) is not None:
                 rows.setdefault(answer.peer, []).append((answer, row))
