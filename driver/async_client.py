@@ -50,7 +50,7 @@ class Mailbox:
 class AsyncStream:
     """A running request: ``async for`` its deltas, or await its ``result``."""
 
-    def __init__(self, request_id: str, session: Session, mailbox: Mailbox, *, is_resumed: bool = False) -> None:
+    def __init__(self, request_id: str, session: Session, mailbox: Mailbox) -> None:
         self.request_id = request_id
         self._session = session
         self._mailbox = mailbox
@@ -58,8 +58,6 @@ class AsyncStream:
         self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()  # None: the end
         self._accepted: asyncio.Future[Accepted] = loop.create_future()
         self._result: asyncio.Future[Completion] = loop.create_future()
-        if is_resumed:
-            _set(self._accepted, None)  # long ago
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         """Deltas until the end.
@@ -105,16 +103,7 @@ class AsyncStream:
         self._session.abort(self.request_id)
 
     def let_go(self) -> None:
-        """Stop following: the request goes on until somebody resumes it, or its lease ends.
-
-        One that is not accepted yet is followed until it is: it may have to be sent again.
-        """
-        if self._accepted.done():
-            self._let_go()
-        else:
-            self._accepted.add_done_callback(lambda _: self._let_go())
-
-    def _let_go(self) -> None:
+        """Stop following: the request goes on until somebody resumes it, or its lease ends."""
         with suppress(PipelineClosed):  # and with it every request
             self._session.let_go(self.request_id, reader=self)
 
@@ -140,14 +129,9 @@ class AsyncStream:
 class AsyncGroupStream(AsyncStream):
     """A running request with several choices: iterate for the deltas of all, or read each of ``choices``."""
 
-    def __init__(
-        self, request_id: str, num_choices: int, session: Session, mailbox: Mailbox, *, is_resumed: bool = False
-    ) -> None:
-        super().__init__(request_id, session, mailbox, is_resumed=is_resumed)
-        self._choices = [
-            AsyncStream(wire_id, session, mailbox, is_resumed=is_resumed)
-            for wire_id in choice_ids(request_id, num_choices)
-        ]
+    def __init__(self, request_id: str, num_choices: int, session: Session, mailbox: Mailbox) -> None:
+        super().__init__(request_id, session, mailbox)
+        self._choices = [AsyncStream(wire_id, session, mailbox) for wire_id in choice_ids(request_id, num_choices)]
 
     @property
     def choices(self) -> list[AsyncStream]:
@@ -212,10 +196,10 @@ class AsyncClient:
         One with ``n`` choices is followed from their beginning; see ``Client.resume``.
         """
         if n > 1:
-            group = AsyncGroupStream(request_id, n, self._session, self._mailbox(), is_resumed=True)
+            group = AsyncGroupStream(request_id, n, self._session, self._mailbox())
             self._session.resume_all(request_id, group, group.choices, keep=keep)
             return group
-        stream = AsyncStream(request_id, self._session, self._mailbox(), is_resumed=True)
+        stream = AsyncStream(request_id, self._session, self._mailbox())
         self._session.resume(request_id, stream, num_tokens=num_tokens, num_chars=num_chars, keep=keep)
         return stream
 

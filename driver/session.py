@@ -31,7 +31,6 @@ REPEAT_S = 0.25  # what was not answered is sent again so often; FOLLOW also kee
 LISTENING_S = 0.002  # between two looks at what is open
 ACKNOWLEDGE_TOKENS = 64  # a FOLLOW at least every so many tokens, well within the server's window
 MAX_DELIVERED = 1 << 12  # ends that are remembered, for one may come again soon after it came
-FOLLOW_ENTRIES = 1024  # of one FOLLOW at most: the service takes no more
 SURE_BYTES = 1 << 10  # a frame that every service takes, whatever its max_frame_bytes
 
 
@@ -272,8 +271,8 @@ class Session:
         for request in requests:
             entries.append([request.assembly.request_id, request.assembly.num_tokens, request.again])
             request.followed_tokens, request.again = request.assembly.num_tokens, False
-        for start in range(0, len(entries), FOLLOW_ENTRIES):
-            part = entries[start : start + FOLLOW_ENTRIES]
+        for start in range(0, len(entries), m.MAX_FOLLOW_ENTRIES):
+            part = entries[start : start + m.MAX_FOLLOW_ENTRIES]
             self._connection.queue("follow", ("follow", part[0][0], part[0][2]), m.Follow(part))
 
     def _hear(self, message: Any) -> None:

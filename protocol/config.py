@@ -25,6 +25,7 @@ BACKENDS = ("auto", "fused", "native", "transformers")
 QUANTIZATIONS = ("none", "int8", "fp8")
 FLUSHES = ("none", "interval", "accept", "step")
 DEVICES = ("auto", "cpu", "cuda")
+MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0  # an answer that nobody reads takes room for so long
 DEMO_MODEL = "demo"  # the checkpoint that ships with the package
 DEMO_CHECKPOINT = Path(__file__).parent.parent / "launch" / "demo_model" / "checkpoint"
 _TCP = re.compile(r"tcp://(?P<host>[^:/\[\]]+|\[[^\]]*\]):(?P<port>[0-9]{1,5})")
@@ -239,7 +240,7 @@ class ServiceConfig:
         _between("window_tokens", self.window_tokens, 1, 1 << 20)
         _between("grammar_timeout_s", self.grammar_timeout_s, 0.05, 60)
         _between("grammar_bytes", self.grammar_bytes, 1 << 20, 1 << 40)
-        _between("lease_s", self.lease_s, 0.05, 1e9)
+        _between("lease_s", self.lease_s, MIN_LEASE_S, MAX_LEASE_S)
         _one_of("journal_flush", self.journal_flush, FLUSHES)
         _between("journal_flush_ms", self.journal_flush_ms, 1, 60_000)
         _between("max_records", self.max_records, 1, 1 << 20)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -29,3 +31,10 @@ def die_with(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         os._exit(1)
+
+
+def raise_file_limit() -> None:
+    """As many open files as the system allows: each client costs two, and ZeroMQ ends a process that runs out."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -30,6 +30,7 @@ RequestRow = list[Any]
 REQUEST_STATES = ("waiting", "queued", "prefill", "decode", "ended")
 MAX_REQUEST_ROWS = 256
 MAX_REFUSED_ID_CHARS = 1 << 10  # of an id that is no id, in what says so
+MAX_FOLLOW_ENTRIES = 1 << 10  # of one FOLLOW
 MAX_ENDED_ROWS = 64  # that are remembered
 LEDGER_STAGES = (
     "queue", "tokenize", "credit", "schedule", "prefill", "decode", "wire", "detokenize", "deliver", "preempted",

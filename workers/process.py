@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 import sys
 import time
@@ -22,7 +20,7 @@ from ..protocol.config import PipelineConfig
 from ..protocol.curve import PublicDoor
 from ..protocol.intent import Intent
 from ..protocol.journal.layout import Journal
-from ..protocol.lifeline import die_with
+from ..protocol.lifeline import die_with, raise_file_limit
 from ..protocol.run_dir import CONFIG_FILE, board_path, journal_path
 from ..protocol.service import public_door
 
@@ -143,13 +141,6 @@ def open_context(role: str, epoch: int, run_dir: Path) -> WorkerContext:
 
 def read_config(run_dir: Path) -> PipelineConfig:
     return PipelineConfig.from_json((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
-
-
-def raise_file_limit() -> None:
-    """As many open files as the system allows: each client costs two, and ZeroMQ ends a process that runs out."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def process_start() -> float:

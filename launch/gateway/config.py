@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...protocol.config import MAX_LEASE_S, MIN_LEASE_S
 from ...protocol.errors import ConfigError
 
 LOG_FORMATS = ("text", "json")
@@ -55,7 +56,7 @@ class GatewayConfig:
         _between("body_timeout_s", self.body_timeout_s, 0.1, 1e6)
         _between("keep_alive_s", self.keep_alive_s, 0, 1e6)
         _between("stream_interval", self.stream_interval, 1, 1 << 20)
-        _between("resume_s", self.resume_s, 0.05, 1e9)
+        _between("resume_s", self.resume_s, MIN_LEASE_S, MAX_LEASE_S)
         if self.request_timeout_s is not None:
             _between("request_timeout_s", self.request_timeout_s, 0.01, 1e9)
         _one_of("tool_parser", self.tool_parser, TOOL_PARSERS)

@@ -5,8 +5,6 @@ take, so whoever opens connections and is silent would keep all there are.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import resource
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -47,10 +45,3 @@ def impatient(limit_s: float) -> type[asyncio.Protocol]:
                 self._until_headers = None
 
     return Impatient
-
-
-def raise_file_limit() -> None:
-    """As many open files as the system allows: each connection is one, and 1,024 are the usual limit."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

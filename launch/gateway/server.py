@@ -14,12 +14,12 @@ import uvicorn
 
 from ...protocol.board import KEEP, STOP
 from ...protocol.errors import ConfigError
-from ...protocol.lifeline import die_with
+from ...protocol.lifeline import die_with, raise_file_limit
 from ..logs import set_up_stream_logging
 from .app import create_app
 from .config import GatewayConfig
 from .errors import stopped
-from .patience import impatient, raise_file_limit
+from .patience import impatient
 from .settings import Settings
 from .state import Gateway
 from .tracing import make_tracer

@@ -50,7 +50,7 @@ LIMITS: list[tuple[str, Any, Any, Any, Any]] = [
     ("window_tokens", 0, 1, 1 << 20, (1 << 20) + 1),
     ("grammar_timeout_s", 0.04, 0.05, 60, 61),
     ("grammar_bytes", (1 << 20) - 1, 1 << 20, 1 << 40, (1 << 40) + 1),
-    ("lease_s", 0.04, 0.05, 1e9, 1.1e9),
+    ("lease_s", 0.04, 0.05, 86_400.0, 86_401.0),
     ("max_client_requests", 0, 1, 1 << 20, (1 << 20) + 1),
     ("max_client_bytes", 0, 1, 1 << 40, (1 << 40) + 1),
     ("tokenize_timeout_s", 0.001, 0.01, 86_400, 86_401),

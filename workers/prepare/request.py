@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ...protocol.config import MAX_LEASE_S, MIN_LEASE_S
 from ...protocol.errors import InvalidRequest
 from ...protocol.sampling import SamplingParams
 from .structured import Structured, checked_structured, refusal
@@ -21,7 +22,6 @@ Truncation = Literal["none", "left", "right", "middle"]
 MAX_MESSAGES = 1024
 MAX_CONTENT_PARTS = 1024
 MAX_ROLE_CHARS = 64
-MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0  # an answer that nobody reads takes room for so long
 MIN_PRIORITY, MAX_PRIORITY = -1000, 1000
 MAX_LIMIT_MS = 1e9
 MAX_SALT_CHARS = 256

@@ -59,7 +59,7 @@ def _checked_call(name: str, value: Any) -> dict[str, Any]:
     if isinstance(arguments, str):  # templates write the value, not the text of it
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _bad(f"{name}.function.arguments is no JSON: {error}") from error
     return {"id": value.get("id", ""), "type": "function", "function": {**function, "arguments": arguments}}
 

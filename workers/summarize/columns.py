@@ -9,8 +9,6 @@ import numpy as np
 
 from ...protocol.messages import StepDone
 
-MAX_FOLLOW_ENTRIES = 1024
-
 
 def rows_of(step: StepDone) -> Iterator[tuple[int, int, int, int, int]]:
     """Each sequence's part of a step: slot, generation, index of the token in the answer, token id, and an index into

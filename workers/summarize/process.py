@@ -29,7 +29,7 @@ from ...protocol.tokenizer_files import load_facts
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .answer import Answer
 from .choices import Choices, Requests, unknown
-from .columns import MAX_FOLLOW_ENTRIES, is_follow_entry, rows_of
+from .columns import is_follow_entry, rows_of
 from .deadlines import Deadlines
 from .delivery import Delivery
 from .ends import Ends
@@ -291,8 +291,8 @@ class Summarize:
         self._router.send(peer, m.Rejected("", error.code, error.message, error.param))
 
     def _follow(self, peer: bytes, message: m.Follow) -> None:
-        if (count := len(message.entries)) > MAX_FOLLOW_ENTRIES:
-            self._refuse(peer, BadFrame(f"a FOLLOW has {count} entries, the limit is {MAX_FOLLOW_ENTRIES}"))
+        if (count := len(message.entries)) > m.MAX_FOLLOW_ENTRIES:
+            self._refuse(peer, BadFrame(f"a FOLLOW has {count} entries, the limit is {m.MAX_FOLLOW_ENTRIES}"))
             return
         now = time.monotonic()
         for entry in message.entries:

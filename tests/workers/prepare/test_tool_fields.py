@@ -11,6 +11,7 @@ from triptych.protocol.errors import InvalidRequest
 from triptych.workers.prepare.chat_template import ChatTemplate
 from triptych.workers.prepare.request import GenerationRequest
 
+DEEP = {"function": {"name": "f", "arguments": "[" * 100_000}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
 CHAT: list[dict[str, Any]] = [
     {"role": "user", "content": "hi"},
@@ -54,6 +55,7 @@ def test_tools_and_variables_are_known_to_the_template() -> None:
             "messages",
             "no JSON",
         ),
+        ({"messages": [{"role": "a", "content": "", "tool_calls": [DEEP]}]}, "messages", "no JSON: maximum recursion"),
     ],
 )
 def test_what_is_wrong_is_named(wire: dict[str, Any], param: str, reason: str) -> None:
