@@ -14,12 +14,14 @@ from typing import TypeGuard
 
 from .channels import ipc_endpoint
 from .config import ServiceConfig
-from .errors import ConfigError
+from .errors import ConfigError, JournalError
+from .journal.layout import FREE, Journal
 
 SHARED_MEMORY = Path("/dev/shm")
 CONFIG_FILE = "config.json"
 CARD_FILE = "model_card.json"
 LOCK_FILE = "lock"
+JOURNAL_FILE = "journal"
 TEMPORARY_FILE = "temporary"  # marks a folder that a driver made for itself
 PREFIX = "triptych-"  # of the names of such folders
 MODE = 0o700
@@ -88,7 +90,7 @@ def _is_ipc(endpoint: str | None) -> TypeGuard[str]:
 
 
 def journal_path(run_dir: Path, service: ServiceConfig) -> Path:
-    return Path(service.journal) if service.journal else run_dir / "journal"
+    return Path(service.journal) if service.journal else run_dir / JOURNAL_FILE
 
 
 def board_path(run_dir: Path) -> Path:
@@ -115,24 +117,45 @@ def write_private(path: Path, text: str) -> None:
 def sweep(root: Path) -> None:
     """Remove what drivers that were killed left in ``root``, if they had made it for themselves.
 
+    The last one that holds requests stays: somebody may want to go on with them. More of them would fill the memory
+    that a service needs which is killed and started again and again.
+
     NOTE: the mark is made while the lock is held, so a folder with a mark and without a lock has no driver, and will
     have none but one that is told to use it.
     """
+    left: list[tuple[int, Path]] = []
     for path in root.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             facts = path.lstat()
             if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and (path / TEMPORARY_FILE).exists():
-                _remove_if_left(path)
+                left.append((facts.st_mtime_ns, path))
+    has_kept = False
+    for _, path in sorted(left, reverse=True):
+        with contextlib.suppress(OSError):
+            has_kept |= _remove_if_left(path, keeps_requests=not has_kept)
 
 
-def _remove_if_left(path: Path) -> None:
+def _remove_if_left(path: Path, *, keeps_requests: bool) -> bool:
+    """Whether it was kept for its requests."""
     file = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        if _lock(file) and (path / TEMPORARY_FILE).exists():
-            logger.info("removing %s, which a driver that was killed left", path)
-            shutil.rmtree(path, ignore_errors=True)
+        if not _lock(file) or not (path / TEMPORARY_FILE).exists():
+            return False
+        if keeps_requests and _holds_requests(path / JOURNAL_FILE):
+            return True
+        logger.info("removing %s, which a driver that was killed left", path)
+        shutil.rmtree(path, ignore_errors=True)
+        return False
     finally:
         os.close(file)
+
+
+def _holds_requests(path: Path) -> bool:
+    """Whether a journal has any that was not answered, or whose answer nobody has acknowledged."""
+    try:
+        return bool((Journal.open(path).states() != FREE).any())
+    except (JournalError, OSError):
+        return False
 
 
 def _lock(file: int) -> bool:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.protocol.factories import accept, make_journal
 from triptych.protocol import run_dir as module
 from triptych.protocol.config import ServiceConfig
 from triptych.protocol.errors import ConfigError
+from triptych.protocol.journal.requests import RequestWriter
 from triptych.protocol.run_dir import (
     RunDir,
     follow_endpoint,
@@ -79,6 +81,22 @@ def test_what_a_killed_driver_left_is_swept_by_the_next_one(shared_memory: Path)
     assert {path.name for path in shared_memory.iterdir()} == {living.path.name, last.path.name}
     living.unlock()
     last.unlock()
+
+
+def test_the_last_folder_that_holds_requests_is_not_swept(shared_memory: Path) -> None:
+    """Of three that killed drivers left: the one of them that holds none is younger, but nobody needs it."""
+    left = []
+    for number in range(3):
+        run_dir = RunDir(shared_memory / f"{module.PREFIX}{number}")
+        journal = make_journal(run_dir.path)
+        if number < 2:
+            accept(RequestWriter(journal), journal)
+        (run_dir.path / module.TEMPORARY_FILE).touch()
+        os.utime(run_dir.path, (number, number))
+        run_dir.unlock()
+        left.append(run_dir.path)
+    module.sweep(shared_memory)
+    assert list(shared_memory.iterdir()) == [left[1]]
 
 
 def test_a_folder_that_somebody_chose_is_never_swept(shared_memory: Path) -> None:
