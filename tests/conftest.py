@@ -13,8 +13,9 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-# Started in the background of a script it would be ignored, in every process that a test starts too.
+# Started in the background of a script, or by nohup, they would be ignored, in every process that a test starts too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Triton decides when a kernel is defined whether it is compiled for a device or interpreted.
 HAS_GPU = any(Path("/dev", name).exists() for name in ("nvidiactl", "kfd"))
 if not HAS_GPU:

@@ -331,6 +331,6 @@ def test_async_questions_take_no_threads(driver: Driver) -> None:
         assert (await client.info())["model"]["model"] == "hash-lm"
         with pytest.raises(RequestTimeout, match="GetRequests: no answer within 0 s"):
             await client.requests(timeout=0)
-        assert threading.active_count() == num_threads
+        assert threading.active_count() <= num_threads  # some of another test may have ended
 
     with_client(driver, body)

@@ -76,6 +76,7 @@ def tokens_are_carried_from_those_who_still_run(patch: Patch) -> None:
 def a_step_is_planned_ahead_whatever_it_needs(patch: Patch) -> None:
     """Also one that preempts a sequence whose last token is not known yet."""
     patch.setattr(engine, "may_plan_ahead", lambda scheduler: True)
+    patch.setattr(LookAhead, "is_under_way", property(lambda self: False))
 
 
 def the_intent_ends_with_the_first_of_two_steps(patch: Patch) -> None:
