@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import statistics
@@ -16,13 +17,20 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def environment(*packages: str) -> dict[str, object]:
     """Hardware, load, commit, and the versions of Python and of ``packages``."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     return {
         "hardware": f"{cpu_name()}, {os.cpu_count()} cores",
         "load_average": os.getloadavg()[0],
-        "commit": commit.stdout.strip() or None,
+        "commit": commit(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
     }
+
+
+def commit() -> str | None:
+    """None where there is no git, or no repository."""
+    with contextlib.suppress(OSError):
+        found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+        return found.stdout.strip() or None
+    return None
 
 
 def cpu_name() -> str:
