@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,19 +15,21 @@ from triptych.workers.execute.attention.varlen import VarlenAttention, find_varl
 from triptych.workers.execute.kernels.triton_chunk import ChunkTile, chunk_attention
 from triptych.workers.execute.kernels.triton_decode import DecodeTile, decode_attention
 
+Way = Callable[[], object]
+
+# The address of a key is loaded first: below five stages the compiler loads no key ahead.
 DECODE_TILES = [
     DecodeTile(),
-    DecodeTile(num_keys=32),
-    DecodeTile(num_keys=128, num_warps=8),
-    DecodeTile(num_stages=4),
-    DecodeTile(num_keys=128),
+    DecodeTile(num_stages=5),
+    DecodeTile(num_keys=32, num_stages=5),
+    DecodeTile(num_keys=128, num_warps=8, num_stages=5),
 ]
 CHUNK_TILES = [
     ChunkTile(),
+    ChunkTile(num_stages=5),
+    ChunkTile(num_keys=32, num_stages=5),
     ChunkTile(num_keys=128),
-    ChunkTile(num_stages=3),
-    ChunkTile(num_rows=64, num_warps=4),
-    ChunkTile(num_rows=256),
+    ChunkTile(num_rows=64, num_warps=4, num_stages=5),
 ]
 
 
@@ -46,27 +49,59 @@ def limits(setting: Setting, note: Notes) -> None:
 
 
 def attention(setting: Setting, note: Notes) -> None:
-    """Decodes of 64 sequences with 2048 keys against the copy, a chunk of 2048 tokens against the product."""
+    """Decodes of 64 sequences with 2048 keys against the copy, a chunk of 2048 tokens against the product.
+
+    What the table shows comes first, since each way is a kernel that has to be compiled.
+    """
     rates = setting.found("limits")
+
+    def measure(name: str, scene: _Scene, ways: dict[str, Way], limit: str) -> None:
+        found = _Ways(scene.amount, rates.get(limit), lambda summary: note(name, summary))
+        for way, function in ways.items():
+            found.measure(way, lambda function=function: setting.seconds(function))
+
     for page_size in (64, 16, 256):
         decodes = Decodes(setting, page_size)
-        found = {name: decodes.num_bytes / seconds for name, seconds in decodes.times(setting).items()}
-        note(f"decode_page_{page_size}", _best(found, rates.get("copy_bytes_per_s")))
-    for name, before in (("fresh", 0), ("later", setting.size(6144, 20))):
-        chunk = Chunk(setting, before)
-        found = {key: chunk.num_operations / seconds for key, seconds in chunk.times(setting).items()}
-        note(f"chunk_{name}", _best(found, rates.get("matmul_flop_per_s")))
+        measure(f"decode_page_{page_size}", decodes, decodes.ways(setting), "copy_bytes_per_s")
+        if page_size != 64:
+            continue
+        for name, before in (("fresh", 0), ("later", setting.size(6144, 20))):
+            chunk = Chunk(setting, before)
+            measure(f"chunk_{name}", chunk, chunk.ways(setting), "matmul_flop_per_s")
 
 
-def _best(rates: dict[str, float], limit: float | None) -> dict[str, Any]:
-    """The rate of the default way, the best one, and what share of the limit each is."""
-    best = max(rates, key=lambda name: rates[name])
-    shares = {name: round(rate / limit, 4) for name, rate in rates.items()} if limit else {}
-    return {"default": shares.get("default"), "best": best, "best_share": shares.get(best), "shares": shares}
+class _Ways:
+    """Rates of the ways to do the same. What is known is told after each of them."""
+
+    def __init__(self, amount: float, limit: float | None, tell: Callable[[dict[str, Any]], None]) -> None:
+        self._amount, self._limit, self._tell = amount, limit, tell  # of work, and how much a second is possible
+        self._rates: dict[str, float] = {}
+        self._errors: dict[str, str] = {}
+
+    def measure(self, name: str, seconds: Callable[[], float]) -> None:
+        try:
+            self._rates[name] = self._amount / seconds()
+        except Exception as error:  # a tile may ask for more than a processor has: the others are measured
+            self._errors[name] = f"{type(error).__name__}: {str(error)[:300]}"
+        self._tell(self._summary())
+
+    def _summary(self) -> dict[str, Any]:
+        """What share of the limit each way reaches, the default one and the best one."""
+        best = max(self._rates, key=lambda name: self._rates[name], default=None)
+        shares = {name: round(rate / self._limit, 4) for name, rate in self._rates.items()} if self._limit else {}
+        return {
+            "default": shares.get("default"),
+            "best": best,
+            "best_share": shares.get(best or ""),
+            "shares": shares,
+            "errors": self._errors,
+        }
 
 
 class _Scene:
     """Pages of one layer in random order, and queries of the shape of Qwen3-8B."""
+
+    amount: float  # bytes that must be read, or operations
 
     def __init__(self, setting: Setting, *, num_seqs: int, context: int, num_tokens: int, page_size: int) -> None:
         shape, device = setting.shape("qwen3-8b"), setting.device
@@ -91,7 +126,7 @@ class _Scene:
     def form(self) -> dict[str, Any]:
         return {"scale": self.scale, "window": None, "softcap": None, "sinks": None}
 
-    def varlen_time(self, setting: Setting, max_query_len: int) -> dict[str, float]:
+    def varlen(self, setting: Setting, max_query_len: int) -> dict[str, Way]:
         """torch's own paged attention, where there is one."""
         varlen = None if setting.is_dry else find_varlen()
         if varlen is None:
@@ -104,28 +139,28 @@ class _Scene:
         kernel = VarlenAttention(setting.device, varlen)
         kernel.use(step)
         form = AttentionForm(self.scale)
-        try:
-            return {"varlen": setting.seconds(lambda: kernel.attend(self.cache, self.query, form))}
-        except Exception as error:  # a peer: what it does not do on these pages is worth a line, no more
-            return {f"varlen: {type(error).__name__}": float("inf")}
+        return {"varlen": lambda: kernel.attend(self.cache, self.query, form)}
 
 
 class Decodes(_Scene):
     def __init__(self, setting: Setting, page_size: int) -> None:
+        self.page_size = page_size
         num_seqs, context = setting.size(64, 2), setting.size(2048, 40)
         super().__init__(setting, num_seqs=num_seqs, context=context, num_tokens=num_seqs, page_size=page_size)
-        self.num_bytes = 2 * num_seqs * context * self.cache.keys[0, 0].numel() * self.cache.keys.itemsize
+        self.amount = 2 * num_seqs * context * self.cache.keys[0, 0].numel() * self.cache.keys.itemsize
 
-    def times(self, setting: Setting) -> dict[str, float]:
+    def ways(self, setting: Setting) -> dict[str, Way]:
         kernel = TritonAttention(setting.device)
         default = kernel._num_splits(len(self.query) * self.cache.keys.shape[2], int(self.contexts[0]))
-        ways = {"default": (default, DecodeTile())}
-        splits = {1, default, 2 * default, 4 * default}
-        ways |= {f"splits {n}, {tuple(t)}": (n, t) for t in DECODE_TILES for n in sorted(splits)}
+        cuts = {"default": (default, DecodeTile())}
+        if self.page_size == 64:  # tiles are kernels of their own at each size of pages, and compiling takes seconds
+            splits = sorted({1, default, 2 * default, 4 * default})
+            cuts |= {f"splits {default}, {tuple(tile)}": (default, tile) for tile in DECODE_TILES}
+            cuts |= {f"splits {n}, {tuple(tile)}": (n, tile) for n in splits for tile in DECODE_TILES}
+        ways: dict[str, Way] = {name: lambda cut=cut: self._run(*cut) for name, cut in cuts.items()}
         if setting.is_dry:
-            ways = dict(list(ways.items())[:2])
-        found = {name: setting.seconds(lambda way=way: self._run(*way)) for name, way in ways.items()}
-        return found | self.varlen_time(setting, 1)
+            return dict(list(ways.items())[:2])
+        return ways | self.varlen(setting, 1)
 
     def _run(self, num_splits: int, tile: DecodeTile) -> None:
         decode_attention(
@@ -140,19 +175,14 @@ class Chunk(_Scene):
         context = before + self.length
         super().__init__(setting, num_seqs=1, context=context, num_tokens=self.length, page_size=64)
         num_pairs = self.length * before + self.length * (self.length + 1) // 2
-        self.num_operations = 4 * self.query[0].numel() * num_pairs
+        self.amount = 4 * self.query[0].numel() * num_pairs
 
-    def times(self, setting: Setting) -> dict[str, float]:
-        ways: dict[str, ChunkTile | None] = {"default": None, **{str(tuple(tile)): tile for tile in CHUNK_TILES}}
+    def ways(self, setting: Setting) -> dict[str, Way]:
+        ways: dict[str, Way] = {"default": lambda: self._run(None)}
+        ways |= {str(tuple(tile)): lambda tile=tile: self._run(tile) for tile in CHUNK_TILES}
         if setting.is_dry:
-            ways = dict(list(ways.items())[:2])
-        found = {}
-        for name, tile in ways.items():
-            try:
-                found[name] = setting.seconds(lambda tile=tile: self._run(tile))
-            except Exception as error:  # a tile may ask for more than a processor has
-                found[f"{name}: {type(error).__name__}"] = float("inf")
-        return found | self.varlen_time(setting, self.length)
+            return dict(list(ways.items())[:2])
+        return ways | self.varlen(setting, self.length)
 
     def _run(self, tile: ChunkTile | None) -> None:
         chunk_attention(

@@ -37,7 +37,7 @@ def _peers(setting: Setting, note: Notes, name: str, implementations: tuple[str,
                 folder, dtype=torch.float32 if setting.is_dry else torch.bfloat16, attn_implementation=implementation
             ).to(setting.device)
         except Exception as error:  # what is not installed is no peer here
-            note(f"{implementation}", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
+            note(f"{implementation}", f"{type(error).__name__}: {str(error)[:200]}")
             continue
         for kind, function in (("generate", _generate), ("continuous_batching", _continuous)):
             note(f"{implementation} {kind}", _attempt(function, model, prompts, config))

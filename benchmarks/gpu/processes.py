@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from benchmarks.gpu.setting import Notes, Setting
+from benchmarks.gpu.setting import Notes, Setting, require
 from triptych.protocol.config import PipelineConfig
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
@@ -13,7 +13,8 @@ from triptych.workers.execute.scheduling.scheduler import Scheduler
 
 
 def processes(setting: Setting, note: Notes) -> None:
-    from benchmarks import pipeline_overhead  # here, since it needs zmq, which not every machine has
+    require("zmq", "msgpack")
+    from benchmarks import pipeline_overhead  # here, since it needs both
     from triptych import Driver
 
     pipeline_overhead.OUTPUT_TOKENS = setting.size(400, 6)
@@ -23,7 +24,7 @@ def processes(setting: Setting, note: Notes) -> None:
         device=setting.device.type,
         backend="transformers" if setting.is_dry else "fused",
         max_model_len=setting.size(2048, 128),
-        num_pages=setting.size(40_000, 64),
+        num_pages=setting.size(8_000, 64),  # 15 GB; both the driver's worker and the runner here have so many
     )
     with tempfile.TemporaryDirectory() as run_dir, Driver(config=config) as driver:
         runner, card = build_runner(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import statistics
@@ -16,6 +17,7 @@ import torch
 from benchmarks.cpu_models import SHAPES, make_checkpoint
 
 Shape = dict[str, Any]
+_SLEEP_CYCLES = 1_000_000  # half a millisecond
 
 _QWEN3_8B: Shape = {
     **SHAPES["qwen3-0.6b"],
@@ -35,6 +37,13 @@ _TINY: Shape = {
     "intermediate_size": 48,
     "vocab_size": 1024,
 }
+
+
+def require(*modules: str) -> None:
+    """Ends the part with the names of those that are not installed."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SystemExit(f"needs {', '.join(missing)}, which this machine lacks")
 
 
 class Notes:
@@ -91,6 +100,8 @@ class Setting:
             function()
             return time.perf_counter() - start
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # The device is kept busy until the launches are queued: else the time would be the host's, which takes longer.
+        torch.cuda._sleep(_SLEEP_CYCLES)
         begin.record()
         function()
         end.record()
