@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,13 +98,33 @@ def make_sequences(lengths: Items[Lengths], *, seed: int = 0) -> list[Sequence]:
     return sequences
 
 
+class Preceded:
+    """Something that can be called, and before each call something else is."""
+
+    def __init__(self, function: Callable[..., Any], before: Callable[[], None]) -> None:
+        self._function, self._before = function, before
+
+    def __call__(self, *arguments: Any) -> Any:
+        self._before()
+        return self._function(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+
 class TimedRunner:
-    """A runner with a mark on the device's time line before and after each step."""
+    """A runner with a mark on the device's time line before and after what each step computes.
+
+    The first mark is recorded after the step's inputs were uploaded and right before its graph is replayed or its first
+    layer launched. So a device that waits for the host to prepare a step counts as idle. Where it waits within a step,
+    as it may where no graph is replayed, it counts as busy.
+    """
 
     def __init__(self, runner: StepRunner, *, on_gpu: bool) -> None:
-        self._runner = runner
+        self._runner: Any = runner
         self._on_gpu = on_gpu
-        self._marks: list[Any] = []
+        self._marks: list[tuple[Any, Any]] = []
+        self._begin: Any = None
         self.move, self.collect, self.is_fatal = runner.move, runner.collect, runner.is_fatal
         self.is_batch_invariant, self.overlaps = runner.is_batch_invariant, runner.overlaps
 
@@ -110,10 +132,30 @@ class TimedRunner:
     def hides_planning(self) -> bool:
         return self._runner.hides_planning
 
+    @contextmanager
+    def marking(self) -> Iterator[None]:
+        """Meanwhile the runner marks where its steps begin."""
+        runner = self._runner
+        forward, graphs = runner._forward, runner._graphs
+        runner._forward = Preceded(forward, self._begin_step)
+        if graphs is not None:
+            graphs.run = Preceded(graphs.run, self._begin_step)
+        try:
+            yield
+        finally:
+            runner._forward = forward
+            if graphs is not None:
+                del graphs.run  # the class's own is seen again
+
     def launch(self, inputs: StepInputs) -> None:
-        begin = self._mark()
+        self._begin = None
         self._runner.launch(inputs)
-        self._marks.append((begin, self._mark()))
+        self._marks.append((self._begin, self._mark()))
+
+    def _begin_step(self) -> None:
+        # A graph that is missing runs the forward function as well, and may be captured, where no mark must fall.
+        if self._begin is None:
+            self._begin = self._mark()
 
     def idle_share(self) -> float:
         """Of the time from the first mark to the last, how much lay between steps: 0 where the host is ahead."""
@@ -164,15 +206,16 @@ def run(
     waiting, plans = make_sequences(lengths, seed=seed), []
     sequences = list(waiting)
     start = time.perf_counter()
-    while waiting or engine.has_work:
-        while waiting and len(scheduler.live) < scheduler.config.max_live:
-            engine.add(waiting.pop(0))
-        step = engine.step()
-        assert step is not None, "requests are live, and nothing was planned"
-        assert not step.progress.failed, f"requests failed: {step.progress.failed}"
-        plans.append(step.plan)
-        for key in step.progress.finished:
-            engine.release(key)
+    with runner.marking():
+        while waiting or engine.has_work:
+            while waiting and len(scheduler.live) < scheduler.config.max_live:
+                engine.add(waiting.pop(0))
+            step = engine.step()
+            assert step is not None, "requests are live, and nothing was planned"
+            assert not step.progress.failed, f"requests failed: {step.progress.failed}"
+            plans.append(step.plan)
+            for key in step.progress.finished:
+                engine.release(key)
     elapsed_s = time.perf_counter() - start
     num_graph_steps = getattr(loaded.runner, "num_graph_steps", 0) - num_graph_steps
     return Run(elapsed_s, plans, runner.idle_share(), num_graph_steps, sequences)
