@@ -7,9 +7,13 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from collections import Counter
+from collections.abc import Sequence as Items
 from pathlib import Path
+from typing import Any
 
-from benchmarks.gpu.setting import Notes, Setting
+from benchmarks.gpu.setting import Notes, Setting, require
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = [
@@ -19,18 +23,51 @@ TESTS = [
     "tests/workers/execute/sampling/test_device.py",
 ]
 DRY_TESTS = ["tests/workers/execute/attention/test_triton_attention.py", "-k", "touches or padded"]
+LIMIT_S = 120.0  # below the part's budget, so that what has failed by then is still told
+OUTCOME = re.compile(
+    r"^(?:\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|ERROR|SKIPPED) .*|.*::.* (PASSED|FAILED|ERROR|SKIPPED)\b.*)"
+)
 
 
 def numerics(setting: Setting, note: Notes) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
-    if not setting.is_dry and importlib.util.find_spec("xdist"):
-        command += ["-n", "6"]
-    command += DRY_TESTS if setting.is_dry else TESTS
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    counts = {name: int(count) for count, name in re.findall(r"(\d+) (passed|failed|error|skipped)", done.stdout)}
-    note("counts", counts)
-    note("failures", re.findall(r"^(?:FAILED|ERROR) (.*)$", done.stdout, re.MULTILINE))
-    note("is_green", done.returncode == 0)
-    if done.returncode:
-        note("output", done.stdout[-6000:] + done.stderr[-1000:])
+    require("pytest")
+    options: list[str] = []
+    if not setting.is_dry:
+        options = ["-p", "benchmarks.gpu.on_device"] + ["-n", "6"] * bool(importlib.util.find_spec("xdist"))
+    run_tests(
+        [*options, *(DRY_TESTS if setting.is_dry else TESTS)], note, limit_s=4 * LIMIT_S if setting.is_dry else LIMIT_S
+    )
+
+
+def run_tests(arguments: Items[str], note: Notes, *, limit_s: float) -> None:
+    """Runs pytest. Its output goes on to the part's log, and what each test came to is counted as it is told."""
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=short"]
+    command += ["-p", "benchmarks.gpu.our_tests", *arguments]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    timer = threading.Timer(limit_s, process.kill)
+    timer.start()
+    counts = listen(process.stdout, note)
+    code = process.wait()
+    is_late = not timer.is_alive()
+    timer.cancel()
+    note("is_green", code == 0 and counts["passed"] > 0)
+    if is_late:
+        raise SystemExit(f"the tests were not done after {limit_s:.0f} s")
+    if code:
+        raise SystemExit(f"pytest ended with exit code {code}")
+
+
+def listen(lines: Any, note: Notes) -> Counter[str]:
+    """Counts outcomes, and notes them with the failures; every line is passed on."""
+    counts: Counter[str] = Counter()
+    failures: list[str] = []
+    for line in lines:
+        print(line, end="", flush=True)
+        if found := OUTCOME.match(line):
+            counts[(found[1] or found[2]).lower()] += 1
+            note("counts", counts)
+        if re.match(r"(FAILED|ERROR) ", line):
+            failures.append(line.strip()[:500])
+            note("failures", failures)
+    return counts

@@ -1,0 +1,142 @@
+"""What the parts of the check of the GPU path do where something is missing or goes wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workers.execute.conftest import quick_interpreter as quick_interpreter
+
+pytest.importorskip("triton")
+
+from benchmarks.gpu.kernels import _Ways
+from benchmarks.gpu.numerics import listen, run_tests
+from benchmarks.gpu.runs import TimedRunner
+from benchmarks.gpu.setting import Notes, require
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_way_that_cannot_be_measured_is_named_and_the_others_are_compared() -> None:
+    def fail() -> float:
+        raise MemoryError("too much")
+
+    told: list[dict[str, Any]] = []
+    ways = _Ways(10.0, 100.0, told.append)
+    ways.measure("default", lambda: 0.5)
+    ways.measure("broken", fail)
+    ways.measure("better", lambda: 0.2)
+    assert [summary["best"] for summary in told] == ["default", "default", "better"]
+    assert told[-1]["shares"] == {"default": 0.2, "better": 0.5}
+    assert told[-1]["errors"] == {"broken": "MemoryError: too much"}
+
+
+def test_where_nothing_could_be_measured_there_is_no_best_way() -> None:
+    told: list[dict[str, Any]] = []
+    _Ways(10.0, None, told.append).measure("default", lambda: 1 / 0)
+    assert told[0]["best"] is None
+    assert "ZeroDivisionError" in told[0]["errors"]["default"]
+
+
+def test_a_missing_package_is_named() -> None:
+    with pytest.raises(SystemExit, match="needs no_such_package, which this machine lacks"):
+        require("json", "no_such_package")
+
+
+def test_outcomes_of_tests_are_noted_as_they_come(tmp_path: Path) -> None:
+    """With and without pytest-xdist."""
+    lines = [
+        "tests/a.py::test_a[1-PASSED] PASSED   [ 10%]\n",
+        "[gw3] [ 20%] FAILED tests/a.py::test_b \n",
+        "tests/a.py::test_c SKIPPED (needs a CUDA or ROCm device) [ 30%]\n",
+        "SKIPPED [1] tests/a.py:3: needs a CUDA or ROCm device\n",
+        "FAILED tests/a.py::test_b - AssertionError\n",
+    ]
+    file = tmp_path / "numerics.json"
+    listen(lines, Notes(file))
+    found = json.loads(file.read_text())
+    assert found["counts"] == {"passed": 1, "failed": 1, "skipped": 1}
+    assert found["failures"] == ["FAILED tests/a.py::test_b - AssertionError"]
+
+
+def write_test(folder: Path, body: str) -> str:
+    file = folder / "test_one.py"
+    file.write_text(f"def test_one():\n    {body}\n")
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("body", "limit_s", "why", "counts"),
+    [
+        ("assert False", 60, "exit code 1", {"failed": 1}),
+        ("while True: pass", 5, "not done after 5 s", None),
+    ],
+    ids=["fails", "hangs"],
+)
+def test_tests_that_do_not_pass_end_the_part(
+    body: str, limit_s: float, why: str, counts: dict[str, int] | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "numerics.json"
+    with pytest.raises(SystemExit, match=why):
+        run_tests([write_test(tmp_path, body)], Notes(file), limit_s=limit_s)
+    found = json.loads(file.read_text())
+    assert not found["is_green"]
+    assert found.get("counts") == counts
+
+
+def test_no_test_of_another_distribution_is_taken_for_ours(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "__init__.py").touch()
+    code = "import benchmarks.gpu.our_tests, tests.conftest; print(tests.conftest.__file__)"
+    paths = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; "
+    done = subprocess.run([sys.executable, "-c", paths + code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.strip() == str(ROOT / "tests" / "conftest.py"), done.stderr
+
+
+class FakeRunner:
+    """Its launch uploads, then runs a graph that was not captured yet, which runs the forward function."""
+
+    is_batch_invariant = overlaps = hides_planning = False
+    move = collect = is_fatal = None
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+        self._graphs = Shelf(self)
+        self._forward = self.compute
+
+    def launch(self, _inputs: Any) -> None:
+        self.log.append("upload")
+        self._graphs.run(0)
+
+    def compute(self, _key: int) -> None:
+        self.log.append("compute")
+
+
+class Shelf:
+    def __init__(self, runner: FakeRunner) -> None:
+        self.runner = runner
+
+    def run(self, key: int) -> None:
+        self.runner._forward(key)
+
+
+def test_a_step_is_timed_from_its_first_computation_and_marked_once() -> None:
+    log: list[str] = []
+    inner: Any = FakeRunner(log)
+    timed = TimedRunner(inner, on_gpu=False)
+
+    def mark() -> float:
+        log.append("mark")
+        return 1.0
+
+    timed._mark = mark  # type: ignore[method-assign]
+    with timed.marking():
+        timed.launch(None)  # type: ignore[arg-type]
+    assert log == ["upload", "mark", "compute", "mark"]
+    inner.launch(None)
+    assert log[4:] == ["upload", "compute"]
