@@ -1,10 +1,12 @@
 """Proves and measures the GPU path on the machine it runs on: one command, a short table last, everything as JSON.
 
-    python benchmarks/gpu_check.py            # one GPU, below eight minutes, no network
-    python benchmarks/gpu_check.py --dry-run  # any machine: the same code on tiny shapes and Triton's interpreter
+    python benchmarks/gpu_check.py               # one GPU, below eight minutes, no network: kernels and the 0.6B shape
+    python benchmarks/gpu_check.py --set large   # the same for the 8B shape
+    python benchmarks/gpu_check.py --dry-run     # any machine: the same code on tiny shapes and Triton's interpreter
 
 Each part runs in a process of its own with a budget of time: one that fails or hangs is reported and the rest goes on.
-Random checkpoints are made in a folder that is removed at the end. The JSON file is written after every part.
+Random checkpoints are made in a folder that is removed at the end. The JSON file is written after every part; what it
+held of other parts before, it keeps. ``limits`` is run again whenever a part compares with it.
 """
 
 from __future__ import annotations
@@ -37,20 +39,28 @@ class Part(NamedTuple):
     budget_s: float
 
 
-# In the order of what is least dispensable: what no time is left for is named in the table.
-PARTS = [
-    Part("limits", "kernels", 40),
-    Part("attention", "kernels", 70),
-    Part("small", "models", 100),
-    Part("large", "models", 150),
-    Part("numerics", "numerics", 130),
-    Part("peers_small", "peers", 60),
-    Part("deterministic", "models", 90),
-    Part("processes", "processes", 60),
-    Part("peers_large", "peers", 60),
-    Part("fp8", "models", 60),
-]
-LEAST_S = 15.0  # a part that has less is not begun
+BUDGET_S = 465.0  # of one call: below eight minutes
+# In the order of what is least dispensable. The budgets of a set add up to no more than that of a call.
+SETS = {
+    "small": [
+        Part("limits", "kernels", 30),
+        Part("numerics", "numerics", 130),
+        Part("attention", "kernels", 80),
+        Part("small", "models", 105),
+        Part("processes", "processes", 60),
+        Part("peers_small", "peers", 60),
+    ],
+    "large": [
+        Part("limits", "kernels", 30),
+        Part("large", "models", 170),
+        Part("deterministic", "models", 110),
+        Part("fp8", "models", 75),
+        Part("peers_large", "peers", 75),
+    ],
+}
+PARTS = list({part.name: part for parts in SETS.values() for part in parts}.values())
+COMPARED = {"attention", "small", "large", "deterministic", "fp8"}  # with what ``limits`` finds in the same call
+NO_TIME = "no time was left"
 
 
 class Row(NamedTuple):
@@ -103,61 +113,111 @@ ROWS = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, by Triton's interpreter")
-    parser.add_argument("--parts", nargs="*", default=[part.name for part in PARTS], help="by default all")
-    parser.add_argument("--minutes", type=float, default=7.8, help="in which it ends")
+    parser.add_argument("--set", choices=list(SETS), default="small", help="what runs unless --parts says so")
+    parser.add_argument("--parts", nargs="*", help=f"some of: {', '.join(part.name for part in PARTS)}; may be none")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds in which it ends (%(default)s)")
     parser.add_argument("--out", type=Path, help="JSON file; by default beside this script, named by device and date")
+    parser.add_argument("--add", type=Path, nargs="*", default=[], metavar="FILE", help="reports to add to this one")
     parser.add_argument("--run-part", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run_part:
         run_part(*arguments.run_part, is_dry=arguments.dry_run)
         return
-    unknown = sorted(set(arguments.parts) - {part.name for part in PARTS})
+    unknown = sorted(set(arguments.parts or []) - {part.name for part in PARTS})
     if unknown:
         parser.error(f"unknown parts {', '.join(unknown)}; known are: {', '.join(part.name for part in PARTS)}")
-    if not arguments.dry_run and not has_gpu():
+    end = time.monotonic() + arguments.budget_s
+    device = "dry run" if arguments.dry_run else device_name()
+    parts = choose(arguments.set, arguments.parts)
+    if parts and device is None:
         print(json.dumps({"what": "gpu_check", "skipped": "torch sees no CUDA device; --dry-run needs none"}))
         return
-    check(arguments)
+    report = begin(device, arguments)
+    check(parts, report, arguments.out, end)
 
 
-def has_gpu() -> bool:
+def choose(set_name: str, names: list[str] | None) -> list[Part]:
+    """The parts that are run: of a set, or those named and the limits they are compared with."""
+    if names is None:
+        return SETS[set_name]
+    wanted = set(names) | ({"limits"} if COMPARED & set(names) else set())
+    return [part for part in PARTS if part.name in wanted]
+
+
+def device_name() -> str | None:
     """Asked in another process, so that this one takes nothing of the device."""
-    code = "import torch; raise SystemExit(not torch.cuda.is_available())"
-    return subprocess.run([sys.executable, "-c", code]).returncode == 0
+    code = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    return done.stdout.strip() or None
 
 
-def check(arguments: argparse.Namespace) -> None:
-    end = time.monotonic() + 60 * arguments.minutes
+def begin(device: str | None, arguments: argparse.Namespace) -> dict[str, Any]:
+    """A report of what was found before, in the file that is written and in those that are added."""
     report: dict[str, Any] = {
         "what": "gpu_check",
         "is_dry": arguments.dry_run,
         "date": str(date.today()),
+        "device": device,
         "seconds": {},
     }
-    report |= about()
+    out = arguments.out or default_file(report)
+    for file in [*([out] if out.exists() else []), *arguments.add]:
+        add(report, json.loads(file.read_text()))
+    return report | about()
+
+
+def add(report: dict[str, Any], earlier: dict[str, Any]) -> None:
+    """Takes over the parts of an earlier report, unless it is of another kind of device."""
+    devices = {report["device"], earlier.get("device")} - {None}
+    if earlier.get("is_dry") != report["is_dry"] or len(devices) > 1:
+        print(f"not added: a report of {earlier.get('device')}, which is not {report['device']}", flush=True)
+        return
+    report["device"] = report["device"] or earlier.get("device")
+    for part in PARTS:
+        if part.name in earlier:
+            keep(report, part.name, earlier[part.name], earlier.get("seconds", {}).get(part.name, 0.0))
+
+
+def keep(report: dict[str, Any], name: str, found: dict[str, Any], seconds: float) -> None:
+    """Puts what a part found into the report. That there was no time for it says nothing about what it found before."""
+    if found.get("error") == NO_TIME and name in report:
+        return
+    report[name] = found
+    report["seconds"][name] = seconds
+
+
+def check(parts: list[Part], report: dict[str, Any], out: Path | None, end: float) -> None:
+    """Runs the parts until ``end``, and writes and prints the report however they fare."""
     folder = Path(tempfile.mkdtemp(prefix="triptych-gpu-", dir=roomiest()))
     try:
-        for part in PARTS:
-            if part.name not in arguments.parts:
-                continue
+        for part in parts:
             start = time.monotonic()
-            report[part.name] = attempt(part, folder, end - start, is_dry=arguments.dry_run)
-            report["seconds"][part.name] = round(time.monotonic() - start, 1)
-            report["ratios"] = ratios(report)
-            write(report, arguments.out)
-            print(
-                f"{part.name}: {report['seconds'][part.name]} s, {report[part.name].get('error', 'done')}", flush=True
-            )
+            found = attempt(part, folder, end - start, is_dry=report["is_dry"])
+            found |= {"date": str(date.today()), "commit": report.get("commit")}
+            seconds = round(time.monotonic() - start, 1)
+            keep(report, part.name, found, seconds)
+            finish(report, out)
+            print(f"{part.name}: {seconds} s, {found.get('error', 'done')}", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    finish(report, out)
     print(table(report))
+
+
+def finish(report: dict[str, Any], out: Path | None) -> None:
+    """What follows from all parts together, and the file."""
+    report["ratios"] = ratios(report)
+    report["dropped"] = [part.name for part in PARTS if lookup(report, f"{part.name}.error") == NO_TIME]
+    write(report, out)
 
 
 def attempt(part: Part, folder: Path, left_s: float, *, is_dry: bool) -> dict[str, Any]:
     """What the part found, with ``error`` where it did not come to its end."""
-    if left_s < LEAST_S:
-        return {"error": "no time was left"}
+    budget_s = part.budget_s * (4 if is_dry else 1)
+    if left_s < min(budget_s, part.budget_s) / 2:  # it would be ended before it found anything
+        return {"error": NO_TIME}
     env = {**os.environ, "TRIPTYCH_BENCH_DIR": str(folder), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    env.pop("TRITON_INTERPRET", None)
     if is_dry:
         env["TRITON_INTERPRET"] = "1"
     command = [sys.executable, str(Path(__file__)), "--run-part", part.name, str(folder)]
@@ -166,20 +226,26 @@ def attempt(part: Part, folder: Path, left_s: float, *, is_dry: bool) -> dict[st
         process = subprocess.Popen(
             command + ["--dry-run"] * is_dry, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
-        error = wait(process, min(part.budget_s * (4 if is_dry else 1), left_s))
+        error = wait(process, min(budget_s, left_s))
     file = folder / f"{part.name}.json"
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     if error:
-        found["error"] = error
-        found["log"] = log.read_text(errors="replace")[-3000:]
+        told = log.read_text(errors="replace")
+        found["error"] = f"{error}: {last_line(told)}" if last_line(told) else error
+        found["log"] = told[-6000:]
     return found
+
+
+def last_line(text: str) -> str:
+    """Where a traceback says what happened."""
+    return next((line.strip()[:300] for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
     """Why the part did not come to its end, or nothing. Whatever it started ends with it."""
     try:
         code = process.wait(limit_s)
-        return f"exit code {code}" if code else ""
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}" if code else ""
     except subprocess.TimeoutExpired:
         return f"not done after {limit_s:.0f} s"
     finally:
@@ -245,17 +311,23 @@ def table(report: dict[str, Any]) -> str:
     lines = [f"{'':44} {'value':>14} {'goal':>9}"]
     for row in ROWS:
         value = lookup(report, row.path)
-        part = row.path.split(".")[0]
-        if value is None and part in report.get("seconds", {}) | {"ratios": 0}:
-            shown = lookup(report, f"{part}.error") or "-"
-        elif value is None:
-            shown = "not run"
-        else:
-            shown = {True: "yes", False: "NO"}[value] if isinstance(value, bool) else shorten(value)
-        is_judged = value is not None and row.is_met is not None
+        is_judged = isinstance(value, (int, float)) and row.is_met is not None
         verdict = "" if not is_judged else "  met" if row.is_met is not None and row.is_met(value) else "  MISSED"
-        lines.append(f"{row.what:44} {shown:>14} {row.goal:>9}{verdict}")
-    return "\n".join(lines)
+        lines.append(f"{row.what:44} {shown(value, row, report):>14} {row.goal:>9}{verdict}")
+    errors = {part.name: lookup(report, f"{part.name}.error") for part in PARTS}
+    return "\n".join([*lines, *(f"{name}: {error}" for name, error in errors.items() if error)])
+
+
+def shown(value: Any, row: Row, report: dict[str, Any]) -> str:
+    """The value, or in short why there is none; the whole error stands below the table."""
+    part = row.path.split(".")[0]
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    if value is not None:
+        return shorten(value)
+    if part != "ratios" and part not in report.get("seconds", {}):
+        return "not run"
+    return (lookup(report, f"{part}.error") or "-").partition(":")[0]
 
 
 def shorten(value: Any) -> str:
@@ -264,13 +336,14 @@ def shorten(value: Any) -> str:
 
 def write(report: dict[str, Any], out: Path | None) -> None:
     file = out or default_file(report)
+    file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
     part.write_text(json.dumps(report, indent=1) + "\n")
     part.replace(file)
 
 
 def default_file(report: dict[str, Any]) -> Path:
-    device = lookup(report, "limits.device") or ("dry-run" if report["is_dry"] else "unknown-gpu")
+    device = report["device"] or "unknown-gpu"
     name = "-".join("".join(c if c.isalnum() else " " for c in device.lower()).split())
     return Path(__file__).with_name(f"gpu_check_{name}_{report['date'].replace('-', '')[:6]}.json")
 

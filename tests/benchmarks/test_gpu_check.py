@@ -38,38 +38,116 @@ gpu_check = load_script()
 def test_parts_run_to_their_end_in_a_dry_run(tmp_path: Path) -> None:
     """The shortest as a process, and here one that runs a model; ``gpu_check.py --dry-run`` runs all, in minutes."""
     out = tmp_path / "report.json"
-    command = [sys.executable, str(SCRIPT), "--dry-run", "--minutes", "14", "--out", str(out), "--parts", "limits"]
+    command = [sys.executable, str(SCRIPT), "--dry-run", "--budget-s", "840", "--out", str(out), "--parts", "limits"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     report = json.loads(out.read_text())
     assert report["limits"].get("error", "") + report["limits"].get("log", "") == ""
     gpu_check.run_part("small", str(tmp_path), is_dry=True)
     assert json.loads((tmp_path / "small.json").read_text())["overlapped_equals_serial"]
+    assert report["dropped"] == []
     last = done.stdout.splitlines()[-len(gpu_check.ROWS) :]
     assert [line[:44].rstrip() for line in last] == [row.what for row in gpu_check.ROWS]
 
 
-def part(tmp_path: Path, code: str) -> Any:
-    """A part of the check that runs this code, instead of one of its own."""
-    script = tmp_path / "part.py"
-    script.write_text(code)
-    return subprocess.Popen([sys.executable, str(script)], start_new_session=True)
+NAMES = ("limits", "small", "processes")
+SCRIPT_OF_FAKES = """
+import importlib, os, signal, sys, types
+sys.path.insert(0, {root!r})
+import benchmarks.gpu_check as gpu_check
+def raises(setting, note):
+    note("kept", 1)
+    raise RuntimeError("no luck")
+def hangs(setting, note):
+    note("kept", 1)
+    while True: pass
+def killed(setting, note):
+    note("kept", 1)
+    os.kill(os.getpid(), signal.SIGKILL)
+def fine(setting, note):
+    note("copy_bytes_per_s", 2.0)
+module = types.SimpleNamespace(limits=fine, small={kind}, processes=fine)
+importlib.import_module = lambda name: module
+gpu_check.run_part(sys.argv[2], sys.argv[3], is_dry=True)
+"""
 
 
 @pytest.mark.parametrize(
-    ("code", "why"),
-    [("pass", ""), ("raise SystemExit(3)", "exit code 3"), ("while True: pass", "not done after 1 s")],
-    ids=["done", "failed", "hangs"],
+    ("kind", "error"),
+    [
+        ("raises", "exit code 1: RuntimeError: no luck"),
+        ("hangs", "not done after 12 s"),
+        ("killed", "killed by SIGKILL"),
+    ],
 )
-def test_a_part_that_fails_or_hangs_is_ended_and_named(code: str, why: str, tmp_path: Path) -> None:
-    process = part(tmp_path, code)
-    assert gpu_check.wait(process, 1 if "while" in code else 60) == why
-    assert process.poll() is not None
+def test_a_part_that_fails_hangs_or_is_killed_is_named_and_the_others_are_told(
+    kind: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, out = tmp_path / "fake.py", tmp_path / "there" / "report.json"
+    script.write_text(SCRIPT_OF_FAKES.format(root=str(ROOT), kind=kind))
+    monkeypatch.setattr(gpu_check, "__file__", str(script))
+    report = {"what": "gpu_check", "is_dry": True, "device": "dry run", "date": "2026-01-01", "seconds": {}}
+    # In a dry run a part has four times as long.
+    parts = [gpu_check.Part(name, "fake", 3.0 if (name, kind) == ("small", "hangs") else 60.0) for name in NAMES]
+    gpu_check.check(parts, report, out, gpu_check.time.monotonic() + 600)
+    found, lines = json.loads(out.read_text()), capsys.readouterr().out.splitlines()
+    assert found["small"]["error"] == error
+    assert found["small"]["kept"] == 1
+    assert found["limits"]["copy_bytes_per_s"] == found["processes"]["copy_bytes_per_s"] == 2.0
+    assert lines[-1] == f"small: {error}"
+    assert any(line.startswith("copy bandwidth") and line.split()[-1] == "2" for line in lines)
 
 
-def test_a_part_without_time_is_not_begun(tmp_path: Path) -> None:
-    found = gpu_check.attempt(gpu_check.PARTS[0], tmp_path, 3.0, is_dry=True)
-    assert found == {"error": "no time was left"}
+def test_a_part_without_time_is_not_begun_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = {"what": "gpu_check", "is_dry": True, "device": "dry run", "date": "2026-01-01", "seconds": {}}
+    gpu_check.check(gpu_check.SETS["large"], report, tmp_path / "report.json", gpu_check.time.monotonic())
+    names = [part.name for part in gpu_check.SETS["large"]]
+    assert json.loads((tmp_path / "report.json").read_text())["dropped"] == names
+    last = capsys.readouterr().out.splitlines()[-len(names) :]
+    assert sorted(last) == sorted(f"{name}: no time was left" for name in names)
+
+
+def test_every_set_fits_into_a_call_and_begins_with_the_limits() -> None:
+    for parts in gpu_check.SETS.values():
+        assert parts[0].name == "limits"
+        assert sum(part.budget_s for part in parts) <= gpu_check.BUDGET_S < 480
+    both = {part.name for parts in gpu_check.SETS.values() for part in parts}
+    assert both >= {row.path.split(".")[0] for row in gpu_check.ROWS} - {"ratios"}
+
+
+@pytest.mark.parametrize(
+    ("names", "run"),
+    [(["large"], ["limits", "large"]), (["numerics", "peers_large"], ["numerics", "peers_large"]), ([], [])],
+    ids=["compared", "not compared", "none"],
+)
+def test_limits_are_run_with_what_is_compared_with_them(names: list[str], run: list[str]) -> None:
+    assert [part.name for part in gpu_check.choose("small", names)] == run
+
+
+def run_none(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> None:
+    monkeypatch.setattr(gpu_check, "device_name", lambda: None)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--parts", *(str(argument) for argument in arguments)])
+    gpu_check.main()
+
+
+def test_reports_of_two_calls_add_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was measured before is not replaced by a lack of time; a report of another device is left out."""
+    shared = {"is_dry": False, "device": "NVIDIA H200"}
+    small = {"small": {"peer_workload": {"output_tokens_per_s": 60.0}}, "fp8": {"batch_1": {"tokens_per_s": 9.0}}}
+    second = {"peers_small": {"sdpa continuous_batching": 20.0}, "fp8": {"error": "no time was left"}}
+    other = {"large": {"batch_1": {"of_bandwidth": 1.0}}}
+    reports = [shared | small, shared | second, {**shared, "device": "NVIDIA A100"} | other]
+    files = [tmp_path / f"{index}.json" for index in range(3)]
+    for file, report in zip(files, reports, strict=True):
+        file.write_text(json.dumps(report))
+    run_none(monkeypatch, "--out", files[0], "--add", *files[1:])
+    found = json.loads(files[0].read_text())
+    assert (found["ratios"], found["dropped"]) == ({"small": 3.0}, [])
+    assert found["fp8"] == small["fp8"]
+    assert "large" not in found
+    assert "A100" in capsys.readouterr().out
 
 
 def test_the_table_says_what_was_met_missed_and_not_measured() -> None:

