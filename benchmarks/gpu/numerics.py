@@ -33,7 +33,7 @@ def numerics(setting: Setting, note: Notes) -> None:
     require("pytest")
     options: list[str] = []
     if not setting.is_dry:
-        options = ["-p", "benchmarks.gpu.on_device"] + ["-n", "6"] * bool(importlib.util.find_spec("xdist"))
+        options = ["-p", "benchmarks.gpu.on_device"] + ["-n", "12"] * bool(importlib.util.find_spec("xdist"))
     run_tests(
         [*options, *(DRY_TESTS if setting.is_dry else TESTS)], note, limit_s=4 * LIMIT_S if setting.is_dry else LIMIT_S
     )

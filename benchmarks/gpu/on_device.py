@@ -8,7 +8,7 @@ import pytest
 import torch
 
 
-def pytest_collection_finish() -> None:
+def pytest_sessionstart() -> None:  # which the process that hands tests out to others has too
     from tests.conftest import HAS_GPU
 
     why = [

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import HAS_GPU
 from tests.workers.execute.conftest import quick_interpreter as quick_interpreter
 
 pytest.importorskip("triton")
@@ -95,6 +96,14 @@ def test_no_test_of_another_distribution_is_taken_for_ours(tmp_path: Path) -> No
     paths = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; "
     done = subprocess.run([sys.executable, "-c", paths + code], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.strip() == str(ROOT / "tests" / "conftest.py"), done.stderr
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is one")
+def test_tests_of_the_device_are_not_run_without_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["-p", "benchmarks.gpu.on_device", *numerics.TESTS[-1:]]
+    with pytest.raises(SystemExit, match="exit code 9"):
+        numerics.run_tests(arguments, setting.Notes(tmp_path / "numerics.json"), limit_s=120)
+    assert "nothing was proven: torch sees no CUDA device" in capsys.readouterr().out
 
 
 class FakeRunner:
