@@ -7,6 +7,7 @@ it (``StepInputs.carried``).
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,8 +25,10 @@ from ..scheduling.plan import MAX_SCORED_TOKENS
 from ..step import StepInputs, StepResult
 from .device_buffers import DecodeBuffers, HostStage, upload_ragged
 from .device_forward import DeviceForward
-from .graphs import GraphCapture, GraphKey, GraphShelf, Replay, Router
+from .graphs import CaptureFailed, GraphCapture, GraphKey, GraphShelf, Replay, Router
 from .step_runner import StepRunner, trash_decodes, trash_scores
+
+logger = logging.getLogger(__name__)
 
 
 class _Pending(NamedTuple):
@@ -91,12 +94,20 @@ class DeviceRunner(StepRunner):
 
     @torch.inference_mode()
     def capture_graphs(self, progress: Callable[[int, int], None], *, at_most: int | None = None) -> int:
-        """Records the graphs of greedy steps; those of other kinds are recorded when they are first of use."""
+        """Records the graphs of greedy steps; those of other kinds are recorded when they are first of use.
+
+        A model that cannot be recorded runs without graphs.
+        """
         if self._graphs is None:
             return 0
         self._buffers.clear()
         keys = [GraphKey(num_rows, SamplingKind.GREEDY) for num_rows in reversed(self._router.buckets)]
-        self._graphs.capture_all(keys[:at_most], progress)
+        try:
+            self._graphs.capture_all(keys[:at_most], progress)
+        except CaptureFailed as error:
+            logger.warning("decodes are launched kernel by kernel, since they cannot be captured: %s", error)
+            self._graphs = None
+            return 0
         return len(keys[at_most:]) if at_most is not None else 0
 
     def launch(self, inputs: StepInputs) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ..sampling.kinds import SamplingKind
 from ..step import StepInputs
+
+logger = logging.getLogger(__name__)
 
 Replay = Callable[[], None]
 
@@ -24,11 +28,19 @@ class GraphKey(NamedTuple):
     kind: SamplingKind
 
 
+class CaptureFailed(Exception):
+    """A function cannot be recorded, as one that waits for the device. The device goes on as if it was not tried."""
+
+
 class GraphCapture(Protocol):
     """Records what a function launches on the device, as it is, with all numbers and addresses it has now."""
 
     def __call__(self, run: Replay) -> Replay:
-        """A function that launches the same again. ``run`` has run before; recording computes nothing."""
+        """A function that launches the same again. ``run`` has run before; recording computes nothing.
+
+        Raises:
+            CaptureFailed: it cannot be recorded.
+        """
         ...
 
 
@@ -37,14 +49,33 @@ class CudaGraphCapture:
 
     def __init__(self) -> None:
         self._pool: Any = None
+        self._failed: list[torch.cuda.CUDAGraph] = []  # kept: the allocator may still ask them whether they capture
 
     def __call__(self, run: Replay) -> Replay:
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            run()
-        self._pool = self._pool or graph.pool()
+        stream = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                run()
+        except RuntimeError as error:
+            self._failed.append(graph)
+            self._unwind(stream)
+            # What ended the capture is told by ``run``; that the capture was invalid, by its end.
+            raise CaptureFailed(str(error.__context__ or error)) from error
         replay: Replay = graph.replay
         return replay
+
+    def _unwind(self, stream: torch.cuda.Stream) -> None:
+        """What an invalid capture leaves undone, as its end raises before it gets there.
+
+        Without it the allocator takes the capture for one under way, and the next ``empty_cache`` is an internal error
+        (mended in torch 2.12, pytorch/pytorch#180395).
+        """
+        torch.cuda.set_stream(stream)
+        torch.cuda.synchronize()  # raises where the device itself is lost
+        with suppress(RuntimeError):  # of a torch that has done so
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
 
 
 def decode_buckets(max_rows: int) -> list[int]:
@@ -73,7 +104,10 @@ class Router:
 
 
 class GraphShelf:
-    """Graphs by key. One that is missing is captured when its turn comes; until then its steps run as they are."""
+    """Graphs by key. One that is missing is captured when its turn comes; until then its steps run as they are.
+
+    After one that could not be captured no other is tried: those that are there stay.
+    """
 
     def __init__(self, capture: GraphCapture, make_run: Callable[[GraphKey], Replay]) -> None:
         self._capture = capture
@@ -81,6 +115,7 @@ class GraphShelf:
         self._replays: dict[GraphKey, Replay] = {}
         self._missed: Counter[GraphKey] = Counter()
         self._num_waited = 0
+        self._may_capture = True
         self.num_replays = 0
 
     @property
@@ -88,7 +123,11 @@ class GraphShelf:
         return len(self._replays)
 
     def capture_all(self, keys: Iterable[GraphKey], progress: Callable[[int, int], None]) -> None:
-        """Records graphs, those with most rows first: the smaller ones then fit into their memory."""
+        """Records graphs, those with most rows first: the smaller ones then fit into their memory.
+
+        Raises:
+            CaptureFailed: one cannot be recorded.
+        """
         ordered = sorted(keys, reverse=True)
         for done, key in enumerate(ordered, start=1):
             run = self._make_run(key)
@@ -107,7 +146,15 @@ class GraphShelf:
         run()
         self._missed[key] += 1
         self._num_waited += 1
-        if self._num_waited >= _STEPS_BETWEEN_CAPTURES and key == self._missed.most_common(1)[0][0]:
+        is_its_turn = self._num_waited >= _STEPS_BETWEEN_CAPTURES and key == self._missed.most_common(1)[0][0]
+        if is_its_turn and self._may_capture:
+            self._capture_late(key, run)
+
+    def _capture_late(self, key: GraphKey, run: Replay) -> None:
+        try:
             self._replays[key] = self._capture(run)
-            del self._missed[key]
-            self._num_waited = 0
+        except CaptureFailed as error:
+            self._may_capture = False
+            logger.warning("no more graphs are captured, since %s could not be: %s", key, error)
+        del self._missed[key]
+        self._num_waited = 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,14 @@ import torch
 
 from tests.conftest import HAS_GPU
 from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_request, shorten_self_test
-from triptych.workers.execute.model.graphs import CudaGraphCapture, GraphKey, GraphShelf, Router, decode_buckets
+from triptych.workers.execute.model.graphs import (
+    CaptureFailed,
+    CudaGraphCapture,
+    GraphKey,
+    GraphShelf,
+    Router,
+    decode_buckets,
+)
 from triptych.workers.execute.model.step_runner import trash_decodes, trash_prefill
 from triptych.workers.execute.sampling.kinds import SamplingKind
 from triptych.workers.execute.scheduling.sequence import Sequence
@@ -86,6 +94,91 @@ def test_after_a_restart_the_most_used_graph_is_captured_first_and_one_at_a_time
     shelf.run(GraphKey(8, GREEDY))
     shelf.run(GraphKey(4, GREEDY))
     assert notes.log[-2:] == [("replay", 0), ("run", 4)]
+
+
+def refuse(_run: Callable[[], None]) -> Callable[[], None]:
+    raise CaptureFailed("operation not permitted when stream is capturing")
+
+
+def test_a_capture_that_fails_while_serving_is_told_once_and_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    notes = Notes()
+    shelf = GraphShelf(refuse, notes.make_run)
+    for _ in range(100):
+        shelf.run(GraphKey(8, GREEDY))
+    assert notes.log == [("run", 8)] * 100
+    assert [record.args[1].args[0] for record in caplog.records if record.args] == [
+        "operation not permitted when stream is capturing"
+    ]
+
+
+class Cuda:
+    """A torch.cuda whose captures are made invalid by what runs in them, and raise where they end."""
+
+    CUDAGraph = object
+
+    def __init__(self, *, is_lost: bool = False) -> None:
+        self.is_lost = is_lost
+        self.stream = "ours"
+        self.recording: set[str] = set()
+
+    def graph_pool_handle(self) -> str:
+        return "pool"
+
+    def current_device(self) -> int:
+        return 0
+
+    def end_allocation(self, _device: int, pool: str) -> None:
+        self.recording.remove(pool)
+
+    def current_stream(self) -> str:
+        return self.stream
+
+    def set_stream(self, stream: str) -> None:
+        self.stream = stream
+
+    @contextmanager
+    def graph(self, _graph: object, pool: str) -> Iterator[None]:
+        self.stream = "of the capture"
+        self.recording.add(pool)
+        try:
+            yield
+        finally:
+            raise torch.AcceleratorError("operation failed due to a previous error during capture")
+
+    def synchronize(self) -> None:
+        if self.is_lost:
+            raise torch.AcceleratorError("an illegal memory access was encountered")
+
+
+def wait_for_the_device() -> None:
+    raise torch.AcceleratorError("operation not permitted when stream is capturing")
+
+
+def test_a_failed_capture_says_why_and_leaves_the_device_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda()
+    monkeypatch.setattr("torch.cuda", cuda)
+    monkeypatch.setattr("torch._C._cuda_endAllocateToPool", cuda.end_allocation, raising=False)
+    with pytest.raises(CaptureFailed, match="not permitted when stream is capturing"):
+        CudaGraphCapture()(wait_for_the_device)
+    assert (cuda.stream, cuda.recording) == ("ours", set())
+
+
+def test_a_device_that_is_lost_while_it_captures_is_no_failed_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda", Cuda(is_lost=True))
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        CudaGraphCapture()(wait_for_the_device)
+
+
+@pytest.mark.gpu
+def test_a_step_that_waits_for_the_device_is_not_captured_and_the_device_goes_on() -> None:
+    x, capture = torch.ones(4, device="cuda"), CudaGraphCapture()
+    with pytest.raises(CaptureFailed):
+        capture(lambda: x.sum().item())  # type: ignore[arg-type, return-value]
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    torch.cuda.empty_cache()
+    replay = capture(lambda: x.add_(1))  # type: ignore[arg-type, return-value]
+    replay()
+    assert x.tolist() == [2.0] * 4
 
 
 # Graphs of a whole decoder
