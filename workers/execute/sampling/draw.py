@@ -118,6 +118,9 @@ def _total(scores: torch.Tensor, mass: torch.Tensor, top_k: torch.Tensor) -> tor
 
 def in_order(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The ``count`` greatest scores and their token ids, [R, count] each, ties by rising token id."""
+    if count == scores.shape[1]:  # all in the order of their ids already, which a stable sort keeps among equals
+        values, ids = scores.sort(dim=-1, descending=True, stable=True)
+        return values, ids
     likely = _likely(scores, count)
     places = scores.gather(1, likely).topk(count, dim=-1, sorted=False).indices
     ids = likely.gather(1, places).sort(dim=-1).values

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.workers.execute.sampling.rows import make_row
 from triptych.workers.execute.sampling.device import columns, sample
+from triptych.workers.execute.sampling.draw import in_order
 from triptych.workers.execute.sampling.kinds import SamplingKind, kind_of
 from triptych.workers.execute.sampling.sampler import Sampler
 
@@ -39,6 +43,37 @@ def test_the_device_chooses_what_the_host_would(kind: str) -> None:
         table = torch.from_numpy(columns(rows, VOCAB_SIZE))
         chosen = sample(logits.clone(), table, kind_of(rows)).token_ids
         assert chosen.tolist() == Sampler(()).sample(logits, rows).token_ids.tolist()
+
+
+def test_a_whole_row_in_order_has_ties_by_rising_id() -> None:
+    torch.manual_seed(0)
+    scores = torch.randint(-20, 0, (5, VOCAB_SIZE)).float()
+    scores[1, ::3] = -torch.inf
+    scores[2] = 0.0
+    scores[3, ::2] = -0.0
+    values, ids = in_order(scores, VOCAB_SIZE)
+    expected = np.stack([np.lexsort((np.arange(VOCAB_SIZE), -row)) for row in scores.numpy()])
+    assert ids.tolist() == expected.tolist()
+    assert torch.equal(values, scores.gather(1, ids))
+
+
+class Operators(TorchDispatchMode):
+    """Counts what runs inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[operator.overloadpacket.__name__] += 1
+        return operator(*args, **(kwargs or {}))
+
+
+def test_a_whole_row_is_sorted_once() -> None:
+    scores = torch.randn(2, VOCAB_SIZE)
+    with Operators() as operators:
+        in_order(scores, VOCAB_SIZE)
+    assert operators.counts == {"sort": 1}
 
 
 def test_a_row_does_not_depend_on_the_kind_its_company_asks_for() -> None:
