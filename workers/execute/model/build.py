@@ -17,7 +17,7 @@ from ..kernels.support import why_no_triton
 from ..sampling.sampler import Sampler
 from .checkpoint import find_checkpoint, read_config
 from .decoder_spec import Unsupported
-from .facts import ModelFacts, Progress, resolve_device, wanted_len
+from .facts import ModelFacts, Progress, take_device, wanted_len
 from .give_back import trim_heap
 from .group import ALONE, Group, check_divides
 from .memory import available_bytes
@@ -69,7 +69,7 @@ def build_runner(
         ConfigError: the model cannot be found, read, trusted or held in memory.
     """
     start = time.monotonic()
-    device = resolve_device(model_config.device)
+    device = take_device(model_config.device)
     folder = find_checkpoint(model_dir)
     loader = _Loader(model_config, cache_config, scheduler_config, device, folder, progress)
     proofs = ProofStore(folder, model_config)

@@ -24,6 +24,14 @@ class ModelFacts:
     context_limit: int | None  # tokens; None: the model does not say
 
 
+def take_device(name: str) -> torch.device:
+    """``resolve_device``, made this thread's own: Triton, events and graphs know no other than the current one."""
+    device = resolve_device(name)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+    return device
+
+
 def resolve_device(name: str) -> torch.device:
     """The device of that name; "auto" is CUDA where there is one.
 

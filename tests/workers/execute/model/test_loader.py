@@ -12,7 +12,7 @@ from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.checkpoint import context_limit, find_checkpoint
-from triptych.workers.execute.model.facts import resolve_device
+from triptych.workers.execute.model.facts import resolve_device, take_device
 from triptych.workers.execute.model.loader import LoadedModel, load_model
 from triptych.workers.execute.model.tokenizer import load_tokenizer
 
@@ -177,6 +177,17 @@ def test_tokenizer_with_more_ids_than_the_model_is_refused_with_both_numbers(tmp
 def test_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="torch sees"):
         resolve_device("cuda:99")
+
+
+@pytest.mark.parametrize(("name", "current"), [("cuda:1", 1), ("cuda", 0)])
+def test_a_device_that_is_named_becomes_the_current_one(
+    name: str, current: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = [0]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.set_device", lambda device: devices.append(device.index))
+    assert take_device(name) == torch.device(name)
+    assert devices[-1] == current
 
 
 def test_longrope_limits_the_context_to_the_original_length() -> None:
