@@ -17,6 +17,8 @@ from ..scheduling.sequence import Sequence
 from ..step import ScoreSpan, StepInputs, StepResult
 from .moves import PageMover
 
+_OF_THE_DEVICE = ("CUDA error", "Triton Error [CUDA]")  # as torch and as Triton begin what the driver said
+
 
 class StepRunner(ABC):
     """Computes steps in the order of their launch; ``launch`` and ``collect`` are what a subclass adds."""
@@ -57,9 +59,10 @@ class StepRunner(ABC):
 
     def is_fatal(self, error: Exception) -> bool:
         """Whether the device is of no use after this error. One of memory is not: the next step finds it free."""
-        if isinstance(error, torch.OutOfMemoryError):
+        said = str(error)
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in said:
             return False
-        return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
+        return isinstance(error, torch.AcceleratorError) or any(start in said for start in _OF_THE_DEVICE)
 
     def _seconds(self, inputs: StepInputs) -> float:
         start = time.perf_counter()
