@@ -17,16 +17,20 @@ class PageMover:
 
     def __call__(self, moves: Moves) -> None:
         """Each group reads everything before it writes; see ``Moves`` for their order."""
+        if not self._device:
+            return
+        place = self._device[0].device  # of all of them: indices are sent there once, not for each layer
+        leaving, host_leaving = _columns(moves.swap_out)
+        sources, targets = (_sent(column, place) for column in _columns(moves.copies))
+        coming, host_coming = _columns(moves.swap_in)
+        leaving, coming = _sent(leaving, place), _sent(coming, place)
         for device, host in zip(self._device, self._host, strict=True):
             if moves.swap_out:
-                pages, host_pages = _columns(moves.swap_out)
-                host[host_pages] = device[pages.to(device.device)].to(host.device)
+                host[host_leaving] = device[leaving].to(host.device)
             if moves.copies:
-                sources, targets = (column.to(device.device) for column in _columns(moves.copies))
                 device[targets] = device[sources]
             if moves.swap_in:
-                pages, host_pages = _columns(moves.swap_in)
-                device[pages.to(device.device)] = host[host_pages].to(device.device)
+                device[coming] = host[host_coming].to(place)
 
 
 def _like_on_host(pages: torch.Tensor, num_pages: int) -> torch.Tensor:
@@ -37,5 +41,12 @@ def _like_on_host(pages: torch.Tensor, num_pages: int) -> torch.Tensor:
 
 def _columns(pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
     """int64 [N] each."""
-    first, second = torch.tensor(pairs, dtype=torch.int64).T
+    first, second = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T.contiguous()
     return first, second
+
+
+def _sent(column: torch.Tensor, place: torch.device) -> torch.Tensor:
+    """On the device, without waiting for what it computes now."""
+    if place.type != "cuda" or not len(column):
+        return column.to(place)
+    return column.pin_memory().to(place, non_blocking=True)

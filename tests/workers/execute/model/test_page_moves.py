@@ -93,6 +93,18 @@ def test_what_comes_back_from_the_host_is_bit_for_bit_what_went_away(dtype: torc
     assert all(torch.equal(pages[[5, 2]], kept) for pages, kept in zip(cache, before, strict=True))
 
 
+def test_indices_are_sent_once_and_not_for_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[torch.Tensor] = []
+
+    def send(column: torch.Tensor, _place: torch.device) -> torch.Tensor:
+        sent.append(column)
+        return column
+
+    monkeypatch.setattr("triptych.workers.execute.model.moves._sent", send)
+    PageMover([torch.zeros(4, 1, 1, 1) for _ in range(72)])(Moves(copies=((1, 2), (3, 1))))
+    assert [column.tolist() for column in sent if len(column)] == [[1, 3], [2, 1]]
+
+
 def test_a_page_may_be_copied_away_and_overwritten_in_one_step() -> None:
     cache = LayerCache(torch.arange(4.0).reshape(4, 1, 1, 1).clone(), torch.arange(4.0).reshape(4, 1, 1, 1).clone())
     PageMover(list(cache))(Moves(copies=((1, 2), (3, 1))))
