@@ -351,7 +351,8 @@ class _Loader:
 
     def _runner_sizes(self, size: PoolSize) -> dict[str, int]:
         return {
-            "prefill_tokens": min(self.scheduler.token_budget, size.max_model_len),
+            "prefill_tokens": self.scheduler.token_budget,
+            "max_model_len": size.max_model_len,
             "decode_rows": self.scheduler.max_num_seqs,
             "num_host_pages": self.cache.host_pages,
         }

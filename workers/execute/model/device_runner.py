@@ -89,26 +89,34 @@ class DeviceRunner(StepRunner):
         for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.5)):
             nobody = dataclasses.replace(decodes.sampled[0], params=params)
             self._step(dataclasses.replace(decodes, sampled=[nobody] * self._decode_rows))
-        self._step(trash_scores(min(self._prefill_tokens, MAX_SCORED_TOKENS)))
+        self._step(trash_scores(min(self._prefill_tokens, self._max_model_len, MAX_SCORED_TOKENS)))
         return seconds
 
     @torch.inference_mode()
-    def capture_graphs(self, progress: Callable[[int, int], None], *, at_most: int | None = None) -> int:
+    def capture_graphs(self, progress: Callable[[int, int], None]) -> None:
         """Records the graphs of greedy steps; those of other kinds are recorded when they are first of use.
 
         A model that cannot be recorded runs without graphs.
         """
+        if self._graphs is not None:
+            self._capture([GraphKey(num_rows, SamplingKind.GREEDY) for num_rows in self._router.buckets], progress)
+
+    @torch.inference_mode()
+    def capture_largest(self) -> int:
         if self._graphs is None:
             return 0
+        kinds = (SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT)
+        self._capture([GraphKey(self._router.buckets[-1], kind) for kind in kinds], lambda _done, _total: None)
+        return 0 if self._graphs is None else len(kinds) * (len(self._router.buckets) - 1)
+
+    def _capture(self, keys: list[GraphKey], progress: Callable[[int, int], None]) -> None:
+        assert self._graphs is not None, "the callers have asked"
         self._buffers.clear()
-        keys = [GraphKey(num_rows, SamplingKind.GREEDY) for num_rows in reversed(self._router.buckets)]
         try:
-            self._graphs.capture_all(keys[:at_most], progress)
+            self._graphs.capture_all(keys, progress)
         except CaptureFailed as error:
             logger.warning("decodes are launched kernel by kernel, since they cannot be captured: %s", error)
             self._graphs = None
-            return 0
-        return len(keys[at_most:]) if at_most is not None else 0
 
     def launch(self, inputs: StepInputs) -> None:
         self._pending.append(self._start(inputs))

@@ -28,13 +28,20 @@ class StepRunner(ABC):
     hides_planning = True
 
     def __init__(
-        self, pools: list[torch.Tensor], *, prefill_tokens: int, decode_rows: int, num_host_pages: int = 0
+        self,
+        pools: list[torch.Tensor],
+        *,
+        prefill_tokens: int,
+        decode_rows: int,
+        num_host_pages: int = 0,
+        max_model_len: int | None = None,
     ) -> None:
         """``pools`` are the tensors that hold the pages, see ``PageMover``."""
         self._masks = MaskMaker()
         self._mover = PageMover(pools, num_host_pages)
         self._prefill_tokens = prefill_tokens  # of the greatest step that warm_up tries
         self._decode_rows = decode_rows
+        self._max_model_len = max_model_len or prefill_tokens  # no sequence of these steps is longer
 
     @torch.inference_mode()
     def move(self, moves: Moves) -> None:
@@ -46,16 +53,21 @@ class StepRunner(ABC):
     @abstractmethod
     def collect(self) -> StepResult: ...
 
-    def capture_graphs(self, progress: Callable[[int, int], None], *, at_most: int | None = None) -> int:
-        """Makes graphs before the first request, the largest first; how many are left. None but on a GPU.
+    def capture_graphs(self, progress: Callable[[int, int], None]) -> None:
+        """Makes graphs before the first request, the largest first. None but on a GPU.
 
         ``progress`` gets (done, total).
         """
+        return
+
+    def capture_largest(self) -> int:
+        """Makes those graphs only whose memory all others share; how many others there may be."""
         return 0
 
     def warm_up(self) -> float:
         """Seconds of the slower of a full step of prefill and one of decodes. Only the trash page is written."""
-        return max(self._seconds(trash_prefill(self._prefill_tokens)), self._seconds(trash_decodes(self._decode_rows)))
+        prefill = trash_prefill(self._prefill_tokens, max_len=self._max_model_len)
+        return max(self._seconds(prefill), self._seconds(trash_decodes(self._decode_rows)))
 
     def is_fatal(self, error: Exception) -> bool:
         """Whether the device is of no use after this error. One of memory is not: the next step finds it free."""
@@ -74,8 +86,10 @@ class StepRunner(ABC):
         return self.collect()
 
 
-def trash_prefill(num_tokens: int) -> StepInputs:
-    return _trash_step(num_sequences=1, tokens_each=num_tokens)
+def trash_prefill(num_tokens: int, *, max_len: int | None = None) -> StepInputs:
+    """As few sequences as hold so many tokens, or a few more, with ``max_len`` each at most."""
+    num_sequences = -(-num_tokens // (max_len or num_tokens))
+    return _trash_step(num_sequences=num_sequences, tokens_each=-(-num_tokens // num_sequences))
 
 
 def trash_decodes(num_rows: int) -> StepInputs:

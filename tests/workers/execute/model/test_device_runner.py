@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,10 +19,13 @@ from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model import overhead
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.device_runner import DeviceRunner
-from triptych.workers.execute.model.graphs import GraphCapture
+from triptych.workers.execute.model.graphs import CaptureFailed, GraphCapture, Replay
 from triptych.workers.execute.model.pool import PoolSize
+from triptych.workers.execute.model.step_runner import trash_prefill
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
+
+GIB = 1 << 30
 
 
 class Fails(NextToken):
@@ -54,11 +58,16 @@ def expected(sequence: Sequence) -> list[int]:
     return [(last + 1 + i) % 97 for i in range(sequence.max_tokens)]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("Triton Error [CUDA]: out of memory")],
+    ids=["torch", "Triton"],
+)
 @pytest.mark.parametrize("depth", [0, 1])
-def test_want_of_memory_fails_what_asked_for_it_and_no_one_else(depth: int) -> None:
+def test_want_of_memory_fails_what_asked_for_it_and_no_one_else(depth: int, error: Exception) -> None:
     sequences = make_sequences(3, max_tokens=6)
     bad_token = int(sequences[1].tokens[1])
-    engine = make_engine(Fails(torch.OutOfMemoryError("CUDA out of memory"), bad_token), *sequences, depth=depth)
+    engine = make_engine(Fails(error, bad_token), *sequences, depth=depth)
     outputs = run(engine)
     assert sequences[1].finish_reason == "error"
     assert [outputs[s.key] for s in (sequences[0], sequences[2])] == [expected(sequences[0]), expected(sequences[2])]
@@ -66,8 +75,12 @@ def test_want_of_memory_fails_what_asked_for_it_and_no_one_else(depth: int) -> N
 
 @pytest.mark.parametrize(
     "error",
-    [torch.AcceleratorError("an illegal memory access was encountered"), RuntimeError("CUDA error: unspecified")],
-    ids=["AcceleratorError", "RuntimeError"],
+    [
+        torch.AcceleratorError("an illegal memory access was encountered"),
+        RuntimeError("CUDA error: unspecified"),
+        RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    ],
+    ids=["AcceleratorError", "RuntimeError", "Triton"],
 )
 def test_an_error_that_stays_is_no_requests_fault_and_ends_the_process(error: Exception) -> None:
     engine = make_engine(Fails(error, int(make_sequence().tokens[2])), make_sequence())
@@ -82,6 +95,18 @@ def test_a_runner_that_starts_without_graphs_gets_them_while_it_serves() -> None
     outputs = run(Engine(make_scheduler(sequence), runner, depth=1))
     assert outputs[sequence.key] == expected(sequence)
     assert 0 < runner.num_graph_steps < runner.num_steps - 10
+
+
+def test_a_model_that_cannot_be_captured_serves_without_graphs(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(run: Replay) -> Replay:
+        raise CaptureFailed("operation not permitted when stream is capturing")
+
+    runner = make_runner(NextToken(), capture=refuse)
+    runner.capture_graphs(lambda done, total: None)
+    assert "operation not permitted" in caplog.text
+    sequence = make_sequence(max_tokens=40)
+    assert run(Engine(make_scheduler(sequence), runner, depth=1))[sequence.key] == expected(sequence)
+    assert runner.num_graph_steps == 0
 
 
 def test_a_row_that_is_not_a_number_fails_alone() -> None:
@@ -121,35 +146,91 @@ def test_overlapped_steps_of_a_real_model_say_what_serial_ones_say(tmp_path: Pat
 
 
 class Cuda:
-    """Free memory of a device before a measurement, after it, and after everything was given back."""
+    """The memory of a device as torch's allocator holds it: what is used, and what it keeps though nobody uses it."""
 
-    def __init__(self, *free_bytes: int) -> None:
-        self.readings = list(free_bytes)
+    def __init__(self) -> None:
+        self.used = 16 * GIB  # the weights
+        self.kept = 5 * GIB  # of a self-test
+        self.outside = GIB
+        self.peak = 99 * GIB
+
+    def use(self, num_bytes: int) -> None:
+        self.used += num_bytes
+        self.peak = max(self.peak, self.used + self.kept)
+
+    def give_back(self, num_bytes: int) -> None:
+        self.used -= num_bytes
+        self.kept += num_bytes
 
     def mem_get_info(self, _device: torch.device) -> tuple[int, int]:
-        return self.readings.pop(0), 0
+        return 140 * GIB - self.memory_reserved(_device) - self.outside, 140 * GIB
+
+    def memory_reserved(self, _device: torch.device) -> int:
+        return self.used + self.kept
+
+    def max_memory_reserved(self, _device: torch.device) -> int:
+        return self.peak
+
+    def reset_peak_memory_stats(self, _device: torch.device) -> None:
+        self.peak = self.used + self.kept
 
     def synchronize(self, _device: torch.device) -> None: ...
 
-    def empty_cache(self) -> None: ...
+    def empty_cache(self) -> None:
+        self.kept = 0
 
 
 class Probe:
-    def __init__(self, size: PoolSize) -> None:
+    """Its graphs hold 2 GiB, and a recording of them 1 outside of torch; its largest step takes 3, which it frees."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda = cuda
+
+    def __call__(self, size: PoolSize) -> Probe:
         assert size.num_pages == 1
+        return self
 
     def warm_up(self) -> float:
+        self.cuda.use(3 * GIB)
+        self.cuda.give_back(3 * GIB)
         return 0.0
 
-    def capture_graphs(self, _progress: object, *, at_most: int) -> int:
-        return 35 - at_most
+    def capture_largest(self) -> int:
+        self.cuda.empty_cache()
+        self.cuda.use(2 * GIB)
+        self.cuda.outside += GIB
+        return 33
 
 
 def test_what_steps_take_is_measured_and_not_given_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What two graphs and the largest steps took, eight MiB for each graph that is still to come, and some slack."""
-    monkeypatch.setattr("torch.cuda", Cuda(100 << 30, 97 << 30, 100 << 30))
-    taken = overhead.step_overhead(Probe, torch.device("cuda"), 4096)  # type: ignore[arg-type]
-    assert taken == (3 << 30) + 33 * (8 << 20) + (256 << 20)
+    """What graphs and the largest steps take together, eight MiB for each graph still to come, and some slack."""
+    cuda = Cuda()
+    monkeypatch.setattr("torch.cuda", cuda)
+    taken = overhead.step_overhead(Probe(cuda), torch.device("cuda"), 4096)  # type: ignore[arg-type]
+    assert taken == (2 + 1 + 3) * GIB + 33 * (8 << 20) + (256 << 20)
+
+
+def test_the_largest_graph_of_every_kind_is_measured() -> None:
+    captured: list[Replay] = []
+
+    def capture(run: Replay) -> Replay:
+        captured.append(run)
+        return run
+
+    runner = make_runner(NextToken(), capture=capture)
+    assert runner.capture_largest() == 6  # of 1 and 2 rows
+    assert len(captured) == 3
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "max_len", "lengths"), [(4096, 2048, [2048] * 2), (10, 4, [4] * 3), (5, 9, [5])]
+)
+def test_the_largest_prefill_fills_the_budget_with_sequences_that_may_be(
+    num_tokens: int, max_len: int, lengths: list[int]
+) -> None:
+    inputs = trash_prefill(num_tokens, max_len=max_len)
+    assert np.diff(inputs.query_starts).tolist() == lengths
+    assert inputs.positions.max() < max_len
 
 
 def test_on_a_cpu_nothing_is_measured() -> None:

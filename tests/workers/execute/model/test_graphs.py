@@ -96,7 +96,7 @@ def test_after_a_restart_the_most_used_graph_is_captured_first_and_one_at_a_time
     assert notes.log[-2:] == [("replay", 0), ("run", 4)]
 
 
-def refuse(_run: Callable[[], None]) -> Callable[[], None]:
+def refuse(run: Callable[[], None]) -> Callable[[], None]:
     raise CaptureFailed("operation not permitted when stream is capturing")
 
 
@@ -106,9 +106,7 @@ def test_a_capture_that_fails_while_serving_is_told_once_and_not_tried_again(cap
     for _ in range(100):
         shelf.run(GraphKey(8, GREEDY))
     assert notes.log == [("run", 8)] * 100
-    assert [record.args[1].args[0] for record in caplog.records if record.args] == [
-        "operation not permitted when stream is capturing"
-    ]
+    assert caplog.text.count("operation not permitted when stream is capturing") == 1
 
 
 class Cuda:
@@ -173,10 +171,10 @@ def test_a_device_that_is_lost_while_it_captures_is_no_failed_capture(monkeypatc
 def test_a_step_that_waits_for_the_device_is_not_captured_and_the_device_goes_on() -> None:
     x, capture = torch.ones(4, device="cuda"), CudaGraphCapture()
     with pytest.raises(CaptureFailed):
-        capture(lambda: x.sum().item())  # type: ignore[arg-type, return-value]
+        capture(lambda: x.sum().item())  # type: ignore[arg-type]
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     torch.cuda.empty_cache()
-    replay = capture(lambda: x.add_(1))  # type: ignore[arg-type, return-value]
+    replay = capture(lambda: x.add_(1))  # type: ignore[arg-type]
     replay()
     assert x.tolist() == [2.0] * 4
 
