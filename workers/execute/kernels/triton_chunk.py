@@ -27,7 +27,9 @@ class ChunkTile(NamedTuple):
     num_rows: int = 128  # queries of a program: tokens times G
     num_keys: int = 64  # of one turn of the loop
     num_warps: int = 8
-    num_stages: int = 2
+    # Keys wait for the block table, another load, so Triton gives them half the stages: with 5 the next tile is fetched
+    # while one is computed, with 4 or fewer it is not. A program's registers leave room for one a processor anyway.
+    num_stages: int = 5
 
 
 def chunk_tile(dim: int, dtype: torch.dtype) -> ChunkTile:

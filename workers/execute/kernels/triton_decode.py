@@ -21,6 +21,8 @@ class DecodeTile(NamedTuple):
 
     num_keys: int = 64  # of one turn of the loop
     num_warps: int = 4
+    # 5 would fetch the next tile while one is computed (see ``ChunkTile``), but of its 71 KiB (head size 128) three
+    # programs fit into a processor, and of 3's 39 KiB the four that are launched for it, which hide each other's loads.
     num_stages: int = 3
 
 
