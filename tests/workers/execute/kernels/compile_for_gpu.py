@@ -79,6 +79,7 @@ def resources(compiled: Any) -> dict[str, int]:
 
 def launches() -> list[Callable[[], object]]:
     """A launch of every kernel in the shapes of Qwen3-8B, and attention in those of other families."""
+    from triptych.workers.execute.kernels.triton_fp8 import quantize_rows
     from triptych.workers.execute.kernels.triton_matmul import invariant_linear
     from triptych.workers.execute.kernels.triton_rows import add_norm, silu_mul
     from triptych.workers.execute.kernels.triton_write import rotate_and_write, write_slots
@@ -102,6 +103,9 @@ def launches() -> list[Callable[[], object]]:
         lambda: rotate((norm, norm)),
         lambda: add_norm(hidden, hidden, hidden[0], 1e-6),
         lambda: silu_mul(torch.empty(32, 2 * 12288, dtype=half)),
+        lambda: quantize_rows(
+            torch.empty(32, 12288, dtype=half), torch.float8_e4m3fn, greatest=448.0, least_scale=1e-12
+        ),
         lambda: invariant_linear(hidden, torch.empty(6144, 4096, dtype=half)),
         lambda: invariant_linear(hidden, torch.empty(24576, 4096, dtype=half), torch.empty(24576, dtype=half)),
     ]

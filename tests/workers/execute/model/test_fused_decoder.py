@@ -15,9 +15,10 @@ from triptych.workers.execute.scheduling.sequence import Sequence
 
 pytest.importorskip("triton")
 
+from triptych.workers.execute.kernels.triton_fp8 import quantize_rows
 from triptych.workers.execute.kernels.triton_matmul import invariant_linear
 from triptych.workers.execute.kernels.triton_rows import add_norm, silu_mul
-from triptych.workers.execute.model.fp8 import Fp8Projection
+from triptych.workers.execute.model.fp8 import FP8, Fp8Projection, defined_scaled
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -116,6 +117,26 @@ def test_fp8_error_is_that_of_three_bits() -> None:
     errors = (product - expected).norm(dim=0) / expected.norm(dim=0)
     assert errors.mean() < 0.05
     assert errors.max() < 0.15  # of every output, small ones too
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_one_launch_quantizes_rows_as_they_are_defined(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(99, 200, device=DEVICE) * torch.logspace(-14, 10, 99, device=DEVICE)[:, None]).to(dtype)
+    x[3] = 0
+    x = x[:, 8:]
+    # Interpreted, Triton loses a carry as it rounds to eight bits: there it is asked not to round.
+    values, scales = quantize_rows(x, FP8 if HAS_GPU else torch.float32, greatest=448.0, least_scale=1e-12)
+    expected = defined_scaled(x)
+    assert torch.equal(scales, expected.scales)
+    assert torch.equal(values.to(FP8).float(), expected.values.float())
+
+
+def test_a_row_that_is_not_a_number_is_none_in_fp8_either() -> None:
+    x = torch.ones(2, 32, device=DEVICE)
+    x[1, 5] = torch.nan
+    values, scales = quantize_rows(x, FP8 if HAS_GPU else torch.float32, greatest=448.0, least_scale=1e-12)
+    assert (values.float() * scales).isnan().any(dim=1).tolist() == [False, True]
 
 
 def test_rows_of_the_invariant_product_do_not_depend_on_their_number() -> None:

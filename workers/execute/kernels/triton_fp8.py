@@ -1,0 +1,37 @@
+"""Rows in eight-bit floating point by one launch, bit for bit as ``model.fp8`` defines them. Axes as there."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _quantize_rows(x, values, scales, x_row, greatest_value, least_scale, K: tl.constexpr, BLOCK: tl.constexpr):
+    """One program: one row, which it reads once."""
+    t = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, BLOCK)
+    row = tl.load(x + t * x_row + k, mask=k < K, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.div_rn(tl.max(tl.abs(row), 0), greatest_value), least_scale)
+    tl.store(scales + t, scale)
+    # A quotient is not above the greatest value by more than its last bit, which rounding takes away.
+    tl.store(values + t * K + k, tl.div_rn(row, scale).to(values.dtype.element_ty), mask=k < K)
+
+
+def quantize_rows(
+    x: torch.Tensor, dtype: torch.dtype, *, greatest: float, least_scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values [T, K] in an eight-bit ``dtype`` that reaches to ``greatest``, and their scales float32 [T, 1]."""
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    num_rows, num_inputs = x.shape
+    values = x.new_empty(num_rows, num_inputs, dtype=dtype)
+    scales = x.new_empty(num_rows, 1, dtype=torch.float32)
+    if num_rows:
+        block = triton.next_power_of_2(num_inputs)
+        _quantize_rows[(num_rows,)](
+            x, values, scales, x.stride(0), greatest, least_scale, K=num_inputs, BLOCK=block,
+            num_warps=min(16, max(1, block // 512)),
+        )  # fmt: skip
+    return values, scales
