@@ -1,19 +1,46 @@
 """A matrix product whose rows do not depend on how many there are.
 
 A library chooses tiles, and how it splits the sum, by the number of rows; a row's rounding then depends on its batch
-mates. Here both depend on the weights' shape only. Axes: M rows, K inputs, N outputs.
+mates. Here the columns of a tile and the order of the sum depend on the weights' shape only. The rows of a tile do
+depend on how many there are, which changes no bits: 128 are computed by twice as many warps as 64, by the same matrix
+instructions (on Hopper wgmma of 64 rows, and of as many columns as the tile has) in the same order.
+
+Axes: M rows, K inputs, N outputs.
 
 Source: "Defeating Nondeterminism in LLM Inference", He and Thinking Machines Lab, 2025.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
-_ROWS, _INPUTS = 64, 64
+_INPUTS = 64  # of one turn of the loop
 _WIDE_FROM = 8192  # outputs from which wider tiles still give every processor something to do
+_MANY_FROM = 65  # rows from which they are what is waited for; of fewer, it is the weights
+
+
+class MatmulTile(NamedTuple):
+    """How the product is cut. Only ``num_outputs`` may change a row's bits."""
+
+    num_rows: int
+    num_outputs: int
+    num_warps: int
+    num_stages: int
+
+
+def matmul_tile(num_rows: int, num_outputs: int, dtype: torch.dtype) -> MatmulTile:
+    """A warp has 16 rows in every tile. Few rows get a deep pipeline, many rows two programs a processor."""
+    rows, num_warps = (64, 4) if num_rows < _MANY_FROM else (128, 8)
+    if dtype.itemsize > 2:  # which has no such instructions: a wider tile does not fit into the registers
+        return MatmulTile(rows, 64, num_warps, 2)
+    width = 128 if num_outputs >= _WIDE_FROM else 64
+    if rows == 64:
+        return MatmulTile(rows, width, num_warps, 6)
+    return MatmulTile(rows, width, num_warps, 3 if width == 128 else 4)
 
 
 @triton.jit(do_not_specialize=["M"])  # a kernel for each number of rows would be compiled while requests wait
@@ -37,16 +64,18 @@ def _matmul(x, weight, bias, output, M, N, K, x_row, weight_row,
     tl.store(place, total.to(output.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
 
 
-def invariant_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def invariant_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, tile: MatmulTile | None = None
+) -> torch.Tensor:
     """``x @ weight.T + bias`` [M, N] of x [M, K] and weight [N, K]; row i of it is a function of row i of x."""
     (num_rows, num_inputs), num_outputs = x.shape, len(weight)
     output = x.new_empty(num_rows, num_outputs)
     if num_rows:
-        width = 128 if num_outputs >= _WIDE_FROM else 32
-        _matmul[triton.cdiv(num_rows, _ROWS), triton.cdiv(num_outputs, width)](
+        tile = tile or matmul_tile(num_rows, num_outputs, x.dtype)
+        _matmul[triton.cdiv(num_rows, tile.num_rows), triton.cdiv(num_outputs, tile.num_outputs)](
             x, weight, output if bias is None else bias, output, num_rows, num_outputs, num_inputs,
             x.stride(0), weight.stride(0),
-            BLOCK_M=_ROWS, BLOCK_N=width, BLOCK_K=_INPUTS, HAS_BIAS=bias is not None,
-            num_warps=4, num_stages=4,
+            BLOCK_M=tile.num_rows, BLOCK_N=tile.num_outputs, BLOCK_K=_INPUTS, HAS_BIAS=bias is not None,
+            num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
     return output

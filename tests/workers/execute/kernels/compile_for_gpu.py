@@ -54,11 +54,14 @@ def main() -> None:
         if compiled.hash in seen:
             return
         seen.add(compiled.hash)
-        print(json.dumps({"kernel": self.__name__, **resources(compiled)}), flush=True)
+        products = sorted(set(re.findall(r"wgmma\.mma_async\S+|mma\.sync\S+", compiled.asm["ptx"])))
+        print(json.dumps({"kernel": self.__name__, "products": products, **resources(compiled)}), flush=True)
 
     JITFunction.run = compile_only
     if sys.argv[1:] == ["--steps"]:
         launch_many_steps()
+    elif sys.argv[1:] == ["--matmul"]:
+        launch_products()
     else:
         for launch in launches():
             launch()
@@ -89,7 +92,7 @@ def launches() -> list[Callable[[], object]]:
     slots = torch.zeros(32, dtype=torch.int32)
     rope = (torch.empty(64, 64), torch.empty(64, 64))
     norm = torch.empty(128, dtype=half)
-    hidden = torch.empty(32, 4096, dtype=half)
+    hidden, many = torch.empty(32, 4096, dtype=half), torch.empty(512, 4096, dtype=half)
 
     def rotate(norms: tuple[torch.Tensor, torch.Tensor] | None) -> object:
         return rotate_and_write(
@@ -108,6 +111,9 @@ def launches() -> list[Callable[[], object]]:
         ),
         lambda: invariant_linear(hidden, torch.empty(6144, 4096, dtype=half)),
         lambda: invariant_linear(hidden, torch.empty(24576, 4096, dtype=half), torch.empty(24576, dtype=half)),
+        lambda: invariant_linear(many, torch.empty(6144, 4096, dtype=half)),
+        lambda: invariant_linear(many, torch.empty(24576, 4096, dtype=half)),
+        lambda: invariant_linear(many.float(), torch.empty(24576, 4096)),
     ]
     forms: list[dict[str, Any]] = [  # every property once, and together what is as good together: each takes seconds
         {},
@@ -144,6 +150,16 @@ def attend(
         decode_attention(
             query, pages, pages, block_tables=tables, context_lens=ints[:8], num_splits=splits, **form,
         )  # fmt: skip
+
+
+def launch_products() -> None:
+    """The invariant product of few rows and of many, with narrow tiles and then with wide ones."""
+    from triptych.workers.execute.kernels.triton_matmul import invariant_linear
+
+    for num_outputs in (4096, 8192):
+        weight = torch.empty(num_outputs, 4096, dtype=torch.bfloat16)
+        for num_rows in (1, 65):
+            invariant_linear(torch.empty(num_rows, 4096, dtype=torch.bfloat16), weight)
 
 
 def launch_many_steps() -> None:

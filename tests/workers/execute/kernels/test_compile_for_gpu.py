@@ -46,6 +46,14 @@ def test_every_kernel_compiles_and_fits_into_a_processor(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_few_and_many_rows_of_the_invariant_product_take_the_same_instruction(tmp_path: Path) -> None:
+    """Another one might sum in another order, and a row's bits would depend on how many rows there are."""
+    few, many, few_wide, many_wide = (kernel["products"] for kernel in compile_kernels(tmp_path, "--matmul"))
+    assert few == many == ["wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16"]
+    assert few_wide == many_wide == ["wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"]
+
+
+@pytest.mark.slow
 def test_steps_of_all_sizes_share_their_kernels(tmp_path: Path) -> None:
     """A size or an address that made a kernel of its own would stop the service for seconds when it is first met."""
     counts = Counter(kernel["kernel"] for kernel in compile_kernels(tmp_path, "--steps"))

@@ -16,7 +16,7 @@ from triptych.workers.execute.scheduling.sequence import Sequence
 pytest.importorskip("triton")
 
 from triptych.workers.execute.kernels.triton_fp8 import quantize_rows
-from triptych.workers.execute.kernels.triton_matmul import invariant_linear
+from triptych.workers.execute.kernels.triton_matmul import invariant_linear, matmul_tile
 from triptych.workers.execute.kernels.triton_rows import add_norm, silu_mul
 from triptych.workers.execute.model.fp8 import FP8, Fp8Projection, defined_scaled
 
@@ -146,6 +146,27 @@ def test_rows_of_the_invariant_product_do_not_depend_on_their_number() -> None:
     whole = invariant_linear(x, weight, bias)
     torch.testing.assert_close(whole, torch.nn.functional.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
     assert all(torch.equal(invariant_linear(x[a:b], weight, bias), whole[a:b]) for a, b in ((0, 1), (66, 70)))
+
+
+def test_rows_of_the_invariant_product_do_not_depend_on_the_rows_of_a_tile() -> None:
+    torch.manual_seed(0)
+    x, weight = (torch.randn(n, 300, device=DEVICE) for n in (200, 150))
+    tile = matmul_tile(200, 150, torch.float32)
+    assert tile.num_rows == 128
+    few = invariant_linear(x, weight, tile=tile._replace(num_rows=64, num_warps=4))
+    assert torch.equal(invariant_linear(x, weight, tile=tile), few)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_outputs", [4096, 12288])
+@pytest.mark.parametrize("num_inputs", [4096, 12288])
+def test_bits_of_a_row_are_those_it_has_alone(num_inputs: int, num_outputs: int) -> None:
+    """In the sizes and the type that are served, with few rows and with many."""
+    torch.manual_seed(0)
+    x, weight = (torch.randn(n, num_inputs, device=DEVICE).bfloat16() for n in (600, num_outputs))
+    whole = invariant_linear(x, weight)
+    for start, end in ((0, 1), (1, 65), (65, 130), (300, 599)):
+        assert torch.equal(invariant_linear(x[start:end], weight), whole[start:end])
 
 
 @pytest.mark.parametrize("adds", [True, False])
