@@ -76,7 +76,7 @@ gpu_check.run_part(sys.argv[2], sys.argv[3], is_dry=True)
     ("kind", "error"),
     [
         ("raises", "exit code 1: RuntimeError: no luck"),
-        ("hangs", "not done after 12 s"),
+        ("hangs", "not done after 8 s"),
         ("killed", "killed by SIGKILL"),
     ],
 )
@@ -88,7 +88,7 @@ def test_a_part_that_fails_hangs_or_is_killed_is_named_and_the_others_are_told(
     monkeypatch.setattr(gpu_check, "__file__", str(script))
     report = {"what": "gpu_check", "is_dry": True, "device": "dry run", "date": "2026-01-01", "seconds": {}}
     # In a dry run a part has four times as long.
-    parts = [gpu_check.Part(name, "fake", 3.0 if (name, kind) == ("small", "hangs") else 60.0) for name in NAMES]
+    parts = [gpu_check.Part(name, "fake", 2.0 if (name, kind) == ("small", "hangs") else 60.0) for name in NAMES]
     gpu_check.check(parts, report, out, gpu_check.time.monotonic() + 600)
     found, lines = json.loads(out.read_text()), capsys.readouterr().out.splitlines()
     assert found["small"]["error"] == error
