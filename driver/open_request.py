@@ -29,6 +29,25 @@ class OpenRequest:
     aborted_choices: set[str] = field(default_factory=set)  # before they were there
 
 
+class LastIds:
+    """The ids that were added last."""
+
+    def __init__(self, max_size: int = 1 << 12) -> None:
+        self._max_size = max_size
+        self._ids: dict[str, None] = {}  # oldest first
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._ids
+
+    def add(self, request_id: str) -> None:
+        self._ids[request_id] = None
+        if len(self._ids) > self._max_size:
+            del self._ids[next(iter(self._ids))]
+
+    def discard(self, request_id: str) -> None:
+        self._ids.pop(request_id, None)
+
+
 def checked_size(message: Any) -> int:
     """Bytes of the message's frame, at most.
 

@@ -21,7 +21,7 @@ from ..protocol.channels import Connection
 from ..protocol.errors import DuplicateId, InvalidRequest, PipelineClosed, RequestError, TriptychError, from_wire
 from ..protocol.groups import check_request_id, request_of
 from .choices import Whole, choice_ids, is_read_by
-from .open_request import OpenRequest, checked_size
+from .open_request import LastIds, OpenRequest, checked_size
 from .questions import Question, Questions
 from .stream import NOBODY, Assembly, Listener
 
@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 REPEAT_S = 0.25  # what was not answered is sent again so often; FOLLOW also keeps the lease
 LISTENING_S = 0.002  # between two looks at what is open
 ACKNOWLEDGE_TOKENS = 64  # a FOLLOW at least every so many tokens, well within the server's window
-MAX_DELIVERED = 1 << 12  # ends that are remembered, for one may come again soon after it came
 SURE_BYTES = 1 << 10  # a frame that every service takes, whatever its max_frame_bytes
 
 
@@ -41,7 +40,8 @@ class Session:
         self._connection = connection
         self._requests: dict[str, OpenRequest] = {}
         self._choices: dict[str, list[str]] = {}  # request id -> what its choices are followed by
-        self._delivered: dict[str, None] = {}  # ids whose end was told here and may be forgotten, oldest first
+        # Of these the service may say something again.
+        self._delivered, self._refused = LastIds(), LastIds()
         self._changed: dict[str, OpenRequest] = {}  # whose FOLLOW may be due; nobody looks through all that is open
         self._questions = Questions(connection)
         self._orders: deque[Callable[[], object]] = deque()
@@ -206,7 +206,8 @@ class Session:
             self._fail(request, error)
             return
         self._requests[request_id] = request
-        self._delivered.pop(request_id, None)
+        self._delivered.discard(request_id)
+        self._refused.discard(request_id)
         self._changed[request_id] = request
         self._send_submit(request)
         self._next_repeat = min(self._next_repeat, time.monotonic() + REPEAT_S)
@@ -293,9 +294,9 @@ class Session:
 
     def _accept(self, message: m.Accepted) -> None:
         request = self._requests.get(message.request_id)
-        if request is None and message.request_id in self._choices:
-            return
         if request is None:
+            if message.request_id not in self._refused:
+                return  # told twice, of one that has choices, or was let go or answered since
             # It was refused, its caller told, and a repetition of it that was still under way accepted after all.
             self._connection.queue("follow", ("abort", message.request_id), m.Abort(message.request_id))
             self._connection.queue("follow", ("acknowledge", message.request_id), m.Acknowledge([message.request_id]))
@@ -324,6 +325,7 @@ class Session:
         request = self._requests.get(message.request_id)
         if request is not None and not request.accepted:
             del self._requests[message.request_id]
+            self._refused.add(message.request_id)
             self._fail(request, from_wire(message.code, message.message, message.param))
 
     def _add(self, request_id: str, *row: Any) -> bool:
@@ -355,9 +357,7 @@ class Session:
             self._end_listener(request, end, error)
             if request.keep:
                 return
-            self._delivered[end.request_id] = None
-            if len(self._delivered) > MAX_DELIVERED:
-                del self._delivered[next(iter(self._delivered))]
+            self._delivered.add(end.request_id)
         elif end.request_id not in self._delivered:
             return  # it was kept, or let go: for somebody who comes for it
         # Also when it comes again: the first acknowledgement may have died with summarize.

@@ -61,6 +61,22 @@ def test_a_request_that_is_accepted_twice_is_accepted_once(service: FakeService,
     assert stream.accepted() == m.Accepted("a", 1, 0, 16)
 
 
+def test_a_request_that_was_let_go_and_is_accepted_once_more_goes_on(service: FakeService, session: Session) -> None:
+    """Its SUBMIT was repeated before the first ACCEPTED came; nobody has refused it, so it is not aborted."""
+    stream = submit(session)
+    service.hear(m.Submit)
+    service.say("submit", m.Accepted("a", 1, 0, 16))
+    service.hear(m.Follow)
+    stream.accepted(10)
+    session.let_go("a")
+    service.say("submit", m.Accepted("a", 1, 0, 16))
+    submit(session, "b")
+    service.say("submit", m.Accepted("b", 2, 0, 16))
+    said = [service.hear_any(1.0) for _ in range(6)]
+    assert any(isinstance(message, m.Follow) and has_entry("b", 0, True)(message) for message in said)
+    assert not any(isinstance(message, m.Abort | m.Acknowledge) for message in said)
+
+
 @pytest.mark.parametrize("request_id", ["", "a b", "x" * 65, "x" * 150], ids=["empty", "space", "long", "longer"])
 def test_an_id_that_is_none_is_refused_at_once(service: FakeService, session: Session, request_id: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"1 to 64 .* of {len(request_id)} characters") as caught:
