@@ -39,11 +39,12 @@ class Part(NamedTuple):
     budget_s: float
 
 
+LIMITS = Part("limits", "kernels", 30)  # of the device: most of what is found is compared with them
 BUDGET_S = 465.0  # of one call: below eight minutes
 # In the order of what is least dispensable. The budgets of a set add up to no more than that of a call.
 SETS = {
     "small": [
-        Part("limits", "kernels", 30),
+        LIMITS,
         Part("numerics", "numerics", 130),
         Part("attention", "kernels", 80),
         Part("small", "models", 105),
@@ -51,7 +52,7 @@ SETS = {
         Part("peers_small", "peers", 60),
     ],
     "large": [
-        Part("limits", "kernels", 30),
+        LIMITS,
         Part("large", "models", 170),
         Part("deterministic", "models", 110),
         Part("fp8", "models", 75),
@@ -140,7 +141,7 @@ def choose(set_name: str, names: list[str] | None) -> list[Part]:
     """The parts that are run: of a set, or those named and the limits they are compared with."""
     if names is None:
         return SETS[set_name]
-    wanted = set(names) | ({"limits"} if COMPARED & set(names) else set())
+    wanted = set(names) | ({LIMITS.name} if COMPARED & set(names) else set())
     return [part for part in PARTS if part.name in wanted]
 
 

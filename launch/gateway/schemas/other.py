@@ -18,7 +18,7 @@ class TokenizeRequest(ApiModel):
     NEUTRAL: ClassVar[Neutral] = {"add_generation_prompt": (True,), "continue_final_message": (False,)}
     model: str | None = None
     prompt: str | None = None
-    messages: List[ChatMessage] | None = Field(None, max_length=MAX_MESSAGES)
+    messages: Messages | None = None
     tools: List[Tool] | None = Field(None, max_length=128)
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = Field(None, description="of a text; true by default")

@@ -45,7 +45,7 @@ class Stats:
 
 
 def take_stats(scheduler: Scheduler) -> Stats:
-    """Cheap enough for every step: looks at each running sequence once."""
+    """Looks at each running sequence once: for reports and traces. What every step notes is in ``StepRecord.of``."""
     running, cache = scheduler.running.values(), scheduler.cache
     states = [sequence.state for sequence in running]
     num_limbo_pages = cache.limbo.num_pages
