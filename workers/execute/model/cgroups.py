@@ -22,9 +22,16 @@ class Group(NamedTuple):
 
 
 def groups(controller: str) -> list[Group]:
-    """Our group for ``controller`` ("memory", "cpu") and those above it; each may have a limit of its own."""
+    """Our group for ``controller`` ("memory", "cpu") and those above it; each may have a limit of its own.
+
+    A kernel without control groups has none of them.
+    """
+    try:
+        lines = MEMBERSHIP.read_text().splitlines()
+    except OSError:
+        return []
     found = []
-    for line in MEMBERSHIP.read_text().splitlines():
+    for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             found += _with_parents(ROOT, path, version=2)

@@ -59,3 +59,8 @@ def test_less_than_a_processor_is_one(place: Place, quota: str) -> None:
 def test_without_quotas_all_processors_are_ours(place: Place) -> None:
     place("5:cpu,cpuacct:/b\n0::/\n", {"cpu/b/cpu.cfs_quota_us": "-1\n", "cpu/b/cpu.cfs_period_us": "100000\n"})
     assert num_processors() == 64
+
+
+def test_a_kernel_without_control_groups_limits_nothing(place: Place) -> None:
+    assert cgroups.groups("cpu") == []
+    assert num_processors() == 64
