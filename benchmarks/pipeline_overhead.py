@@ -3,19 +3,26 @@
 The same requests on the same runner: once by calling the engine's step loop in this process, once through the whole
 pipeline and a ZeroMQ client; in turns, so that both see the same machine. Where steps overlap, they do in both. Times
 between tokens are taken where they are used: after ``step`` returns, and in the client's listener.
+
+A third turn is the engine's again, beside a process that keeps one core busy and has nothing to do with us: what the
+machine takes from a loop for the mere fact that somebody else computes. And the processor time of each process, which
+others on the machine change less than they change time.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,7 +47,13 @@ from triptych.workers.execute.scheduling.sequence import Sequence  # noqa: E402
 
 PROMPT_TOKENS, OUTPUT_TOKENS, TURNS = 64, 800, 5
 BATCHES = (1, 8, 32)
-Run = tuple[float, float]  # median time between tokens in ms, tokens per second
+BUSY = "while True: pass"
+
+
+class Run(NamedTuple):
+    itl_p50_ms: float
+    tokens_per_s: float
+    processor_us: dict[str, float]  # of each process, a token
 
 
 def main() -> None:
@@ -69,27 +82,59 @@ def make_engine(config: PipelineConfig, folder: Path) -> Engine:
 
 def compare(engine: Engine, driver: Driver, batch: int, turns: int) -> dict[str, Any]:
     alone: list[Run] = []
+    beside: list[Run] = []
     piped: list[Run] = []
     run_engine(engine, batch, 0)
     run_pipeline(driver, batch, 0)
-    for turn in range(turns):
-        alone.append(run_engine(engine, batch, turn + 1))
-        piped.append(run_pipeline(driver, batch, turn + 1))
-    gaps, rates = zip(*alone, strict=True)
-    piped_gaps, piped_rates = zip(*piped, strict=True)
+    for turn in range(1, turns + 1):
+        alone.append(run_engine(engine, batch, 2 * turn))
+        piped.append(run_pipeline(driver, batch, turn))
+        with busy_core():
+            beside.append(run_engine(engine, batch, 2 * turn + 1))
     return {
-        "one_process_itl_p50_ms": statistics.median(gaps),
-        "three_processes_itl_p50_ms": statistics.median(piped_gaps),
-        "added_itl_ms": statistics.median(b - a for a, b in zip(gaps, piped_gaps, strict=True)),
-        "one_process_tokens_per_s": statistics.median(rates),
-        "three_processes_tokens_per_s": statistics.median(piped_rates),
-        "throughput_ratio": statistics.median(b / a for a, b in zip(rates, piped_rates, strict=True)),
+        "one_process": medians(alone),
+        "one_process_beside_a_busy_core": medians(beside),
+        "three_processes": medians(piped),
+        "added_itl_ms": statistics.median(b.itl_p50_ms - a.itl_p50_ms for a, b in zip(alone, piped, strict=True)),
+        "throughput_ratio": ratio(piped, alone),
+        "throughput_ratio_of_a_busy_core": ratio(beside, alone),
     }
+
+
+def medians(runs: list[Run]) -> dict[str, Any]:
+    return {
+        "itl_p50_ms": round(statistics.median(run.itl_p50_ms for run in runs), 3),
+        "tokens_per_s": round(statistics.median(run.tokens_per_s for run in runs), 1),
+        "processor_us_a_token": {
+            role: round(statistics.median(run.processor_us[role] for run in runs), 1) for role in runs[0].processor_us
+        },
+    }
+
+
+def ratio(runs: list[Run], others: list[Run]) -> float:
+    pairs = zip(runs, others, strict=True)
+    return round(statistics.median(run.tokens_per_s / other.tokens_per_s for run, other in pairs), 3)
+
+
+@contextlib.contextmanager
+def busy_core() -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", BUSY])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def processor_s(pid: int) -> float:
+    """Time that the threads of a process have computed."""
+    files = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
 
 def run_engine(engine: Engine, batch: int, turn: int) -> Run:
     times: dict[int, list[float]] = {i: [] for i in range(batch)}
-    began = time.perf_counter()
+    used_s, began = time.process_time(), time.perf_counter()
     for index, prompt in enumerate(random_prompts(batch, PROMPT_TOKENS, turn)):
         tokens = np.zeros(PROMPT_TOKENS + OUTPUT_TOKENS, np.int32)
         tokens[:PROMPT_TOKENS] = prompt
@@ -108,7 +153,7 @@ def run_engine(engine: Engine, batch: int, turn: int) -> Run:
                 times[key[0]].append(now)
             for key in outputs.progress.finished:
                 engine.release(key)
-    return summarise(times, began)
+    return summarise(times, began, {"engine": time.process_time() - used_s})
 
 
 class Stopwatch:
@@ -134,20 +179,27 @@ def run_pipeline(driver: Driver, batch: int, turn: int) -> Run:
     session = Session(Connection(*doors)).start()
     watches = [Stopwatch() for _ in range(batch)]
     options = {"max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
+    pids = {role: pid for role, pid in driver.pids.items() if pid is not None}
+    used_s = {role: processor_s(pid) for role, pid in pids.items()} | {"client": time.process_time()}
     began = time.perf_counter()
     for index, (watch, prompt) in enumerate(zip(watches, random_prompts(batch, PROMPT_TOKENS, turn), strict=True)):
         session.submit(f"b{batch}-{turn}-{index}", request_map(prompt, None, None, options), watch)
     for watch in watches:
         watch.done.wait()
     session.close()
-    return summarise({i: watch.times for i, watch in enumerate(watches)}, began)
+    now_s = {role: processor_s(pid) for role, pid in pids.items()} | {"client": time.process_time()}
+    return summarise(
+        {i: watch.times for i, watch in enumerate(watches)}, began, {role: now_s[role] - used_s[role] for role in now_s}
+    )
 
 
-def summarise(times: dict[int, list[float]], began: float) -> Run:
+def summarise(times: dict[int, list[float]], began: float, used_s: dict[str, float]) -> Run:
     assert all(len(t) == OUTPUT_TOKENS for t in times.values()), "a request has too few tokens"
     gaps = np.concatenate([np.diff(t) for t in times.values()])
     elapsed = max(t[-1] for t in times.values()) - began
-    return float(np.median(gaps)) * 1e3, len(times) * OUTPUT_TOKENS / elapsed
+    num_tokens = len(times) * OUTPUT_TOKENS
+    used_us = {role: used * 1e6 / num_tokens for role, used in used_s.items()}
+    return Run(float(np.median(gaps)) * 1e3, num_tokens / elapsed, used_us)
 
 
 if __name__ == "__main__":
