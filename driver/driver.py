@@ -31,6 +31,7 @@ from .doorkeeper import Doorkeeper
 from .health import Health, take_health
 from .journal_keeper import JournalKeeper, warn_of_small_arena
 from .lives import note_first_lives
+from .origin import Origin
 from .replacing import reload_model, replace_worker
 from .stream import Completion, Stream
 from .supervisor import Supervisor
@@ -67,6 +68,7 @@ class Driver:
             raise ConfigError(f"give a config or options, not both: {', '.join(options)}")
         self.config = config or PipelineConfig.from_options(**options)
         self._given_run_dir = None if run_dir is None else Path(run_dir)
+        self._origin = Origin("driver")
         self._lock = threading.RLock()
         self._replacing = threading.Lock()
         self._run_dir: RunDir | None = None
@@ -92,6 +94,7 @@ class Driver:
             ConfigError: the run directory is in use or unsafe, or a path is too long.
             WorkerDied: a worker failed to start; its traceback is in the message.
         """
+        self._origin.check()
         with self._lock:
             if self._supervisor is None:
                 self._begin()
@@ -166,7 +169,10 @@ class Driver:
         "drain" lets accepted requests finish for ``timeout`` seconds while new ones are refused; what is left then,
         and everything with "abort", ends with the finish reason "abort". "keep" stops at once and ends nothing: another
         driver on the same run directory or journal goes on with it. A run directory made by this driver is removed.
+        In a forked child nothing happens: the pipeline is its parent's.
         """
+        if not self._origin.is_here:
+            return {}
         with self._lock:
             supervisor, board, client = self._supervisor, self._board, self._client
             run_dir, keeper = self._run_dir, self._keeper
@@ -209,6 +215,7 @@ class Driver:
     @property
     def num_unanswered(self) -> int:
         """Accepted requests whose answer is not complete."""
+        self._origin.check()
         if self._keeper is None:
             raise PipelineClosed("the driver is not started")
         return self._keeper.num_unanswered
@@ -283,6 +290,7 @@ class Driver:
 
     def health(self) -> Health:
         """How the pipeline is, by what its workers show of their work. Answers also after the driver gave up."""
+        self._origin.check()
         supervisor, board = self._supervisor, self._board
         if supervisor is None or board is None:
             raise PipelineClosed("the driver is not started")
@@ -318,6 +326,7 @@ class Driver:
         return time.monotonic() - began
 
     def _running(self) -> Supervisor:
+        self._origin.check()
         if self._supervisor is None:
             raise PipelineClosed("the driver is not started")
         if self._supervisor.error is not None and self._client is not None:

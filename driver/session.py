@@ -22,6 +22,7 @@ from ..protocol.errors import DuplicateId, InvalidRequest, PipelineClosed, Reque
 from ..protocol.groups import check_request_id, request_of
 from .choices import Whole, choice_ids, is_read_by
 from .open_request import LastIds, OpenRequest, checked_size
+from .origin import Origin
 from .questions import Question, Questions
 from .stream import NOBODY, Assembly, Listener
 
@@ -50,6 +51,7 @@ class Session:
         self._lock = threading.Lock()  # of the two above: nothing is given to a thread that has ended
         self._max_frame_bytes: int | None = None  # of the service, once it said so
         self._next_repeat = 0.0
+        self._origin = Origin("client")
         self._thread = threading.Thread(target=self._run, name="triptych-client", daemon=True)
 
     def start(self) -> Session:
@@ -82,9 +84,7 @@ class Session:
 
     def forget(self, request_id: str) -> None:
         """The answer is not needed any more: for one that was kept, or that nobody reads."""
-        self._order(
-            lambda: self._connection.queue("follow", ("acknowledge", request_id), m.Acknowledge([request_id]))
-        )  # fmt: skip
+        self._order(lambda: self._acknowledge(request_id))
 
     def let_go(self, request_id: str, error: TriptychError | None = None, *, reader: Listener | None = None) -> None:
         """Stop following a request, all of its choices, or the choice of this id; the listener hears no more than
@@ -142,7 +142,9 @@ class Session:
             time.sleep(LISTENING_S)
 
     def close(self) -> None:
-        """End the thread. Requests that are not answered go on in the service until their lease ends."""
+        """End the thread, but not in a forked child. What is not answered goes on until its lease ends."""
+        if not self._origin.is_here:
+            return
         with self._lock:
             if not self._closing:
                 self._closing = True
@@ -150,6 +152,7 @@ class Session:
         self._thread.join()
 
     def _order(self, order: Callable[[], object]) -> None:
+        self._origin.check()  # before the lock, which another thread may have held at the fork
         with self._lock:
             if self._closing:
                 raise PipelineClosed("the client is closed")
@@ -231,9 +234,8 @@ class Session:
 
     def _learn_limit(self, info: m.Info) -> None:
         self._max_frame_bytes = info.info.get("limits", {}).get("max_frame_bytes", self._max_frame_bytes)
-        for request in list(self._requests.values()):
-            if request.num_bytes > SURE_BYTES:
-                self._send_submit(request)
+        for request in [request for request in self._requests.values() if request.num_bytes > SURE_BYTES]:
+            self._send_submit(request)
 
     def _abort(self, request_id: str) -> None:
         for wire_id in self._choices.get(request_id, [request_id]):
@@ -299,7 +301,7 @@ class Session:
                 return  # told twice, of one that has choices, or was let go or answered since
             # It was refused, its caller told, and a repetition of it that was still under way accepted after all.
             self._connection.queue("follow", ("abort", message.request_id), m.Abort(message.request_id))
-            self._connection.queue("follow", ("acknowledge", message.request_id), m.Acknowledge([message.request_id]))
+            self._acknowledge(message.request_id)
         elif not request.accepted:
             request.accepted = True
             self._tell(request, request.listener.on_accepted, message)
@@ -361,13 +363,16 @@ class Session:
         elif end.request_id not in self._delivered:
             return  # it was kept, or let go: for somebody who comes for it
         # Also when it comes again: the first acknowledgement may have died with summarize.
-        self._connection.queue("follow", ("acknowledge", end.request_id), m.Acknowledge([end.request_id]))
+        self._acknowledge(end.request_id)
 
     def _drop(self, wire_id: str) -> None:
         del self._requests[wire_id]
         request_id = request_of(wire_id)
         if not any(other in self._requests for other in self._choices.get(request_id, ())):
             self._choices.pop(request_id, None)
+
+    def _acknowledge(self, request_id: str) -> None:
+        self._connection.queue("follow", ("acknowledge", request_id), m.Acknowledge([request_id]))
 
     def _end_listener(self, request: OpenRequest, end: m.Finished | m.Failed, error: TriptychError | None) -> None:
         completion = request.assembly.completion(end)
@@ -377,9 +382,8 @@ class Session:
 
     def _fail(self, request: OpenRequest, error: TriptychError) -> None:
         """End a request here, for a reason that no terminal message of the service brought."""
-        self._end_listener(
-            request, m.Failed(request.assembly.request_id, 0, 0, b"", "", None, error.code, error.message, {}), error
-        )
+        request_id = request.assembly.request_id
+        self._end_listener(request, m.Failed(request_id, 0, 0, b"", "", None, error.code, error.message, {}), error)
 
     def _tell(self, request: OpenRequest, call: Callable[..., None], *what: Any) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,9 @@ def test_everything_about_a_life_in_order() -> None:
     assert driver.phases == dict.fromkeys(ROLES, ("ready", 0, 0))
     assert {signal.getsignal(n) for n in handlers if signal.getsignal(n) != handlers[n]} == set()
     assert answers(driver)
+    client = driver.client
+    assert in_a_forked_child(lambda: refuses_to_be_used(driver, client)) == 0
+    assert answers(driver), "a child that stops the driver of its parent stops nothing"
     driver.stop()
     driver.stop()
     assert not any(map(is_alive, pids))
@@ -78,6 +83,25 @@ def test_everything_about_a_life_in_order() -> None:
             use()
     with driver:
         assert answers(driver)
+
+
+def refuses_to_be_used(driver: Driver, client: Client) -> bool:
+    driver.stop()
+    client.close()
+    uses = (driver.start, driver.health, lambda: driver.pids, lambda: client.generate([5]), client.info)
+    for use in uses:
+        with pytest.raises(PipelineClosed, match="was made in process"):
+            use()
+    return True
+
+
+def in_a_forked_child(check: Callable[[], bool]) -> int:
+    """The child's exit status, 0 if the check holds."""
+    if (pid := os.fork()) == 0:
+        with contextlib.suppress(BaseException):
+            os._exit(0 if check() else 1)
+        os._exit(2)
+    return os.waitpid(pid, 0)[1]
 
 
 def test_several_drivers_live_in_one_process_and_each_run_directory_has_one(tmp_path: Path) -> None:
