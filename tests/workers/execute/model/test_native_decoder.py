@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.workers.execute.model.native import EVERY_STEP, PAGE_SIZE, make_checkpoint, make_inputs
@@ -25,6 +27,7 @@ from triptych.workers.execute.model.native_decoder import NativeDecoder
 Floats = npt.NDArray[np.float32]
 
 NUM_PAGES, NUM_TOKENS = 12, 150
+NUM_KEYS = (NUM_PAGES + 1) * PAGE_SIZE * 2 * 16  # numbers a layer, two heads of 16 channels where no other are given
 
 
 def _heads(num_heads: int, num_kv_heads: int) -> dict[str, Any]:
@@ -100,10 +103,51 @@ def test_what_an_earlier_owner_left_in_a_page_is_never_seen(tmp_path: Path) -> N
     decoder, token_ids = make_decoder(checkpoint, available_levels()[0], Format.BFLOAT16), random_tokens(NUM_TOKENS)
     clean = run_chunks(decoder, token_ids, [33])
     for layer in decoder._layers:
-        num_bytes = 2 * (NUM_PAGES + 1) * PAGE_SIZE * 2 * 16
         for address in (layer.keys, layer.values):
-            _fill_with_nan(address, num_bytes)
+            _fill_with_nan(address, 2 * NUM_KEYS)
     assert np.array_equal(run_chunks(decoder, token_ids, [20, 1, 12]), clean)
+
+
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
+@pytest.mark.parametrize("hidden_size", [64, 96, 100])  # whole, and two that are padded
+def test_what_is_no_number_is_told_and_ends_with_its_step(
+    level: str, format_: Format, hidden_size: int, tmp_path: Path
+) -> None:
+    checkpoint, bad = make_checkpoint("llama", tmp_path, hidden_size=hidden_size), (5, 6, 7)
+    with replaced(checkpoint, "model.embed_tokens.weight") as embedding:
+        for token_id, value in zip(bad, (math.inf, -math.inf, math.nan), strict=True):
+            embedding[token_id, 0] = value
+    decoder = make_decoder(checkpoint, level, format_)
+    clean = np.setdiff1d(random_tokens(NUM_TOKENS), bad).astype(np.int32)[:20]
+    expected = run_chunks(decoder, clean, [len(clean)])
+    for token_id in bad:
+        outputs = decoder.run(make_inputs([(np.full(20, token_id, np.int32), 0, 20)], num_pages=NUM_PAGES))
+        assert np.isnan(outputs.greatest).all(), f"token {token_id}: {outputs.greatest}"
+    assert np.array_equal(run_chunks(decoder, clean, [len(clean)]), expected)
+
+
+@contextmanager
+def replaced(checkpoint: Path, name: str) -> Iterator[torch.Tensor]:
+    """A tensor of the checkpoint, which is written back."""
+    file = checkpoint / "model.safetensors"
+    tensors = load_file(file)
+    yield tensors[name]
+    save_file(tensors, file, {"format": "pt"})
+
+
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
+def test_a_key_that_is_no_number_is_told(level: str, format_: Format, tmp_path: Path) -> None:
+    decoder, token_ids = make_decoder(make_checkpoint("llama", tmp_path), level, format_), random_tokens(9)
+    run_chunks(decoder, token_ids, [8])
+    element = ctypes.c_uint32 if format_ is Format.FLOAT32 else ctypes.c_uint16
+    keys = (element * NUM_KEYS).from_address(decoder._layers[0].keys)
+    place = next(place for place, key in enumerate(keys) if key)
+    for payload in (0, 1):  # the least that says so, and one more bit
+        keys[place] = (0x7FC0 << 8 * ctypes.sizeof(element) - 16) + payload
+        outputs = decoder.run(make_inputs([(token_ids, 8, 1)], num_pages=NUM_PAGES))
+        assert np.isnan(outputs.greatest).all(), outputs.greatest
 
 
 def _fill_with_nan(address: int, num_bytes: int) -> None:

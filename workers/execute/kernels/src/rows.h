@@ -1,11 +1,14 @@
 // What is done to one row of the batch: embedding, RMS norm, quantisation, rotary positions.
 #pragma once
 
+#include <algorithm>
+
 #include "abi.h"
 #include "formats.h"
 
 namespace triptych {
 
+// The rest of the padded row becomes zeros: a step of values that are no numbers leaves some there, and norms read it.
 inline void embed(const Model& model, int token_id, float* to) {
   const size_t first = size_t(token_id) * model.hidden_size;
   if (model.embedding_is_bf16) {
@@ -14,6 +17,7 @@ inline void embed(const Model& model, int token_id, float* to) {
   } else {
     std::memcpy(to, static_cast<const float*>(model.embedding) + first, model.hidden_size * sizeof(float));
   }
+  std::fill(to + model.hidden_size, to + padded(model.hidden_size), 0.0f);
 }
 
 // 1 / sqrt(mean of squares + eps) of `count` values, stored in a padded row.
@@ -32,12 +36,17 @@ inline void write_row(const float* from, int count, Element* to, float*) {
   for (int i = 0; i < count; i += kLanes) store_as(to + i, load<Floats>(from + i));
 }
 
-// Dynamic quantisation: the greatest value of the row becomes 127, all are shifted by 128.
+// Dynamic quantisation: the greatest value of the row becomes 127, all are shifted by 128. The scale of a row
+// with a value that is infinite or no number is no number, and so is every product of it.
 inline void write_row(const float* from, int count, uint8_t* to, float* scale) {
-  Floats top = broadcast(1e-30f);
-  for (int i = 0; i < count; i += kLanes) top = max(top, abs(load<Floats>(from + i)));
+  Floats top = broadcast(1e-30f), zeros = broadcast(0.0f);
+  for (int i = 0; i < count; i += kLanes) {
+    const Floats x = load<Floats>(from + i);
+    top = max(top, abs(x));
+    zeros = zeros + (x - x);
+  }
   const float limit = greatest(top);
-  *scale = limit / 127.0f;
+  *scale = limit / 127.0f + sum(zeros);
   const Floats factor = broadcast(127.0f / limit);
   constexpr float kMagic = 12582912.0f + 128.0f;  // rounds to an integer, found in the lowest bits
   for (int i = 0; i < count; i += kLanes) {

@@ -25,6 +25,7 @@ constexpr int kParts = 4;
 
 typedef float NativeFloats __attribute__((vector_size(64 / kParts)));
 typedef int32_t NativeInts __attribute__((vector_size(64 / kParts)));
+typedef uint32_t NativeBits __attribute__((vector_size(64 / kParts)));
 
 struct Floats {
   NativeFloats part[kParts];
@@ -142,12 +143,12 @@ inline Floats exp(Floats x) {
     p = fma(p, r, broadcast(c));
   p = fma(p, r * r, r + broadcast(1.0f));
   return each<Floats>([&](int i) {
-    const NativeFloats scaled = (NativeFloats)((NativeInts)p.part[i] + ((NativeInts)shifted.part[i] << 23));
+    const NativeFloats scaled = (NativeFloats)((NativeBits)p.part[i] + ((NativeBits)shifted.part[i] << 23));
     return x.part[i] < -87.0f ? NativeFloats{} : scaled;
   });
 }
 
-// 2^x for x <= 0 with a relative error of 1e-7; exactly 0 below -126.
+// 2^x for x <= 0 with a relative error of 1e-7; exactly 0 below -126, no number where x is none.
 inline Floats exp2(Floats x) {
   // Taylor's series of 2^r for |r| <= 1/2, the coefficients ln(2)^n / n!.
   const auto series = [](Floats r) {
@@ -159,15 +160,16 @@ inline Floats exp2(Floats x) {
 #if defined(__AVX512F__)
   const __m512 n = _mm512_roundscale_ps((__m512)x.part[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const Floats p = series({{x.part[0] - (NativeFloats)n}});
-  const __mmask16 is_seen = _mm512_cmp_ps_mask((__m512)x.part[0], _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
+  const __mmask16 is_seen = _mm512_cmp_ps_mask((__m512)x.part[0], _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
   return {{(NativeFloats)_mm512_maskz_scalef_ps(is_seen, (__m512)p.part[0], n)}};
 #else
   constexpr float kMagic = 12582912.0f;  // as in exp
   const Floats shifted = x + broadcast(kMagic);
   const Floats p = series(x - (shifted - broadcast(kMagic)));
   return each<Floats>([&](int i) {
-    const NativeFloats scaled = (NativeFloats)((NativeInts)p.part[i] + ((NativeInts)shifted.part[i] << 23));
-    return x.part[i] < -126.0f ? NativeFloats{} : scaled;
+    const NativeFloats scaled = (NativeFloats)((NativeBits)p.part[i] + ((NativeBits)shifted.part[i] << 23));
+    const NativeFloats result = x.part[i] < -126.0f ? NativeFloats{} : scaled;
+    return x.part[i] == x.part[i] ? result : x.part[i];
   });
 #endif
 }
