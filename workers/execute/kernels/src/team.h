@@ -4,6 +4,7 @@
 // before and the step after, the others go on.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -25,6 +26,8 @@ class Computation {
   virtual void compute(Member& member) = 0;
 };
 
+constexpr uint32_t kMaxUnderWay = 2;  // steps that were submitted and not waited for
+
 class Team {
  public:
   // With so many threads of its own beside the caller.
@@ -41,11 +44,11 @@ class Team {
 
   ~Team() { close(); }
 
-  // A step for at most `max_members` threads. One that is not shared is left to the caller.
+  // A step for at most `max_members` threads, of at most kMaxUnderWay. One that is not shared is left to the caller.
   void submit(const Step& step, int max_members, bool is_shared) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      jobs_.push_back({step, max_members, is_shared, false});
+      job(num_submitted_++) = {step, max_members, is_shared, false};
     }
     if (!is_shared) return;
     max_members > 1 ? has_work_.notify_all() : has_work_.notify_one();
@@ -55,16 +58,13 @@ class Team {
   bool wait() {
     std::unique_lock<std::mutex> lock(mutex_);
     while (num_done_ == num_waited_) {
-      if (num_members_ < jobs_.front().max_members) {
-        take_part(jobs_.front(), caller_, lock);
+      if (num_members_ < current().max_members) {
+        take_part(current(), caller_, lock);
       } else {
         is_done_.wait(lock, [&] { return num_done_ != num_waited_; });
       }
     }
-    const bool went_well = !jobs_.front().has_failed;
-    jobs_.pop_front();
-    ++num_waited_;
-    return went_well;
+    return !job(num_waited_++).has_failed;
   }
 
  private:
@@ -93,9 +93,10 @@ class Team {
     }
   }
 
+  Job& job(uint32_t number) { return jobs_[number % kMaxUnderWay]; }
   // The job to be computed now.
-  bool has_current() const { return num_done_ - num_waited_ < jobs_.size(); }
-  Job& current() { return jobs_[num_done_ - num_waited_]; }
+  bool has_current() const { return num_done_ != num_submitted_; }
+  Job& current() { return job(num_done_); }
   bool wants_more(const Job& job) const { return job.is_shared && num_members_ < job.max_members; }
 
   // Computes the current job from now on to its end; the lock is free meanwhile.
@@ -135,8 +136,8 @@ class Team {
   Stages& stages_;
   std::mutex mutex_;
   std::condition_variable has_work_, is_done_;
-  std::deque<Job> jobs_;  // that nobody has waited for, oldest first
-  uint32_t num_waited_ = 0;
+  std::array<Job, kMaxUnderWay> jobs_{};  // each in the place of its number
+  uint32_t num_submitted_ = 0, num_waited_ = 0;
   std::atomic<uint32_t> num_done_{0};  // changes under the lock
   int num_members_ = 0;                // of the current job, with those who ask to be
   bool is_closing_ = false;
