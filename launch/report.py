@@ -42,11 +42,12 @@ def duration(ms: float | None) -> str:
 
 
 def model_line(card: Mapping[str, Any]) -> str:
-    """The model card in one line."""
-    return (
+    """The model card in one line, and in a second one why it is slower than it could be, if it is."""
+    line = (
         f"{card['model']} · {card['model_type']}, {number(card['num_parameters'])} parameters, {card['dtype']} on"
         f" {card['device']} · context {card['max_model_len']} · {card['num_pages']} pages of {card['page_size']} tokens"
     )
+    return f"{line}\nslower than it could be: {card['why_slow']}" if card.get("why_slow") else line
 
 
 def statistics_line(stats: Mapping[str, Any], *, tokens_per_second: float) -> str:

@@ -353,6 +353,7 @@ class ModelCard:
     max_num_seqs: int
     max_live: int
     load_s: float
+    why_slow: str = ""  # no faster backend runs it here; empty where it is the fastest
 
     @classmethod
     def from_json(cls, text: str) -> ModelCard:

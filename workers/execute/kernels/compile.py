@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 
 from .cache import cache_folder, keep_newest, note_use
@@ -39,8 +40,8 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "portable": (),
 }
 
-
 _NUM_KEPT = 16  # libraries in the cache: of some versions, and of each level
+_SCRATCH = "building-"
 
 
 class NoCompiler(Exception):
@@ -53,35 +54,52 @@ def available_levels() -> list[str]:
     return [level for level, needed in LEVELS.items() if flags.issuperset(needed)]
 
 
+def library_name(level: str) -> str:
+    """The name of that level's library: it changes with the sources, the flags, the compiler and the architecture.
+
+    Raises:
+        NoCompiler: there is none.
+    """
+    compiler = _compiler()
+    # Found by another path it is still the same one; it is run by the path that was found, since its name decides what
+    # it does.
+    identity = [os.path.realpath(compiler), *_options(level), _version(compiler), platform.machine()]
+    digest = hashlib.sha256("\0".join(identity).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    return f"{level}-{digest.hexdigest()[:16]}.so"
+
+
 def build_library(level: str) -> Path:
     """The shared library of that level, from the cache or compiled now.
 
     Raises:
         NoCompiler: there is no C++ compiler, or it fails, or there is nowhere to put the library.
     """
-    compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
-    if compiler is None:
-        raise NoCompiler(f"no C++ compiler: none of {', '.join(_COMPILERS)} is installed")
-    command = [compiler, *_FLAGS, *(f"-m{flag.replace('avx512_', 'avx512')}" for flag in LEVELS[level])]
+    name = library_name(level)
     try:
         folder = cache_folder() / "kernels"
         folder.mkdir(parents=True, exist_ok=True)
-        library = folder / f"{level}-{_digest(command)}.so"
+        library = folder / name
         if library.exists():
             note_use(library)
             return library
         with (folder / "lock").open("w") as lock:  # whoever starts at the same time waits, and finds it done
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not library.exists():
-                _compile(command, library)
+                _compile([_compiler(), *_options(level)], library)
     except OSError as error:
         raise NoCompiler(f"cannot write the kernels: {error}") from error
     return library
 
 
 def _compile(command: list[str], library: Path) -> None:
+    """Under the lock."""
+    for scratch in library.parent.glob(f"{_SCRATCH}*"):  # of who was killed
+        shutil.rmtree(scratch, ignore_errors=True)
+    logger.info("compiling the kernels with %s, once: that takes about a minute", command[0])
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=_SCRATCH) as folder:
         output = Path(folder) / library.name
         done = subprocess.run(
             [*command, str(SOURCES / "library.cpp"), "-o", str(output)], capture_output=True, text=True, check=False
@@ -93,13 +111,20 @@ def _compile(command: list[str], library: Path) -> None:
     logger.info("compiled the %s in %.1f s", library.name, time.monotonic() - start)
 
 
-def _digest(command: list[str]) -> str:
-    """Changes with the sources, the flags and the compiler."""
-    version = subprocess.run([command[0], "--version"], capture_output=True, text=True, check=False).stdout
-    digest = hashlib.sha256("\0".join([*command, version]).encode())
-    for source in sorted(SOURCES.iterdir()):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
+def _compiler() -> str:
+    compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
+    if compiler is None:
+        raise NoCompiler(f"no C++ compiler: none of {', '.join(_COMPILERS)} is installed")
+    return compiler
+
+
+@cache
+def _version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+def _options(level: str) -> list[str]:
+    return [*_FLAGS, *(f"-m{flag.replace('avx512_', 'avx512')}" for flag in LEVELS[level])]
 
 
 def _processor_flags() -> set[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import logging
 from ctypes import POINTER, c_int32, c_int64, c_void_p
 
-from .compile import available_levels, build_library
+from .compile import NoCompiler, available_levels, build_library
 from .structures import Layer, Matrix, Model, Sharing, Step
 
 _FUNCTIONS = {
@@ -20,13 +22,51 @@ _FUNCTIONS = {
 }
 
 
-def load_library(level: str | None = None) -> ctypes.CDLL:
-    """The kernels of that level, by default the fastest this processor runs. Calls give the interpreter free.
+logger = logging.getLogger(__name__)
+
+
+class Kernels(ctypes.CDLL):
+    """The library. Calls give the interpreter free."""
+
+    level: str
+
+
+def load_library(level: str | None = None) -> Kernels:
+    """The kernels of that level, by default the fastest that this processor runs and this compiler makes.
 
     Raises:
         NoCompiler: see ``compile.build_library``.
     """
-    library = ctypes.CDLL(str(build_library(level or available_levels()[0])))
+    failures: list[NoCompiler] = []
+    for each in [level] if level else available_levels():
+        try:
+            library = _prepared(_open(each), each)
+        except NoCompiler as error:
+            failures.append(error)
+            continue
+        if failures:
+            logger.warning("the %s kernels run, faster ones cannot be made: %s", each, failures[0])
+        return library
+    raise failures[0]
+
+
+def _open(level: str) -> Kernels:
+    """Made again where what is in the cache cannot be loaded: cut off by a full disk, or of another system."""
+    library = build_library(level)
+    try:
+        return Kernels(str(library))
+    except OSError as error:
+        logger.warning("the kernels are made again: %s", error)
+    with contextlib.suppress(OSError):
+        library.unlink()
+    try:
+        return Kernels(str(build_library(level)))
+    except OSError as error:
+        raise NoCompiler(f"the kernels cannot be loaded: {error}") from error
+
+
+def _prepared(library: Kernels, level: str) -> Kernels:
+    library.level = level
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

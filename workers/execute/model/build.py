@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -95,6 +95,7 @@ def build_runner(
         max_num_seqs=scheduler_config.max_num_seqs,
         max_live=scheduler_config.max_live,
         load_s=time.monotonic() - start,
+        why_slow="; ".join(loader.obstacles),
     )
     return runner, card
 
@@ -126,6 +127,7 @@ class _Loader:
     tokenizer: PreTrainedTokenizerFast | None = None
     group: Group = ALONE
     ranks: Ranks | None = None  # the others of the group, on rank 0
+    obstacles: list[str] = field(default_factory=list)  # why a faster way was not taken
 
     def with_tokenizer(self, run_dir: Path | None) -> _Loader:
         """This loader with the checkpoint's tokenizer, which is written to ``run_dir`` so that the other processes can
@@ -200,7 +202,8 @@ class _Loader:
             if is_asked_for:
                 reason = f"{config.model} cannot run on the fused kernels: {error}"
                 raise ConfigError(reason, param="backend") from error
-            logger.warning("transformers' own modules run the model, not the fused kernels: %s", error)
+            self.obstacles.append(f"transformers' own modules run the model, not the fused kernels: {error}")
+            logger.warning("%s", self.obstacles[-1])
             return None
 
         def make_runner(size: PoolSize) -> DeviceRunner:
@@ -278,10 +281,11 @@ class _Loader:
                 reason = f"{config.model} cannot run on the native kernels: {error}"
                 raise ConfigError(reason, param="backend") from error
             if config.backend == "auto" and self.device.type == "cpu":
-                slower = (
-                    "transformers' modules run the model, which takes 3 to 10 times as long as the compiled kernels"
+                self.obstacles.append(
+                    "transformers' modules run the model, which takes 3 to 10 times as long as the compiled kernels: "
+                    f"{error}"
                 )
-                logger.warning("%s: %s", slower, error)
+                logger.warning("%s", self.obstacles[-1])
             return None
         proofs.keep(native.proof, run_dir)
         return self._native(native)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -10,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from ..kernels.compile import NoCompiler, available_levels
-from ..kernels.library import load_library
+from ..kernels.compile import NoCompiler
+from ..kernels.library import Kernels, load_library
 from ..kernels.structures import Format
 from .checkpoint import check_weights
 from .decoder_spec import DecoderSpec, Unsupported
@@ -51,7 +50,7 @@ class NativeSetting:
     def num_threads(self, spec: DecoderSpec) -> int:
         return num_threads(self.threads, sum(map(prod, spec.tensors().values())))
 
-    def pack(self, checkpoint: Checkpoint, spec: DecoderSpec, dtype: torch.dtype) -> tuple[ctypes.CDLL, PackedWeights]:
+    def pack(self, checkpoint: Checkpoint, spec: DecoderSpec, dtype: torch.dtype) -> tuple[Kernels, PackedWeights]:
         """The kernels, and the weights in their layout.
 
         Raises:
@@ -71,7 +70,7 @@ class NativeSetting:
             spec, checkpoint, library=library, format_=format_, num_threads=threads, progress=self.progress
         )
 
-    def model(self, library: ctypes.CDLL, weights: PackedWeights, proof: Proof) -> NativeModel:
+    def model(self, library: Kernels, weights: PackedWeights, proof: Proof) -> NativeModel:
         """The model that ``proof`` is about."""
         spec, format_, threads = weights.spec, weights.format, self.num_threads(weights.spec)
 
@@ -88,7 +87,7 @@ class NativeSetting:
             backend=f"native {format_.name.lower()}",
             shapes=[LayerShape(spec.num_kv_heads, spec.head_dim, spec.head_dim, cached)] * spec.num_layers,
             make_decoder=make_decoder,
-            why=f"{format_.name.lower()}, {available_levels()[0]}, {threads} threads; "
+            why=f"{format_.name.lower()}, {library.level}, {threads} threads; "
             f"its logits differ from transformers' by {proof.difference:.1g} of the greatest",
         )
 

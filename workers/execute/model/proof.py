@@ -26,7 +26,7 @@ from ....protocol.errors import ConfigError
 from ....protocol.plain import load_map, make
 from ....protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, load_facts, save_tokenizer
 from ..kernels.cache import cache_folder, keep_newest, note_use
-from ..kernels.compile import available_levels
+from ..kernels.compile import NoCompiler, available_levels, library_name
 from .decoder_spec import DecoderSpec, Rope
 from .facts import ModelFacts
 
@@ -102,7 +102,7 @@ class ProofStore:
 
 def _key(checkpoint: Path, config: ModelConfig) -> str:
     """Changes with everything that the outcome depends on. Of weight files it sees size and time, not the content."""
-    digest = hashlib.sha256(f"{config.dtype} {config.quantization} {available_levels()[0]}\n".encode())
+    digest = hashlib.sha256(f"{config.dtype} {config.quantization} {_kernels()}\n".encode())
     digest.update(" ".join(version(library) for library in _LIBRARIES).encode())
     for file in sorted(file for folder in _OWN_FOLDERS for pattern in _OWN_FILES for file in folder.glob(pattern)):
         digest.update(file.read_bytes())
@@ -113,6 +113,14 @@ def _key(checkpoint: Path, config: ModelConfig) -> str:
         if not is_weights:
             digest.update(file.read_bytes())
     return digest.hexdigest()[:_KEY_SIZE]
+
+
+def _kernels() -> str:
+    """What another compiler makes of the same sources is to be proven again."""
+    try:
+        return library_name(available_levels()[0])
+    except NoCompiler:
+        return "none"
 
 
 def _to_json(proof: Proof) -> str:

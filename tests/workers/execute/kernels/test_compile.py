@@ -2,26 +2,83 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import shutil
 from pathlib import Path
 
 import pytest
 
 from triptych.workers.execute.kernels import compile as compiling
-from triptych.workers.execute.kernels.compile import NoCompiler, available_levels, build_library
+from triptych.workers.execute.kernels import library as libraries
+from triptych.workers.execute.kernels.compile import LEVELS, NoCompiler, available_levels, build_library, library_name
+from triptych.workers.execute.kernels.library import load_library
 
 
-def test_a_library_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short one; the kernels themselves are built for the tests that run them."""
+@pytest.fixture
+def short_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels themselves are built for the tests that run them."""
     sources = tmp_path / "src"
     sources.mkdir()
     (sources / "library.cpp").write_text("int answer() { return 42; }\n")
     monkeypatch.setattr(compiling, "SOURCES", sources)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.mark.usefixtures("short_source")
+def test_a_library_is_built_once(tmp_path: Path) -> None:
     library = build_library("portable")
     built = library.stat().st_ino
     assert build_library("portable") == library
     assert library.stat().st_ino == built
     assert tmp_path in library.parents
+
+
+@pytest.mark.usefixtures("short_source")
+def test_what_cannot_be_loaded_is_built_again() -> None:
+    library = build_library("portable")
+    library.write_bytes(b"")
+    libraries._open("portable")
+    assert library.stat().st_size
+
+
+@pytest.mark.usefixtures("short_source")
+def test_what_cannot_be_loaded_when_it_is_new_is_no_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "empty.so").touch()
+    monkeypatch.setattr(libraries, "build_library", lambda level: tmp_path / "empty.so")
+    with pytest.raises(NoCompiler, match="the kernels cannot be loaded"):
+        libraries._open("portable")
+
+
+@pytest.mark.usefixtures("short_source")
+def test_what_a_killed_build_left_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / "triptych" / "kernels" / "building-by-nobody"
+    left.mkdir(parents=True)
+    build_library("portable")
+    assert [file.suffix for file in left.parent.iterdir() if file.name != "lock"] == [".so"]
+
+
+def test_the_name_tells_the_machine_and_not_the_way_to_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = library_name("portable")
+    compiler = shutil.which("c++")
+    assert compiler is not None
+    (tmp_path / "c++").symlink_to(compiler)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert library_name("portable") == before
+    monkeypatch.setattr(platform, "machine", lambda: "another")
+    assert library_name("portable") != before
+
+
+def test_of_a_compiler_that_cannot_make_the_fastest_the_next_are_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    best = available_levels()[0]
+    monkeypatch.setitem(LEVELS, "future", ("no-such-instructions",))
+    monkeypatch.setattr(libraries, "available_levels", lambda: ["future", best])
+    assert load_library().level == best
+    assert f"the {best} kernels run, faster ones cannot be made" in caplog.text
 
 
 def test_without_a_compiler_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

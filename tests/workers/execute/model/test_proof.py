@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.workers.execute.model.native import make_checkpoint
+from triptych.launch.report import model_line
 from triptych.protocol.config import CacheConfig, ModelCard, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
+from triptych.workers.execute.kernels import compile as compiling
 from triptych.workers.execute.model import native_proof, proof
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.checkpoint import read_config
@@ -131,3 +133,19 @@ def test_the_way_to_a_proven_decoder_imports_no_transformers() -> None:
     code = "import sys; import triptych.workers.execute.model.build; print('transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_what_another_compiler_makes_is_proven_anew(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ModelConfig(model=str(checkpoint))
+    before = ProofStore(checkpoint, config).folder
+    monkeypatch.setattr(compiling, "_version", lambda compiler: "another version")
+    assert ProofStore(checkpoint, config).folder != before
+
+
+def test_without_a_compiler_the_card_says_what_that_costs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    card = start("slow")
+    assert card.backend.startswith("transformers")
+    assert "3 to 10 times as long" in card.why_slow
+    assert "no C++ compiler" in card.why_slow
+    assert card.why_slow in model_line(card.to_wire())
