@@ -100,14 +100,14 @@ class TokenWriter:
         self._checks[slot] = check = int(self._checks[slot]) * MULTIPLIER + (token & MASK) + 1 & MASK
         self._journal.tokens_words[slot] = (index + 1) << 32 | check
 
-    def publish_all(self, view: RequestView, token_ids: list[int], now_ns: int, *, score: float) -> None:
+    def publish_all(self, view: RequestView, token_ids: list[int], times_ns: list[int], *, score: float) -> None:
         """Write a whole answer, of which nothing was written before: it is there at once or not at all."""
         slot, words = view.slot, self._journal.words
         tokens = np.array(token_ids, np.int32)
         self._journal.records["score"][slot] = score
         words[view.extent.tokens_at : view.extent.tokens_at + len(tokens)] = tokens.view(np.uint32)
-        time = now_ns // TIME_UNIT_NS - self._accepted_at[slot]
-        words[view.extent.times_at : view.extent.times_at + len(tokens)] = time
+        times = np.array(times_ns, np.int64) // TIME_UNIT_NS - self._accepted_at[slot]
+        words[view.extent.times_at : view.extent.times_at + len(tokens)] = times
         self._checks[slot] = check_of(view.generation, tokens)
         self._journal.tokens_words[slot] = word(len(tokens), int(self._checks[slot]))
 

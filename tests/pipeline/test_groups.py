@@ -96,6 +96,11 @@ def test_hypotheses_come_best_first_and_all_at_once(driver: Driver, options: dic
     assert [choice.finish_reason for choice in answer.choices] == [hypothesis.reason for hypothesis in wanted[:3]]
     best = driver.generate(PROMPT, max_tokens=20, num_beams=4, stop_token_ids=[9, 70, 200], **options)
     assert (best.token_ids, best.choices) == (wanted[0].tokens, [best])
+    for choice in [best, *answer.choices]:
+        stages_ms, gaps_ms = choice.ledger["stages_ms"], choice.ledger["inter_token_ms"]
+        assert stages_ms["prefill"] > 0
+        assert stages_ms["decode"] > stages_ms["schedule"], "the steps of a search are no waiting for its first one"
+        assert len(choice.token_ids) < 2 or gaps_ms["max"] > 0
     assert_quiet(driver)
 
 

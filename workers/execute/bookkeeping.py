@@ -53,6 +53,7 @@ class Bookkeeper:
         self._views: dict[Key, RequestView] = {}
         self._sequences: dict[Key, Sequence] = {}
         self._interruptions: dict[Key, _Interruption] = {}
+        self._search_times: dict[Key, list[int]] = {}  # of the steps of a beam search, by the key of its group
         self._columns = _columns([])
 
     def adopt(self, view: RequestView) -> Sequence:
@@ -110,7 +111,8 @@ class Bookkeeper:
     def put_back(self, key: Key) -> None:
         """Forget a request that goes on later, adopted once more."""
         self._views.pop(key, None)
-        self._sequences.pop(key, None)
+        if (sequence := self._sequences.pop(key, None)) is not None and sequence.group_key is not None:
+            self._search_times.pop(sequence.group_key, None)
         self._interruptions.pop(key, None)
 
     def fail(self, key: Key, why: str) -> None:
@@ -149,8 +151,10 @@ class Bookkeeper:
         token_ids = np.array(progress.token_ids, np.int32)
         if len(token_ids):
             self._writer.publish(self._columns.slots, indices, token_ids, outputs.collected_at)
+        self._note_searches(outputs)
         for key, found in progress.hypotheses.items():  # in the order of their records, so that the last comes last
-            self._writer.publish_all(self._views[key], found.tokens, outputs.collected_at, score=found.score)
+            times_ns = self._times_of(key, len(found.tokens), outputs.collected_at)
+            self._writer.publish_all(self._views[key], found.tokens, times_ns, score=found.score)
         ends = self._write_ends(outputs)
         if not (len(token_ids) or ends):
             return None
@@ -162,11 +166,25 @@ class Bookkeeper:
         if since_ns:
             self._interruptions[key] = _Interruption("recovered_ns", since_ns)
 
+    def _note_searches(self, outputs: StepOutputs) -> None:
+        """Each step of a search is a token of all its beams. One that starts again begins with the first."""
+        for search, choice in outputs.progress.choices.items():
+            times_ns = self._search_times.setdefault(search, [])
+            if choice.beams:
+                del times_ns[choice.beams[0].token_index :]
+            times_ns.append(outputs.collected_at)
+
+    def _times_of(self, key: Key, num_tokens: int, now_ns: int) -> list[int]:
+        """When the tokens of a hypothesis were computed; the last one counts from when the search is over."""
+        times_ns = self._search_times.get(self._sequences[key].group_key or key, [])[: max(num_tokens - 1, 0)]
+        return times_ns + [now_ns] * (num_tokens - len(times_ns))
+
     def _note_schedule(self, outputs: StepOutputs) -> None:
-        for key, num_cached_tokens in outputs.plan.starts:
-            if key in self._views and not self._journal.records["scheduled_ns"][key[0]]:
-                times = {"scheduled_ns": outputs.launched_at, "num_cached_tokens": num_cached_tokens}
-                self._writer.add_times(key[0], **times)
+        for first, num_cached_tokens in outputs.plan.starts:
+            for key in self._who_start_with(first):
+                if key in self._views and not self._journal.records["scheduled_ns"][key[0]]:
+                    times = {"scheduled_ns": outputs.launched_at, "num_cached_tokens": num_cached_tokens}
+                    self._writer.add_times(key[0], **times)
         for key in self._views.keys() & outputs.plan.preempted:
             self._writer.add_times(key[0], num_preemptions=1)
             self._interruptions.setdefault(key, _Interruption("preempted_ns", outputs.launched_at))
@@ -174,6 +192,13 @@ class Bookkeeper:
             for key in self._interruptions.keys() & set(outputs.progress.keys):
                 interruption = self._interruptions.pop(key)
                 self._writer.add_times(key[0], **{interruption.field: outputs.collected_at - interruption.since_ns})
+
+    def _who_start_with(self, key: Key) -> list[Key]:
+        """The beams of a search start with the first of them, which computes their prompt."""
+        sequence = self._sequences.get(key)
+        if sequence is None or not sequence.params.is_beam_search:
+            return [key]
+        return [other.key for other in self._sequences.values() if other.group_key == sequence.group_key]
 
     def _note_chunks(self, plan: Plan) -> None:
         for chunk in plan.chunks[plan.num_decodes :]:
