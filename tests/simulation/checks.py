@@ -168,7 +168,7 @@ class Checks:
         elif end == "deadline_exceeded":
             self._require(request.may_expire, f"{name} has no deadline and passed it")
         elif end == "model_failed":
-            self._require(request.is_poison, f"{name} failed and is no poison: {reader.error}")
+            self._require(request.is_poison or request.has_failed, f"{name} failed by itself: {reader.error}")
         elif end == "poisoned":
             self._require(
                 request.is_killer or self._world.num_chance_deaths > 0, f"{name} kills nobody and was called poisoned"
@@ -185,6 +185,12 @@ class Checks:
         else:
             self._require(end == "overloaded", f"{name} got {end}: {reader.error}")
             request.was_refused = True
+
+    def failing(self, key: tuple[int, int]) -> None:
+        """A token of this request could not be sampled."""
+        view = self._views.get(key[0])
+        if view is not None and view.generation == key[1]:  # if not, it was let go while the step was computed
+            self._world.requests[view.record.request_id].has_failed = True
 
     def killing(self, prompt: list[int]) -> None:
         """A request is to blame for a death: it must be named after two that one driver has seen."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence as Rows
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.simulation.checks import Violation
+from tests.simulation.plan import Doom
 from tests.simulation.requests import EXECUTE_KILLER, POISON, num_tokens_before_death
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 from triptych.workers.execute.scheduling.audit import check_plan
 from triptych.workers.execute.scheduling.moves import Moves
 from triptych.workers.execute.scheduling.plan import Plan
-from triptych.workers.execute.scheduling.sequence import Key
+from triptych.workers.execute.scheduling.sequence import Key, Sequence
 from triptych.workers.execute.step import StepInputs, StepResult
 
 if TYPE_CHECKING:
@@ -28,6 +31,8 @@ class _Step(NamedTuple):
 
 class Device(HashRunner):
     """Steps take their time, in which everybody else goes on. One that computes ``POISON`` raises.
+
+    Some rows fail, by chance: the same request would not fail again in another life.
 
     With overlap a step is computed when it is launched or not before somebody waits for it, as the dice say, and always
     after what was ordered before it; so it fails, and kills, at either moment.
@@ -86,7 +91,19 @@ class Device(HashRunner):
         except Exception as error:
             self._worker.world.require(self._has_failed, f"a step raised {error!r}")
             return error  # behind one that failed, of which there are no tokens to take over
-        return super().collect()
+        return self._with_failures(super().collect(), step.inputs.sampled)
+
+    def _with_failures(self, result: StepResult, sampled: Rows[Sequence]) -> StepResult:
+        """Some rows without a token. Then it is of interest to die before anybody has heard of that end."""
+        world, worker = self._worker.world, self._worker
+        failed: dict[int, str] = {}
+        for row, sequence in enumerate(sampled):
+            if world.plan.failure_chance and world.failures.random() < world.plan.failure_chance:
+                world.checks.failing(sequence.key)
+                failed[row] = "by chance"
+        if failed and worker.doom is None and world.failures.random() < 0.5:
+            worker.doom = Doom("act", world.failures.randrange(12))
+        return replace(result, failed=failed) if failed else result
 
     def check(self) -> None:
         """No page is free that a step in flight writes to."""

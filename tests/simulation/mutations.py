@@ -17,6 +17,7 @@ from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestWriter
 from triptych.protocol.journal.tokens import MULTIPLIER, TokenWriter
 from triptych.workers.execute import hash_lm
+from triptych.workers.execute import process as execute
 from triptych.workers.execute.bookkeeping import NO_TOKEN
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.process import Execute
@@ -127,6 +128,11 @@ def records_are_reused_while_execute_still_writes(patch: Patch) -> None:
     patch.setattr(RequestWriter, "recycle", recycle)
 
 
+def what_has_ended_goes_on_in_a_new_life(patch: Patch) -> None:
+    """execute takes up every request that is not released, also one that it wrote an end of before it died."""
+    patch.setattr(execute, "read_finish", lambda *_: None)
+
+
 def gaps_are_ignored(patch: Patch) -> None:
     """summarize takes every token for the next one, whatever its index says."""
     _rewrite_steps(patch, lambda self, slot, column: (self._answers[slot].num_seen, column[1]))
@@ -208,6 +214,7 @@ MUTATIONS = by_name(
     prepare_never_reads_the_journal,
     execute_never_reads_the_journal,
     records_are_reused_while_execute_still_writes,
+    what_has_ended_goes_on_in_a_new_life,
     gaps_are_ignored,
     generations_are_ignored,
     new_connections_are_not_noticed,

@@ -43,6 +43,7 @@ class Plan:
     may_drain: bool = False
     is_batch_invariant: bool = True  # what the runner says of itself
     clock_shift_ns: int = 0  # by which the journal's clock is ahead
+    failure_chance: float = 0.0  # of each token that is sampled, to be none
 
     @property
     def overlaps(self) -> bool:

@@ -39,6 +39,7 @@ class Request:
     may_abort: bool = False  # somebody aborted it, or left it alone for as long as its lease
     may_be_unknown: bool = False  # somebody else may have taken its answer
     was_refused: bool = False
+    has_failed: bool = False  # one of its tokens could not be sampled
     num_killings: int = 0  # of workers that died of it
     then: Request | None = None  # what the client asks for as soon as this one has ended
 
@@ -49,7 +50,7 @@ class Request:
     @property
     def may_be_cut(self) -> bool:
         """Whether its answer may end anywhere."""
-        return self.may_abort or self.may_expire
+        return self.may_abort or self.may_expire or self.has_failed
 
     @property
     def is_poison(self) -> bool:

@@ -57,6 +57,9 @@ class World:
         if overlaps is None:
             overlaps = random.Random(f"overlaps {seed}").random() < 0.5  # dice of its own: either way the same plan
         self.plan: Plan = make_plan(self.rng, overlaps=overlaps)
+        self.failures = random.Random(f"failures {seed}")  # of their own too: without any a seed is the same run
+        if self.failures.random() < 0.15:
+            self.plan.failure_chance = 0.08
         self.config, self.card = self.plan.config, self.plan.card
         self.network = Network(self.rng, lambda: self.clock.now_ns)
         service = self.config.service

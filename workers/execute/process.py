@@ -17,6 +17,7 @@ from ...protocol.journal.deaths import POISONED, held_against
 from ...protocol.journal.layout import DISPATCHED, split_word
 from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import RequestView, read_request
+from ...protocol.journal.tokens import read_finish
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
 from .engine import Engine, NoTrace, StepOutputs
@@ -224,6 +225,10 @@ class Execute:
             return
         if self._num_live >= self._max_live or slot in self._held:
             self._scan_releases()  # the credit came from a request whose Release is still under way
+        if read_finish(self._journal, slot, view.generation) is not None:
+            # NOTE: an end is the last that is written of a request: its record is used again as soon as that is known.
+            self._held[slot] = view.generation  # until it is released
+            return
         if not self._has_room(view):
             return  # a later scan takes it
         self._intent.begin_one((slot, view.generation))
