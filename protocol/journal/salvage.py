@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from ..errors import JournalError
 from ..messages import FINISH_REASONS
 from .layout import DISPATCHED, FREE, UNREAD, Journal, split_word
+from .releases import is_forgotten
 from .requests import RequestView, drop, read_request
 
 
 def salvage(journal: Journal) -> list[str]:
     """Free every record that cannot be trusted; a line for each that was, and why.
 
-    For the driver, while no worker runs: what it changes belongs to them. A request that is lost so is unknown to its
-    client from then on; all others go on.
+    For the driver, while no worker runs: what it changes belongs to them. A request that is lost so, with all its
+    records if it has several, is unknown to its client from then on; all others go on.
     """
     lines: list[str] = []
     views: list[RequestView] = []
@@ -27,7 +30,8 @@ def salvage(journal: Journal) -> list[str]:
             continue
         _reset_impossible_ends(journal, slot, lines)
         views.append(view)
-    return lines + _free_overlapping(journal, views)
+    lines += _free_overlapping(journal, views)
+    return lines + _free_incomplete(journal, [view for view in views if journal.states()[view.slot] != FREE])
 
 
 def _read(journal: Journal, slot: int) -> RequestView:
@@ -69,4 +73,18 @@ def _free_overlapping(journal: Journal, views: list[RequestView]) -> list[str]:
             if loser is view:
                 continue
         end, owner = view.extent.end, view
+    return lines
+
+
+def _free_incomplete(journal: Journal, views: list[RequestView]) -> list[str]:
+    """Of a request with several records all are there, until it is written off: one that is missing would be awaited
+    for ever.
+    """
+    lines: list[str] = []
+    num_found = Counter(view.group for view in views)
+    for view in views:
+        is_whole = num_found[view.group] == view.record.params.group_size
+        if not is_whole and not is_forgotten(journal, view.slot, view.generation):
+            drop(journal, view.slot)
+            lines.append(f"record {view.slot} is given up: its request has lost another record")
     return lines

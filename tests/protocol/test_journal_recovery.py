@@ -10,8 +10,10 @@ import pytest
 from tests.protocol.factories import TIMES, make_journal, make_record
 from triptych.protocol.journal.clock import wind_clock
 from triptych.protocol.journal.layout import Journal, word
+from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestWriter, read_request
 from triptych.protocol.journal.salvage import salvage
+from triptych.protocol.journal.tokens import TokenWriter
 
 
 def filled(tmp_path: Path, count: int = 4) -> Journal:
@@ -118,3 +120,35 @@ def test_a_wall_clock_that_was_set_back_does_not_turn_time_back(tmp_path: Path) 
 def test_the_same_boot_moves_nothing(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     assert [wind_clock(journal, boot_id="same") for _ in range(3)] == [0, 0, 0]
+
+
+def with_a_group(tmp_path: Path) -> Journal:
+    """A group of two between two other requests."""
+    journal = make_journal(tmp_path)
+    writer = RequestWriter(journal)
+    writer.accept(make_record("before"), TIMES)
+    writer.accept_all([make_record("a 0", n=2), make_record("a 1", n=2)], TIMES)
+    writer.accept(make_record("behind"), TIMES)
+    return journal
+
+
+@pytest.mark.parametrize("slot", [1, 2], ids=["first", "last"])
+def test_with_one_of_its_records_a_request_is_given_up_as_a_whole(tmp_path: Path, slot: int) -> None:
+    """Whoever follows a choice that is not there would wait for ever, as would all if they compete with it."""
+    journal = with_a_group(tmp_path)
+    journal.arena[int(journal.records["payload_offset"][slot]) + 3] ^= 0xFF
+    lines = salvage(journal)
+    assert len(lines) == 2
+    assert "its request has lost another record" in lines[1]
+    assert live_ids(journal) == ["before", "behind"]
+    assert RequestWriter(journal).past_ids() == []
+
+
+def test_what_is_left_of_a_request_that_is_answered_is_no_damage(tmp_path: Path) -> None:
+    journal = with_a_group(tmp_path)
+    for slot in (1, 2):
+        ReleaseWriter(journal).forget(slot, int(journal.generations()[slot]))
+    TokenWriter(journal).finish(1, int(journal.generations()[1]), "abort")
+    assert RequestWriter(journal).recycle(1, int(journal.generations()[1]))
+    assert salvage(journal) == []
+    assert live_ids(journal) == ["before", "a 1", "behind"]
