@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+from ..protocol.cgroups import groups
+
+VMSTAT = Path("/proc/vmstat")
 _SELF_INFLICTED = {
     signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS
 }  # fmt: skip
@@ -13,38 +18,35 @@ _SELF_INFLICTED = {
 class OomWatch:
     """Tells a SIGKILL of the kernel, which found no memory for this group of processes, from any other."""
 
-    def __init__(self, events: Path | None = None) -> None:
-        self._events = events or _memory_events()
-        self._count = self._read()
+    def __init__(self) -> None:
+        self._read = next((read for read in _counters() if _num_kills(read()) is not None), str)
+        self._count = _num_kills(self._read()) or 0
 
     def has_struck(self) -> bool:
         """Whether the kernel has killed somebody of this control group since the last call."""
-        before, self._count = self._count, self._read()
+        before, self._count = self._count, _num_kills(self._read()) or 0
         return self._count > before
 
-    def _read(self) -> int:
-        if self._events is None:
-            return 0
-        try:
-            lines = self._events.read_text().splitlines()
-        except OSError:
-            return 0
-        counts = dict(line.split() for line in lines if len(line.split()) == 2)
-        return int(counts.get("oom_kill", 0))
+
+def _counters() -> Iterator[Callable[[], str]]:
+    """What may count the kills, the narrowest first: our control group, those above it, the machine."""
+    for group in groups("memory"):
+        yield partial(group.read, "memory.events" if group.version == 2 else "memory.oom_control")
+    # NOTE: the kills of others count here too. So somebody may be suspected who did nothing; but where nothing is
+    # counted, a request that takes all memory is never suspected, and run for ever.
+    yield _read_vmstat
 
 
-def _memory_events() -> Path | None:
-    """``memory.events`` of this process' control group (version 2), or None where there is none."""
+def _read_vmstat() -> str:
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        return VMSTAT.read_text()
     except OSError:
-        return None
-    group = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)
-    if group is None:
-        return None
-    root = Path("/sys/fs/cgroup")
-    inside, outside = root / group.lstrip("/") / "memory.events", root / "memory.events"
-    return next((path for path in (inside, outside) if path.exists()), None)
+        return ""
+
+
+def _num_kills(text: str) -> int | None:
+    """None where they are not counted: by the root group of version 2, and by kernels before 4.13."""
+    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), None)
 
 
 def is_internal(code: int, *, was_hung: bool, out_of_memory: bool) -> bool:

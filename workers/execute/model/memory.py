@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from .cgroups import Group, groups
+from ....protocol.cgroups import Group, groups
 
 _FILES = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from .cgroups import Group, groups
+from ....protocol.cgroups import Group, groups
 
 # Parameters below which a step is too little work to share: a second thread gains nothing on an idle machine, and on a
 # busy one each of the many small operators waits for it (1.2 M parameters, two busy cores: 13.7 ms against 0.7).

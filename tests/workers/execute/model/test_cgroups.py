@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from triptych.workers.execute.model import cgroups
+from triptych.protocol import cgroups
 from triptych.workers.execute.model.memory import available_bytes
 from triptych.workers.execute.model.threads import num_processors
 

@@ -1,0 +1,71 @@
+"""Whether the kernel ended a process for its memory, wherever it writes that down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from triptych.driver import deaths
+from triptych.driver.deaths import OomWatch
+from triptych.protocol import cgroups
+
+Place = Callable[[str, str], None]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Writes a file of the kernel."""
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path / "groups")
+    monkeypatch.setattr(cgroups, "MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(deaths, "VMSTAT", tmp_path / "vmstat")
+
+    def place(name: str, text: str) -> None:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    return place
+
+
+@pytest.mark.parametrize(
+    ("membership", "name", "text"),
+    [
+        ("0::/a\n", "groups/a/memory.events", "oom 3\noom_kill {}\noom_group_kill 0\n"),
+        ("0::/hidden\n", "groups/memory.events", "oom 3\noom_kill {}\n"),
+        (
+            "4:memory:/a\n0::/\n",
+            "groups/memory/a/memory.oom_control",
+            "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n",
+        ),
+        ("0::/\n", "vmstat", "nr_free_pages 7\noom_kill {}\n"),
+        (None, "vmstat", "oom_kill {}\n"),
+    ],
+    ids=["version 2", "version 2 seen from inside", "version 1", "root group", "no groups"],
+)
+def test_a_kill_for_want_of_memory_is_seen_once(place: Place, membership: str | None, name: str, text: str) -> None:
+    if membership is not None:
+        place("membership", membership)
+    place("vmstat", "oom_kill 9\n")  # of the whole machine: counts only where no group does
+    place(name, text.format(2))
+    watch = OomWatch()
+    assert not watch.has_struck()
+    place(name, text.format(3))
+    assert watch.has_struck()
+    assert not watch.has_struck()
+
+
+def test_kills_elsewhere_are_not_ours_where_our_group_counts_its_own(place: Place) -> None:
+    place("membership", "0::/a\n")
+    place("groups/a/memory.events", "oom_kill 0\n")
+    place("vmstat", "oom_kill 1\n")
+    watch = OomWatch()
+    place("vmstat", "oom_kill 2\n")
+    assert not watch.has_struck()
+
+
+def test_a_kernel_that_counts_nothing_is_silent(place: Place) -> None:
+    place("membership", "4:memory:/a\n")
+    place("groups/memory/a/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n")
+    assert not OomWatch().has_struck()
