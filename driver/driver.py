@@ -107,12 +107,13 @@ class Driver:
         try:
             submit = submit_endpoint(run_dir.path, self.config.service)
             follow = follow_endpoint(run_dir.path, self.config.service)
-            keeper = JournalKeeper(run_dir.path, self.config)
+            with _writing(run_dir):
+                keeper = JournalKeeper(run_dir.path, self.config)
         except BaseException:
             self._leave(run_dir, keep=not run_dir.is_temporary)
             raise
         try:
-            with _writing(run_dir.path):
+            with _writing(run_dir):
                 prepare_run_dir(run_dir.path, self.config, keeper)
                 prepare_keys(run_dir.path, self.config)
                 board = Board(board_path(run_dir.path))
@@ -340,12 +341,14 @@ def _check_role(role: str) -> None:
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _writing(run_dir: RunDir) -> Iterator[None]:
     try:
         yield
+    except ConfigError as error:
+        raise ConfigError(error.message + run_dir.what_helps(error.__cause__), param=error.param) from error
     except OSError as error:
-        text = f"the run directory {folder} cannot be written: {error.strerror}; --run-dir names another one"
-        raise ConfigError(text, param="run_dir") from error
+        text = f"the run directory {run_dir.path} cannot be written: {error.strerror}; --run-dir names another one"
+        raise ConfigError(text + run_dir.what_helps(error), param="run_dir") from error
 
 
 def prepare_run_dir(folder: Path, config: PipelineConfig, keeper: JournalKeeper) -> None:

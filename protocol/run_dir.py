@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -39,13 +40,19 @@ class RunDir:
                 in it.
         """
         self.is_temporary = path is None
+        self._kept: Path | None = None  # the folder beside it that a killed driver left, with requests
         try:
-            self.path = _make_temporary() if path is None else _make(path)
+            self.path = self._make_temporary() if path is None else _make(path)
             self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._take()
         except OSError as error:
             where = path or f"in {_root() or tempfile.gettempdir()}"
             raise ConfigError(f"the run directory {where} cannot be used: {error.strerror}", param="run_dir") from error
+
+    def _make_temporary(self) -> Path:
+        root = _root()
+        self._kept = sweep(root or Path(tempfile.gettempdir()))
+        return Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
 
     def _take(self) -> None:
         """Lock the folder. One that nobody chose is marked: it can go once its driver was killed."""
@@ -59,6 +66,16 @@ class RunDir:
         except BaseException:
             self.unlock()
             raise
+
+    def what_helps(self, error: BaseException | None) -> str:
+        """What to add to the message of an error that came of this one: who took the room that was not there."""
+        if self._kept is None or not isinstance(error, OSError) or error.errno != errno.ENOSPC:
+            return ""
+        num_bytes = sum(path.lstat().st_blocks for path in self._kept.rglob("*")) * 512
+        return (
+            f"; {self._kept} takes {num_bytes} bytes, for a driver that was killed left requests in it:"
+            f" --run-dir {self._kept} goes on with them, or remove it if nobody wants them"
+        )
 
     def remove_sockets(self) -> None:
         """ZeroMQ leaves their files behind. Nobody listens there any more: the lock is ours, the workers are gone."""
@@ -114,8 +131,8 @@ def write_private(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def sweep(root: Path) -> None:
-    """Remove what drivers that were killed left in ``root``, if they had made it for themselves.
+def sweep(root: Path) -> Path | None:
+    """Remove what drivers that were killed left in ``root``, if they had made it for themselves; what was kept of it.
 
     The last one that holds requests stays: somebody may want to go on with them. More of them would fill the memory
     that a service needs which is killed and started again and again.
@@ -129,10 +146,12 @@ def sweep(root: Path) -> None:
             facts = path.lstat()
             if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and (path / TEMPORARY_FILE).exists():
                 left.append((facts.st_mtime_ns, path))
-    has_kept = False
+    kept: Path | None = None
     for _, path in sorted(left, reverse=True):
         with contextlib.suppress(OSError):
-            has_kept |= _remove_if_left(path, keeps_requests=not has_kept)
+            if _remove_if_left(path, keeps_requests=kept is None):
+                kept = path
+    return kept
 
 
 def _remove_if_left(path: Path, *, keeps_requests: bool) -> bool:
@@ -169,12 +188,6 @@ def _lock(file: int) -> bool:
 def _root() -> Path | None:
     # Shared memory, because the journal in it shall outlive any process and cost no disk.
     return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else None
-
-
-def _make_temporary() -> Path:
-    root = _root()
-    sweep(root or Path(tempfile.gettempdir()))
-    return Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
 
 
 def _make(path: Path) -> Path:
