@@ -46,8 +46,10 @@ class RunDir:
             self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._take()
         except OSError as error:
-            where = path or f"in {_root() or tempfile.gettempdir()}"
-            raise ConfigError(f"the run directory {where} cannot be used: {error.strerror}", param="run_dir") from error
+            # What ``gettempdir`` has found, if it has found any: asked again it would raise again.
+            where = path or f"in {_root() or tempfile.tempdir or 'a temporary directory'}"
+            text = f"the run directory {where} cannot be used: {error.strerror}{self.what_helps(error)}"
+            raise ConfigError(text, param="run_dir") from error
 
     def _make_temporary(self) -> Path:
         root = _root()

@@ -133,6 +133,15 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path, 
     assert caught.value.param == "run_dir"
 
 
+def test_without_any_temporary_directory_the_error_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHARED_MEMORY", tmp_path / "missing")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "missing")])
+    with pytest.raises(ConfigError, match="cannot be used: No usable temporary directory") as caught:
+        RunDir()
+    assert caught.value.param == "run_dir"
+
+
 def test_a_given_folder_is_made_private(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "a" / "b")
     run_dir.unlock()
