@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,10 +32,31 @@ class AsyncDriver:
         await self.stop(mode="abort" if kind else "drain")
 
     async def start(self) -> AsyncDriver:
-        """Start the workers and wait until all are ready; see ``Driver.start``."""
-        await asyncio.to_thread(self.driver.start)
+        """Start the workers and wait until all are ready; see ``Driver.start``. Cancelled, it leaves none."""
+        is_cancelled = threading.Event()
+        starting = asyncio.create_task(asyncio.to_thread(self._start, is_cancelled))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            if self._client is None:  # if not, it runs since an earlier call
+                is_cancelled.set()
+                await asyncio.shield(asyncio.create_task(self._stop_after(starting)))
+            raise
         self._client = self._client or AsyncClient(client=self.driver.client)
         return self
+
+    def _start(self, is_cancelled: threading.Event) -> None:
+        """In a thread of its own, which nobody but itself can end."""
+
+        def look(_: Driver) -> None:
+            if is_cancelled.is_set():
+                raise PipelineClosed("the start was cancelled")
+
+        self.driver.start(progress=look)
+
+    async def _stop_after(self, starting: asyncio.Task[None]) -> None:
+        await asyncio.gather(starting, return_exceptions=True)
+        await asyncio.to_thread(self.driver.stop, mode="abort", timeout=0)  # it may have been ready just then
 
     async def stop(self, *, mode: Literal["drain", "abort"] = "drain", timeout: float = 30.0) -> None:
         """Stop the pipeline; see ``Driver.stop``."""

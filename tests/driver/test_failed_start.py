@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.protocol.factories import accept, make_journal
-from triptych import Driver
+from tests.waiting import eventually
+from triptych import AsyncDriver, Driver
+from triptych.driver.supervisor import Supervisor
 from triptych.protocol import run_dir as run_dir_module
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.journal.requests import RequestWriter
 from triptych.protocol.run_dir import PREFIX, TEMPORARY_FILE, RunDir
+
+
+def pids_of(driver: Driver) -> list[int]:
+    """The workers' process ids, once there are all three."""
+    pids = [] if driver._supervisor is None else [pid for pid in driver._supervisor.pids.values() if pid is not None]
+    return pids if len(pids) == 3 else []
 
 
 def leave_requests(folder: Path) -> None:
@@ -44,3 +55,39 @@ def test_without_room_the_error_names_what_a_killed_driver_left(
     with pytest.raises(ConfigError, match=f"{kept} takes {size} bytes.* --run-dir {kept} goes on with them.* remove"):
         Driver("hash-lm").start()
     assert list(tmp_path.iterdir()) == [kept]
+
+
+def test_a_start_that_is_cancelled_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_ready = Supervisor.wait_ready
+
+    def wait_for_ever(self: Supervisor, deadline: float, *, patience_s: float) -> bool:
+        wait_ready(self, deadline, patience_s=patience_s)
+        assert time.monotonic() < deadline, "nobody has cancelled it"
+        return False
+
+    async def body() -> list[int]:
+        driver = AsyncDriver("hash-lm", start_timeout_s=5.0)
+        starting = asyncio.create_task(driver.start())
+        pids = await asyncio.to_thread(eventually, lambda: pids_of(driver.driver))
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+    monkeypatch.setattr(run_dir_module, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(Supervisor, "wait_ready", wait_for_ever)
+    assert asyncio.run(body()) == []
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("triptych-")]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_start_that_is_cancelled_changes_nothing() -> None:
+    async def body() -> None:
+        async with AsyncDriver("hash-lm") as driver:
+            again = asyncio.create_task(driver.start())
+            asyncio.get_running_loop().call_soon(again.cancel)
+            with pytest.raises(asyncio.CancelledError):
+                await again
+            assert (await driver.generate([5, 6, 7], max_tokens=1)).finish_reason == "length"
+
+    asyncio.run(body())
