@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from ..protocol.run_dir import (
     CONFIG_FILE,
     RunDir,
     board_path,
+    check_socket_paths,
     follow_endpoint,
     submit_endpoint,
     write_private,
@@ -103,45 +104,54 @@ class Driver:
         return self
 
     def _begin(self) -> None:
-        run_dir = RunDir(self._given_run_dir)
-        try:
-            submit = submit_endpoint(run_dir.path, self.config.service)
-            follow = follow_endpoint(run_dir.path, self.config.service)
+        with ExitStack() as undo:  # what was begun, should anything after it fail
+            undo.callback(self._forget)
+            run_dir, keeper, board = self._open(undo)
+            board.set_mode(RUN)
+            blame = Blame(board, keeper.journal)
+            service = self.config.service
+            client = self._client = Client(
+                run_dir.path,
+                submit=submit_endpoint(run_dir.path, service),
+                follow=follow_endpoint(run_dir.path, service),
+            )
+            undo.callback(client.close)
+            undo.callback(self._close_doorkeeper)
+            supervisor = self._supervisor = Supervisor(
+                run_dir.path,
+                board,
+                self.config.supervisor,
+                on_give_up=client.fail,
+                on_death=lambda role, internal: blame.note_death(role, internal=internal),
+                on_vacancy=self._fill_vacancy,
+            )
+            supervisor.start()
+            undo.callback(supervisor.stop, CLEAN_STOP_S)
+            undo.callback(board.set_mode, KEEP)  # no request of an earlier driver ends because this one did not start
             with _writing(run_dir):
-                keeper = JournalKeeper(run_dir.path, self.config)
-        except BaseException:
-            self._leave(run_dir, keep=not run_dir.is_temporary)
-            raise
-        try:
-            with _writing(run_dir):
-                prepare_run_dir(run_dir.path, self.config, keeper)
-                prepare_keys(run_dir.path, self.config)
-                board = Board(board_path(run_dir.path))
-        except BaseException:
-            keeper.close()
-            self._leave(run_dir, keep=not run_dir.is_temporary)
-            raise
-        note_first_lives(run_dir.path, board)
-        board.set_mode(RUN)
-        blame = Blame(board, keeper.journal)
-        self._run_dir, self._board, self._keeper = run_dir, board, keeper
-        self._client = Client(run_dir.path, submit=submit, follow=follow)
-        self._supervisor = Supervisor(
-            run_dir.path,
-            board,
-            self.config.supervisor,
-            on_give_up=self._client.fail,
-            on_death=lambda role, internal: blame.note_death(role, internal=internal),
-            on_vacancy=self._fill_vacancy,
-        )
-        self._supervisor.start()
-        self._control = ControlServer(
-            run_dir.path,
-            {
-                "health": lambda: self.health().to_wire(),
-                "restart": lambda role, model=None: {"seconds": self.replace(role, model=model)},
-            },
-        )
+                self._control = ControlServer(
+                    run_dir.path,
+                    {
+                        "health": lambda: self.health().to_wire(),
+                        "restart": lambda role, model=None: {"seconds": self.replace(role, model=model)},
+                    },
+                )
+            undo.pop_all()
+
+    def _open(self, undo: ExitStack) -> tuple[RunDir, JournalKeeper, Board]:
+        """What the workers find when they start."""
+        run_dir = self._run_dir = RunDir(self._given_run_dir)
+        undo.callback(self._leave, run_dir)
+        check_socket_paths(run_dir.path)
+        with _writing(run_dir):
+            keeper = self._keeper = JournalKeeper(run_dir.path, self.config)
+            undo.callback(keeper.close)
+            prepare_run_dir(run_dir.path, self.config, keeper)
+            prepare_keys(run_dir.path, self.config)
+            board = self._board = Board(board_path(run_dir.path))
+            undo.callback(board.close)
+            note_first_lives(run_dir.path, board)
+        return run_dir, keeper, board
 
     def _fill_vacancy(self, role: str) -> None:
         """In the supervisor's thread: who still asks for prepare has to be told."""
@@ -185,17 +195,14 @@ class Driver:
             if self._control is not None:
                 self._control.close()
             codes = supervisor.stop(CLEAN_STOP_S)
-            if self._doorkeeper is not None:  # nobody makes one now, the supervisor's thread is gone
-                self._doorkeeper.close()
-                self._doorkeeper = None
+            self._close_doorkeeper()  # nobody makes one now, the supervisor's thread is gone
             if mode != "keep":
                 client.session.hear_the_ends(LAST_WORDS_S)  # the workers are gone, what they said may be under way
             client.close()
             board.close()
             keeper.close()
-            run_dir.remove_sockets()
-            self._leave(run_dir, keep=not run_dir.is_temporary)
-            self._supervisor = self._board = self._client = self._run_dir = self._keeper = self._control = None
+            self._leave(run_dir)
+            self._forget()
         logger.info("stopped, exit codes %s", codes)
         return codes
 
@@ -226,11 +233,20 @@ class Driver:
         """Whether another driver can go on with what this one leaves unanswered."""
         return self._given_run_dir is not None or self.config.service.journal is not None
 
-    def _leave(self, run_dir: RunDir, *, keep: bool) -> None:
-        if keep:
-            run_dir.unlock()
-        else:
+    def _leave(self, run_dir: RunDir) -> None:
+        if run_dir.is_temporary:
             run_dir.remove()
+        else:
+            run_dir.remove_sockets()
+            run_dir.unlock()
+
+    def _close_doorkeeper(self) -> None:
+        if self._doorkeeper is not None:
+            self._doorkeeper.close()
+            self._doorkeeper = None
+
+    def _forget(self) -> None:
+        self._supervisor = self._board = self._client = self._run_dir = self._keeper = self._control = None
 
     # -- what a client can do
 

@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import TypeGuard
 
-from .channels import ipc_endpoint
+from .board import ROLES
+from .channels import inbox_endpoint, ipc_endpoint
 from .config import ServiceConfig
 from .errors import ConfigError, JournalError
 from .journal.layout import FREE, Journal
@@ -123,6 +124,14 @@ def control_path(run_dir: Path) -> Path:
     """
     ipc_endpoint(run_dir / "control")
     return run_dir / "control"
+
+
+def check_socket_paths(run_dir: Path) -> None:
+    """
+    Raises:
+        ConfigError: not all sockets fit into the folder: the path of the one with the longest name is too long.
+    """
+    inbox_endpoint(run_dir, max(ROLES, key=len))
 
 
 def write_private(path: Path, text: str) -> None:

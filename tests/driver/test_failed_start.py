@@ -14,9 +14,13 @@ import pytest
 from tests.protocol.factories import accept, make_journal
 from tests.waiting import eventually
 from triptych import AsyncDriver, Driver
+from triptych.driver import driver as driver_module
+from triptych.driver.journal_keeper import num_unanswered
 from triptych.driver.supervisor import Supervisor
 from triptych.protocol import run_dir as run_dir_module
+from triptych.protocol.board import ROLES
 from triptych.protocol.errors import ConfigError
+from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.requests import RequestWriter
 from triptych.protocol.run_dir import PREFIX, TEMPORARY_FILE, RunDir
 
@@ -91,3 +95,61 @@ def test_a_second_start_that_is_cancelled_changes_nothing() -> None:
             assert (await driver.generate([5, 6, 7], max_tokens=1)).finish_reason == "length"
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("name", "raised"), [("note_first_lives", ConfigError), ("Client", OSError), ("ControlServer", ConfigError)]
+)
+def test_whatever_fails_a_start_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, raised: type[Exception]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        if driver._supervisor is not None:
+            pids.extend(eventually(lambda: pids_of(driver)))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_dir_module, "SHARED_MEMORY", tmp_path)
+    driver, pids = Driver("hash-lm"), list[int]()
+    num_open = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(driver_module, name, fail)
+        with pytest.raises(raised, match="No space left"):
+            driver.start()
+    assert len(pids) == (3 if name == "ControlServer" else 0)
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("triptych-")]
+    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert list(tmp_path.iterdir()) == []
+    assert driver.stop() == {}
+
+
+def test_a_start_that_fails_ends_no_request_of_the_driver_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And another driver may use the folder at once."""
+    tmp_path.chmod(0o700)
+    with Driver("hash-lm", run_dir=tmp_path, hash_step_ms=50.0) as first:
+        first.submit([5, 6, 7], max_tokens=100, request_id="a").accepted(20)
+        first.stop(mode="keep")
+
+    def fail(*_: object) -> None:
+        eventually(lambda: all(driver._board is not None and driver._board.ready(role) for role in ROLES))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    driver = Driver("hash-lm", run_dir=tmp_path, hash_step_ms=50.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(driver_module, "ControlServer", fail)
+        with pytest.raises(ConfigError):
+            driver.start()
+    assert num_unanswered(Journal.open(tmp_path / "journal")) == 1
+    RunDir(tmp_path).unlock()
+
+
+@pytest.mark.parametrize("length", [92, 100])
+def test_a_run_directory_whose_sockets_would_have_too_long_names_is_refused(tmp_path: Path, length: int) -> None:
+    """Some of them would fit."""
+    folder = tmp_path / ("p" * (length - len(str(tmp_path)) - 1))
+    with pytest.raises(ConfigError, match=f"summarize.inbox has {length + 16} bytes, the limit is 107"):
+        Driver("hash-lm", run_dir=folder).start()
+    RunDir(folder).unlock()
+    assert os.listdir(folder) == ["lock"]
