@@ -9,9 +9,16 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
+    """
+    Raises:
+        OSError: there is none: nobody knows the home of this user.
+    """
     # The one variable read outside launch: where a user's caches lie is the desktop's convention, not our setting.
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "triptych"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "triptych"
+    except RuntimeError as error:
+        raise OSError(f"no place for a cache: {error}") from error
 
 
 def note_use(entry: Path) -> None:

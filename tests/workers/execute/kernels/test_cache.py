@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
-from triptych.workers.execute.kernels.cache import keep_newest, note_use
+import pytest
+
+from triptych.protocol.config import ModelConfig
+from triptych.workers.execute.kernels.cache import cache_folder, keep_newest, note_use
+from triptych.workers.execute.model import proof
 
 
 def test_what_was_used_last_stays(tmp_path: Path) -> None:
@@ -30,3 +35,18 @@ def test_a_folder_goes_with_what_is_in_it(tmp_path: Path) -> None:
 def test_what_is_gone_already_is_nobodys_loss(tmp_path: Path) -> None:
     note_use(tmp_path / "gone")
     keep_newest(tmp_path / "no such folder", "*", 1)
+
+
+def test_a_user_without_a_home_has_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And starts without one: an ``OSError`` is what every use of the cache expects."""
+
+    def nobody(uid: int) -> pwd.struct_passwd:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(OSError, match="home"):
+        cache_folder()
+    monkeypatch.setattr(proof, "_key", lambda *_: "key")
+    assert proof.ProofStore(tmp_path, ModelConfig()).find(tmp_path) is None
