@@ -5,26 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from ..protocol.board import FAILED, KEEP, ROLES, RUN, STOP, Board
 from ..protocol.config import ModelCard, PipelineConfig
 from ..protocol.errors import ConfigError, PipelineClosed, TriptychError
-from ..protocol.keys import OWN_KEYS_FILE, KeyFolder, make_own_keys
 from ..protocol.run_dir import (
     CARD_FILE,
-    CONFIG_FILE,
     RunDir,
     board_path,
     check_socket_paths,
     follow_endpoint,
     submit_endpoint,
-    write_private,
 )
-from ..protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
 from .blame import Blame
 from .client import Client, Prompt
 from .control import ControlServer
@@ -33,6 +29,7 @@ from .health import Health, take_health
 from .journal_keeper import JournalKeeper, warn_of_small_arena
 from .lives import note_first_lives
 from .origin import Origin
+from .preparing import prepare_keys, prepare_run_dir, writing
 from .replacing import reload_model, replace_worker
 from .stream import Completion, Stream
 from .supervisor import Supervisor
@@ -128,7 +125,7 @@ class Driver:
             supervisor.start()
             undo.callback(supervisor.stop, CLEAN_STOP_S)
             undo.callback(board.set_mode, KEEP)  # no request of an earlier driver ends because this one did not start
-            with _writing(run_dir):
+            with writing(run_dir):
                 self._control = ControlServer(
                     run_dir.path,
                     {
@@ -143,7 +140,7 @@ class Driver:
         run_dir = self._run_dir = RunDir(self._given_run_dir)
         undo.callback(self._leave, run_dir)
         check_socket_paths(run_dir.path)
-        with _writing(run_dir):
+        with writing(run_dir):
             keeper = self._keeper = JournalKeeper(run_dir.path, self.config)
             undo.callback(keeper.close)
             prepare_run_dir(run_dir.path, self.config, keeper)
@@ -354,54 +351,3 @@ class Driver:
 def _check_role(role: str) -> None:
     if role not in ROLES:
         raise ConfigError(f"role is {role!r}, known are: {', '.join(ROLES)}", param="role")
-
-
-@contextmanager
-def _writing(run_dir: RunDir) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(error.message + run_dir.what_helps(error.__cause__), param=error.param) from error
-    except OSError as error:
-        text = f"the run directory {run_dir.path} cannot be written: {error.strerror}; --run-dir names another one"
-        raise ConfigError(text + run_dir.what_helps(error), param="run_dir") from error
-
-
-def prepare_run_dir(folder: Path, config: PipelineConfig, keeper: JournalKeeper) -> None:
-    """Write the config, after a look at what ran here before.
-
-    Raises:
-        ConfigError: the journal holds unanswered requests of another model, or of other pages or rows.
-    """
-    if not _same_model(folder, config):
-        _forget_model(folder, keeper)
-    keeper.claim_for(config.model.model)
-    write_private(folder / CONFIG_FILE, config.to_json())
-
-
-def prepare_keys(folder: Path, config: PipelineConfig) -> None:
-    """Keys for this driver's own client, if clients need keys.
-
-    Raises:
-        ConfigError: the server has none, or others can read them.
-    """
-    (folder / OWN_KEYS_FILE).unlink(missing_ok=True)
-    if config.service.curve_keys is not None:
-        make_own_keys(folder, KeyFolder(config.service.curve_keys))
-
-
-def _same_model(folder: Path, config: PipelineConfig) -> bool:
-    """Whether the pipeline that ran here before was, as far as its requests can tell, this one."""
-    try:
-        before = PipelineConfig.from_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError, ConfigError):
-        return False
-    return (before.model, before.cache, before.scheduler) == (config.model, config.cache, config.scheduler)
-
-
-def _forget_model(folder: Path, keeper: JournalKeeper) -> None:
-    count = keeper.num_unanswered
-    if count and (folder / CARD_FILE).exists():
-        raise ConfigError(f"{keeper.path} holds {count} unanswered requests of another configuration", param="run_dir")
-    for name in (CARD_FILE, FACTS_FILE, TOKENIZER_FILE):
-        (folder / name).unlink(missing_ok=True)

@@ -1,0 +1,69 @@
+"""What a driver puts into its run directory before the workers start, and what it finds there of an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..protocol.config import PipelineConfig
+from ..protocol.errors import ConfigError
+from ..protocol.keys import OWN_KEYS_FILE, KeyFolder, make_own_keys
+from ..protocol.run_dir import CARD_FILE, CONFIG_FILE, RunDir, write_private
+from ..protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
+from .journal_keeper import JournalKeeper
+
+
+@contextmanager
+def writing(run_dir: RunDir) -> Iterator[None]:
+    """
+    Raises:
+        ConfigError: instead of an OSError: the folder cannot be written.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(error.message + run_dir.what_helps(error.__cause__), param=error.param) from error
+    except OSError as error:
+        text = f"the run directory {run_dir.path} cannot be written: {error.strerror}; --run-dir names another one"
+        raise ConfigError(text + run_dir.what_helps(error), param="run_dir") from error
+
+
+def prepare_run_dir(folder: Path, config: PipelineConfig, keeper: JournalKeeper) -> None:
+    """Write the config, after a look at what ran here before.
+
+    Raises:
+        ConfigError: the journal holds unanswered requests of another model, or of other pages or rows.
+    """
+    if not _same_model(folder, config):
+        _forget_model(folder, keeper)
+    keeper.claim_for(config.model.model)
+    write_private(folder / CONFIG_FILE, config.to_json())
+
+
+def prepare_keys(folder: Path, config: PipelineConfig) -> None:
+    """Keys for this driver's own client, if clients need keys.
+
+    Raises:
+        ConfigError: the server has none, or others can read them.
+    """
+    (folder / OWN_KEYS_FILE).unlink(missing_ok=True)
+    if config.service.curve_keys is not None:
+        make_own_keys(folder, KeyFolder(config.service.curve_keys))
+
+
+def _same_model(folder: Path, config: PipelineConfig) -> bool:
+    """Whether the pipeline that ran here before was, as far as its requests can tell, this one."""
+    try:
+        before = PipelineConfig.from_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError, ConfigError):
+        return False
+    return (before.model, before.cache, before.scheduler) == (config.model, config.cache, config.scheduler)
+
+
+def _forget_model(folder: Path, keeper: JournalKeeper) -> None:
+    count = keeper.num_unanswered
+    if count and (folder / CARD_FILE).exists():
+        raise ConfigError(f"{keeper.path} holds {count} unanswered requests of another configuration", param="run_dir")
+    for name in (CARD_FILE, FACTS_FILE, TOKENIZER_FILE):
+        (folder / name).unlink(missing_ok=True)
