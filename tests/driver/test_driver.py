@@ -18,7 +18,7 @@ import pytest
 
 from tests.waiting import eventually
 from triptych import AsyncDriver, Client, Driver, PipelineConfig
-from triptych.driver import driver as driver_module
+from triptych.driver import preparing
 from triptych.driver.journal_keeper import num_unanswered
 from triptych.driver.stream import Stream
 from triptych.protocol import run_dir as run_dir_module
@@ -287,7 +287,7 @@ def test_a_run_directory_that_cannot_be_written_is_an_error_that_names_it(
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(driver_module, "write_private", fail)
+    monkeypatch.setattr(preparing, "write_private", fail)
     with pytest.raises(ConfigError, match=f"run directory {tmp_path} cannot be written: No space") as caught:
         Driver("hash-lm", run_dir=tmp_path).start()
     assert caught.value.param == "run_dir"
