@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections import deque
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -85,6 +86,7 @@ class IsolatingRunner:
         try:
             self._runner.launch(self._batches.inputs(plan, is_again=False))
         except Exception as error:
+            _let_go(error)
             launched.error = error
 
     def collect(self) -> Computed:
@@ -100,7 +102,7 @@ class IsolatingRunner:
                 raise launched.error
             return _by_key(plan, self._runner.collect())
         except Exception as error:
-            self._raise_if_fatal(error)
+            self._survive(error)
             self._abandon()
             with self._batches.rewound(plan):
                 return self._divide(plan, error)
@@ -112,7 +114,7 @@ class IsolatingRunner:
                 try:
                     self._runner.collect()
                 except Exception as error:
-                    self._raise_if_fatal(error)
+                    self._survive(error)
             later.is_void = bool(later.plan.chunks)
 
     def _divide(self, plan: Plan, error: Exception) -> Computed:
@@ -138,7 +140,7 @@ class IsolatingRunner:
             self._runner.launch(self._batches.inputs(plan, is_again=True))
             return _by_key(plan, self._runner.collect())
         except Exception as error:
-            self._raise_if_fatal(error)
+            self._survive(error)
             return self._divide(plan, error)
 
     def _run_without_the_gone(self, plan: Plan) -> Computed:
@@ -147,9 +149,19 @@ class IsolatingRunner:
         token_ids = dict(zip(rest.sampled, computed.token_ids, strict=True))
         return replace(computed, token_ids=[token_ids.get(key, 0) for key in plan.sampled])
 
-    def _raise_if_fatal(self, error: Exception) -> None:
+    def _survive(self, error: Exception) -> None:
+        """Raises the error again if it is fatal, else makes room for what runs after it."""
         if self._runner.is_fatal(error):
             raise error
+        _let_go(error)
+
+
+def _let_go(error: BaseException) -> None:
+    """Frees what the frames of its traceback hold: of a step that ran out of memory, the memory its halves need."""
+    traceback.clear_frames(error.__traceback__)
+    before = error.__cause__ or error.__context__
+    if before is not None:
+        _let_go(before)
 
 
 def _by_key(plan: Plan, result: StepResult) -> Computed:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
+from typing import Any
 
 import pytest
 
@@ -89,6 +91,39 @@ def test_one_bad_sequence_of_many_is_found_by_halving() -> None:
     assert list(step.progress.failed) == [(BAD, 0)]
     assert len(step.progress.token_ids) == 63
     assert Counts.num_launches == 1 + 2 * 6
+
+
+class Activations:
+    """What a step holds while it computes."""
+
+
+class RunsOutOfMemory(HashRunner):
+    """Notes at each launch how many of the steps that failed before still hold what they computed."""
+
+    def __init__(self, *args: Any, **sizes: Any) -> None:
+        super().__init__(*args, **sizes)
+        self.held: list[weakref.ref[Activations]] = []
+        self.num_alive: list[int] = []
+
+    def launch(self, inputs: StepInputs) -> None:
+        self.num_alive.append(sum(held() is not None for held in self.held))
+        try:
+            self.compute()
+        except MemoryError as error:
+            raise ValueError("a layer failed") from error
+
+    def compute(self) -> None:
+        activations = Activations()
+        self.held.append(weakref.ref(activations))
+        raise MemoryError("out of memory")
+
+
+def test_a_failed_step_holds_no_memory_while_its_halves_run() -> None:
+    engine = make_engine(*make_sequences(4), runner=RunsOutOfMemory, max_num_batched_tokens=64)
+    engine.step()
+    runner = engine._runner._runner
+    assert isinstance(runner, RunsOutOfMemory)
+    assert runner.num_alive == [0] * 7
 
 
 def test_an_error_that_is_fatal_to_the_device_is_not_caught() -> None:
