@@ -32,7 +32,9 @@ def scaled(x: torch.Tensor) -> Scaled:
 
 
 def defined_scaled(x: torch.Tensor) -> Scaled:
-    scales = (x.abs().amax(dim=-1, keepdim=True).float() / _GREATEST).clamp_min(_LEAST_SCALE)
+    """The same bits on every device: divided by a number of the host, a GPU would multiply by its reciprocal."""
+    greatest = torch.full((), _GREATEST, dtype=torch.float, device=x.device)
+    scales = (x.abs().amax(dim=-1, keepdim=True).float() / greatest).clamp_min(_LEAST_SCALE)
     return Scaled((x.float() / scales).clamp(-_GREATEST, _GREATEST).to(FP8), scales)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import HAS_GPU
 from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_request, shorten_self_test
@@ -130,6 +131,26 @@ def test_one_launch_quantizes_rows_as_they_are_defined(dtype: torch.dtype) -> No
     expected = defined_scaled(x)
     assert torch.equal(scales, expected.scales)
     assert torch.equal(values.to(FP8).float(), expected.values.float())
+
+
+class Divisors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What runs inside divides by these."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[Any] = []
+
+    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator.overloadpacket is torch.ops.aten.div:
+            self.found.append(args[1])
+        return operator(*args, **(kwargs or {}))
+
+
+def test_fp8_is_defined_by_divisions_that_every_device_rounds_alike() -> None:
+    """By a number of the host a GPU does not divide: it multiplies by the reciprocal, a last bit off."""
+    with Divisors() as divisors:
+        defined_scaled(torch.empty(3, 32, device="meta"))
+    assert [getattr(divisor, "device", None) for divisor in divisors.found] == [torch.device("meta")] * 2
 
 
 def test_a_row_that_is_not_a_number_is_none_in_fp8_either() -> None:
