@@ -61,6 +61,9 @@ class CudaGraphCapture:
         except RuntimeError as error:
             self._failed.append(graph)
             self._unwind(stream)
+            # The allocator of pinned memory still takes the capture for one under way, and would refuse the next into
+            # this pool. Graphs that are there keep it alive.
+            self._pool = None
             # What ended the capture is told by ``run``; that the capture was invalid, by its end.
             raise CaptureFailed(str(error.__context__ or error)) from error
         replay: Replay = graph.replay

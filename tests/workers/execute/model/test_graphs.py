@@ -110,22 +110,29 @@ def test_a_capture_that_fails_while_serving_is_told_once_and_not_tried_again(cap
 
 
 class Cuda:
-    """A torch.cuda whose captures are made invalid by what runs in them, and raise where they end."""
+    """A torch.cuda whose captures are made invalid by what raises in them, and then raise where they end.
 
-    CUDAGraph = object
+    What is pinned is recorded as well, and an invalid capture leaves that recording open for good.
+    """
 
     def __init__(self, *, is_lost: bool = False) -> None:
         self.is_lost = is_lost
         self.stream = "ours"
-        self.recording: set[str] = set()
+        self.recording: set[int] = set()
+        self.recording_pinned: set[int] = set()
+        self.num_pools = 0
 
-    def graph_pool_handle(self) -> str:
-        return "pool"
+    class CUDAGraph:
+        def replay(self) -> None: ...
+
+    def graph_pool_handle(self) -> int:
+        self.num_pools += 1
+        return self.num_pools
 
     def current_device(self) -> int:
         return 0
 
-    def end_allocation(self, _device: int, pool: str) -> None:
+    def end_allocation(self, _device: int, pool: int) -> None:
         self.recording.remove(pool)
 
     def current_stream(self) -> str:
@@ -135,13 +142,18 @@ class Cuda:
         self.stream = stream
 
     @contextmanager
-    def graph(self, _graph: object, pool: str) -> Iterator[None]:
-        self.stream = "of the capture"
-        self.recording.add(pool)
+    def graph(self, _graph: object, pool: int) -> Iterator[None]:
+        before, self.stream = self.stream, "of the capture"
+        for recording in (self.recording, self.recording_pinned):
+            assert pool not in recording, "already recording to this pool"
+            recording.add(pool)
         try:
             yield
-        finally:
-            raise torch.AcceleratorError("operation failed due to a previous error during capture")
+        except RuntimeError as error:
+            raise torch.AcceleratorError("operation failed due to a previous error during capture") from error
+        self.recording.remove(pool)
+        self.recording_pinned.remove(pool)
+        self.stream = before
 
     def synchronize(self) -> None:
         if self.is_lost:
@@ -152,13 +164,28 @@ def wait_for_the_device() -> None:
     raise torch.AcceleratorError("operation not permitted when stream is capturing")
 
 
-def test_a_failed_capture_says_why_and_leaves_the_device_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(name="cuda")
+def fixture_cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     cuda = Cuda()
     monkeypatch.setattr("torch.cuda", cuda)
     monkeypatch.setattr("torch._C._cuda_endAllocateToPool", cuda.end_allocation, raising=False)
+    return cuda
+
+
+def test_a_failed_capture_says_why_and_leaves_the_device_as_it_was(cuda: Cuda) -> None:
     with pytest.raises(CaptureFailed, match="not permitted when stream is capturing"):
         CudaGraphCapture()(wait_for_the_device)
     assert (cuda.stream, cuda.recording) == ("ours", set())
+
+
+def test_after_a_failed_capture_the_next_ones_share_another_pool(cuda: Cuda) -> None:
+    capture = CudaGraphCapture()
+    capture(lambda: None)
+    with pytest.raises(CaptureFailed):
+        capture(wait_for_the_device)
+    for _ in range(2):
+        capture(lambda: None)
+    assert cuda.num_pools == 2
 
 
 def test_a_device_that_is_lost_while_it_captures_is_no_failed_capture(monkeypatch: pytest.MonkeyPatch) -> None:
