@@ -18,6 +18,7 @@ from ..step import ScoreSpan, StepInputs, StepResult
 from .moves import PageMover
 
 _OF_THE_DEVICE = ("CUDA error", "Triton Error [CUDA]")  # as torch and as Triton begin what the driver said
+_WANT_OF_MEMORY = ("out of memory", "STATUS_ALLOC_FAILED")  # of the driver and of libraries as cuBLAS
 
 
 class StepRunner(ABC):
@@ -72,7 +73,7 @@ class StepRunner(ABC):
     def is_fatal(self, error: Exception) -> bool:
         """Whether the device is of no use after this error. One of memory is not: the next step finds it free."""
         said = str(error)
-        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in said:
+        if isinstance(error, torch.OutOfMemoryError) or any(want in said for want in _WANT_OF_MEMORY):
             return False
         return isinstance(error, torch.AcceleratorError) or any(start in said for start in _OF_THE_DEVICE)
 

@@ -60,8 +60,12 @@ def expected(sequence: Sequence) -> list[int]:
 
 @pytest.mark.parametrize(
     "error",
-    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("Triton Error [CUDA]: out of memory")],
-    ids=["torch", "Triton"],
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=["torch", "Triton", "cuBLAS"],
 )
 @pytest.mark.parametrize("depth", [0, 1])
 def test_want_of_memory_fails_what_asked_for_it_and_no_one_else(depth: int, error: Exception) -> None:
