@@ -35,7 +35,9 @@ class ChunkTile(NamedTuple):
 def chunk_tile(dim: int, dtype: torch.dtype) -> ChunkTile:
     """A tile that fits into the registers of a program: of head sizes up to 128 in half precision the usual one."""
     if dtype.itemsize > 2:
-        return ChunkTile(num_rows=16, num_keys=32, num_warps=4, num_stages=1)
+        return ChunkTile(num_rows=16, num_keys=32, num_warps=4 if dim <= 128 else 8, num_stages=1)
+    if dim > 256:
+        return ChunkTile(num_rows=32, num_keys=32, num_stages=3)
     return ChunkTile() if dim <= 128 else ChunkTile(num_rows=64, num_keys=32)
 
 
@@ -128,8 +130,8 @@ def chunk_attention(
     if not num_chunks:
         return
     num_heads, key_dim = query.shape[1:]
-    tile = tile or chunk_tile(key_dim, query.dtype)
     _, page_size, num_kv_heads, value_dim = values.shape
+    tile = tile or chunk_tile(max(key_dim, value_dim), query.dtype)
     group = num_heads // num_kv_heads
     _chunk[triton.cdiv(max_query_len * group, tile.num_rows), num_chunks, num_kv_heads](
         query, keys, values, output, block_tables, context_lens, query_starts, output if sinks is None else sinks,

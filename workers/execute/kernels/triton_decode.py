@@ -26,6 +26,13 @@ class DecodeTile(NamedTuple):
     num_stages: int = 3
 
 
+def decode_tile(dim: int, dtype: torch.dtype) -> DecodeTile:
+    """A tile that fits into the registers of a program: of head sizes up to 256 in half precision the usual one."""
+    if dtype.itemsize > 2 and dim > 128:
+        return DecodeTile(num_keys=16, num_warps=8, num_stages=1)
+    return DecodeTile() if dim <= 256 else DecodeTile(num_keys=32)
+
+
 @triton.jit
 def _bounded(scores, softcap, HAS_SOFTCAP: tl.constexpr):
     """Scores as exponents to the base 2, after the soft cap if there is one. tanh x is 2 sigmoid(2 x) - 1."""
@@ -127,9 +134,9 @@ def decode_attention(
     A sequence of context 0 gets zeros. All shapes follow from the arguments' shapes and ``num_splits``: the host reads
     nothing.
     """
-    tile = tile or DecodeTile()
     num_seqs, num_heads, key_dim = query.shape
     _, page_size, num_kv_heads, value_dim = values.shape
+    tile = tile or decode_tile(max(key_dim, value_dim), query.dtype)
     group = num_heads // num_kv_heads
     output = query.new_empty(num_seqs, num_heads, value_dim)
     if not num_seqs:
