@@ -2,41 +2,95 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 
 from ..scheduling.moves import Moves, Pairs
 
+_STAGE_BYTES = 64 << 20  # at a time: their copy takes long beside what it takes to launch it
+
 
 class PageMover:
-    """Moves pages of all layers. A copy is of bytes: what comes back is what went away."""
+    """Moves pages of all layers. A copy is of bytes: what comes back is what went away.
+
+    Whatever the device does is done in the order of the steps around it. The host waits for pages that leave, and with
+    them for the step in flight; for pages that come it does not.
+    """
 
     def __init__(self, pools: list[torch.Tensor], num_host_pages: int = 0) -> None:
         """``pools`` are the tensors that hold pages, each with a row [...] for every page, the trash page first."""
         self._device = pools
-        self._host = [_like_on_host(pages, num_host_pages) for pages in self._device]
+        self._host = [torch.zeros(num_host_pages, *pages.shape[1:], dtype=pages.dtype) for pages in pools]
+        self._stage = _Stage(pools, num_host_pages)
 
     def __call__(self, moves: Moves) -> None:
         """Each group reads everything before it writes; see ``Moves`` for their order."""
         if not self._device:
             return
         place = self._device[0].device  # of all of them: indices are sent there once, not for each layer
-        leaving, host_leaving = _columns(moves.swap_out)
-        sources, targets = (_sent(column, place) for column in _columns(moves.copies))
-        coming, host_coming = _columns(moves.swap_in)
-        leaving, coming = _sent(leaving, place), _sent(coming, place)
-        for device, host in zip(self._device, self._host, strict=True):
-            if moves.swap_out:
-                host[host_leaving] = device[leaving].to(host.device)
-            if moves.copies:
-                device[targets] = device[sources]
-            if moves.swap_in:
-                device[coming] = host[host_coming].to(place)
+        for part in self._stage.parts(moves.swap_out):
+            self._swap_out(part, place)
+        if moves.copies:
+            sources, targets = (_sent(column, place) for column in _columns(moves.copies))
+            for pages in self._device:
+                pages[targets] = pages[sources]
+        for part in self._stage.parts(moves.swap_in):
+            self._swap_in(part, place)
+
+    def _swap_out(self, pairs: Pairs, place: torch.device) -> None:
+        leaving, host_leaving = _columns(pairs)
+        leaving = _sent(leaving, place)
+        for pages, staged in zip(self._device, self._stage.pages, strict=True):
+            staged[: len(pairs)].copy_(pages[leaving], non_blocking=True)
+        self._stage.launched()
+        self._stage.wait()
+        for host, staged in zip(self._host, self._stage.pages, strict=True):
+            host[host_leaving] = staged[: len(pairs)]
+
+    def _swap_in(self, pairs: Pairs, place: torch.device) -> None:
+        coming, host_coming = _columns(pairs)
+        coming = _sent(coming, place)
+        self._stage.wait()
+        for pages, host, staged in zip(self._device, self._host, self._stage.pages, strict=True):
+            torch.index_select(host, 0, host_coming, out=staged[: len(pairs)])
+            pages[coming] = staged[: len(pairs)].to(place, non_blocking=True)
+        self._stage.launched()
 
 
-def _like_on_host(pages: torch.Tensor, num_pages: int) -> torch.Tensor:
-    """Pinned where that makes copies to the device faster."""
-    pin = pages.is_cuda and num_pages > 0
-    return torch.zeros(num_pages, *pages.shape[1:], dtype=pages.dtype, pin_memory=pin)
+class _Stage:
+    """Room for some pages of all layers between device and host, pinned where the device is one of its own.
+
+    Host pages are not pinned themselves: there may be many, torch's allocator takes the next power of two of each
+    tensor, and since they lie apart they are gathered for a copy anyway.
+    """
+
+    def __init__(self, pools: list[torch.Tensor], num_host_pages: int) -> None:
+        page_bytes = sum(pages[0].nbytes for pages in pools)
+        num_pages = min(num_host_pages, max(1, _STAGE_BYTES // max(1, page_bytes)))
+        is_apart = any(pages.is_cuda for pages in pools)
+        self.pages = [
+            torch.empty(num_pages, *pages.shape[1:], dtype=pages.dtype, pin_memory=is_apart and num_pages > 0)
+            for pages in pools
+        ]
+        self._max_pairs = max(1, num_pages)
+        self._is_done: Any = torch.cuda.Event() if is_apart else None  # type: ignore[no-untyped-call]
+
+    def parts(self, pairs: Pairs) -> Iterator[Pairs]:
+        """As many pairs at a time as there is room for."""
+        for start in range(0, len(pairs), self._max_pairs):
+            yield pairs[start : start + self._max_pairs]
+
+    def launched(self) -> None:
+        """All copies to or from the stage are launched."""
+        if self._is_done is not None:
+            self._is_done.record()
+
+    def wait(self) -> None:
+        """Until they are done: before, the host must neither read nor write here."""
+        if self._is_done is not None:
+            self._is_done.synchronize()
 
 
 def _columns(pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tests.workers.execute.factories import make_scheduler, make_sequence, run
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.workers.execute.attention.interface import LayerCache
 from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.model import moves
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.moves import PageMover
 from triptych.workers.execute.scheduling.moves import Moves
@@ -81,7 +83,7 @@ def test_a_text_does_not_depend_on_where_its_pages_were(folder: Path, options: d
     assert engine.stats.num_hit_tokens > 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
 def test_what_comes_back_from_the_host_is_bit_for_bit_what_went_away(dtype: torch.dtype) -> None:
     cache = LayerCache(torch.randn(6, 4, 2, 8).to(dtype), torch.randn(6, 4, 2, 8).to(dtype))
     before = [pages[[2, 4]].clone() for pages in cache]
@@ -91,6 +93,83 @@ def test_what_comes_back_from_the_host_is_bit_for_bit_what_went_away(dtype: torc
         pages.zero_()
     mover(Moves(swap_in=((5, 1), (2, 0))))
     assert all(torch.equal(pages[[5, 2]], kept) for pages, kept in zip(cache, before, strict=True))
+
+
+class OnDevice(torch.Tensor):
+    """Pages of a device that copies when it comes to it: on a CPU, when somebody waits for it."""
+
+    is_cuda = True
+    queue: ClassVar[list[Callable[[], object]]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (torch.Tensor.__setitem__, torch.Tensor.copy_):
+            return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        plain = [arg.as_subclass(torch.Tensor) if isinstance(arg, OnDevice) else arg for arg in args]
+        cls.queue.append(lambda: func(*plain))
+        return args[0]
+
+
+class Event:
+    """A torch.cuda.Event of that device."""
+
+    last: Callable[[], object] | None = None
+
+    def record(self) -> None:
+        self.last = OnDevice.queue[-1] if OnDevice.queue else None
+
+    def synchronize(self) -> None:
+        while self.last in OnDevice.queue:
+            OnDevice.queue.pop(0)()
+
+
+@pytest.fixture(name="pinned")
+def fixture_pinned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Pages of tensors that were pinned, in a process that believes to have a device. A stage holds two pages."""
+    pinned: list[int] = []
+
+    def noted(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def allocate(*shape: int, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+            pinned.extend(shape[:1] * pin_memory)
+            return make(*shape, **options)
+
+        return allocate
+
+    for name in ("empty", "zeros"):
+        monkeypatch.setattr(torch, name, noted(getattr(torch, name)))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(moves, "_STAGE_BYTES", 2 * 2 * 4 * 3)  # two pages of two layers with three numbers each
+    monkeypatch.setattr(OnDevice, "queue", [])
+    return pinned
+
+
+def two_layers(num_pages: int) -> list[torch.Tensor]:
+    return [torch.randn(num_pages, 3).as_subclass(OnDevice) for _ in range(2)]
+
+
+def test_of_many_host_pages_few_are_pinned(pinned: list[int]) -> None:
+    PageMover(two_layers(6), num_host_pages=100)
+    assert pinned == [2, 2]
+
+
+def test_no_page_is_overwritten_before_it_was_copied(pinned: list[int]) -> None:
+    pools = two_layers(6)
+    before = [pages[1:].clone() for pages in pools]
+    mover = PageMover(pools, num_host_pages=7)
+    mover(Moves(swap_out=tuple((page, page) for page in range(1, 6))))
+    for pages in pools:
+        pages.zero_()
+    mover(Moves(swap_in=tuple((page, page) for page in range(1, 6))))
+    for launched in OnDevice.queue:
+        launched()
+    assert all(torch.equal(pages[1:], kept) for pages, kept in zip(pools, before, strict=True))
+
+
+def test_pages_that_come_do_not_wait_for_the_step_in_flight(pinned: list[int]) -> None:
+    mover = PageMover(two_layers(6), num_host_pages=7)
+    OnDevice.queue.append(lambda: pytest.fail("somebody waited"))
+    mover(Moves(swap_in=((1, 1), (3, 2))))
+    assert len(OnDevice.queue) == 1 + 2
 
 
 def test_indices_are_sent_once_and_not_for_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
