@@ -232,9 +232,17 @@ def attempt(part: Part, folder: Path, left_s: float, *, is_dry: bool) -> dict[st
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     if error:
         told = log.read_text(errors="replace")
-        found["error"] = f"{error}: {last_line(told)}" if last_line(told) else error
+        found["error"] = explained(error, told)
         found["log"] = told[-6000:]
     return found
+
+
+def explained(error: str, told: str) -> str:
+    """The error with what the part said last; that alone if a package is lacking, for the rows to say which."""
+    why = last_line(told)
+    if why.startswith("needs "):
+        return why
+    return f"{error}: {why}" if why else error
 
 
 def last_line(text: str) -> str:

@@ -17,6 +17,7 @@ import torch
 from benchmarks.cpu_models import SHAPES, make_checkpoint
 
 Shape = dict[str, Any]
+_PACKAGES = {"zmq": "pyzmq"}  # whose module has another name
 _SLEEP_CYCLES = 1_000_000  # half a millisecond
 
 _QWEN3_8B: Shape = {
@@ -40,10 +41,10 @@ _TINY: Shape = {
 
 
 def require(*modules: str) -> None:
-    """Ends the part with the names of those that are not installed."""
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    """Ends the part with the names of the packages that are not installed."""
+    missing = [_PACKAGES.get(name, name) for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise SystemExit(f"needs {', '.join(missing)}, which this machine lacks")
+        raise SystemExit(f"needs {', '.join(missing)}: not installed here")
 
 
 class Notes:

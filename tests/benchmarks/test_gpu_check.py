@@ -150,16 +150,30 @@ def test_reports_of_two_calls_add_up(
     assert "A100" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("told", "error"),
+    [
+        ("", "exit code 1"),
+        ("warning\nRuntimeError: no luck\n\n", "exit code 1: RuntimeError: no luck"),
+        ("needs pyzmq: not installed here\n", "needs pyzmq: not installed here"),
+    ],
+)
+def test_an_error_says_what_a_part_said_last(told: str, error: str) -> None:
+    assert gpu_check.explained("exit code 1", told) == error
+
+
 def test_the_table_says_what_was_met_missed_and_not_measured() -> None:
     report = {
-        "seconds": {"small": 1.0, "large": 2.0},
+        "seconds": {"small": 1.0, "large": 2.0, "processes": 3.0},
         "small": {"batch_32": {"idle_share": 0.01}, "throughput": {"output_tokens_per_s": 10.0}},
         "large": {"error": "exit code 1"},
+        "processes": {"error": "needs pyzmq: not installed here"},
     }
     lines = {line[:44].strip(): line[44:].split() for line in gpu_check.table(report).splitlines()[1:]}
     assert lines["0.6B, batch 32: idle share of the GPU"] == ["0.01", "<", "0.02", "met"]
     assert lines["0.6B, 256 requests, output tokens/s"] == ["10", ">=", "20000", "MISSED"]
     assert lines["8B, 256 x 1024/1024, output tokens/s"] == ["exit", "code", "1", ">=", "8500"]
+    assert lines["three processes: added inter-token, ms"] == ["needs", "pyzmq", "<=", "0.3"]
     assert lines["8B fp8, batch 1, tokens/s"] == ["not", "run"]
 
 
