@@ -74,6 +74,8 @@ def validation_error(errors: list[Any]) -> ApiError:
     """The first thing that is wrong with a body, by the name of the field."""
     # Of a field with alternatives pydantic tells what is wrong with each: the deepest is the one that was meant.
     first = min(errors, key=lambda error: (error["type"] != "extra_forbidden", -len(error["loc"])))
+    if first["loc"] == ("body",) and isinstance(first.get("input"), bytes):
+        return ApiError("the body is not read as JSON: send it with the header content-type: application/json")
     path = [part for part in first["loc"] if part not in ("body", "query", "path")]
     param = _dotted(path) or None
     if first["type"] == "extra_forbidden":

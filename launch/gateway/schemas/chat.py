@@ -16,7 +16,10 @@ class ContentPart(ApiModel):
 
     type: Literal["text", "input_text", "output_text"]
     text: str
-    NEUTRAL: ClassVar[Neutral] = {"annotations": ANYTHING, "logprobs": ANYTHING, "prompt_cache_breakpoint": ANYTHING}
+    NEUTRAL: ClassVar[Neutral] = {
+        **dict.fromkeys(("annotations", "logprobs", "prompt_cache_breakpoint"), ANYTHING),
+        **dict.fromkeys(("image_url", "input_audio", "audio_url", "video_url", "file"), ()),  # known, and not done
+    }
 
 
 Parts = Annotated[List[ContentPart], Field(max_length=MAX_PARTS)]

@@ -158,6 +158,21 @@ def test_a_body_that_is_no_map_is_a_400(api: Site, body: bytes) -> None:
     assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "text/plain"])
+def test_a_body_that_does_not_say_that_it_is_json_is_told_how(api: Site, kind: str | None) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    reply = api.http.post(CHAT, content=b'{"messages": [{"role": "user", "content": "a secret"}]}', headers=headers)
+    assert reply.status_code == 400
+    assert "content-type: application/json" in reply.json()["error"]["message"]
+    assert "secret" not in reply.text
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url", "file"])
+def test_a_part_of_another_kind_than_text_is_known_and_not_done(api: Site, kind: str) -> None:
+    status, error = api.refusal(CHAT, messages=[{"role": "user", "content": [{"type": kind, kind: {"url": "x"}}]}])
+    assert (status, error["code"], error["param"]) == (400, "unsupported_value", f"messages[0].content[0].{kind}")
+
+
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", CHAT, 405)])
 def test_a_wrong_route_answers_in_the_same_shape(api: Site, method: str, path: str, status: int) -> None:
     reply = api.http.request(method, path)
