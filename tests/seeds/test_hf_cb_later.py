@@ -131,7 +131,9 @@ def test_n_hf_1_a_request_that_can_never_fit_fails_alone(small: Driver) -> None:
     """Refused where it comes in, with the numbers; everybody else is served."""
     good = [small.submit([9, index], max_tokens=20) for index in range(1, 5)]
     bad = [outcome(small.submit([1] * length)) for length in (48, 49, 5000)]
-    assert [str(error) for error in bad] == [f"prompt has {n} tokens, the limit is 47" for n in (48, 49, 5000)]
+    assert [str(error) for error in bad] == [
+        f"prompt has {n} tokens, the limit is 47, one less than context and pages hold" for n in (48, 49, 5000)
+    ]
     assert all(isinstance(error, RequestTooLong) for error in bad)
     assert [s.result(20).token_ids for s in good] == [expected([9, index], 20) for index in range(1, 5)]
 

@@ -67,7 +67,8 @@ def fit(token_ids: Int32, params: SamplingParams, card: ModelCard) -> int:
     """
     limit = longest_prompt(card)
     if len(token_ids) > limit:
-        raise RequestTooLong(f"prompt has {len(token_ids)} tokens, the limit is {limit}", param="prompt")
+        text = f"prompt has {len(token_ids)} tokens, the limit is {limit}, one less than context and pages hold"
+        raise RequestTooLong(text, param="prompt")
     room = _context_tokens(card) - len(token_ids)
     if params.is_beam_search:
         room = min(room, _beam_room(len(token_ids), params.num_beams, card))
