@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 from ...protocol import messages as m
 from ...protocol.channels import Router
 from ...protocol.journal.layout import Journal
 from .answer import Answer
+
+SENDING_S = 0.05  # of a turn at most, and one answer more: one FOLLOW asks for a thousand, each of megabytes if need be
+RETRY_S = 0.01  # a client that could not take a message is tried again so soon
 
 
 class Delivery:
@@ -20,30 +25,61 @@ class Delivery:
         self._journal = journal
         self._window = window
         self._changed: dict[Answer, None] = {}  # oldest first
+        self._stalled: dict[Answer, None] = {}  # whose reader has no room
+        self._full: dict[bytes, float] = {}  # these readers, and when each is tried again
 
     @property
     def pending(self) -> bool:
-        return bool(self._changed)
+        return bool(self._changed or self._stalled)
+
+    @property
+    def wait_s(self) -> float | None:
+        """Seconds until ``deliver`` has something to do; None if it has nothing to do."""
+        if self._changed:
+            return 0.0
+        return RETRY_S if self._stalled else None
 
     def mark(self, answer: Answer) -> None:
-        self._changed[answer] = None
+        if answer not in self._stalled:
+            self._changed[answer] = None
 
     def drop(self, answer: Answer) -> None:
         self._changed.pop(answer, None)
+        self._stalled.pop(answer, None)
 
     def deliver(self) -> None:
-        """Send what may be sent now."""
+        """Send what may be sent now, oldest first; what takes too long for one turn is left to the next."""
+        now = time.monotonic()
+        self._resume_stalled(now)
         rows: dict[bytes, list[tuple[Answer, m.DeltaRow]]] = {}
-        changed, self._changed = self._changed, {}
-        for answer in changed:
-            if answer.peer is None:
-                continue
-            if answer.stream.finish_reason is not None:
-                self._send_end(answer, answer.peer)
-            elif (row := answer.next_row(self._journal, self._window)) is not None:
-                rows.setdefault(answer.peer, []).append((answer, row))
+        for answer in list(self._changed):
+            del self._changed[answer]
+            if answer.peer is not None:
+                self._deliver_one(answer, answer.peer, rows, now)
+                if time.monotonic() > now + SENDING_S:
+                    break
         for peer, batch in rows.items():
             self._send_rows(peer, batch)
+
+    def _resume_stalled(self, now: float) -> None:
+        if not self._stalled:
+            self._full.clear()
+        elif now >= min(self._full.values(), default=0.0):
+            self._changed.update(self._stalled)
+            self._stalled.clear()
+
+    def _deliver_one(
+        self, answer: Answer, peer: bytes, rows: dict[bytes, list[tuple[Answer, m.DeltaRow]]], now: float
+    ) -> None:
+        if self._full.get(peer, 0.0) > now:
+            self._stalled[answer] = None
+        elif answer.stream.finish_reason is not None:
+            self._send_end(answer, peer)
+        elif (row := answer.next_row(self._journal, self._window)) is not None:
+            if peer in self._full:  # alone, for what is made for nothing takes from the others' time
+                self._send_rows(peer, [(answer, row)])
+            else:
+                rows.setdefault(peer, []).append((answer, row))
 
     def _send_end(self, answer: Answer, peer: bytes) -> None:
         """Send the terminal message, or what must come before it."""
@@ -63,11 +99,13 @@ class Delivery:
         """Whether it left."""
         try:
             if self._router.deliver(peer, message):
+                self._full.pop(peer, None)
                 return True
         except ConnectionError:
+            self._full.pop(peer, None)
             for answer in answers:
                 answer.peer = None
         else:
-            for answer in answers:
-                self.mark(answer)
+            self._full[peer] = time.monotonic() + RETRY_S
+            self._stalled.update(dict.fromkeys(answers))
         return False

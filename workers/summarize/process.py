@@ -31,7 +31,7 @@ from .answer import Answer
 from .choices import Choices, Requests, unknown
 from .columns import is_follow_entry, rows_of
 from .deadlines import Deadlines
-from .delivery import Delivery
+from .delivery import RETRY_S, Delivery
 from .ends import Ends
 from .listing import list_requests
 from .notices import Notices
@@ -43,7 +43,6 @@ from .vocabulary import Vocabulary
 logger = logging.getLogger(__name__)
 
 WAIT_FOR_MODEL_S = 0.02
-RETRY_S = 0.01  # a client that could not take a message is tried again so soon
 MAX_FRAMES_A_TURN = 1024
 HEARING_S = 0.05  # of a turn at most, and one frame more: whoever asks much does not keep the others' text waiting
 LAST_WORDS_S = 1.0  # at a stop, clients get so long to acknowledge their ends
@@ -107,7 +106,8 @@ class Summarize:
 
     def wait(self) -> None:
         patience = self._deadlines.wait_s(self._journal.now_ns(), self._stats.publish_if_due())
-        self._poller.wait(min(patience, RETRY_S) if self._delivery.pending else patience)
+        due_s = self._delivery.wait_s
+        self._poller.wait(patience if due_s is None else min(patience, due_s))
 
     def turn(self) -> None:
         for message in self._links.inbox.recv_all():

@@ -1,0 +1,106 @@
+"""Much that is asked for at once is sent bit by bit, and a reader without room costs the others nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.protocol.factories import TIMES, make_record
+from tests.simulation.clock import installed
+from tests.simulation.journal import make_journal
+from tests.simulation.processes import Worker
+from tests.simulation.world import World
+from triptych.protocol import messages as m
+from triptych.protocol.codec import encode
+from triptych.protocol.journal.releases import ReleaseWriter
+from triptych.protocol.journal.requests import RequestWriter
+from triptych.workers.summarize.delivery import RETRY_S, SENDING_S
+from triptych.workers.summarize.process import Summarize
+
+NAMES = [f"r{number}" for number in range(24)]
+MAKE_NS = 10_000_000  # to make a message and send it, with 256 tokens and 20 logprobs of each
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Many answers are kept in the journal."""
+    world = World(0)
+    world.journal = make_journal(len(NAMES), 1 << 16, clock_shift_ns=0)
+    with installed(world.clock):
+        for name in NAMES:
+            key = RequestWriter(world.journal).accept(make_record(name, logprobs=20), TIMES)
+            ReleaseWriter(world.journal).release(*key, num_tokens=0, reason="stop")
+        yield world
+
+
+class Readers:
+    """What they were given; those in ``full`` have no room."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.world, self.given, self.full = world, list[tuple[bytes, str]](), set[bytes]()
+        self.num_tries = 0
+        body = Worker(world, "summarize")._build()
+        assert isinstance(body, Summarize)
+        self.body = body
+        monkeypatch.setattr(body._router, "deliver", self._deliver)
+
+    def _deliver(self, peer: bytes, message: Any) -> bool:
+        self.num_tries += 1
+        self.world.clock.advance_to(self.world.clock.now_ns + MAKE_NS)
+        if peer not in self.full:
+            self.given.append((peer, message.request_id))
+        return peer not in self.full
+
+    def ask(self, peer: bytes, names: list[str]) -> None:
+        self.body._hear_safely(peer, encode(m.Follow([[name, 0, True] for name in names])))
+
+    def wait_and_turn(self) -> None:
+        wait_s = self.body._delivery.wait_s
+        assert wait_s is not None
+        self.world.clock.advance_to(self.world.clock.now_ns + int(wait_s * 1e9))
+        self.body.turn()
+
+
+def test_one_follow_of_many_kept_answers_takes_many_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one turn they took so long that the process was killed as hung."""
+    readers = Readers(world, monkeypatch)
+    readers.ask(b"greedy", NAMES)
+    began_ns, num_turns = world.clock.now_ns, 0
+    while readers.body._delivery.pending:
+        before_ns = world.clock.now_ns
+        readers.wait_and_turn()
+        assert world.clock.now_ns - before_ns < SENDING_S * 1e9 + 2 * MAKE_NS
+        num_turns += 1
+    assert num_turns >= len(NAMES) * MAKE_NS / 1e9 / (SENDING_S + 0.02)
+    assert readers.given == [(b"greedy", name) for name in NAMES]
+    assert world.clock.now_ns - began_ns < (len(NAMES) + 1) * MAKE_NS  # nobody slept while there was something to do
+
+
+def test_who_asks_again_and_again_gets_no_more_than_his_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers = Readers(world, monkeypatch)
+    greedy, modest = NAMES[:-1], NAMES[-1]
+    readers.ask(b"greedy", greedy)
+    readers.ask(b"modest", [modest])
+    while (b"modest", modest) not in readers.given:
+        readers.wait_and_turn()
+        readers.ask(b"greedy", greedy)
+    assert readers.given.index((b"modest", modest)) == len(greedy)
+
+
+def test_a_reader_without_room_is_tried_once_in_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers = Readers(world, monkeypatch)
+    readers.full.add(b"stalled")
+    readers.ask(b"stalled", NAMES[:-1])
+    readers.ask(b"other", NAMES[-1:])
+    readers.wait_and_turn()
+    assert readers.given == [(b"other", NAMES[-1])]
+    for num_tries in (3, 4, 5):
+        assert readers.body._delivery.wait_s == RETRY_S
+        readers.wait_and_turn()
+        assert readers.num_tries == num_tries
+    readers.full.clear()
+    while readers.body._delivery.pending:
+        readers.wait_and_turn()
+    assert sorted(readers.given[1:]) == sorted((b"stalled", name) for name in NAMES[:-1])
