@@ -22,6 +22,10 @@ from .errors import BadFrame, ConfigError
 
 MAX_IPC_PATH = 107  # bytes, sun_path of a Unix socket
 SEND_LIMIT = 1000  # messages under way to one peer
+# What one connection may leave unread here. ZeroMQ counts messages, so it is what the largest would take; sixteen are
+# received as quickly as a thousand. What more a client sends waits with it.
+MAX_UNREAD_BYTES = 128 << 20
+MIN_UNREAD = 4
 BACKLOG = 1024  # connections waiting to be accepted
 MAX_OWNERS = 1 << 14  # connections whose key is remembered
 
@@ -56,6 +60,11 @@ def _bind(socket: Socket, endpoint: str) -> None:
 def _has_message(socket: Socket) -> bool:
     """Whether a message may be received without waiting. To be refused one costs twice as much as to ask."""
     return bool(int(socket.get(_EVENTS)) & _READ)
+
+
+def receive_limit(max_frame_bytes: int) -> int:
+    """Messages of one client that may wait to be read."""
+    return min(max(MAX_UNREAD_BYTES // max_frame_bytes, MIN_UNREAD), SEND_LIMIT)
 
 
 class Transport:
@@ -188,7 +197,7 @@ class Router:
         self.socket.setsockopt(zmq.LINGER, 1000)  # only matters at a clean end: the last answers may leave
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.SNDHWM, SEND_LIMIT)
-        self.socket.setsockopt(zmq.RCVHWM, SEND_LIMIT)
+        self.socket.setsockopt(zmq.RCVHWM, receive_limit(max_frame_bytes))
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes + 1024)
         is_public = public is not None and public.endpoint is not None
         # Whoever connects and says nothing costs a descriptor for so long. Of ten thousand honest clients that connect

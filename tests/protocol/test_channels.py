@@ -24,6 +24,7 @@ from triptych.protocol.channels import (
     Router,
     inbox_endpoint,
     ipc_endpoint,
+    receive_limit,
 )
 from triptych.protocol.codec import decode, encode
 from triptych.protocol.errors import ConfigError
@@ -362,3 +363,19 @@ def test_a_message_ends_a_wait(context: Context, folder: Path) -> None:
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0])
 def test_a_wait_without_time_is_a_look(bell: Bell, timeout_s: float) -> None:
     Poller(bell.file).wait(timeout_s)
+
+
+@pytest.mark.parametrize(("max_frame_bytes", "limit"), [(1 << 10, 1000), (8 << 20, 16), (1 << 30, 4)])
+def test_the_larger_a_frame_may_be_the_fewer_wait_to_be_read(max_frame_bytes: int, limit: int) -> None:
+    """A thousand of eight megabytes were as many gigabytes of one client."""
+    assert receive_limit(max_frame_bytes) == limit
+
+
+def test_more_than_may_wait_arrives_all_the_same(context: Context, folder: Path) -> None:
+    router = Router(context, ipc_endpoint(folder / "submit"), epoch=1, max_frame_bytes=1 << 30)
+    client = context.socket(zmq.DEALER)
+    client.connect(router.endpoint)
+    for number in range(200):
+        client.send(b"%d" % number)
+    frames = [eventually(router.recv)[1] for _ in range(200)]
+    assert frames == [b"%d" % number for number in range(200)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,14 +38,18 @@ class Intake:
         """Whether it may take the tokenizer long. A chat's template is a program, which may take any time over it."""
         return self.num_bytes > INLINE_BYTES or self.request.messages is not None
 
-    @property
-    def num_waiting_bytes(self) -> int:
-        """Bytes that will wait for the compiler or the tokenizer; 0 if it is tokenised at once."""
-        return self.num_bytes if self.is_long or self.request.structured is not None else 0
-
     def time_after(self, limit_ms: float | None) -> int:
         """CLOCK_MONOTONIC in ns, so long after the receipt; 0 without a limit."""
         return 0 if limit_ms is None else self.received_ns + int(limit_ms * 1e6)
+
+
+def num_waiting_bytes(request: Mapping[str, Any], num_bytes: int) -> int:
+    """Bytes of a SUBMIT that will wait for the compiler or the tokenizer; 0 if it is tokenised at once.
+
+    Told from the map as it came: whether there is room for it is asked before anything is done for it.
+    """
+    waits = any(request.get(name) is not None for name in ("messages", "structured"))
+    return num_bytes if waits or num_bytes > INLINE_BYTES else 0
 
 
 def check_member_ids(request_id: str, size: int) -> None:

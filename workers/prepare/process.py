@@ -31,7 +31,8 @@ from ...protocol.run_dir import CARD_FILE, submit_endpoint
 from ...protocol.service import service_info
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .admission import Admission
-from .intake import Intake, Known, KnownIds, answered_already, check_member_ids, digest_of
+from .confirmations import Confirmations
+from .intake import Intake, Known, KnownIds, answered_already, check_member_ids, digest_of, num_waiting_bytes
 from .queue import CreditQueue, Waiting
 from .quotas import Quotas
 from .request import GenerationRequest
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 WAIT_FOR_MODEL_S = 0.02
 MAX_FRAMES_A_TURN = 256  # so that credits and replies are not kept waiting by a flood
+HEARING_S = 0.05  # of a turn at most, and one frame more, for the same reason
 
 
 def run(context: WorkerContext) -> None:
@@ -83,8 +85,6 @@ class Prepare:
         self._live: dict[int, int] = {}  # dispatched and not released: slot -> generation
         self._waiting = CreditQueue(context.config.scheduler.arrivals_per_level)  # accepted, no credit yet
         self._next_scan = 0.0
-        self._syncs = service.journal is not None and service.journal_flush in ("accept", "step")
-        self._unsynced: list[tuple[bytes, m.Accepted]] = []
         context.intent.begin()
         self._counts: Counter[str] = Counter()
         self._quotas = Quotas(
@@ -103,6 +103,7 @@ class Prepare:
             max_frame_bytes=service.max_frame_bytes,
             public=context.public_door(service.submit),
         )
+        self._confirmations = Confirmations(context, self._router)
         self._poller = self._links.poller(self._router.socket, self._bell.file)
 
     def run(self) -> None:
@@ -121,13 +122,8 @@ class Prepare:
         self._bell.silence()
         self._receive()
         self._tokenizing.turn()
-        for _ in range(MAX_FRAMES_A_TURN):
-            if (received := self._router.recv()) is None:
-                break
-            self._stats.changed = True
-            self._hear_alone(*received)
-            self._context.page.progress()
-        self._sync()
+        self._hear_all()
+        self._confirmations.flush()
         self._dispatch()
 
     # -- from the other workers
@@ -207,6 +203,17 @@ class Prepare:
 
     # -- from the clients
 
+    def _hear_all(self) -> None:
+        until = time.monotonic() + HEARING_S
+        for _ in range(MAX_FRAMES_A_TURN):
+            if (received := self._router.recv()) is None:
+                return
+            self._stats.changed = True
+            self._hear_alone(*received)
+            self._context.page.progress()
+            if time.monotonic() > until:
+                return
+
     def _hear_alone(self, peer: bytes, frame: bytes) -> None:
         """Written down before anything looks into it: reading alone may be what ends this process."""
         key = content_key(frame)
@@ -255,16 +262,16 @@ class Prepare:
                 return
             if self._tokenizing.has_to_wait(digest):
                 return  # its client sends it again
+            owner, num_waiting = self._router.owner(peer), num_waiting_bytes(message.request, num_bytes)
+            self._check_room(num_waiting)
+            self._quotas.check(owner, num_waiting)
             request = GenerationRequest.from_wire(message.request)
             check_member_ids(request_id, request.sampling.group_size)
-            intake = Intake(peer, self._router.owner(peer), request_id, digest, num_bytes, request, received_ns)
-            self._check_room(intake.num_waiting_bytes)
-            self._quotas.check(intake.owner, intake.num_waiting_bytes)
         except RequestError as error:
             self._refuse(peer, request_id, error)
             return
         self._ids.begin(request_id, digest)
-        self._tokenizing.begin(intake)
+        self._tokenizing.begin(Intake(peer, owner, request_id, digest, num_bytes, request, received_ns))
 
     def _answer_again(self, peer: bytes, request_id: str, known: Known) -> None:
         """What became of a request whose client says it again.
@@ -280,7 +287,7 @@ class Prepare:
             self._check_room(0)
             return  # its client was away for too long. Once the record is free, the request begins anew.
         self._writer.note_told(known.key[0], self._journal.now_ns())
-        self._confirm(peer, known.accepted)
+        self._confirmations.say(peer, known.accepted)
 
     def _check_room(self, num_bytes: int) -> None:
         """``num_bytes``: that would wait for the compiler or the tokenizer."""
@@ -337,22 +344,7 @@ class Prepare:
         self._ids.accept(accepted, intake.digest, key)
         self._counts["accepted"] += 1
         self._counts["prompt_tokens"] += accepted.num_prompt_tokens
-        self._confirm(intake.peer, accepted)
-
-    def _confirm(self, peer: bytes, accepted: m.Accepted) -> None:
-        """Say ACCEPTED, now or once the journal is on the disk."""
-        if self._syncs:
-            self._unsynced.append((peer, accepted))
-        else:
-            self._router.send(peer, accepted)
-
-    def _sync(self) -> None:
-        """One flush for all that were accepted in this turn."""
-        if self._unsynced:
-            self._journal.flush()
-            for peer, accepted in self._unsynced:
-                self._router.send(peer, accepted)
-            self._unsynced.clear()
+        self._confirmations.say(intake.peer, accepted)
 
     def _enter(self, slot: int, generation: int, record: RequestRecord) -> m.Accepted:
         """Take note of a record that is in use; what its client is told."""

@@ -42,7 +42,7 @@ class GenerationRequest:
     deadline_ms: float | None = None  # from receipt to the end; then it fails with what was produced
     max_queue_ms: float | None = None  # from receipt to its first step
     cache_salt: str = ""  # prefixes are shared among requests of the same salt only
-    tools: list[Any] | None = None  # for the chat template; on the wire JSON text, for a schema may be deep
+    tools: str | None = None  # for the chat template: JSON text, for a schema may be deep
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # more variables for the chat template
     max_prompt_tokens: int | None = None  # a longer prompt is cut, or refused, as one that does not fit
     return_prompt: bool = False  # the summary brings the prompt's token ids

@@ -14,7 +14,7 @@ from ...protocol.errors import EmptyPrompt, InvalidRequest, TokenizationFailed
 from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_facts
 from .chat_template import ChatTemplate
 from .request import GenerationRequest, Int32
-from .tool_fields import Message
+from .tool_fields import Message, chat_values
 
 _NONE: Mapping[str, Any] = {}
 
@@ -43,11 +43,12 @@ class TextEncoder:
 
         Raises:
             EmptyPrompt: there is no token, and the model has none to begin with.
-            InvalidRequest: a chat for a model without a chat template.
+            InvalidRequest: a chat for a model without a chat template, or JSON text in it that is none.
             TokenizationFailed: the tokenizer or the template raised.
         """
+        messages, tools = chat_values(request.messages or (), request.tools)
         if request.messages is not None:
-            return self.encode_chat(request.messages, tools=request.tools, variables=request.chat_template_kwargs)
+            return self.encode_chat(messages, tools=tools, variables=request.chat_template_kwargs)
         if request.prompt is not None:
             return self.encode(request.prompt)
         assert request.prompt_token_ids is not None, "a request has one of three prompts"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from ...protocol.codec import MAX_VALUES
 from ...protocol.errors import InvalidRequest
 
 MAX_TOOLS = 128
@@ -16,6 +18,8 @@ _TEXT_FIELDS = ("name", "tool_call_id")
 CALL_FIELDS = frozenset({*_TEXT_FIELDS, "tool_calls"})
 # What the template gets from us; a request must not put something else in their place.
 _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+# Also one that does not end: were it not found, each quote in it would be looked at as the beginning of another.
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 
 
 class _Turn(TypedDict):
@@ -28,14 +32,14 @@ class Message(_Turn, total=False):
 
     name: str
     tool_call_id: str
-    tool_calls: list[dict[str, Any]]  # arguments are JSON text on the wire and the value of it here
+    tool_calls: list[dict[str, Any]]  # arguments may be JSON text, of which ``chat_values`` makes the value
 
 
 def add_calls(message: Message, name: str, value: Mapping[str, Any]) -> Message:
     """The message with the fields of ``CALL_FIELDS`` that it has on the wire.
 
     Raises:
-        InvalidRequest: one has the wrong type, or the arguments of a call are no JSON.
+        InvalidRequest: one has the wrong type.
     """
     for key in _TEXT_FIELDS:
         text = value.get(key)
@@ -56,31 +60,78 @@ def _checked_call(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise _bad(f"{name} must be a map with a function that has a name, got {value!r:.80}")
     arguments = function.get("arguments", "{}")
-    if isinstance(arguments, str):  # templates write the value, not the text of it
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            raise _bad(f"{name}.function.arguments is no JSON: {error}") from error
     return {"id": value.get("id", ""), "type": "function", "function": {**function, "arguments": arguments}}
 
 
-def checked_tools(value: Any) -> list[Any] | None:
-    """The tools out of their JSON text; None if there are none.
+def checked_tools(value: Any) -> str | None:
+    """The JSON text of the tools; what it says is for ``chat_values``."""
+    if value is not None and not isinstance(value, str):
+        raise _bad_tools(value)
+    return value
+
+
+def chat_values(messages: Sequence[Message], tools: str | None) -> tuple[list[Message], list[Any] | None]:
+    """What the template gets: values, where the wire has JSON text of them. To read megabytes of it may take long.
 
     Raises:
-        InvalidRequest: it is no JSON text of a list.
+        InvalidRequest: a text is no JSON, ``tools`` is none of a list, or there are too many values in all of them.
     """
-    if value is None:
-        return None
+    texts = _JsonTexts()
+    read = [_with_arguments(f"messages[{i}]", message, texts) for i, message in enumerate(messages)]
+    return read, None if tools is None else _read_tools(tools, texts)
+
+
+def _with_arguments(name: str, message: Message, texts: _JsonTexts) -> Message:
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for index, call in enumerate(message["tool_calls"]):
+        arguments = call["function"]["arguments"]
+        if isinstance(arguments, str):
+            try:
+                arguments = texts.read(arguments or "{}")
+            except (ValueError, RecursionError) as error:
+                raise _bad(f"{name}.tool_calls[{index}].function.arguments is no JSON: {error}") from error
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "tool_calls": calls}
+
+
+def _read_tools(text: str, texts: _JsonTexts) -> list[Any]:
     try:
-        tools = json.loads(value) if isinstance(value, str) else None
+        tools = texts.read(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"tools is no JSON: {error}", param="tools") from error
     if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
-        raise InvalidRequest(
-            f"tools must be the JSON text of a list of 1 to {MAX_TOOLS} tools, got {value!r:.80}", param="tools"
-        )
+        raise _bad_tools(text)
     return tools
+
+
+class _JsonTexts:
+    """Those of one request, with as many values as a frame may have: three bytes may be a map, which takes 64, and
+    nothing else is done while they are read.
+    """
+
+    def __init__(self) -> None:
+        self._left = MAX_VALUES
+
+    def read(self, text: str) -> Any:
+        """
+        Raises:
+            ValueError: it is no JSON, or has too many values.
+            RecursionError: it is too deep.
+        """
+        num_values = _count(text)
+        if num_values > self._left:  # a file that a tool is to write has as many commas, in a string
+            num_values = _count(_STRING.sub("", text))
+        self._left -= num_values
+        if self._left < 0:
+            raise ValueError(f"the arrays, maps and entries of all texts are more than {MAX_VALUES}")
+        return json.loads(text)
+
+
+def _count(text: str) -> int:
+    """Arrays, maps and entries, strings taken for bare text."""
+    return text.count("[") + text.count("{") + text.count(",")
 
 
 def checked_template_kwargs(value: Any) -> Mapping[str, Any]:
@@ -98,6 +149,12 @@ def checked_template_kwargs(value: Any) -> Mapping[str, Any]:
     if taken := _OWN_VARIABLES & value.keys():
         raise InvalidRequest(f"chat_template_kwargs must not hold {min(taken)}", param="chat_template_kwargs")
     return value
+
+
+def _bad_tools(value: Any) -> InvalidRequest:
+    return InvalidRequest(
+        f"tools must be the JSON text of a list of 1 to {MAX_TOOLS} tools, got {value!r:.80}", param="tools"
+    )
 
 
 def _bad(message: str) -> InvalidRequest:

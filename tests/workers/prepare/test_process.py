@@ -75,6 +75,30 @@ def test_each_frame_that_was_heard_is_progress(world: World, monkeypatch: pytest
     assert marks == [False, True] * 3
 
 
+def test_who_never_stops_asking_does_not_stop_the_rest(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each frame may take a second, and meanwhile no credit comes back and nobody else is told anything."""
+    prepare, heard = make_prepare(world), list[bytes]()
+
+    def hear(_: bytes, frame: bytes) -> None:
+        heard.append(frame)
+        world.clock.advance_to(world.clock.now_ns + 10_000_000)
+
+    monkeypatch.setattr(prepare._router, "recv", lambda: (b"peer", FRAME))
+    monkeypatch.setattr(prepare, "_hear_alone", hear)
+    prepare.turn()
+    assert 1 <= len(heard) <= process.HEARING_S / 0.01 + 1
+
+
+def test_a_request_without_room_is_not_looked_into(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look into megabytes takes long, and whoever is over his quota may send them without an end."""
+    prepare, answers = make_prepare(world), list[m.Rejected]()
+    monkeypatch.setattr(prepare._router, "send", lambda _, message: answers.append(message))
+    prepare._quotas.waits(b"peer", world.config.service.max_client_bytes)
+    prepare._hear_alone(b"peer", encode(m.Submit("a", {"messages": "no list", "max_tokens": 1})))
+    prepare._hear_alone(b"peer", encode(m.Submit("b", {"prompt_token_ids": "no list"})))
+    assert [(answer.request_id, answer.code) for answer in answers] == [("a", "overloaded"), ("b", "invalid_request")]
+
+
 def test_bad_frames_of_clients_and_of_workers_are_reported(world: World) -> None:
     prepare = make_prepare(world)
     prepare._router.num_bad_frames, prepare._links.inbox.num_bad_frames = 2, 3

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from triptych.protocol.codec import MAX_VALUES
 from triptych.protocol.errors import InvalidRequest
 from triptych.workers.prepare.chat_template import ChatTemplate
 from triptych.workers.prepare.request import GenerationRequest
+from triptych.workers.prepare.tool_fields import Message, chat_values
 
 DEEP = {"function": {"name": "f", "arguments": "[" * 100_000}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
@@ -20,12 +22,16 @@ CHAT: list[dict[str, Any]] = [
 ]
 
 
+def read(wire: dict[str, Any]) -> tuple[list[Message], list[Any] | None]:
+    request = GenerationRequest.from_wire(wire)
+    return chat_values(request.messages or (), request.tools)
+
+
 def test_the_template_gets_arguments_as_a_value() -> None:
-    request = GenerationRequest.from_wire({"messages": CHAT, "tools": '[{"type": "function"}]'})
-    assert request.messages is not None
-    assert request.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": [1]}
-    assert (request.messages[2]["tool_call_id"], request.messages[2]["name"]) == ("c1", "f")
-    assert request.tools == [{"type": "function"}]
+    messages, tools = read({"messages": CHAT, "tools": '[{"type": "function"}]'})
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": [1]}
+    assert (messages[2]["tool_call_id"], messages[2]["name"]) == ("c1", "f")
+    assert tools == [{"type": "function"}]
 
 
 def test_tools_and_variables_are_known_to_the_template() -> None:
@@ -60,5 +66,25 @@ def test_tools_and_variables_are_known_to_the_template() -> None:
 )
 def test_what_is_wrong_is_named(wire: dict[str, Any], param: str, reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason) as caught:
-        GenerationRequest.from_wire({"messages": CHAT, **wire})
+        read({"messages": CHAT, **wire})
     assert caught.value.param == param
+
+
+def test_a_request_that_is_refused_anyway_has_no_text_of_it_read() -> None:
+    """Of 8 MB that took a second, in which nobody else was heard, and cost its sender nothing."""
+    with pytest.raises(InvalidRequest, match="temperature"):
+        GenerationRequest.from_wire({"messages": CHAT, "tools": "no JSON", "temperature": -5})
+
+
+def test_the_values_of_all_texts_are_limited_together() -> None:
+    half = f"[{'[],' * (MAX_VALUES // 4)}[]]"
+    call = {"function": {"name": "f", "arguments": half}}
+    chat = [{"role": "assistant", "content": "", "tool_calls": [call] * 2}]
+    with pytest.raises(InvalidRequest, match=rf"tool_calls\[1\].* are more than {MAX_VALUES}"):
+        read({"messages": chat})
+
+
+@pytest.mark.parametrize("text", ["a,[{" * MAX_VALUES, '\\",' * MAX_VALUES], ids=["plain", "escaped"])
+def test_what_stands_in_a_string_is_no_value(text: str) -> None:
+    _, tools = chat_values((), json.dumps([{"file": text}]))
+    assert tools == [{"file": text}]
