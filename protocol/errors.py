@@ -161,6 +161,11 @@ class RequestTimeout(TriptychError):
     http_status = 504
 
 
+def encodable(text: str) -> str:
+    """The text as any message can carry it. What a checkpoint's template says may hold half a surrogate pair."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def _codes(root: type[RequestError]) -> dict[str, type[RequestError]]:
     table = {root.code: root}
     for child in root.__subclasses__():

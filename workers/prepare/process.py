@@ -21,6 +21,7 @@ from ...protocol.errors import (
     Overloaded,
     PipelineFailed,
     RequestError,
+    encodable,
 )
 from ...protocol.groups import check_request_id, member_id, member_seed, request_of
 from ...protocol.journal.layout import ACCEPTED, RELEASED
@@ -233,9 +234,8 @@ class Prepare:
             self._hear(peer, frame)
         except Exception as error:  # a fault of ours that one message finds must not cost the others anything
             logger.exception("a message could not be handled")
-            request_id = peek_request_id(frame)
-            self._ids.refuse(request_id)
-            self._refuse(peer, request_id, RequestError(f"the message could not be handled: {type(error).__name__}"))
+            failure = RequestError(f"the message could not be handled: {type(error).__name__}")
+            self._refuse_known(peer, peek_request_id(frame), failure)
 
     def _hear(self, peer: bytes, frame: bytes) -> None:
         received_ns = self._journal.now_ns()
@@ -310,8 +310,11 @@ class Prepare:
                 raise result
             self._accept(intake, result)
         except RequestError as error:
-            self._ids.refuse(intake.request_id)
-            self._refuse(intake.peer, intake.request_id, error)
+            self._refuse_known(intake.peer, intake.request_id, error)
+        except Exception as error:  # as in _hear_safely
+            logger.exception("request %s could not be taken", intake.request_id)
+            failure = RequestError(f"the request could not be taken: {type(error).__name__}")
+            self._refuse_known(intake.peer, intake.request_id, failure)
 
     def _accept(self, intake: Intake, admission: Admission) -> None:
         request, params = intake.request, intake.request.sampling
@@ -354,11 +357,15 @@ class Prepare:
         num_prompt_tokens = len(record.prompt) // 4
         return m.Accepted(request_id, num_prompt_tokens, record.num_truncated_tokens, record.token_capacity)
 
+    def _refuse_known(self, peer: bytes, request_id: str, error: RequestError) -> None:
+        """Of a request that was begun; its client may say it again."""
+        self._ids.refuse(request_id)
+        self._refuse(peer, request_id, error)
+
     def _refuse(self, peer: bytes, request_id: str, error: RequestError) -> None:
         self._counts[f"rejected_{error.code}"] += 1
-        self._router.send(
-            peer, m.Rejected(request_id[: m.MAX_REFUSED_ID_CHARS], error.code, error.message, error.param)
-        )
+        text = encodable(error.message)
+        self._router.send(peer, m.Rejected(request_id[: m.MAX_REFUSED_ID_CHARS], error.code, text, error.param))
 
     def _collect(self) -> dict[str, Any]:
         return {

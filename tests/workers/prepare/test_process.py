@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.simulation.clock import installed
 from tests.simulation.processes import Worker
 from tests.simulation.world import World
 from triptych.protocol import messages as m
-from triptych.protocol.codec import Frame, content_key, decode_public, encode
+from triptych.protocol.codec import Frame, content_key, decode, decode_public, encode
+from triptych.protocol.errors import InvalidRequest
 from triptych.protocol.journal.deaths import POISONED
 from triptych.workers.prepare import process
+from triptych.workers.prepare.admission import Admission
 from triptych.workers.prepare.process import Prepare
 
 FRAME = encode(m.Submit("a", {"prompt_token_ids": [1, 2, 3], "max_tokens": 1}))
@@ -36,11 +40,11 @@ def intents_while_reading(world: World, patch: pytest.MonkeyPatch) -> list[list[
     """What is written down, each time that a frame is about to be read."""
     intents: list[list[int]] = []
 
-    def decode(frame: bytes, *, max_bytes: int) -> Frame:
+    def read(frame: bytes, *, max_bytes: int) -> Frame:
         intents.append(world.board.intent("prepare").read())
         return decode_public(frame, max_bytes=max_bytes)
 
-    patch.setattr(process, "decode_public", decode)
+    patch.setattr(process, "decode_public", read)
     return intents
 
 
@@ -103,3 +107,47 @@ def test_bad_frames_of_clients_and_of_workers_are_reported(world: World) -> None
     prepare = make_prepare(world)
     prepare._router.num_bad_frames, prepare._links.inbox.num_bad_frames = 2, 3
     assert prepare._collect()["bad_frames"] == 5
+
+
+# -- what is given back by the tokenizer
+
+
+class Refusals:
+    """A prepare, and what it says to the clients as they read it."""
+
+    def __init__(self, world: World, patch: pytest.MonkeyPatch) -> None:
+        self.prepare, self.said = make_prepare(world), list[m.Rejected]()
+        patch.setattr(self.prepare._router, "send", self._send)
+
+    def _send(self, _: bytes, message: m.Rejected) -> bool:
+        self.said.append(decode(encode(message)).message)
+        return True
+
+    def hear(self) -> str:
+        self.prepare._hear_alone(b"peer", FRAME)
+        return self.said[-1].message
+
+
+def test_a_reason_that_no_frame_can_hold_is_told_all_the_same(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a template raises it that names what it refuses: the request came again and again, and ended each prepare."""
+    refusals = Refusals(world, monkeypatch)
+    monkeypatch.setattr(refusals.prepare._tokenizing, "_tokenize", lambda _: InvalidRequest("no such tool: \ud800"))
+    assert refusals.hear() == "no such tool: \\ud800"
+
+
+def test_a_fault_in_what_follows_the_tokenizer_fails_one_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals, results = Refusals(world, monkeypatch), list[Any]()
+    prepare = refusals.prepare
+    monkeypatch.setattr(prepare._tokenizing, "begin", results.append)
+    prepare._hear_alone(b"peer", FRAME)
+
+    def fail(*_: Any) -> None:
+        raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+
+    monkeypatch.setattr(prepare, "_accept", fail)
+    prepare._finish(results[0], Admission(np.array([1, 2, 3], np.int32), 0, 1))
+    [refused] = refusals.said
+    assert (refused.request_id, refused.code) == ("a", "request_failed")
+    assert refused.message == "the request could not be taken: UnicodeEncodeError"
+    prepare._hear_alone(b"peer", FRAME)
+    assert len(results) == 2  # it is taken again, if its client says it again
