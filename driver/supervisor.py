@@ -317,8 +317,9 @@ class Supervisor:
         """Seconds since the worker's last sign of progress, and how many it may take."""
         page = self._board.worker(worker.role)
         if page.phase(self._board.epoch(worker.role)) == "ready":
-            since_s = (time.monotonic_ns() - page.progress_ns) / 1e9
-            return since_s, max(self._config.hang_s, page.patience_ns / 1e9)
+            # Its patience first: whoever has waited for a disk shows progress before it is as impatient as usual again.
+            patience_s = max(self._config.hang_s, page.patience_ns / 1e9)
+            return (time.monotonic_ns() - page.progress_ns) / 1e9, patience_s
         # While it imports, loads and warms up there is no telling how long a sign takes; only the whole is bounded.
         return time.monotonic() - worker.started_at, self._config.start_timeout_s
 

@@ -27,6 +27,7 @@ from ..protocol.service import public_door
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.25  # an idle worker looks at the journal and shows that it lives so often
+FLUSH_S = 60.0  # a disk may take so long over one flush before the worker that waits for it counts as hung
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,21 @@ class WorkerContext:
             # step by some 90 ms.
             gc.freeze()
         self.page.set_phase(self.epoch, phase)
+
+    def flush_journal(self) -> None:
+        """Wait for the disk, and tell the driver to be patient meanwhile: killed, the next life would only wait again.
+
+        Raises:
+            JournalError: the disk does not take it.
+        """
+        patience_ns = self.page.patience_ns
+        self.page.set_patience(max(patience_ns, int(FLUSH_S * 1e9)))
+        self.page.progress()
+        try:
+            self.journal.flush()
+        finally:
+            self.page.progress()
+            self.page.set_patience(patience_ns)
 
     @property
     def stopping(self) -> bool:
@@ -121,6 +137,7 @@ def main(
         arguments.epoch = int(sys.stdin.readline() or sys.exit(0))
     context = open_context(role, arguments.epoch, arguments.run_dir)
     context.page.set_phase(context.epoch, "starting", since=process_start())
+    context.page.set_patience(0)  # an earlier life may have ended in the middle of a flush
     try:
         body(context)
     except BaseException:

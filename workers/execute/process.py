@@ -152,7 +152,7 @@ class Execute:
         message = self._books.record(outputs)
         self._intent.end()
         if self._flushes:
-            self._journal.flush()
+            self._context.flush_journal()
         if message is not None:
             self._links.send("summarize", message)
         if self._quarantine.is_on:

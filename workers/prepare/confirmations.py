@@ -12,7 +12,7 @@ class Confirmations:
 
     def __init__(self, context: WorkerContext, router: Router) -> None:
         service = context.config.service
-        self._journal, self._router = context.journal, router
+        self._context, self._router = context, router
         self._flushes = service.journal is not None and service.journal_flush in ("accept", "step")
         self._waiting: list[tuple[bytes, Accepted]] = []
 
@@ -25,7 +25,7 @@ class Confirmations:
     def flush(self) -> None:
         """Say what waits, after one flush for all of it."""
         if self._waiting:
-            self._journal.flush()
+            self._context.flush_journal()
             for peer, accepted in self._waiting:
                 self._router.send(peer, accepted)
             self._waiting.clear()
