@@ -241,11 +241,20 @@ class Execute:
             self._books.finish(
                 sequence.key, "error", f"{Poisoned.code}\nthe request ended the process that ran it, twice"
             )
+        elif error := self._too_many_beams(view):
+            self._books.fail(sequence.key, error)
         elif reason is not None:  # the last life wrote the last token and died before it could write the end
             self._books.finish(sequence.key, reason)
         else:
             self._quarantine.enter(sequence.key)
             self._begin(sequence, view.record.grammar)
+
+    def _too_many_beams(self, view: RequestView) -> str:
+        """Why the search of this beam can never begin, for its beams go on together; empty if it can."""
+        params, limit = view.record.params, self._engine.scheduler.config.max_live
+        if not params.is_beam_search or params.num_beams <= limit:
+            return ""
+        return f"num_beams is {params.num_beams}, which was accepted for more rows; the limit is max_live, {limit}, now"
 
     def _has_room(self, view: RequestView) -> bool:
         if self._num_live < self._max_live:

@@ -71,7 +71,8 @@ def _wait_for_model(context: WorkerContext) -> tuple[ModelCard | None, TextEncod
 class Prepare:
     """State of the worker. All of it is in the journal too, from which ``__init__`` takes it.
 
-    Invariant: at most ``max_live`` sequences are dispatched and not released.
+    Invariant: at most ``max_live`` sequences are dispatched and not released, but for what was dispatched, or is a
+    request of more sequences accepted, when there were more. Of these execute takes as many as it has room for.
     """
 
     def __init__(self, context: WorkerContext, card: ModelCard, encoder: TextEncoder) -> None:
@@ -188,7 +189,7 @@ class Prepare:
             self._stats.changed = True
 
     def _dispatch(self) -> None:
-        while waiting := self._waiting.pop(self._card.max_live - len(self._live)):
+        while waiting := self._waiting.pop(self._card.max_live - len(self._live), is_idle=not self._live):
             for slot, generation, record in waiting:
                 if is_released(self._journal, slot, generation):
                     continue  # ended while it waited

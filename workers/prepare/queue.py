@@ -21,7 +21,8 @@ class CreditQueue:
     nobody starves, and the order of two requests never changes.
 
     All sequences of a request leave at once, and who comes behind it waits until they can. So a request of many
-    sequences is not starved by those of few, and none holds a part of what another one waits for.
+    sequences is not starved by those of few, and none holds a part of what another one waits for. One that has more of
+    them than there are credits, accepted under another configuration, leaves once nobody has any.
 
     A removed request stays in the heap as a stale entry until it surfaces or half of the heap is stale.
     """
@@ -45,11 +46,11 @@ class CreditQueue:
         self._waiting[request_id][waiting.slot] = waiting
         self._owners[waiting.slot] = request_id
 
-    def pop(self, num_credits: int) -> list[Waiting]:
-        """The sequences of the next request, if there are credits for all of them; else nobody's."""
+    def pop(self, num_credits: int, *, is_idle: bool = False) -> list[Waiting]:
+        """The sequences of the next request, if there are credits for all of them, or nobody has one; else nobody's."""
         while self._heap and not self._waits(self._heap[0]):
             heapq.heappop(self._heap)
-        if not self._heap or len(self._waiting[self._heap[0][2]]) > num_credits:
+        if not self._heap or (len(self._waiting[self._heap[0][2]]) > num_credits and not is_idle):
             return []
         _, _, request_id = heapq.heappop(self._heap)
         sequences = list(self._waiting[request_id].values())

@@ -93,3 +93,12 @@ def test_a_request_of_which_all_ended_is_not_in_the_way() -> None:
     assert all(queue.remove(slot, 1) for slot in (0, 1))
     assert len(queue) == 1
     assert queue.pop(1) == later
+
+
+def test_a_request_of_more_sequences_than_there_are_credits_leaves_once_nobody_has_one() -> None:
+    """It was accepted under another configuration. Whoever comes behind it would wait for ever."""
+    queue = make_queue(0, [])
+    large, small = push(queue, 1, 2, 3), push(queue, 4, arrival=9)
+    assert queue.pop(2) == []
+    assert queue.pop(2, is_idle=True) == large
+    assert queue.pop(2) == small
