@@ -333,7 +333,7 @@ class Session:
     def _add(self, request_id: str, *row: Any) -> bool:
         """False if the row cannot be used: there is a gap before it, which is asked for again."""
         request = self._requests.get(request_id)
-        if request is None:
+        if request is None or not request.accepted:
             return True
         self._changed[request_id] = request
         try:
@@ -352,6 +352,8 @@ class Session:
     def _end(self, end: m.Finished | m.Failed) -> None:
         request = self._requests.get(end.request_id)
         if request is not None:
+            if not request.accepted:
+                return  # of an earlier one of this id, perhaps another; the FOLLOW after ACCEPTED asks for it again
             if not self._add(end.request_id, end.offset, end.text_offset, end.token_ids, end.text, end.logprobs):
                 return
             self._drop(end.request_id)

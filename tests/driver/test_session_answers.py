@@ -200,6 +200,26 @@ def test_an_id_that_is_used_again_and_let_go_is_not_acknowledged(service: FakeSe
     assert service.heard.count(m.Acknowledge(["a"])) == 1
 
 
+def test_what_is_said_of_a_request_before_it_is_accepted_once_more_is_asked_for_again(
+    service: FakeService, session: Session
+) -> None:
+    """It is let go and submitted again: who follows is known to summarize, while prepare may be slow."""
+    submit(session)
+    service.accept("a")
+    session.let_go("a")
+    stream = submit(session)
+    service.say("follow", m.Text([row("a", 0, 5, text="x")]))
+    service.say("follow", finished("a", 0, 5, 6, text="xy"))
+    service.settle(session)
+    assert not stream.done
+    assert m.Acknowledge(["a"]) not in service.heard
+    service.hear(m.Submit, where=lambda said: said.request_id == "a")
+    service.say("submit", m.Accepted("a", 1, 0, 16))
+    service.hear(m.Follow, where=has_entry("a", 0, True))
+    service.say("follow", finished("a", 0, 5, 6, text="xy"))
+    assert (stream.accepted(10).request_id, stream.result(10).token_ids) == ("a", [5, 6])
+
+
 def test_what_is_let_go_before_it_is_accepted_is_said_until_it_is_and_not_aborted(
     service: FakeService, session: Session
 ) -> None:
