@@ -86,6 +86,9 @@ def validation_error(errors: list[Any]) -> ApiError:
         return ApiError(f"the body is no JSON: {first.get('ctx', {}).get('error', '')}", code="invalid_json")
     if first["type"] == "unsupported":
         return unsupported(_dotted([*path, first["ctx"]["param"]]), first["msg"])
+    if first["type"] == "half":
+        param = _dotted([*path, first["ctx"]["param"]])
+        return ApiError(f"{param}: {first['msg']}", param=param)
     return ApiError(f"{param or 'the body'}: {first['msg']}, got {first.get('input')!r:.80}", param=param)
 
 

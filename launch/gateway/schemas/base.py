@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ....protocol.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Neutral = Mapping[str, tuple[Any, ...]]
 _LIMITS = {item.name: item.metadata for item in fields(SamplingParams)}
@@ -17,6 +21,7 @@ T = TypeVar("T")
 # With its first fault only: a body of 8 MB may have millions, and an account of all of them takes a minute.
 List = Annotated[list[T], Field(fail_fast=True)]
 MAX_MESSAGES = MAX_PARTS = 1024  # the pipeline's limits; told before each of a million is looked at
+_HALF = re.compile("[\ud800-\udfff]")
 ANYTHING: tuple[Any, ...] = (...,)  # the field changes nothing here, whatever it says
 
 
@@ -57,6 +62,14 @@ class ApiModel(BaseModel):
                 raise unsupported_value(name, item)
         return kept
 
+    @model_validator(mode="after")
+    def _refuse_halves(self) -> Self:
+        for name, item in type(self).model_fields.items():
+            if _has_half(getattr(self, name)):
+                text = "half a surrogate pair is no character, and no reply can hold it"
+                raise PydanticCustomError("half", "{text}", {"param": item.alias or name, "text": text})
+        return self
+
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
         schema: dict[str, Any] = handler.resolve_ref_schema(handler(core_schema))
@@ -64,6 +77,21 @@ class ApiModel(BaseModel):
         for name, neutral in cls.NEUTRAL.items():
             properties[name] = _neutral_schema(neutral)
         return schema
+
+
+def _has_half(value: Any) -> bool:
+    """Whether some text in it holds half a surrogate pair. Models look through their own fields."""
+    left = [value]  # and no recursion: a field of any content may be as deep as JSON can be
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            if not item.isascii() and _HALF.search(item):
+                return True
+        elif isinstance(item, dict):
+            left += [*item.keys(), *item.values()]
+        elif isinstance(item, list) and item and type(item[0]) is not int:  # there may be a million token ids
+            left += item
+    return False
 
 
 def _is_alias(model: type[BaseModel], name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -171,6 +172,39 @@ def test_a_body_that_does_not_say_that_it_is_json_is_told_how(api: Site, kind: s
 def test_a_part_of_another_kind_than_text_is_known_and_not_done(api: Site, kind: str) -> None:
     status, error = api.refusal(CHAT, messages=[{"role": "user", "content": [{"type": kind, kind: {"url": "x"}}]}])
     assert (status, error["code"], error["param"]) == (400, "unsupported_value", f"messages[0].content[0].{kind}")
+
+
+HALF = "\ud800"  # of a surrogate pair, as JSON can say it
+HALVES: list[tuple[str, dict[str, Any], str | None]] = [
+    (RESPONSES, {"metadata": {"a": HALF}}, "metadata"),
+    (RESPONSES, {"metadata": {HALF: "a"}}, "metadata"),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": HALF, "schema": {}}}}, "text.format.name"),
+    (COMPLETIONS, {"prompt": HALF}, "prompt"),
+    (COMPLETIONS, {"stop": ["a", HALF]}, "stop"),
+    (COMPLETIONS, {HALF: 1}, None),
+    (CHAT, {"messages": [*MESSAGES, {"role": "user", "content": HALF}]}, "messages[1].content"),
+    (CHAT, {"chat_template_kwargs": {"a": [{"b": HALF}]}}, "chat_template_kwargs"),
+    ("/tokenize", {"prompt": HALF}, "prompt"),
+    ("/v1/decisions", {"state": "s", "questions": [{"question": "q", "options": ["a", HALF]}]}, "questions[0].options"),
+]
+
+
+@pytest.mark.parametrize(("path", "field", "param"), HALVES, ids=[f"{p[4:]} {f!a}" for p, f, _ in HALVES])
+def test_half_a_surrogate_pair_is_refused_by_the_name_of_its_field(
+    api: Site, path: str, field: dict[str, Any], param: str | None
+) -> None:
+    """No reply can hold it: the answer was lost after the model had made it."""
+    body = json.dumps({**BASE.get(path, {}), **field}).encode()
+    reply = api.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_a_deep_field_is_looked_through() -> None:
+    deep: list[Any] = [HALF]
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(ValidationError, match="half a surrogate pair"):
+        ChatRequest.model_validate({"messages": MESSAGES, "chat_template_kwargs": {"a": deep}})
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", CHAT, 405)])
