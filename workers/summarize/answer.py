@@ -60,7 +60,7 @@ class Answer:
         self.text_done_ns = 0
         self.ended_ns = 0
         self._has_logprobs = "logprobs" in view.record.sampling
-        self._end: Finished | Failed | None = None
+        self._summary: dict[str, Any] | None = None  # of its end, once somebody has it: it stays the same
 
     @property
     def key(self) -> tuple[int, int]:
@@ -103,12 +103,11 @@ class Answer:
             return None
         request_id, offset, text_offset, token_ids, text, logprobs, _ = self._row(journal, self.stream.num_tokens)
         last = (request_id, offset, text_offset, token_ids, text + self.stream.tail, logprobs)
-        summary = self._end.summary if self._end else self._summary(journal)
+        if self._summary is None:
+            self._summary = self._summarize(journal)
         if self.error is not None:
-            self._end = Failed(*last, *self.error, summary)
-        else:
-            self._end = Finished(*last, self.stream.finish_reason or "", summary)
-        return self._end
+            return Failed(*last, *self.error, self._summary)
+        return Finished(*last, self.stream.finish_reason or "", self._summary)
 
     def has_begun(self, journal: Journal) -> bool:
         """Whether execute has computed something of it."""
@@ -150,7 +149,7 @@ class Answer:
         )  # fmt: skip
         return Account(ledger, marks.token_times, len(self.view.record.prompt) // 4)
 
-    def _summary(self, journal: Journal) -> dict[str, Any]:
+    def _summarize(self, journal: Journal) -> dict[str, Any]:
         ledger, record = self.account(journal).ledger, self.view.record
         usage = {
             "prompt_tokens": len(record.prompt) // 4,

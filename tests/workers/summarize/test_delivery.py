@@ -104,3 +104,13 @@ def test_a_reader_without_room_is_tried_once_in_a_while(world: World, monkeypatc
     while readers.body._delivery.pending:
         readers.wait_and_turn()
     assert sorted(readers.given[1:]) == sorted((b"stalled", name) for name in NAMES[:-1])
+
+
+def test_what_was_sent_is_not_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With logprobs it takes hundreds of kilobytes, which the journal has in less."""
+    readers = Readers(world, monkeypatch)
+    readers.ask(b"reader", NAMES[:1])
+    readers.wait_and_turn()
+    [answer] = [each for each in readers.body._answers.values() if each.wire_id == NAMES[0]]
+    assert answer.end_sent_to == b"reader"
+    assert not [value for value in vars(answer).values() if isinstance(value, (m.Finished, m.Failed, m.Text))]
