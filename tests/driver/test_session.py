@@ -71,12 +71,10 @@ def test_a_request_that_was_let_go_and_is_accepted_once_more_goes_on(service: Fa
     session.let_go("a")
     service.say("submit", m.Accepted("a", 1, 0, 16))
     submit(session, "b")
+    service.hear(m.Submit, where=lambda said: said.request_id == "b")
     service.say("submit", m.Accepted("b", 2, 0, 16))
-    said: list[Any] = [service.hear_any(10.0)]
-    while not (isinstance(said[-1], m.Follow) and has_entry("b", 0, True)(said[-1])):
-        assert said[-1] is not None, f"b is not followed: {said}"
-        said.append(service.hear_any(10.0))
-    assert not any(isinstance(message, m.Abort | m.Acknowledge) for message in said)
+    service.hear(m.Follow, where=has_entry("b", 0, True))
+    assert not any(isinstance(message, m.Abort | m.Acknowledge) for message in service.heard)
 
 
 @pytest.mark.parametrize("request_id", ["", "a b", "x" * 65, "x" * 150], ids=["empty", "space", "long", "longer"])
