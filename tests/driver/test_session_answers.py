@@ -204,8 +204,9 @@ def test_what_is_said_of_a_request_before_it_is_accepted_once_more_is_asked_for_
     service: FakeService, session: Session
 ) -> None:
     """It is let go and submitted again: who follows is known to summarize, while prepare may be slow."""
-    submit(session)
+    first = submit(session)
     service.accept("a")
+    first.accepted(10)
     session.let_go("a")
     stream = submit(session)
     service.say("follow", m.Text([row("a", 0, 5, text="x")]))
