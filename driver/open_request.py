@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..protocol import messages as m
 from ..protocol.codec import decode_public, encode
-from ..protocol.errors import InvalidRequest
+from ..protocol.errors import InvalidRequest, TriptychError
 from .stream import Assembly, Listener
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -27,6 +30,24 @@ class OpenRequest:
     keep: bool = False  # the end is not acknowledged, so that somebody can ask for the answer again
     choices: Sequence[Listener] = ()  # of a request with several choices, which are followed instead of it
     aborted_choices: set[str] = field(default_factory=set)  # before they were there
+
+    def end(self, end: m.Finished | m.Failed, error: TriptychError | None) -> None:
+        """Tell the listener how it ended."""
+        completion = self.assembly.completion(end)
+        if error is not None:
+            error.partial = completion
+        self.tell(self.listener.on_end, completion, error)
+
+    def fail(self, error: TriptychError) -> None:
+        """End it here, for a reason that no terminal message of the service brought."""
+        request_id = self.assembly.request_id
+        self.end(m.Failed(request_id, 0, 0, b"", "", None, error.code, error.message, {}), error)
+
+    def tell(self, call: Callable[..., None], *what: Any) -> None:
+        try:
+            call(*what)
+        except Exception:  # a caller's callback must not stop the other requests
+            logger.exception("the listener of request %s raised", self.assembly.request_id)
 
 
 class LastIds:

@@ -103,7 +103,7 @@ class Session:
                     else:
                         self._requests[wire_id] = replace(request, listener=NOBODY)
                     if error is not None:
-                        self._fail(request, copy(error))
+                        request.fail(copy(error))
 
         self._order(order)
 
@@ -187,7 +187,9 @@ class Session:
             self._repeat()
             self._next_repeat = now + REPEAT_S
         busy = self._requests or self._questions
-        for frame in self._connection.wait(self._next_repeat - now if busy else 3600.0):
+        frames = self._connection.wait(self._next_repeat - now if busy else 3600.0)
+        self._take_orders()  # given before these came: what is let go hears none of them
+        for frame in frames:
             self._hear(frame.message)
         changed, self._changed = self._changed, {}
         self._follow(r for i, r in changed.items() if self._requests.get(i) is r and self._follow_is_due(r))
@@ -206,7 +208,7 @@ class Session:
                 check_request_id(request_id)
             self._check_service()
         except TriptychError as error:
-            self._fail(request, error)
+            request.fail(error)
             return
         self._requests[request_id] = request
         self._delivered.discard(request_id)
@@ -230,7 +232,7 @@ class Session:
             self._connection.queue("submit", "Info", m.GetInfo())
         else:
             text = f"the request has {request.num_bytes} bytes, the limit is {limit}"
-            self._fail(self._requests.pop(request.message.request_id), InvalidRequest(text))
+            self._requests.pop(request.message.request_id).fail(InvalidRequest(text))
 
     def _learn_limit(self, info: m.Info) -> None:
         self._max_frame_bytes = info.info.get("limits", {}).get("max_frame_bytes", self._max_frame_bytes)
@@ -304,7 +306,7 @@ class Session:
             self._acknowledge(message.request_id)
         elif not request.accepted:
             request.accepted = True
-            self._tell(request, request.listener.on_accepted, message)
+            request.tell(request.listener.on_accepted, message)
             self._changed[message.request_id] = request
             if request.choices and request.listener is not NOBODY:
                 del self._requests[message.request_id]
@@ -328,7 +330,7 @@ class Session:
         if request is not None and not request.accepted:
             del self._requests[message.request_id]
             self._refused.add(message.request_id)
-            self._fail(request, from_wire(message.code, message.message, message.param))
+            request.fail(from_wire(message.code, message.message, message.param))
 
     def _add(self, request_id: str, *row: Any) -> bool:
         """False if the row cannot be used: there is a gap before it, which is asked for again."""
@@ -343,10 +345,10 @@ class Session:
             return False
         except InvalidRequest as error:
             self._drop(request_id)
-            self._fail(request, error)
+            request.fail(error)
             return False
         if delta is not None:
-            self._tell(request, request.listener.on_delta, delta)
+            request.tell(request.listener.on_delta, delta)
         return True
 
     def _end(self, end: m.Finished | m.Failed) -> None:
@@ -358,7 +360,7 @@ class Session:
                 return
             self._drop(end.request_id)
             error = from_wire(end.code, end.message) if isinstance(end, m.Failed) else None
-            self._end_listener(request, end, error)
+            request.end(end, error)
             if request.keep:
                 return
             self._delivered.add(end.request_id)
@@ -376,27 +378,10 @@ class Session:
     def _acknowledge(self, request_id: str) -> None:
         self._connection.queue("follow", ("acknowledge", request_id), m.Acknowledge([request_id]))
 
-    def _end_listener(self, request: OpenRequest, end: m.Finished | m.Failed, error: TriptychError | None) -> None:
-        completion = request.assembly.completion(end)
-        if error is not None:
-            error.partial = completion
-        self._tell(request, request.listener.on_end, completion, error)
-
-    def _fail(self, request: OpenRequest, error: TriptychError) -> None:
-        """End a request here, for a reason that no terminal message of the service brought."""
-        request_id = request.assembly.request_id
-        self._end_listener(request, m.Failed(request_id, 0, 0, b"", "", None, error.code, error.message, {}), error)
-
-    def _tell(self, request: OpenRequest, call: Callable[..., None], *what: Any) -> None:
-        try:
-            call(*what)
-        except Exception:  # a caller's callback must not stop the other requests
-            logger.exception("the listener of request %s raised", request.assembly.request_id)
-
     def _fail_all(self, error: TriptychError) -> None:
         """End every request and question with a copy of the error: each has a partial answer of its own."""
         for request in self._requests.values():
-            self._fail(request, copy(error))
+            request.fail(copy(error))
         self._requests.clear()
         self._choices.clear()
         self._questions.fail(error)
