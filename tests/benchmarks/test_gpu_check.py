@@ -50,7 +50,6 @@ def test_parts_run_to_their_end_in_a_dry_run(tmp_path: Path) -> None:
     assert [line[:44].rstrip() for line in last] == [row.what for row in gpu_check.ROWS]
 
 
-NAMES = ("limits", "small", "processes")
 SCRIPT_OF_FAKES = """
 import importlib, os, signal, sys, types
 sys.path.insert(0, {root!r})
@@ -66,35 +65,33 @@ def killed(setting, note):
     os.kill(os.getpid(), signal.SIGKILL)
 def fine(setting, note):
     note("copy_bytes_per_s", 2.0)
-module = types.SimpleNamespace(limits=fine, small={kind}, processes=fine)
+module = types.SimpleNamespace(small=raises, processes=hangs, fp8=killed, limits=fine)
 importlib.import_module = lambda name: module
 gpu_check.run_part(sys.argv[2], sys.argv[3], is_dry=True)
 """
+ERRORS = {
+    "small": "exit code 1: RuntimeError: no luck",
+    "processes": "not done after 8 s",
+    "fp8": "killed by SIGKILL",
+}
 
 
-@pytest.mark.parametrize(
-    ("kind", "error"),
-    [
-        ("raises", "exit code 1: RuntimeError: no luck"),
-        ("hangs", "not done after 8 s"),
-        ("killed", "killed by SIGKILL"),
-    ],
-)
 def test_a_part_that_fails_hangs_or_is_killed_is_named_and_the_others_are_told(
-    kind: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script, out = tmp_path / "fake.py", tmp_path / "there" / "report.json"
-    script.write_text(SCRIPT_OF_FAKES.format(root=str(ROOT), kind=kind))
+    script.write_text(SCRIPT_OF_FAKES.format(root=str(ROOT)))
     monkeypatch.setattr(gpu_check, "__file__", str(script))
     report = {"what": "gpu_check", "is_dry": True, "device": "dry run", "date": "2026-01-01", "seconds": {}}
     # In a dry run a part has four times as long.
-    parts = [gpu_check.Part(name, "fake", 2.0 if (name, kind) == ("small", "hangs") else 60.0) for name in NAMES]
+    parts = [gpu_check.Part(name, "fake", 2.0 if name == "processes" else 60.0) for name in (*ERRORS, "limits")]
     gpu_check.check(parts, report, out, gpu_check.time.monotonic() + 600)
     found, lines = json.loads(out.read_text()), capsys.readouterr().out.splitlines()
-    assert found["small"]["error"] == error
-    assert found["small"]["kept"] == 1
-    assert found["limits"]["copy_bytes_per_s"] == found["processes"]["copy_bytes_per_s"] == 2.0
-    assert lines[-1] == f"small: {error}"
+    assert {name: (found[name]["error"], found[name]["kept"]) for name in ERRORS} == {
+        name: (error, 1) for name, error in ERRORS.items()
+    }
+    assert found["limits"]["copy_bytes_per_s"] == 2.0
+    assert sorted(lines[-len(ERRORS) :]) == sorted(f"{name}: {error}" for name, error in ERRORS.items())
     assert any(line.startswith("copy bandwidth") and line.split()[-1] == "2" for line in lines)
 
 
