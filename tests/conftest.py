@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from triptych import Driver
 
 # Set before torch is imported: models in tests are tiny, and on a busy machine a second thread is only waited for.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -26,6 +29,13 @@ def pytest_collection_finish() -> None:
     """What was imported stays: no collection looks at it again. Each start of a model makes one, over all of torch."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def demo_driver() -> Iterator[Driver]:
+    """The model that ships with the package, for all who only ask it something."""
+    with Driver("demo", device="cpu", threads=1, num_pages=256) as driver:
+        yield driver
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -14,15 +14,15 @@ from tests.launch.gateway.conftest import Site
 
 PAGE = Path(__file__).parents[2] / "docs" / "other-languages.md"
 [PROGRAM] = re.findall(r"```js\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-PROMPT = "<|user|>What does len do?<|end|><|assistant|>"
+QUESTION = "What does len do?"
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 
 
-def node(site: Site, folder: Path, prompt: str) -> subprocess.CompletedProcess[str]:
+def node(site: Site, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     assert site.driver is not None
     (folder / "node_modules").symlink_to(node_folder_with("zeromq", "@msgpack/msgpack") / "node_modules")
     (folder / "client.mjs").write_text(PROGRAM, encoding="utf-8")
-    command = ["node", "client.mjs", str(site.driver.run_dir), prompt]
+    command = ["node", "client.mjs", str(site.driver.run_dir), *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -32,15 +32,15 @@ def test_it_is_short() -> None:
 
 @needs_node
 def test_it_streams_an_answer(demo: Site, tmp_path: Path) -> None:
-    done = node(demo, tmp_path, PROMPT)
+    done = node(demo, tmp_path, QUESTION)
     assert (done.returncode, done.stderr) == (0, "")
     assert demo.driver is not None
-    greedy = demo.driver.generate(PROMPT, max_tokens=50)
+    greedy = demo.driver.generate(messages=[{"role": "user", "content": QUESTION}], max_tokens=50)
     assert done.stdout == f"{greedy.text} {greedy.finish_reason}\n"
 
 
 @needs_node
 def test_it_tells_why_it_was_refused(demo: Site, tmp_path: Path) -> None:
-    done = node(demo, tmp_path, "")
+    done = node(demo, tmp_path)  # without a question
     assert done.returncode == 1
-    assert "empty_prompt" in done.stderr
+    assert "invalid_request: messages[0].content" in done.stderr

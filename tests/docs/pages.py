@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import typer
 
+from triptych import Driver
 from triptych.launch.cli import app
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -71,6 +72,25 @@ def shell_environment(folder: Path, **variables: str) -> dict[str, str]:
     (programs / "triptych").chmod(0o755)
     path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "PYTHONPATH": str(DOCS.parent), "no_proxy": "*", **variables}
+
+
+def run_borrowed(code: str, folder: Path, driver: Driver) -> str:
+    """What a program of a page prints where that driver runs already."""
+    program = folder / "program.py"
+    program.write_text(code, encoding="utf-8")
+    command = [sys.executable, str(Path(__file__).with_name("borrow.py")), str(driver.run_dir), str(program)]
+    environment = shell_environment(folder)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def assert_no_text_is_blank(output: str) -> None:
+    """An empty answer looks broken to whoever tries an example, on a line of its own as well as in a list."""
+    lines = output.splitlines() or [""]
+    assert [line for line in lines if not line.strip() or re.search(r"""(''|"")(?=[],)])""", line)] == []
 
 
 @contextmanager

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from tests.docs.pages import blocks, read, table
+from tests.docs.pages import assert_no_text_is_blank, blocks, read, run_borrowed, table
 from tests.launch.gateway.conftest import Site, site
 from triptych import Driver
 from triptych.launch.aliases import ALIASES, canonical
@@ -119,8 +118,7 @@ def test_the_account_of_time_is_in_every_reply(api: Site) -> None:
     assert api.ask("/v1/completions", prompt="hi", max_tokens=2)["usage"]["triptych"]["ledgers"]
 
 
-def test_the_program_runs() -> None:
-    code = PROGRAM.text.replace('"demo"', '"hash-lm"')
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout
+def test_the_program_runs(demo_driver: Driver, tmp_path: Path) -> None:
+    lines = run_borrowed(PROGRAM.text, tmp_path, demo_driver).splitlines()
+    assert [len(line.split()) > 2 for line in lines[:2]] == [True, True], "an id and a text"
+    assert_no_text_is_blank(lines[-1])

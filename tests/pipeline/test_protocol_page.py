@@ -166,7 +166,8 @@ def test_the_program_of_the_page_runs_as_it_stands(pipeline: Driver, tmp_path: P
     command = [sys.executable, "-X", "utf8", str(program), str(pipeline.run_dir), "Hello"]
     done = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stderr.decode()) == (0, "")
-    assert done.stdout.decode() == f"{pipeline.generate('Hello', max_tokens=50).text} length\n"
+    answer = pipeline.generate(messages=[{"role": "user", "content": "Hello"}], max_tokens=50)
+    assert done.stdout.decode() == f"{answer.text} length\n"
 
 
 def test_a_submit_sent_again_is_accepted_again_and_runs_once(client: RawClient, whole: RawClient) -> None:

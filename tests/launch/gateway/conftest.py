@@ -86,8 +86,8 @@ def api(_shared_api: Site) -> Site:
 
 
 @pytest.fixture(scope="session")
-def _shared_demo() -> Iterator[Site]:
-    with Driver("demo", device="cpu", threads=1, num_pages=256) as driver, site(driver.run_dir) as api:
+def _shared_demo(demo_driver: Driver) -> Iterator[Site]:
+    with site(demo_driver.run_dir) as api:
         yield api
 
 

@@ -1,0 +1,35 @@
+"""Runs a program of a page where a pipeline runs already: ``borrow.py RUN_DIR PROGRAM``.
+
+Its drivers are clients of that one, so that a page is read with the model that it names and nobody waits for a start.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from typing import Any
+
+import triptych
+
+RUN_DIR, PROGRAM = sys.argv[1:]
+
+
+class Driver(triptych.Client):
+    """As much of a driver as a program needs that neither stops nor configures it."""
+
+    def __init__(self, model: str, **options: Any) -> None:
+        triptych.PipelineConfig.from_options(model=model, **options)  # raises where a driver would
+        super().__init__(RUN_DIR)
+        self.run_dir = RUN_DIR
+
+
+class AsyncDriver(triptych.AsyncClient):
+    """The same inside an event loop."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(RUN_DIR)
+
+
+if __name__ == "__main__":
+    triptych.Driver, triptych.AsyncDriver = Driver, AsyncDriver  # type: ignore[misc, assignment]
+    runpy.run_path(PROGRAM, run_name="__main__")
