@@ -17,7 +17,7 @@ RUN_DIR, PROGRAM = sys.argv[1:]
 class Driver(triptych.Client):
     """As much of a driver as a program needs that neither stops nor configures it."""
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model: str, *, run_dir: str = "", **options: Any) -> None:
         triptych.PipelineConfig.from_options(model=model, **options)  # raises where a driver would
         super().__init__(RUN_DIR)
         self.run_dir = RUN_DIR

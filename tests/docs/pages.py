@@ -74,11 +74,16 @@ def shell_environment(folder: Path, **variables: str) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": str(DOCS.parent), "no_proxy": "*", **variables}
 
 
-def run_borrowed(code: str, folder: Path, driver: Driver) -> str:
-    """What a program of a page prints where that driver runs already."""
+def borrowed(code: str, folder: Path, driver: Driver) -> list[str]:
+    """The command that runs a program of a page where that driver runs already."""
     program = folder / "program.py"
     program.write_text(code, encoding="utf-8")
-    command = [sys.executable, str(Path(__file__).with_name("borrow.py")), str(driver.run_dir), str(program)]
+    return [sys.executable, str(Path(__file__).with_name("borrow.py")), str(driver.run_dir), str(program)]
+
+
+def run_borrowed(code: str, folder: Path, driver: Driver) -> str:
+    """What it prints."""
+    command = borrowed(code, folder, driver)
     environment = shell_environment(folder)
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import Block, background, blocks, shell_environment
+from tests.docs.pages import Block, background, blocks, borrowed, shell_environment
 from tests.waiting import eventually
+from triptych import Driver
 from triptych.protocol.config import DEMO_CHECKPOINT
 
 pytestmark = [
@@ -21,7 +23,9 @@ pytestmark = [
     pytest.mark.skipif(not (shutil.which("curl") and shutil.which("pgrep")), reason="curl or pgrep is not here"),
 ]
 
-[ANSWER, SERVE, STREAM, CONNECT, LOOK, OWN, START, CALM, DISTURBED, KILL, COMPARE] = blocks("tutorial.md", "sh")
+[ANSWER, SERVE, STREAM, CONNECT, LOOK, OWN, START, ASK, SLOW, CALM, DISTURBED, KILL, COMPARE] = blocks(
+    "tutorial.md", "sh"
+)
 [PROGRAM] = blocks("tutorial.md", "python")
 
 
@@ -36,8 +40,8 @@ class Terminal:
         self._changes = {"/tmp/tutorial": run_dir, ":8000": f":{_free_port()}", "8001": str(_free_port())}
 
     def text(self, block: Block) -> str:
-        # A step takes a while, so that there is a middle of an answer in which a process can be killed.
-        text = block.text.replace('"demo", run_dir', '"hash-lm", hash_step_ms=2.0, run_dir').replace("900", "200")
+        # A shorter answer, which still has a middle in which a process can be killed.
+        text = block.text.replace("hash_step_ms=15", "hash_step_ms=2").replace("900", "200")
         for old, new in self._changes.items():
             text = text.replace(old, new)
         return text
@@ -65,8 +69,9 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Terminal:
 
 @pytest.fixture(scope="module")
 def service(terminal: Terminal) -> Iterator[Terminal]:
-    """The embedded service of the page, in the first terminal."""
+    """The embedded service of the page with the slow model, in the first terminal."""
     (terminal.folder / "service.py").write_text(terminal.text(PROGRAM))
+    terminal.run(SLOW)
     with background(terminal.text(START), terminal.folder, terminal.environment) as process:
         eventually(lambda: process.poll() is None and _answers(terminal.text(CALM)), timeout=120)
         yield terminal
@@ -103,6 +108,21 @@ def test_a_model_in_a_directory(terminal: Terminal) -> None:
     (terminal.folder / "models").mkdir()
     (terminal.folder / "models" / "own").symlink_to(DEMO_CHECKPOINT)
     assert terminal.run(OWN) == "Return the number of items in a container.\n"
+
+
+def test_a_service_of_your_own(terminal: Terminal, demo_driver: Driver) -> None:
+    command = shlex.join(borrowed(terminal.text(PROGRAM), terminal.folder, demo_driver))
+    with background(command, terminal.folder, terminal.environment) as process:
+        eventually(lambda: process.poll() is None and _answers(terminal.text(ASK)))
+        assert terminal.run(ASK) == "Return the number of items in a container."
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(60), process.stderr and process.stderr.read().partition("Traceback")[1]) == (0, "")
+
+
+def test_an_answer_lasts_long_enough_to_type_a_kill() -> None:
+    [num_tokens] = re.findall(r"max_tokens=(\d+)", PROGRAM.text)
+    [step_ms] = re.findall(r"hash_step_ms=(\d+)", SLOW.text)
+    assert int(num_tokens) * int(step_ms) >= 10_000
 
 
 def test_kill_9(service: Terminal) -> None:
