@@ -21,7 +21,7 @@ from .gateway.config import GatewayConfig
 from .keys import keys
 from .logs import set_up_logging, set_up_stream_logging
 from .replay.options import EngineConfig, StudyOptions
-from .signals import exit_on_signals
+from .signals import INTERRUPTED, exit_on_signals
 from .streams import open_closed_streams
 
 if TYPE_CHECKING:
@@ -72,6 +72,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except TriptychError as error:
         typer.secho(f"error: {explain(error)}", fg="red", err=True)
         sys.exit(2 if isinstance(error, (ConfigError, InvalidRequest)) else 1)
+    except (KeyboardInterrupt, RuntimeError) as error:
+        # While the flags are made, or a verb is imported; Python 3.11 wraps what is raised where a class is made.
+        if not isinstance(error.__cause__ or error, KeyboardInterrupt):
+            raise
+        sys.exit(INTERRUPTED)
     raise AssertionError("typer exits when a verb has ended")
 
 

@@ -61,10 +61,10 @@ def open_pipeline(
             yield Pipeline(client, connect)
         return
     driver = Driver(run_dir=run_dir, config=config)
-    startup = start(driver, console)
-    if console.is_terminal:
-        say(console, startup.last())
     try:
+        startup = start(driver, console)
+        if console.is_terminal:
+            say(console, startup.last())
         yield Pipeline(driver.client, driver.run_dir, driver)
     finally:
         with signals_ignored():

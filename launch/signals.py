@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INTERRUPTED = 128 + signal.SIGINT  # the exit code after Ctrl-C
 
 
 def exit_on_signals() -> None:
@@ -23,6 +24,18 @@ def exit_on_signals() -> None:
 def handle_unless_ignored(number: signal.Signals, handler: Callable[[int, FrameType | None], object]) -> None:
     if signal.getsignal(number) is not signal.SIG_IGN:
         signal.signal(number, handler)
+
+
+@contextmanager
+def interrupts_noted() -> Iterator[list[int]]:
+    """Ctrl-C adds to the list and breaks nothing off: whoever holds it chooses the moment."""
+    noted: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    handle_unless_ignored(signal.SIGINT, lambda number, _: noted.append(number))
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

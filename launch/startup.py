@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
+
+from .report import say as write
+from .signals import interrupts_noted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,11 +66,17 @@ def start(driver: Driver, console: Console, *, say: Say = _say_nothing) -> Start
 
     Raises:
         TriptychError: what ``Driver.start`` raises.
+        KeyboardInterrupt: Ctrl-C, once the driver has stopped; workers that import something take seconds for that.
     """
     startup = Startup()
-    with _bars(console) if console.is_terminal else nullcontext(_lines(say)) as show:
+    with interrupts_noted() as interrupts, ExitStack() as stack:
+        show = stack.enter_context(_bars(console) if console.is_terminal else nullcontext(_lines(say)))
 
         def look(driver: Driver) -> None:
+            if interrupts:
+                stack.close()
+                write(console, "stopping…")
+                raise KeyboardInterrupt
             phases = driver.phases
             show(phases, startup.observe(phases))
 
@@ -95,9 +104,11 @@ def _bars(console: Console) -> Iterator[Show]:
 
         def show(phases: Phases, _: list[str]) -> None:
             for role, (phase, done, total) in phases.items():
+                shown = "starting" if phase == "down" else phase
                 if role not in tasks:
-                    tasks[role] = progress.add_task(role, phase=phase)
-                ready = phase == "ready"
-                progress.update(tasks[role], phase=phase, completed=1 if ready else done, total=1 if ready else total)
+                    tasks[role] = progress.add_task(role, phase=shown, total=None)
+                # None leaves the total as it is. A total of 0 is one that is reached, and stops the clock.
+                done, total = (1, 1) if phase == "ready" else (done, total)
+                progress.update(tasks[role], phase=shown, completed=done, total=total or None)
 
         yield show

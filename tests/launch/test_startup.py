@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from triptych.launch.startup import Startup
+import io
+import itertools
+import os
+import re
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from triptych.launch.startup import Startup, start
 
 
 def observed() -> Startup:
@@ -24,3 +35,46 @@ def test_each_process_has_a_line_with_its_phases() -> None:
 
 def test_the_last_one_is_what_the_start_waited_for() -> None:
     assert observed().last() == "execute ready after 5.0 s (starting 1.0 s, loading 1.0 s, warming 1.0 s)"
+
+
+class Starting:
+    """A driver that is looked at once, before any worker shows itself."""
+
+    def __init__(self, meanwhile: Callable[[], object]) -> None:
+        self._meanwhile = meanwhile
+        self.phases = {"prepare": ("down", 0, 0), "execute": ("loading", 3, 7)}
+
+    def start(self, *, progress: Callable[[Any], None]) -> None:
+        self._meanwhile()
+        try:
+            progress(self)
+        except KeyboardInterrupt:
+            self.phases = {"prepare": ("stopped", 0, 0)}  # which takes a while
+            raise
+
+
+def console(file: io.StringIO) -> Console:
+    """Whose clock is a second later whenever somebody looks."""
+    clock = itertools.count()
+    return Console(file=file, force_terminal=True, color_system=None, width=80, get_time=lambda: float(next(clock)))
+
+
+def test_a_worker_that_does_not_show_itself_yet_is_starting() -> None:
+    shown = io.StringIO()
+    start(Starting(lambda: None), console(shown))  # type: ignore[arg-type]
+    assert "prepare    starting" in shown.getvalue()
+    assert "down" not in shown.getvalue()
+    assert re.search("prepare .* 0:00:0[1-9]", shown.getvalue())
+
+
+def test_ctrl_c_is_answered_before_the_workers_are_gone() -> None:
+    shown, before = io.StringIO(), signal.getsignal(signal.SIGINT)
+
+    def press_twice() -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        start(Starting(press_twice), console(shown))  # type: ignore[arg-type]
+    assert shown.getvalue().endswith("stopping…\n")
+    assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,48 @@
+"""How the program begins, and how it ends when it is told to before it has begun."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from triptych.launch import cli
+
+# Ctrl-C while the module is looked for, which is in the middle of an import.
+INTERRUPT_AT = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Interrupt:
+    @staticmethod
+    def find_spec(name, path, target=None):
+        if name == "triptych.launch.flags":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt)
+from triptych.launch.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_program_is_imported_ends_it_in_silence() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPT_AT, "--version"], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("Error calling __set_name__")], ids=repr)
+def test_ctrl_c_while_a_verb_is_imported_ends_it_in_silence(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def app(_: object) -> None:
+        raise error from None if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
+
+    monkeypatch.setattr(cli, "app", app)
+    with pytest.raises(SystemExit) as ended:
+        cli.main([])
+    assert ended.value.code == 130
+
+
+@pytest.mark.parametrize("package", ["triptych", "triptych.launch"])
+def test_python_m_is_the_command_line(package: str) -> None:
+    done = subprocess.run([sys.executable, "-m", package, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("triptych ")
