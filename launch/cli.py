@@ -273,7 +273,7 @@ def replay(
     context: typer.Context,
     *,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="a trace (serve --trace FILE), or arrivals as JSONL")
+        Path | None, typer.Argument(metavar="FILE", help="a trace (serve --trace FILE), or arrivals as JSONL")
     ] = None,
     as_json: Annotated[bool, option("json", "one JSON object", "--json")] = False,
     options: StudyOptions,

@@ -17,15 +17,22 @@ def commands() -> str:
     verbs: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     shared: dict[str, tuple[list[Any], list[str]]] = {}  # by panel: its flags, and who has them
     lines = ["## Reference", ""]
-    for name, verb in verbs.items():
+    for name, verb in _each(verbs):
         panels = _panels(verb)
         for panel, flags in panels.items():
             if panel != OWN:
                 shared.setdefault(panel, (flags, []))[1].append(name)
-        lines += [f"### triptych {name}", "", *_about(verb, panels), "", *_table(panels.get(OWN, [])), ""]
+        lines += [f"### triptych {name}", "", *_about(name, verb, panels), "", *_table(panels.get(OWN, []))]
     for panel, (flags, names) in shared.items():
-        lines += [f"### {panel}", "", f"Of {', '.join(f'`{name}`' for name in names)}.", "", *_table(flags), ""]
+        lines += [f"### {panel}", "", f"Of {', '.join(f'`{name}`' for name in names)}.", "", *_table(flags)]
     return "\n".join(lines)
+
+
+def _each(verbs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Verbs by name, and after one that has verbs of its own those."""
+    for name, verb in verbs.items():
+        yield name, verb
+        yield from ((f"{name} {own}", part) for own, part in _each(getattr(verb, "commands", {})))
 
 
 def _panels(verb: Any) -> dict[str, list[Any]]:
@@ -36,11 +43,12 @@ def _panels(verb: Any) -> dict[str, list[Any]]:
     return panels
 
 
-def _about(verb: Any, panels: dict[str, list[Any]]) -> Iterator[str]:
+def _about(name: str, verb: Any, panels: dict[str, list[Any]]) -> Iterator[str]:
     arguments = [parameter for parameter in verb.params if parameter.param_type_name == "argument"]
-    usage = " ".join(["triptych", verb.name, *(_metavar(argument) for argument in arguments), "[flags]"])
-    yield f"`{usage}`"
-    yield ""
+    if not hasattr(verb, "commands"):
+        flags = ["[flags]"] if panels else []
+        yield f"`{' '.join(['triptych', name, *(_metavar(argument) for argument in arguments), *flags])}`"
+        yield ""
     yield " ".join((verb.help or "").split())
     for argument in arguments:
         yield from ("", f"`{_metavar(argument)}`: {argument.help}.")
@@ -49,19 +57,26 @@ def _about(verb: Any, panels: dict[str, list[Any]]) -> Iterator[str]:
 
 
 def _metavar(argument: Any) -> str:
-    return f"[{argument.metavar}]" if argument.metavar else f"[{argument.name.upper()}]..."
+    name = argument.metavar or argument.name.upper()
+    return (name if argument.required else f"[{name}]") + ("..." if argument.nargs == -1 else "")
 
 
 def _table(flags: list[Any]) -> Iterator[str]:
+    if not flags:
+        return
     yield "| flag | default | environment | |"
     yield "|---|---|---|---|"
     for flag in flags:
         names = ", ".join(f"`{name}`" for name in (*flag.opts, *flag.secondary_opts) if name.strip().startswith("-"))
         text = (flag.help or "").replace("|", "\\|")
-        yield f"| {names} | {_default(flag)} | `{flag.envvar}` | {text} |"
+        variable = f"`{flag.envvar}`" if flag.envvar else ""
+        yield f"| {names} | {_default(flag)} | {variable} | {text} |"
+    yield ""
 
 
 def _default(flag: Any) -> str:
+    if flag.required:
+        return "required"
     if flag.default is None or flag.default == []:
         return ""
     if isinstance(flag.default, bool):

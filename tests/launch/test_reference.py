@@ -32,6 +32,26 @@ def test_the_reference_is_that_of_the_code(name: str) -> None:
     assert page == whole(name, page), "run python -m triptych.launch.reference"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "`triptych generate [PROMPTS]... [flags]`",
+        "`triptych replay [FILE] [flags]`",
+        "`triptych restart ROLE [flags]`",
+        "| `--connect` | required | `TRIPTYCH_CONNECT` | the run directory of the pipeline |",
+        "`triptych keys add FOLDER NAME [flags]`",
+        "| `--output`, `-o` |  |  | the client's file, by default NAME.json here |",
+        "`triptych keys revoke FOLDER NAME`",
+    ],
+)
+def test_the_reference_says_what_has_to_be_given(line: str) -> None:
+    assert line in PAGE.splitlines()
+
+
+def test_no_table_is_empty() -> None:
+    assert not re.search(r"^\|---.*\|\n(?!\|)", PAGE, re.MULTILINE)
+
+
 def test_no_field_of_a_configuration_is_left_out() -> None:
     owners = [*get_type_hints(PipelineConfig).values(), GatewayConfig]
     names = [item.name for owner in owners for item in dataclasses.fields(owner)]
