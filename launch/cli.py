@@ -20,6 +20,7 @@ from .flags import ENV_PREFIX, OutputFormat, given_flags, given_names, option, w
 from .gateway.config import GatewayConfig
 from .keys import keys
 from .logs import set_up_logging, set_up_stream_logging
+from .narrow_help import Verb
 from .replay.options import EngineConfig, StudyOptions
 from .signals import INTERRUPTED, exit_on_signals
 from .streams import open_closed_streams
@@ -61,6 +62,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": canonical},
 )
 app.add_typer(keys)
+verb = app.command(epilog=EPILOG, cls=Verb)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -89,7 +91,7 @@ def triptych(
         raise typer.Exit
 
 
-@app.command(epilog=EPILOG)
+@verb
 @with_flags
 def serve(
     *,
@@ -116,7 +118,7 @@ def serve(
     raise typer.Exit(serve(task, console=console))
 
 
-@app.command(epilog=EPILOG)
+@verb
 @with_flags
 def generate(
     context: typer.Context,
@@ -168,7 +170,7 @@ def generate(
     raise typer.Exit(generate(task, config, run_dir=run_dir, connect=connect, console=_console(log_level)))
 
 
-@app.command(epilog=EPILOG)
+@verb
 @with_flags
 def chat(
     context: typer.Context,
@@ -190,7 +192,7 @@ def chat(
     raise typer.Exit(chat(config, params, system=system, run_dir=run_dir, connect=connect, console=console))
 
 
-@app.command(epilog=EPILOG)
+@verb
 @with_flags
 def bench(
     context: typer.Context,
@@ -213,7 +215,7 @@ def bench(
     raise typer.Exit(bench(options, config, run_dir=run_dir, connect=connect, console=_console(log_level)))
 
 
-@app.command(epilog=EPILOG)
+@verb
 @with_flags
 def top(
     *,
@@ -232,7 +234,7 @@ def top(
     raise typer.Exit(top(folder, once=once, interval_s=interval))
 
 
-@app.command(epilog=EPILOG)
+@verb
 @with_flags
 def info(
     context: typer.Context,
@@ -252,7 +254,7 @@ def info(
     raise typer.Exit(info(config, run_dir=run_dir, connect=connect, as_json=as_json, console=_console(log_level)))
 
 
-@app.command(epilog=EPILOG)
+@verb
 def restart(
     *,
     role: Annotated[str, typer.Argument(help="prepare, execute or summarize")],
@@ -267,7 +269,7 @@ def restart(
     raise typer.Exit(restart(role, connect=connect, model=model))
 
 
-@app.command(epilog=EPILOG)
+@verb
 @with_flags
 def replay(
     context: typer.Context,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, get_type_hints
 
@@ -125,6 +126,19 @@ def test_every_sampling_parameter_is_a_flag(name: str) -> None:
     arguments = [part for text in texts for part in (flag, text)] or [flag]
     _, params = parse(arguments)
     assert getattr(params, name) == value
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+@pytest.mark.parametrize("verb", ["serve", "generate", "chat", "bench", "replay"])
+def test_help_shows_every_flag_whole(
+    verb: str, columns: int, triptych: Triptych, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = triptych(verb, "--help").out
+    parameters = typer.main.get_command(app).commands[verb].params  # type: ignore[attr-defined]
+    flags = {flag.strip() for parameter in parameters for flag in (*parameter.opts, *parameter.secondary_opts)}
+    assert {flag for flag in flags if flag.startswith("-") and not re.search(rf"{flag}(?![\w-])", shown)} == set()
+    assert "…" not in shown
 
 
 def test_every_flag_has_a_help_text() -> None:
