@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from ..protocol.sampling import SamplingParams
 from .aliases import canonical
 from .bench.options import BenchOptions
 from .failures import explain
-from .flags import ENV_PREFIX, OutputFormat, given_flags, given_names, option, with_flags
+from .flags import OutputFormat, given_flags, given_names, option, with_flags
 from .gateway.config import GatewayConfig
 from .keys import keys
 from .logs import set_up_logging, set_up_stream_logging
@@ -24,12 +26,15 @@ from .narrow_help import Verb
 from .replay.options import EngineConfig, StudyOptions
 from .signals import INTERRUPTED, exit_on_signals
 from .streams import open_closed_streams
+from .variables import PREFIX, complaints
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+logger = logging.getLogger(__name__)
+
 EPILOG = (
-    f"Every flag can also be an environment variable, {ENV_PREFIX}PAGE_SIZE=32 is --page-size 32,"
+    f"Every flag can also be an environment variable, {PREFIX}PAGE_SIZE=32 is --page-size 32,"
     " or a line of the --config file, page_size = 32."
 )
 
@@ -105,9 +110,7 @@ def serve(
     """Serve clients until Ctrl-C or SIGTERM: the first one drains, the second one stops at once."""
     from .serve import Task, serve
 
-    console = _console(log_level)
-    if gateway.log_format == "json":
-        set_up_stream_logging(log_level, gateway.log_format, process="driver")
+    console = _console(log_level, gateway.log_format)
     task = Task(
         config=_with_model(config, model_name),
         gateway=gateway,
@@ -305,10 +308,22 @@ def _refuse_config_flags(context: typer.Context, connect: Path | str | None, *, 
         raise ConfigError(f"{', '.join(flags)}: what is at {connect} runs already", param="connect")
 
 
-def _console(log_level: str) -> Console:
+def _console(log_level: str, log_format: str = "text") -> Console:
     """Standard error: what is not an answer."""
     from rich.console import Console
 
     console = Console(stderr=True)
     set_up_logging(log_level, console)
+    if log_format == "json":
+        set_up_stream_logging(log_level, log_format, process="driver")
+    _warn_of_variables()
     return console
+
+
+def _warn_of_variables() -> None:
+    if not any(name.startswith(PREFIX) for name in os.environ):
+        return  # to find out all flags takes a tenth of a second
+    verbs: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    known = {parameter.envvar for verb in verbs.values() for parameter in verb.params if parameter.envvar}
+    for complaint in complaints(os.environ, known):
+        logger.warning("%s", complaint)

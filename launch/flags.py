@@ -24,8 +24,8 @@ from .bench.options import BenchOptions
 from .config_file import take_defaults
 from .gateway.config import GatewayConfig
 from .replay.options import EngineConfig, StudyOptions
+from .variables import PREFIX
 
-ENV_PREFIX = "TRIPTYCH_"
 CONFIG_FILE = "config_file"  # the parameter of --config, which a verb does not see
 
 
@@ -68,7 +68,7 @@ def option(name: str, text: str, *declarations: str, **settings: Any) -> Any:
     flag = name.replace("_", "-")
     others = [f"--{alias}" for alias, own in ALIASES.items() if own in (flag, f"no-{flag}")]
     text = f"{text} (also {', '.join(others)})" if others else text
-    return typer.Option(*declarations, help=text, envvar=ENV_PREFIX + name.upper(), show_envvar=False, **settings)
+    return typer.Option(*declarations, help=text, envvar=PREFIX + name.upper(), show_envvar=False, **settings)
 
 
 def with_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
