@@ -128,6 +128,23 @@ def test_every_sampling_parameter_is_a_flag(name: str) -> None:
     assert getattr(params, name) == value
 
 
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        (":99999", "http is ':99999': port 99999, the limits are 0 and 65535"),
+        ("0.0.0.0:" + "9" * 5000, "the limits are 0 and 65535"),
+        ("localhost", "http is 'localhost', the form is"),
+    ],
+    ids=["port", "long", "form"],
+)
+def test_an_address_that_cannot_be_had_is_refused_before_anything_starts(
+    address: str, words: str, triptych: Triptych, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triptych.driver.driver.Driver.start", lambda *_, **__: pytest.fail("the driver was started"))
+    code, _, errors = triptych("serve", "--model", "hash-lm", "--http", address)
+    assert (code, words in errors) == (2, True)
+
+
 @pytest.mark.parametrize("columns", [60, 80, 100])
 @pytest.mark.parametrize("verb", ["serve", "generate", "chat", "bench", "replay"])
 def test_help_shows_every_flag_whole(
