@@ -25,7 +25,7 @@ from .logs import set_up_logging, set_up_stream_logging
 from .narrow_help import Verb
 from .replay.options import EngineConfig, StudyOptions
 from .signals import INTERRUPTED, exit_on_signals
-from .streams import open_closed_streams
+from .streams import open_closed_streams, replace_what_cannot_be_written
 from .variables import PREFIX, complaints
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ verb = app.command(epilog=EPILOG, cls=Verb)
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run a verb and exit: with 0 if all went well, 1 if something failed, 2 for a wrong setting."""
     open_closed_streams()
+    replace_what_cannot_be_written()
     exit_on_signals()
     try:
         app(arguments)

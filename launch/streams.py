@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import sys
 
@@ -16,6 +18,13 @@ def open_closed_streams() -> None:
         sys.stdout = os.fdopen(_null(os.O_RDONLY, 1), "w")  # cannot be written
     if sys.stderr is None:
         sys.stderr = os.fdopen(_null(os.O_WRONLY, 2), "w")
+
+
+def replace_what_cannot_be_written() -> None:
+    """A terminal that knows ASCII only gets question marks for what it does not know, and no traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+            stream.reconfigure(errors="replace")
 
 
 def _null(flags: int, number: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 import pytest
@@ -23,3 +24,12 @@ def test_a_stream_that_is_closed_is_told_of(closed: str, arguments: list[str], w
     assert words in outcome.stderr
     assert "Traceback" not in outcome.stderr
     assert outcome.returncode in (1, 2)
+
+
+@pytest.mark.parametrize("arguments", [["info", "--connect"], ["top", "--once"]], ids=lambda arguments: arguments[0])
+def test_an_output_without_these_characters_gets_others(arguments: list[str], run_dir: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    command = [*COMMAND, *arguments, run_dir]
+    outcome = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=False)
+    assert (outcome.returncode, outcome.stderr) == (0, b"")
+    assert b"hash-lm" in outcome.stdout
