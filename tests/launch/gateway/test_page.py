@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.launch.gateway.conftest import Site
+from triptych.launch.gateway import config
 from triptych.launch.gateway.config import GatewayConfig
+from triptych.launch.gateway.errors import error_map
+from triptych.protocol.errors import REQUEST_ERRORS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "http.md").read_text(encoding="utf-8")
 README = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+SOURCE = "".join(path.read_text(encoding="utf-8") for path in Path(config.__file__).parent.rglob("*.py"))
 FENCES = re.findall(r"```(\w*)\n(.*?)```", PAGE + README, re.DOTALL)
 BLOCKS = "\n".join(block for language, block in FENCES if not language).replace("\\\n", " ")
 COMMANDS = re.findall(r"^curl (?:[^'\n]|'[^']*')*", BLOCKS, re.MULTILINE)
@@ -56,6 +60,16 @@ def test_a_curl_command_is_answered(demo: Site, number: int) -> None:
 
 def test_there_are_commands() -> None:
     assert len(COMMANDS) >= 8
+
+
+def test_every_code_of_an_error_is_in_the_table() -> None:
+    rows = re.findall(r"^\| (\d{3}) \| (.*?) \|", PAGE, re.MULTILINE)
+    table = {(code, int(status)) for status, cell in rows for code in re.findall(r"`(\w+)`", cell)}
+    of_pipeline = {(error_map(error(""))["error"]["code"], error.http_status) for error in REQUEST_ERRORS.values()}
+    assert of_pipeline - table == {("bad_frame", 400)}, "the gateway's own frames are not that"
+    of_gateway = set(re.findall(r'(?:code=|40[45]: |status_code, )"(\w+)"', SOURCE))
+    assert len(of_gateway) > 10
+    assert of_gateway - {code for code, _ in table} == set()
 
 
 def test_every_flag_is_on_the_page() -> None:
