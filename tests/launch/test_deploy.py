@@ -111,6 +111,11 @@ def test_the_image_copies_what_there_is_and_the_context_holds_it() -> None:
         assert f"!{source}" in allowed
 
 
+def test_the_image_that_runs_has_a_compiler_for_the_kernels() -> None:
+    text = (FOLDER / "Dockerfile").read_text()
+    assert re.search(r"apt-get install .*\bg\+\+", text.rpartition("\nFROM ")[2])
+
+
 def test_the_image_installs_extras_that_exist() -> None:
     [extras] = re.findall(r"'\.\[(.*)\]'", (FOLDER / "Dockerfile").read_text())
     known = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
