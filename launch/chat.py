@@ -57,7 +57,7 @@ def chat(
             raise ConfigError("this model has no chat template; try triptych generate --raw", param="model")
         is_typed = sys.stdin.isatty()
         if is_typed:
-            say(console, model_line(pipeline.client.info()["model"]))
+            say(console, model_line(pipeline.client.info()["model"]), is_wrapped=True)
             say(console, "/help lists the commands")
         with line_editing([*COMMANDS]) if is_typed else nullcontext():
             Conversation(pipeline, params, system=system, console=console).run()
@@ -158,7 +158,7 @@ class Conversation:
             self._say(f"{len(messages)} messages are in {path}")
 
     def _say(self, text: str, style: str = "dim") -> None:
-        say(self._console, text, style)
+        say(self._console, text, style, is_wrapped=True)
 
 
 def _markdown(messages: list[dict[str, str]]) -> str:

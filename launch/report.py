@@ -19,9 +19,13 @@ def printable(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def say(console: Console, text: str, style: str = "dim") -> None:
-    """Print a line as it is: no markup, no colours of its own, and no line breaks that a pipe would see."""
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+def say(console: Console, text: str, style: str = "dim", *, is_wrapped: bool = False) -> None:
+    """Print a line as it is: no markup, no colours of its own, and no line breaks that a pipe would see.
+
+    ``is_wrapped``: on a terminal, where people read sentences, lines are broken between words.
+    """
+    soft_wrap = not (is_wrapped and console.is_terminal)
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=soft_wrap)
 
 
 def number(value: float) -> str:

@@ -73,7 +73,9 @@ def _lines(role: str, state: State, width: int) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for figure in FIGURES[role](stage, state):
         mark = "█ " if figure.name == "pages" else ""
-        lines.append(_pair(mark + figure.label, figure.value, width, TONE_STYLES[figure.tone]))
+        fits = len(mark + figure.label) + 1 + len(figure.value) <= width
+        label, value = (figure.label, figure.value) if fits or figure.short is None else figure.short
+        lines.append(_pair(mark + label, value, width, TONE_STYLES[figure.tone]))
         if figure.gauge is not None:
             lines.append(progress(*figure.gauge, width, GAUGE_STYLES.get(figure.name, "cyan")))
         match figure.name:
@@ -95,6 +97,8 @@ def _pages(stage: Stage, width: int) -> list[Text]:
         Part(stage.get("pages_free", 0), "░", "dim"),
     ]
     legend = f"▒ cached {number(cached)} ▓ limbo {number(limbo)}"
+    if len(legend) > width:
+        legend = f"▒ {number(cached)} ▓ {number(limbo)}"
     return [bar(parts, width), Text(legend[:width], "dim", no_wrap=True)]
 
 

@@ -16,6 +16,7 @@ class Figure(NamedTuple):
     value: str
     gauge: tuple[int, int] | None = None  # how much of a whole it is
     tone: str = ""  # "bad", "warning", "strong", or nothing special
+    short: tuple[str, str] | None = None  # label and value where there is no room for the others
 
 
 def prepare_figures(stage: Stage, watched: Watched) -> list[Figure]:
@@ -24,25 +25,29 @@ def prepare_figures(stage: Stage, watched: Watched) -> list[Figure]:
     live, max_live = stage.get("live", 0), stage.get("max_live", 0)
     return [
         Figure("waiting", "waiting", f"{waiting}/{limit}", (waiting, limit)),
-        Figure("credits", "credits in use", f"{live}/{max_live}", (live, max_live)),
+        _figure("credits", "credits in use", f"{live}/{max_live}", short="credits", gauge=(live, max_live)),
         Figure("accepted", "accepted", number(stage.get("accepted", 0))),
         Figure("refused", "refused", number(rejected), tone="bad" if rejected else ""),
-        Figure("prompt_tokens", "prompt tokens", number(stage.get("prompt_tokens", 0))),
-        Figure("pending", "at the tokenizer", f"{number(stage.get('pending_bytes', 0))}B"),
-        Figure("records", "journal records", f"{stage.get('records_used', 0)}"),
+        _figure("prompt_tokens", "prompt tokens", number(stage.get("prompt_tokens", 0)), short="tokens in"),
+        _figure("pending", "at the tokenizer", f"{number(stage.get('pending_bytes', 0))}B", short="tokenizer"),
+        _figure("records", "journal records", f"{stage.get('records_used', 0)}", short="records"),
     ]
 
 
 def execute_figures(stage: Stage, watched: Watched) -> list[Figure]:
     rows, max_rows = stage.get("decoding", 0), watched.card["max_num_seqs"]
     held = stage.get("pages_held", 0)
-    step = f"{stage.get('step_ms_median', 0.0):.1f}ms ≤{stage.get('step_ms_max', 0.0):.0f}"
+    rate, median_ms, max_ms = watched.steps_per_s, stage.get("step_ms_median", 0.0), stage.get("step_ms_max", 0.0)
+    steps = (f"step {rate:.0f}/s", f"{median_ms:.1f}ms ≤{max_ms:.0f}")
+    hits = f"hits {stage.get('cache_hit_rate', 0.0):.0%}"
     return [
         Figure("decoding", "decoding", f"{rows}/{max_rows}", (rows, max_rows)),
-        Figure("prefill", "prefill · ready", f"{stage.get('prefilling', 0)} · {stage.get('ready', 0)}"),
-        Figure("pages", "pages held", f"{held}/{stage.get('pages', 0)}"),
-        Figure("steps", f"step {watched.steps_per_s:.0f}/s", step),
-        Figure("hits", f"hits {stage.get('cache_hit_rate', 0.0):.0%}", _elsewhere(stage)),
+        _figure(
+            "prefill", "prefill · ready", f"{stage.get('prefilling', 0)} · {stage.get('ready', 0)}", short="pre·ready"
+        ),
+        _figure("pages", "pages held", f"{held}/{stage.get('pages', 0)}", short="held"),
+        Figure("steps", *steps, short=(f"{rate:.0f}/s", f"{median_ms:.1f}≤{max_ms:.0f}ms")),
+        Figure("hits", hits, _elsewhere(stage), short=(hits, _elsewhere(stage, is_short=True))),
     ]
 
 
@@ -53,19 +58,30 @@ def summarize_figures(stage: Stage, watched: Watched) -> list[Figure]:
         Figure("rate", "tokens/s", number(stage.get("tokens_per_second", 0.0)), tone="strong"),
         Figure("live", "answers live", f"{stage.get('live', 0)}"),
         Figure("followed", "followed", f"{stage.get('followed', 0)}"),
-        Figure("unread", "ended, unread", f"{stage.get('unread', 0)}"),
+        _figure("unread", "ended, unread", f"{stage.get('unread', 0)}", short="unread"),
         Figure("tokens", "tokens", number(stage.get("tokens", 0))),
         Figure("finished", "finished", number(finished.get("stop", 0) + finished.get("length", 0))),
-        Figure("failed", "aborted · failed", f"{finished.get('abort', 0)} · {finished.get('error', 0)}"),
-        Figure("bad", "unread · bad frames", number(bad), tone="warning" if bad else ""),
+        _figure(
+            "failed", "aborted · failed", f"{finished.get('abort', 0)} · {finished.get('error', 0)}", short="abort·fail"
+        ),
+        _figure("bad", "unread · bad frames", number(bad), short="unread·bad", tone="warning" if bad else ""),
     ]
 
 
 FIGURES = {"prepare": prepare_figures, "execute": execute_figures, "summarize": summarize_figures}
 
 
-def _elsewhere(stage: Stage) -> str:
+def _figure(
+    name: str, label: str, value: str, *, short: str, gauge: tuple[int, int] | None = None, tone: str = ""
+) -> Figure:
+    """One whose label alone has a short form."""
+    return Figure(name, label, value, gauge, tone, (short, value))
+
+
+def _elsewhere(stage: Stage, *, is_short: bool = False) -> str:
     """Pages on the host where there are any, else how often requests lost theirs."""
-    host = stage.get("host_pages", 0)
+    host, num_preemptions = stage.get("host_pages", 0), stage.get("preemptions", 0)
     used = host - stage.get("host_pages_free", 0)
-    return f"host {used}/{host}" if host else f"preempted {stage.get('preemptions', 0)}"
+    if is_short:
+        return f"h {used / host:.0%}" if host else f"lost {number(num_preemptions)}"
+    return f"host {used}/{host}" if host else f"preempted {num_preemptions}"

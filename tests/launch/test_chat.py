@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.launch.conftest import Outcome, Triptych
 from tests.launch.terminal import terminal
 from tests.waiting import eventually
 from triptych import Client
-from triptych.launch.report import printable
+from triptych.launch.chat import HELP
+from triptych.launch.report import printable, say
 
 
 @pytest.fixture
@@ -150,3 +153,10 @@ def test_ctrl_c_in_a_terminal_ends_the_answer_alone(tmp_path: Path) -> None:
 
 def test_control_characters_do_not_reach_the_terminal() -> None:
     assert printable("a\x1b[31mb\x9b\x00\tc\n") == "a�[31mb��\tc\n"
+
+
+def test_on_a_narrow_terminal_lines_are_broken_between_words() -> None:
+    written = io.StringIO()
+    say(Console(file=written, force_terminal=True, color_system=None, width=40), HELP, is_wrapped=True)
+    assert written.getvalue().split() == HELP.split()
+    assert max(map(len, written.getvalue().splitlines())) <= 40

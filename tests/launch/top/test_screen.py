@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,19 @@ def test_the_figures_are_those_of_the_stages() -> None:
     text = drawn(state_of(sample()), 120)
     for words in ("5/10", "6/12", "refused", "4/8", "40/100", "cached 15", "limbo 5", "hits 25%", "host 6/10", "321"):
         assert words in text
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_panel_shortens_labels_and_drops_no_value(width: int) -> None:
+    busy = {"steps": 350, "pages": 3072, "pages_held": 1024, "pages_limbo": 16, "pages_cached": 1024}
+    state = state_of(sample(), sample(at_s=2.0, **busy, step_ms_max=34.0))
+    text = drawn(state, width, 50)
+    for value in ("250/s", "12.5", "34", "1024/3072", "1.02 k", "16", "25%", "60%" if width == 60 else "6/10"):
+        assert value in text
+    for label in ("credits", "tokenizer", "records", "held", "abort", "bad"):
+        assert re.search(rf"{label}[\w·]* .*\d", text)
+    without = state_of(sample(host_pages=0, preemptions=12))
+    assert re.search(r"hits 25% +(preempted|lost) 12", drawn(without, width, 50))
 
 
 def test_a_request_is_a_line_with_its_progress() -> None:
