@@ -12,6 +12,7 @@ import typer
 
 from ..protocol.errors import ConfigError
 from .aliases import ALIASES
+from .not_utf8 import why_not_utf8
 
 if TYPE_CHECKING:
     from typer._click.core import Context
@@ -53,11 +54,12 @@ def _keys(command: Any) -> Iterator[tuple[str, str]]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_bytes().decode()
+        content = path.read_bytes()
+        text = content.decode()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", param="config") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8", param="config") from error
+        raise ConfigError(f"{path} is {why_not_utf8(content)}", param="config") from error
     return _parse(path, text)
 
 

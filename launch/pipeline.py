@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from ..driver.client import Client
 from ..driver.driver import Driver
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, RequestTimeout
-from ..protocol.run_dir import CONFIG_FILE, follow_endpoint, submit_endpoint
+from ..protocol.run_dir import CONFIG_FILE, LOCK_FILE, follow_endpoint, submit_endpoint
 from ..protocol.tokenizer_files import load_facts
 from .report import say
 from .signals import signals_ignored
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 ANSWER_S = 5.0  # in which a pipeline that runs answers a first question
+SILENT_S = 0.5  # after this it is looked whether a driver is there at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,28 @@ def connected(run_dir: Path) -> Iterator[Client]:
     run_dir = run_dir.absolute()
     doors = {"submit": submit_endpoint(run_dir, service), "follow": follow_endpoint(run_dir, service)}
     with Client(run_dir, **doors) as client:
-        try:
-            client.info(ANSWER_S)
-        except RequestTimeout as error:
-            raise ConfigError(
-                f"the pipeline in {run_dir} does not answer within {ANSWER_S} s", param="connect"
-            ) from error
+        _await_answer(client, run_dir)
         yield client
+
+
+def _await_answer(client: Client, run_dir: Path) -> None:
+    with suppress(RequestTimeout):
+        client.info(SILENT_S)
+        return
+    if not _has_driver(run_dir):
+        advice = f"its driver is gone; triptych serve --run-dir {run_dir} goes on with it"
+        raise ConfigError(f"no pipeline runs in {run_dir}: {advice}", param="connect")
+    try:
+        client.info(ANSWER_S)
+    except RequestTimeout as error:
+        raise ConfigError(f"the pipeline in {run_dir} does not answer within {ANSWER_S} s", param="connect") from error
+
+
+def _has_driver(run_dir: Path) -> bool:
+    """Whether a process holds the lock. Only asked of one that is silent: a driver that starts just then is refused."""
+    try:
+        with (run_dir / LOCK_FILE).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True  # somebody has it; or it cannot be told, and is waited for
+    return False

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..protocol.errors import InvalidRequest
+from ..protocol.errors import ConfigError, InvalidRequest
 from ..protocol.sampling import FIELD_NAMES
+from .not_utf8 import why_not_utf8
 
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 _OTHER_FIELDS = ("id", "request_id", "truncation", "lease_s", "priority", "deadline_ms", "max_queue_ms", "cache_salt")
@@ -36,9 +38,15 @@ def jobs_from_texts(prompts: Iterable[str]) -> list[Job]:
 
 
 def jobs_from_lines(lines: Iterable[bytes]) -> list[Job]:
-    """A job for each line that is not blank. A line that begins with ``{"`` is JSON, every other one is a prompt."""
+    """A job for each line that is not blank. A line that begins with ``{"`` is JSON, every other one is a prompt.
+
+    Raises:
+        ConfigError: it is UTF-16, of which no line can be read.
+    """
     jobs: list[Job] = []
     for number, line in enumerate(lines, 1):
+        if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise ConfigError(f"the prompts are {why_not_utf8(line)}", param="file")
         text = line.decode(errors="surrogateescape").rstrip("\r\n")
         if text.strip():
             parse = _parse if text.lstrip().startswith('{"') else _plain
@@ -62,7 +70,7 @@ def _job(index: int, text: str, origin: str, parse: Callable[[str], dict[str, An
     except InvalidRequest as error:
         reason = InvalidRequest(f"{origin}: {error.message}", param=error.param)
     except UnicodeEncodeError:
-        reason = InvalidRequest(f"{origin}: not UTF-8", param="prompt")
+        reason = InvalidRequest(f"{origin}: {why_not_utf8(text.encode(errors='surrogateescape'))}", param="prompt")
     return Job(index, {"prompt": text}, reason)
 
 

@@ -92,3 +92,9 @@ def test_a_file_that_cannot_be_read_is_named(triptych: Triptych, tmp_path: Path)
     outcome = triptych("generate", "hi", "--config", tmp_path / "none.toml")
     assert outcome.code == 2
     assert f"cannot read {tmp_path}/none.toml: No such file or directory" in outcome.err
+
+
+def test_a_file_that_is_utf_16_is_named_so(triptych: Triptych, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("page_size = 32", encoding="utf-16")
+    outcome = triptych("generate", "hi", "--config", tmp_path / "own.toml")
+    assert (outcome.code, "own.toml is UTF-16 and not UTF-8, which iconv" in outcome.err) == (2, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,27 @@ def test_nobody_there_to_connect_to_is_an_error(triptych: Triptych, tmp_path: Pa
     outcome = triptych("generate", "hello", "--connect", tmp_path)
     assert outcome.code == 2
     assert f"no pipeline runs in {tmp_path}" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"caf\xe9", "line 1: not UTF-8: byte 0xe9 after 3 others"),
+        (b'{"prompt": "\\ud800"}', "line 1: not UTF-8: half a surrogate pair"),
+        ("hello".encode("utf-16"), "the prompts are UTF-16 and not UTF-8, which iconv"),
+    ],
+    ids=["latin-1", "surrogate", "utf-16"],
+)
+def test_what_is_no_utf8_is_told_of_by_its_byte(generate: Triptych, line: bytes, words: str) -> None:
+    outcome = generate(stdin=line)
+    assert words in outcome.err
+    assert outcome.code in (1, 2)
+
+
+def test_a_pipeline_whose_driver_is_gone_is_told_of_at_once(triptych: Triptych, run_dir: str, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    shutil.copy(Path(run_dir, "config.json"), tmp_path)
+    (tmp_path / "lock").touch(0o600)
+    code, _, errors = triptych("generate", "hello", "--connect", tmp_path)
+    assert code == 2
+    assert f"its driver is gone; triptych serve --run-dir {tmp_path} goes on with it" in errors
