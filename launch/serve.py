@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ..driver.driver import Driver
 from ..protocol.config import PipelineConfig
-from ..protocol.errors import ConfigError, PipelineClosed, TriptychError
-from .gateway.address import split_address
+from ..protocol.errors import PipelineClosed, TriptychError
+from .gateway.address import check_address
 from .gateway.config import GatewayConfig
 from .gateway.processes import gateways
 from .report import model_line, statistics_line
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATISTICS_S = 1.0
-MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,8 @@ def serve(task: Task, *, console: Console) -> int:
         WorkerDied: a worker failed to start.
     """
     handle_unless_ignored(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
-    _check_address(task.gateway.http)
+    if task.gateway.http is not None:
+        check_address(task.gateway.http)
     code = 0
     driver = Driver(run_dir=task.run_dir, config=task.config)
     with ExitStack() as stack:
@@ -69,21 +69,6 @@ def serve(task: Task, *, console: Console) -> int:
             stack.enter_context(signals_ignored())
             code = _stop(driver)
     return code
-
-
-def _check_address(address: str | None) -> None:
-    """As far as that can be seen before anything has started.
-
-    Raises:
-        ConfigError: the address is none.
-    """
-    if address is None or address.startswith("unix:"):
-        return
-    port = address.rpartition(":")[2]
-    if port.isascii() and port.isdigit() and (len(port.lstrip("0")) > 5 or int(port) > MAX_PORT):
-        shown = port if len(port) < 20 else f"of {len(port)} digits"
-        raise ConfigError(f"http is {address!r:.80}: port {shown}, the limits are 0 and {MAX_PORT}", param="http")
-    split_address(address)
 
 
 def _start(driver: Driver, console: Console, url: str | None) -> None:

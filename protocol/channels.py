@@ -41,7 +41,8 @@ def ipc_endpoint(path: Path) -> str:
         ConfigError: the path is too long for a Unix socket.
     """
     if len(os.fsencode(path)) > MAX_IPC_PATH:
-        raise ConfigError(f"the socket path {path} has {len(os.fsencode(path))} bytes, the limit is {MAX_IPC_PATH}")
+        text = f"the socket path {path} has {len(os.fsencode(path))} bytes, the limit is {MAX_IPC_PATH}"
+        raise ConfigError(f"{text}: --run-dir names a shorter folder")
     return f"ipc://{path}"
 
 

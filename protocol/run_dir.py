@@ -61,7 +61,8 @@ class RunDir:
         """Lock the folder. One that nobody chose is marked: it can go once its driver was killed."""
         try:
             if not _lock(self._lock):
-                raise ConfigError(f"another driver runs in {self.path}", param="run_dir")
+                advice = "--run-dir names another folder, --connect makes a client of what runs there"
+                raise ConfigError(f"another driver runs in {self.path}: {advice}", param="run_dir")
             if self.is_temporary:
                 (self.path / TEMPORARY_FILE).touch(0o600)
             else:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ...protocol.errors import ConfigError
 
 DEFAULT_HOST = "127.0.0.1"
+MAX_PORT = 65535
 BACKLOG = 2048  # connections that wait while a gateway process is started again
 URL_FILE = "http_url"  # in the run directory: where the gateway can be reached
 
@@ -26,11 +27,27 @@ def listen(address: str) -> socket.socket:
         raise ConfigError(f"cannot listen at {address}: {error}", param="http") from error
 
 
+def check_address(address: str) -> None:
+    """As far as that can be told before anything is bound.
+
+    Raises:
+        ConfigError: the address is none.
+    """
+    if not address.startswith("unix:"):
+        split_address(address)
+
+
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port."""
+    """Host and port.
+
+    Raises:
+        ConfigError: the address is none.
+    """
     host, _, port = address.rpartition(":")
-    if not port.isascii() or not port.isdigit() or not 0 <= int(port) <= 65535:
-        raise ConfigError(f"http is {address!r}, the form is HOST:PORT, :PORT or unix:PATH", param="http")
+    if not port.isascii() or not port.isdigit():
+        raise ConfigError(f"http is {address!r:.80}, the form is HOST:PORT, :PORT or unix:PATH", param="http")
+    if len(port.lstrip("0")) > len(str(MAX_PORT)) or int(port) > MAX_PORT:
+        raise ConfigError(f"http is {address!r:.80}: port {port:.20}, the limits are 0 and {MAX_PORT}", param="http")
     return host.strip("[]") or DEFAULT_HOST, int(port)
 
 
