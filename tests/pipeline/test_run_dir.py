@@ -31,7 +31,8 @@ def test_a_second_driver_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unread_answer_is_kept_over_a_restart_of_the_whole_pipeline(tmp_path: Path) -> None:
-    with hash_driver(run_dir=tmp_path / "run", lease_s=60.0) as driver, Client(driver.run_dir) as client:
+    slow = hash_driver(run_dir=tmp_path / "run", lease_s=60.0, hash_step_ms=20)  # the client leaves before the end
+    with slow as driver, Client(driver.run_dir) as client:
         client.submit([7, 7], max_tokens=5, request_id="kept").accepted(10)
     with hash_driver(run_dir=tmp_path / "run", lease_s=60.0) as driver:
         completion = driver.client.resume("kept").result(20)
