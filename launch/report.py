@@ -91,7 +91,8 @@ def ledger_table(ledgers: Mapping[str, Mapping[str, Any]]) -> Table:
 def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
     """Names and values, a line each."""
     table = _table(title, "")
-    table.columns[1].justify = "left"
+    values = table.columns[1]
+    values.justify, values.no_wrap, values.overflow = "left", False, "fold"  # some are sentences, or long paths
     for name, value in facts.items():
         if name == "histograms":  # for /metrics, not for reading
             continue
@@ -116,7 +117,7 @@ def _short(value: float | None) -> str:
 
 
 def _cell(value: Any) -> str:
-    if value is None:
+    if value is None or value == "":
         return "-"
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_cell(part)}" for name, part in value.items()) or "none"

@@ -1,0 +1,21 @@
+"""What the verbs print of facts."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from triptych.launch.report import facts_table
+
+WHY = "the modules of transformers run the model, which takes 3 to 10 times as long as the compiled kernels"
+PATH = "/" + "x" * 70
+
+
+def test_a_narrow_table_has_every_name_and_every_word() -> None:
+    console = Console(width=60)
+    with console.capture() as capture:
+        console.print(facts_table("Model", {"max_model_len": 1024, "why_slow": WHY, "path": PATH, "none": ""}))
+    names, values = zip(*((line[:16].strip(), line[16:].strip()) for line in capture.get().splitlines()), strict=True)
+    assert {"max model len", "why slow", "path", "none"} <= set(names)
+    assert WHY in " ".join(values)
+    assert PATH in "".join(values)
+    assert values[names.index("none")] == "-"
