@@ -26,6 +26,7 @@ from ..protocol.service import public_door
 
 logger = logging.getLogger(__name__)
 
+HEARING_S = 0.05  # of a turn at most, and one frame more: whoever asks much does not keep the others waiting
 TICK_S = 0.25  # an idle worker looks at the journal and shows that it lives so often
 FLUSH_S = 60.0  # a disk may take so long over one flush before the worker that waits for it counts as hung
 

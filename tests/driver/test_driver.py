@@ -21,7 +21,6 @@ from triptych import AsyncDriver, Client, Driver, PipelineConfig
 from triptych.driver import preparing
 from triptych.driver.journal_keeper import num_unanswered
 from triptych.driver.stream import Stream
-from triptych.protocol import run_dir as run_dir_module
 from triptych.protocol.board import ROLES
 from triptych.protocol.errors import ConfigError, Draining, PipelineClosed, TriptychError
 from triptych.protocol.journal.layout import Journal
@@ -253,32 +252,6 @@ def test_an_async_driver_starts_answers_and_stops() -> None:
             await driver.generate([5])
 
     asyncio.run(body())
-
-
-@pytest.mark.parametrize(
-    ("nth", "text"),
-    [
-        (1, r"the journal .* needs \d+ bytes.* --arena-bytes helps, or a --run-dir"),
-        (2, r"the board .* needs \d+ bytes.*--run-dir"),
-    ],
-    ids=["journal", "board"],
-)
-def test_without_room_the_error_says_what_helps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, text: str
-) -> None:
-    allocate, calls = os.posix_fallocate, list[int]()
-
-    def allocate_or_fail(file: int, offset: int, size: int) -> None:
-        calls.append(size)
-        if len(calls) == nth:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        allocate(file, offset, size)
-
-    monkeypatch.setattr(run_dir_module, "SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr(os, "posix_fallocate", allocate_or_fail)
-    with pytest.raises(ConfigError, match=text):
-        Driver("hash-lm").start()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_directory_that_cannot_be_written_is_an_error_that_names_it(

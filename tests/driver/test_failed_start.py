@@ -40,13 +40,9 @@ def leave_requests(folder: Path) -> None:
     run_dir.unlock()
 
 
-@pytest.mark.parametrize("nth", [1, 2], ids=["journal", "board"])
-def test_without_room_the_error_names_what_a_killed_driver_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
-) -> None:
-    kept, allocate, calls = tmp_path / f"{PREFIX}kept", os.posix_fallocate, list[int]()
-    leave_requests(kept)
-    size = sum(path.stat().st_blocks * 512 for path in kept.iterdir())
+def allocate_all_but(nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ``nth`` file that a start wants to have room for finds none."""
+    allocate, calls = os.posix_fallocate, list[int]()
 
     def allocate_or_fail(file: int, offset: int, size: int) -> None:
         calls.append(size)
@@ -54,8 +50,36 @@ def test_without_room_the_error_names_what_a_killed_driver_left(
             raise OSError(errno.ENOSPC, "No space left on device")
         allocate(file, offset, size)
 
-    monkeypatch.setattr(run_dir_module, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(os, "posix_fallocate", allocate_or_fail)
+
+
+@pytest.mark.parametrize(
+    ("nth", "text"),
+    [
+        (1, r"the journal .* needs \d+ bytes.* --arena-bytes helps, or a --run-dir"),
+        (2, r"the board .* needs \d+ bytes.*--run-dir"),
+    ],
+    ids=["journal", "board"],
+)
+def test_without_room_the_error_says_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, text: str
+) -> None:
+    allocate_all_but(nth, monkeypatch)
+    monkeypatch.setattr(run_dir_module, "SHARED_MEMORY", tmp_path)
+    with pytest.raises(ConfigError, match=text):
+        Driver("hash-lm").start()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("nth", [1, 2], ids=["journal", "board"])
+def test_without_room_the_error_names_what_a_killed_driver_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    kept = tmp_path / f"{PREFIX}kept"
+    leave_requests(kept)
+    size = sum(path.stat().st_blocks * 512 for path in kept.iterdir())
+    monkeypatch.setattr(run_dir_module, "SHARED_MEMORY", tmp_path)
+    allocate_all_but(nth, monkeypatch)
     with pytest.raises(ConfigError, match=f"{kept} takes {size} bytes.* --run-dir {kept} goes on with them.* remove"):
         Driver("hash-lm").start()
     assert list(tmp_path.iterdir()) == [kept]

@@ -30,7 +30,7 @@ from ...protocol.journal.requests import AcceptTimes, RequestWriter
 from ...protocol.record import RequestRecord
 from ...protocol.run_dir import CARD_FILE, submit_endpoint
 from ...protocol.service import service_info
-from ..process import TICK_S, StatsPublisher, WorkerContext
+from ..process import HEARING_S, TICK_S, StatsPublisher, WorkerContext
 from .admission import Admission
 from .confirmations import Confirmations
 from .intake import Intake, Known, KnownIds, answered_already, check_member_ids, digest_of, num_waiting_bytes
@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 WAIT_FOR_MODEL_S = 0.02
 MAX_FRAMES_A_TURN = 256  # so that credits and replies are not kept waiting by a flood
-HEARING_S = 0.05  # of a turn at most, and one frame more, for the same reason
 
 
 def run(context: WorkerContext) -> None:

@@ -26,7 +26,7 @@ from ...protocol.journal.requests import read_request
 from ...protocol.journal.tokens import read_finish, read_tokens
 from ...protocol.run_dir import CARD_FILE, follow_endpoint
 from ...protocol.tokenizer_files import load_facts
-from ..process import TICK_S, StatsPublisher, WorkerContext
+from ..process import HEARING_S, TICK_S, StatsPublisher, WorkerContext
 from .answer import Answer
 from .choices import Choices, Requests, unknown
 from .columns import is_follow_entry, rows_of
@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 WAIT_FOR_MODEL_S = 0.02
 MAX_FRAMES_A_TURN = 1024
-HEARING_S = 0.05  # of a turn at most, and one frame more: whoever asks much does not keep the others' text waiting
 LAST_WORDS_S = 1.0  # at a stop, clients get so long to acknowledge their ends
 
 

@@ -17,7 +17,8 @@ from triptych.protocol.journal.deaths import DeathWriter
 from triptych.protocol.journal.layout import UNREAD, word
 from triptych.protocol.journal.releases import ReleaseWriter, is_released, read_end_code, read_release
 from triptych.protocol.journal.requests import RequestWriter
-from triptych.workers.summarize.process import HEARING_S, Summarize
+from triptych.workers.process import HEARING_S
+from triptych.workers.summarize.process import Summarize
 
 KEY = (0, 1)
 
