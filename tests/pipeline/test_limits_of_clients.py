@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 
 import pytest
 
@@ -58,13 +59,19 @@ def test_one_client_cannot_fill_the_journal_with_answers_that_it_does_not_read()
         for number in range(4):
             client.submit(f"unread-{number}", **request)
             client.receive("follow", FINISHED)
-            eventually(lambda: driver.stats()["prepare"]["live"] == 0)
+            eventually(partial(has_released, driver, number + 1))
         client.send("submit", SUBMIT, "too-many", request)
         assert "4 requests whose ends it has not acknowledged, the limit is 4" in client.receive("submit", REJECTED)[6]
         assert driver.generate([9], max_tokens=2).token_ids == expected([9], 2)
         client.send("follow", ACKNOWLEDGE, ["unread-0"])
         eventually(lambda: driver.stats()["prepare"]["records_used"] == 3)
         client.submit("one-more", **request)
+
+
+def has_released(driver: Driver, num_accepted: int) -> bool:
+    """Told by statistics that are no older than the last of them."""
+    stats = driver.stats()["prepare"]
+    return bool(stats["accepted"] == num_accepted and stats["live"] == 0)
 
 
 def served(driver: Driver) -> list[int] | None:
