@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from ..protocol.board import FAILED, KEEP, ROLES, STOP, Board
+from ..protocol.board import FAILED, KEEP, ROLES, STARTING, STOP, Board
 from ..protocol.config import SupervisorConfig
 from ..protocol.errors import TriptychError, WorkerDied
 from ..protocol.lifeline import child_environment
@@ -352,6 +352,10 @@ class Supervisor:
     def _begin_stop(self) -> None:
         assert self._board.mode in (STOP, KEEP), "the board does not tell the workers to stop"
         self._stopping = True
+        for worker in self._workers.values():
+            # It has nothing to say to anybody, and an import or a model may keep it from hearing of the stop.
+            if self._board.worker(worker.role).phase(self._board.epoch(worker.role)) in STARTING:
+                self._kill(worker)
         with self._changed:
             self._changed.notify_all()
 

@@ -21,7 +21,8 @@ from .intent import INTENT_BYTES, Intent
 from .view import HEAD_BYTES, View
 
 ROLES = ("prepare", "execute", "summarize")
-PHASES = ("down", "starting", "loading", "warming", "ready", "stopped", "failed")
+STARTING = ("down", "starting", "loading", "warming")
+PHASES = (*STARTING, "ready", "stopped", "failed")
 # Modes. In FAILED nothing is admitted, what waits ends with an error, and the status is still answered; in KEEP the
 # workers leave at once and the journal keeps what is unanswered for the next driver.
 RUN, DRAIN, STOP, FAILED, KEEP = 0, 1, 2, 3, 4

@@ -139,6 +139,14 @@ def test_a_start_that_takes_too_long_names_who_was_late(tmp_path: Path, monkeypa
         Driver("hash-lm", run_dir=tmp_path, start_timeout_s=1.0).start()
 
 
+def test_a_stop_does_not_wait_for_who_is_still_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "CLEAN_STOP_S", 600.0)
+    os.mkfifo(run_before(tmp_path))  # whoever opens it waits
+    driver = Driver("hash-lm", run_dir=tmp_path).start(wait=False)
+    eventually(lambda: driver.phases["execute"][0] == "loading")
+    assert driver.stop(mode="abort")["execute"] == -signal.SIGKILL
+
+
 def test_after_a_failed_start_nothing_is_left(tmp_path: Path) -> None:
     card = run_before(tmp_path)
     card.write_text("{")
