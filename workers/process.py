@@ -9,13 +9,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..protocol.board import KEEP, STOP, Board, WorkerPage
-from ..protocol.channels import Links, Transport
+from ..protocol.channels import Links, Router, Transport
 from ..protocol.config import PipelineConfig
 from ..protocol.curve import PublicDoor
 from ..protocol.intent import Intent
@@ -84,6 +84,17 @@ class WorkerContext:
     @property
     def intent(self) -> Intent:
         return self.board.intent(self.role)
+
+
+def heard(router: Router, *, max_frames: int) -> Iterator[tuple[bytes, bytes]]:
+    """``(peer, frame)`` of what clients have said, as much of it as a turn may take."""
+    until = time.monotonic() + HEARING_S
+    for _ in range(max_frames):
+        if (received := router.recv()) is None:
+            return
+        yield received
+        if time.monotonic() > until:
+            return
 
 
 class StatsPublisher:

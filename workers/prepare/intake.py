@@ -35,8 +35,8 @@ class Intake:
 
     @property
     def is_long(self) -> bool:
-        """Whether it may take the tokenizer long. A chat's template is a program, which may take any time over it."""
-        return self.num_bytes > INLINE_BYTES or self.request.messages is not None
+        """Whether it may take the tokenizer long."""
+        return _takes_long(self.num_bytes, is_chat=self.request.messages is not None)
 
     def time_after(self, limit_ms: float | None) -> int:
         """CLOCK_MONOTONIC in ns, so long after the receipt; 0 without a limit."""
@@ -48,8 +48,13 @@ def num_waiting_bytes(request: Mapping[str, Any], num_bytes: int) -> int:
 
     Told from the map as it came: whether there is room for it is asked before anything is done for it.
     """
-    waits = any(request.get(name) is not None for name in ("messages", "structured"))
-    return num_bytes if waits or num_bytes > INLINE_BYTES else 0
+    is_long = _takes_long(num_bytes, is_chat=request.get("messages") is not None)
+    return num_bytes if is_long or request.get("structured") is not None else 0
+
+
+def _takes_long(num_bytes: int, *, is_chat: bool) -> bool:
+    """A chat's template is a program, which may take any time over it."""
+    return num_bytes > INLINE_BYTES or is_chat
 
 
 def check_member_ids(request_id: str, size: int) -> None:

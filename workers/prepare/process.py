@@ -30,7 +30,7 @@ from ...protocol.journal.requests import AcceptTimes, RequestWriter
 from ...protocol.record import RequestRecord
 from ...protocol.run_dir import CARD_FILE, submit_endpoint
 from ...protocol.service import service_info
-from ..process import HEARING_S, TICK_S, StatsPublisher, WorkerContext
+from ..process import TICK_S, StatsPublisher, WorkerContext, heard
 from .admission import Admission
 from .confirmations import Confirmations
 from .intake import Intake, Known, KnownIds, answered_already, check_member_ids, digest_of, num_waiting_bytes
@@ -123,7 +123,10 @@ class Prepare:
         self._bell.silence()
         self._receive()
         self._tokenizing.turn()
-        self._hear_all()
+        for received in heard(self._router, max_frames=MAX_FRAMES_A_TURN):
+            self._stats.changed = True
+            self._hear_alone(*received)
+            self._context.page.progress()
         self._confirmations.flush()
         self._dispatch()
 
@@ -203,17 +206,6 @@ class Prepare:
         self._waiting.push(request_of(record.request_id), waiting, arrival=arrival, priority=record.priority)
 
     # -- from the clients
-
-    def _hear_all(self) -> None:
-        until = time.monotonic() + HEARING_S
-        for _ in range(MAX_FRAMES_A_TURN):
-            if (received := self._router.recv()) is None:
-                return
-            self._stats.changed = True
-            self._hear_alone(*received)
-            self._context.page.progress()
-            if time.monotonic() > until:
-                return
 
     def _hear_alone(self, peer: bytes, frame: bytes) -> None:
         """Written down before anything looks into it: reading alone may be what ends this process."""

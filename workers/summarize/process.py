@@ -26,7 +26,7 @@ from ...protocol.journal.requests import read_request
 from ...protocol.journal.tokens import read_finish, read_tokens
 from ...protocol.run_dir import CARD_FILE, follow_endpoint
 from ...protocol.tokenizer_files import load_facts
-from ..process import HEARING_S, TICK_S, StatsPublisher, WorkerContext
+from ..process import TICK_S, StatsPublisher, WorkerContext, heard
 from .answer import Answer
 from .choices import Choices, Requests, unknown
 from .columns import is_follow_entry, rows_of
@@ -112,7 +112,8 @@ class Summarize:
         for message in self._links.inbox.recv_all():
             if isinstance(message, m.StepDone):
                 self._step_done(message)
-        self._hear_all()
+        for received in heard(self._router, max_frames=MAX_FRAMES_A_TURN):
+            self._hear_safely(*received)
         now = time.monotonic()
         if self._links.inbox.missed or now >= self._next_tick:
             self._links.inbox.missed = False
@@ -238,15 +239,6 @@ class Summarize:
             self._catch_up(answer)
 
     # -- from the clients
-
-    def _hear_all(self) -> None:
-        until = time.monotonic() + HEARING_S
-        for _ in range(MAX_FRAMES_A_TURN):
-            if (received := self._router.recv()) is None:
-                return
-            self._hear_safely(*received)
-            if time.monotonic() > until:
-                return
 
     def _hear_safely(self, peer: bytes, frame: bytes) -> None:
         self._has_looked = False
