@@ -295,7 +295,7 @@ class Driver:
         self._running()
         assert self._board is not None, "a running driver has a board"
         board = self._board
-        return {r: (board.worker(r).phase(board.epoch(r)), *board.worker(r).done_of_total) for r in ROLES}
+        return {r: (board.phase(r), *board.worker(r).done_of_total) for r in ROLES}
 
     @property
     def healthy(self) -> bool:

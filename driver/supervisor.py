@@ -316,7 +316,7 @@ class Supervisor:
     def _silence(self, worker: Worker) -> tuple[float, float]:
         """Seconds since the worker's last sign of progress, and how many it may take."""
         page = self._board.worker(worker.role)
-        if page.phase(self._board.epoch(worker.role)) == "ready":
+        if self._board.ready(worker.role):
             # Its patience first: whoever has waited for a disk shows progress before it is as impatient as usual again.
             patience_s = max(self._config.hang_s, page.patience_ns / 1e9)
             return (time.monotonic_ns() - page.progress_ns) / 1e9, patience_s
@@ -354,7 +354,7 @@ class Supervisor:
         self._stopping = True
         for worker in self._workers.values():
             # It has nothing to say to anybody, and an import or a model may keep it from hearing of the stop.
-            if self._board.worker(worker.role).phase(self._board.epoch(worker.role)) in STARTING:
+            if self._board.phase(worker.role) in STARTING:
                 self._kill(worker)
         with self._changed:
             self._changed.notify_all()

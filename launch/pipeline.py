@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from ..driver.client import Client
 from ..driver.driver import Driver
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, RequestTimeout
-from ..protocol.run_dir import CONFIG_FILE, LOCK_FILE, follow_endpoint, submit_endpoint
+from ..protocol.run_dir import CONFIG_FILE, follow_endpoint, has_driver, submit_endpoint
 from ..protocol.tokenizer_files import load_facts
 from .report import say
 from .signals import signals_ignored
@@ -95,20 +94,10 @@ def _await_answer(client: Client, run_dir: Path) -> None:
     with suppress(RequestTimeout):
         client.info(SILENT_S)
         return
-    if not _has_driver(run_dir):
+    if not has_driver(run_dir):
         advice = f"its driver is gone; triptych serve --run-dir {run_dir} goes on with it"
         raise ConfigError(f"no pipeline runs in {run_dir}: {advice}", param="connect")
     try:
         client.info(ANSWER_S)
     except RequestTimeout as error:
         raise ConfigError(f"the pipeline in {run_dir} does not answer within {ANSWER_S} s", param="connect") from error
-
-
-def _has_driver(run_dir: Path) -> bool:
-    """Whether a process holds the lock. Only asked of one that is silent: a driver that starts just then is refused."""
-    try:
-        with (run_dir / LOCK_FILE).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True  # somebody has it; or it cannot be told, and is waited for
-    return False

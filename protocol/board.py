@@ -154,8 +154,12 @@ class Board:
     def worker(self, role: str) -> WorkerPage:
         return self._workers[role]
 
+    def phase(self, role: str) -> str:
+        """Of the worker's present life."""
+        return self.worker(role).phase(self.epoch(role))
+
     def ready(self, role: str) -> bool:
-        return self.worker(role).phase(self.epoch(role)) == "ready"
+        return self.phase(role) == "ready"
 
     def stats(self) -> dict[str, Any]:
         """What every worker last published, by role, with its phase and epoch."""

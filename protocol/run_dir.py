@@ -189,9 +189,20 @@ def _holds_requests(path: Path) -> bool:
         return False
 
 
-def _lock(file: int) -> bool:
+def has_driver(path: Path) -> bool:
+    """Whether a process holds the lock, or that cannot be told. Only to be asked where nobody answers: a driver that
+    starts just then is refused.
+    """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (path / LOCK_FILE).open() as lock:
+            return not _lock(lock.fileno(), fcntl.LOCK_SH)
+    except OSError:
+        return True
+
+
+def _lock(file: int, kind: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
