@@ -236,8 +236,9 @@ class Session:
 
     def _learn_limit(self, info: m.Info) -> None:
         self._max_frame_bytes = info.info.get("limits", {}).get("max_frame_bytes", self._max_frame_bytes)
-        for request in [request for request in self._requests.values() if request.num_bytes > SURE_BYTES]:
-            self._send_submit(request)
+        for request in list(self._requests.values()):
+            if request.num_bytes > SURE_BYTES:
+                self._send_submit(request)
 
     def _abort(self, request_id: str) -> None:
         for wire_id in self._choices.get(request_id, [request_id]):

@@ -10,6 +10,8 @@ from ctypes import POINTER, c_int32, c_int64, c_void_p
 from .compile import NoCompiler, available_levels, build_library
 from .structures import Layer, Matrix, Model, Sharing, Step
 
+logger = logging.getLogger(__name__)
+
 _FUNCTIONS = {
     "triptych_sizes": (None, [POINTER(c_int64)]),
     "triptych_pack": (None, [c_int32, POINTER(Matrix), c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32]),
@@ -20,9 +22,6 @@ _FUNCTIONS = {
     "triptych_decoder_submit": (c_int32, [c_void_p, POINTER(Step)]),
     "triptych_decoder_wait": (c_int32, [c_void_p]),
 }
-
-
-logger = logging.getLogger(__name__)
 
 
 class Kernels(ctypes.CDLL):

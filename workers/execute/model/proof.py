@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 _FILE = "proof.json"
 _LIBRARIES = ("torch", "transformers", "tokenizers")  # whose version decides the outcome
-_OWN_FILES = ("*.py", "src/*")  # in these two folders
 _OWN_FOLDERS = (Path(__file__).parent, Path(__file__).parent.parent / "kernels")
 _WEIGHTS = ".safetensors"
 _KEY_SIZE = 32
@@ -104,7 +103,7 @@ def _key(checkpoint: Path, config: ModelConfig) -> str:
     """Changes with everything that the outcome depends on. Of weight files it sees size and time, not the content."""
     digest = hashlib.sha256(f"{config.dtype} {config.quantization} {_kernels()}\n".encode())
     digest.update(" ".join(version(library) for library in _LIBRARIES).encode())
-    for file in sorted(file for folder in _OWN_FOLDERS for pattern in _OWN_FILES for file in folder.glob(pattern)):
+    for file in sorted(file for folder in _OWN_FOLDERS for file in folder.glob("*.py")):
         digest.update(file.read_bytes())
     for file in sorted(file for file in checkpoint.iterdir() if file.is_file()):
         stat = file.stat()
@@ -116,7 +115,7 @@ def _key(checkpoint: Path, config: ModelConfig) -> str:
 
 
 def _kernels() -> str:
-    """What another compiler makes of the same sources is to be proven again."""
+    """By the name that its sources and its compiler give the library: what another one makes is proven again."""
     try:
         return library_name(available_levels()[0])
     except NoCompiler:
