@@ -111,16 +111,21 @@ class Attention {
       std::fill_n(output(r), num_vectors_, broadcast(0.0f));
     }
     const int num_tiles = (rows_per_group + kTileRows - 1) / kTileRows;
-    for (int key = first / kKeyBlock * kKeyBlock; key <= last; key += kKeyBlock) {
+    const int begin = first / kKeyBlock * kKeyBlock;
+    next_ = find_tiles(table, first_kv_head, begin, last);
+    for (int key = begin; key <= last; key += kKeyBlock) {
       const int num_keys = std::min(kKeyBlock, last + 1 - key);
-      const bool has_next = key + kKeyBlock <= last;
       for (int group = 0; group < num_kv_heads; ++group) {
-        find_tiles(table, first_kv_head + group, key, num_keys);
-        if (num_tiles == 1 && has_next) prefetch(table, first_kv_head + group, key + kKeyBlock, last);
+        tiles_ = next_;
+        const bool is_last = group + 1 == num_kv_heads;
+        const int next_group = is_last ? 0 : group + 1, next_key = is_last ? key + kKeyBlock : key;
+        has_next_ = next_key <= last;
+        if (has_next_) next_ = find_tiles(table, first_kv_head + next_group, next_key, last);
         for (int tile = 0; tile < num_tiles; ++tile) {
-          const int begin = rows_per_group * tile / num_tiles, end = rows_per_group * (tile + 1) / num_tiles;
-          weigh(group, begin, end - begin, key);
-          gather(group * rows_per_group + begin, end - begin, num_keys);
+          const int row = rows_per_group * tile / num_tiles, end = rows_per_group * (tile + 1) / num_tiles;
+          weigh(group, row, end - row, key);
+          gather(group * rows_per_group + row, end - row, num_keys);
+          has_next_ = false;  // it has been asked for
         }
       }
     }
@@ -134,27 +139,47 @@ class Attention {
   static constexpr int kTiles = kKeyBlock / kLanes;
   static constexpr float kNoMaximum = -1e30f, kMasked = -2e30f;
 
-  void find_tiles(const int32_t* table, int kv_head, int first_key, int num_keys) {
+  // Where a block of keys and its values lie.
+  struct Tiles {
+    const uint32_t* keys[kTiles];
+    const uint32_t* values[kTiles];
+  };
+  Tiles find_tiles(const int32_t* table, int kv_head, int first_key, int last_key) const {
+    Tiles tiles;
     for (int i = 0; i < kTiles; ++i) {
-      const int key = std::min(first_key + i * kLanes, first_key + num_keys - 1);  // past the end: the last tile again
+      const int key = std::min(first_key + i * kLanes, last_key);  // past the end: the last tile again
       const size_t tile = pages_.tile(table[key / pages_.page_size], kv_head, key % pages_.page_size);
-      key_tiles_[i] = reinterpret_cast<const uint32_t*>(pages_.keys + tile);
-      value_tiles_[i] = reinterpret_cast<const uint32_t*>(pages_.values + tile);
+      tiles.keys[i] = reinterpret_cast<const uint32_t*>(pages_.keys + tile);
+      tiles.values[i] = reinterpret_cast<const uint32_t*>(pages_.values + tile);
     }
+    return tiles;
   }
 
-  // A few rows use keys as fast as memory gives them, and pages lie anywhere: the next block is asked for in advance.
-  void prefetch(const int32_t* table, int kv_head, int first_key, int last) const {
-    const int lines = pages_.head_dim * kLanes * int(sizeof(Element)) / 64;
-    for (int key = first_key; key < first_key + kKeyBlock && key <= last; key += kLanes) {
-      const size_t tile = pages_.tile(table[key / pages_.page_size], kv_head, key % pages_.page_size);
-      const char* keys = reinterpret_cast<const char*>(pages_.keys + tile);
-      const char* values = reinterpret_cast<const char*>(pages_.values + tile);
-      for (int line = 0; line < lines; ++line) {
-        __builtin_prefetch(keys + 64 * line, 0, 2);
-        __builtin_prefetch(values + 64 * line, 0, 2);
-      }
-    }
+  // kTileVectors tiles of keys from `tile` on, each a column of scores.
+  Weights keys_of(const Tiles& tiles, int tile) const {
+    Weights keys;
+    keys.segment_steps = pages_.head_dim / Cache::kGroup;
+    keys.stride = kLanes;
+    std::copy_n(tiles.keys + tile, kTileVectors, keys.start[0]);
+    return keys;
+  }
+  // Channels of all values, 16 to a vector.
+  template <int kVectors>
+  Weights values_of(const Tiles& tiles, int vector) const {
+    Weights values;
+    values.segment_steps = kLanes / Cache::kGroup;
+    values.stride = pages_.head_dim;
+    for (int i = 0; i < kTiles; ++i)
+      for (int v = 0; v < kVectors; ++v) values.start[i][v] = tiles.values[i] + (vector + v) * kLanes;
+    return values;
+  }
+
+  // Few rows use a block as fast as memory gives it, and pages lie anywhere: the next one is asked for at the same pace.
+  template <int kVectors>
+  void add(int count, Floats* sums, int width, const uint32_t* const* rows, const Weights& tile, const Weights& next,
+           int steps) const {
+    if (has_next_) return add_rows<Cache, kVectors>(count, sums, width, rows, tile, steps, PrefetchTile<kVectors>{next});
+    add_rows<Cache, kVectors>(count, sums, width, rows, tile, steps, PrefetchLines<0>{});
   }
 
   // Scores of a group's rows against the block of keys, made weights; older outputs shrink to the new maxima.
@@ -162,13 +187,9 @@ class Attention {
     const uint32_t* rows[kTileRows];
     for (int r = 0; r < count; ++r) rows[r] = queries_.row(group, first_row + r);
     Floats scores[kTileRows * kTiles] = {};
-    Weights keys;
-    keys.segment_steps = pages_.head_dim / Cache::kGroup;
-    keys.stride = kLanes;
-    for (int tile = 0; tile < kTiles; tile += kTileVectors) {
-      for (int v = 0; v < kTileVectors; ++v) keys.start[0][v] = key_tiles_[tile + v];
-      add_rows<Cache, kTileVectors, 0>(count, scores + tile, kTiles, rows, keys, keys.segment_steps, nullptr);
-    }
+    for (int tile = 0; tile < kTiles; tile += kTileVectors)
+      add<kTileVectors>(count, scores + tile, kTiles, rows, keys_of(tiles_, tile), keys_of(next_, tile),
+                        pages_.head_dim / Cache::kGroup);
     for (int r = 0; r < count; ++r)
       mask(scores + r * kTiles, first_position_ + queries_.token(first_row + r), first_key);
     const int begin = group * queries_.rows_per_group() + first_row;  // in the scratch
@@ -224,15 +245,11 @@ class Attention {
 
   template <int kVectors>
   void gather_channels(int begin, int count, int vector, int steps) {
-    Weights values;
-    values.segment_steps = kLanes / Cache::kGroup;
-    values.stride = pages_.head_dim;
-    for (int i = 0; i < kTiles; ++i)
-      for (int v = 0; v < kVectors; ++v) values.start[i][v] = value_tiles_[i] + (vector + v) * kLanes;
     const uint32_t* rows[kTileRows];
     for (int r = 0; r < count; ++r)
       rows[r] = reinterpret_cast<const uint32_t*>(scratch_.weights + size_t(begin + r) * kKeyBlock);
-    add_rows<Cache, kVectors, 0>(count, output(begin) + vector, num_vectors_, rows, values, steps, nullptr);
+    add<kVectors>(count, output(begin) + vector, num_vectors_, rows, values_of<kVectors>(tiles_, vector),
+                  values_of<kVectors>(next_, vector), steps);
   }
 
   Floats* output(int row) const { return scratch_.outputs + size_t(row) * num_vectors_; }
@@ -245,8 +262,8 @@ class Attention {
   int num_vectors_;  // of a head
   Queries<Element> queries_{};
   int first_position_ = 0;
-  const uint32_t* key_tiles_[kTiles];
-  const uint32_t* value_tiles_[kTiles];
+  Tiles tiles_{}, next_{};  // of the block under way, and of the one to come
+  bool has_next_ = false;   // whether that is still to be asked for
 };
 
 }  // namespace triptych

@@ -90,13 +90,15 @@ inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int
   typename Format::Accumulators sums[kTileRows * kVectors] = {};
   const uint32_t* pointers[kTileRows];
   for (int r = 0; r < count; ++r) pointers[r] = rows.groups + (first + r) * rows.stride;
-  const auto run = [&](auto add) { add(count, sums, kVectors, pointers, weights, steps, prefetch.start); };
+  const auto run = [&](auto lines) {
+    add_rows<Format, kVectors>(count, sums, kVectors, pointers, weights, steps, lines);
+  };
   constexpr bool kWhole = kVectors == 4;  // a half asks for nothing
   switch (kWhole ? prefetch.lines : 0) {
-    case 0: run(add_rows<Format, kVectors, 0>); break;
-    case 1: run(add_rows<Format, kVectors, kWhole ? 1 : 0>); break;
-    case 2: run(add_rows<Format, kVectors, kWhole ? 2 : 0>); break;
-    default: run(add_rows<Format, kVectors, kWhole ? 4 : 0>);
+    case 0: run(PrefetchLines<0>{}); break;
+    case 1: run(PrefetchLines<kWhole ? 1 : 0>{prefetch.start}); break;
+    case 2: run(PrefetchLines<kWhole ? 2 : 0>{prefetch.start}); break;
+    default: run(PrefetchLines<kWhole ? 4 : 0>{prefetch.start});
   }
   for (int r = 0; r < count; ++r)
     for (int v = 0; v < kVectors / 2; ++v) {

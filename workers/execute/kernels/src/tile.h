@@ -28,13 +28,36 @@ struct Weights {
   size_t stride;
 };
 
+// What a tile asks for at each of its steps, into the L2 cache: what waits for a place in L1 holds up the reads of the
+// tile itself. Either the next kLines cache lines, which may be none,
+template <int kLines>
+struct PrefetchLines {
+  const char* next = nullptr;
+  void begin_segment(int) {}
+  void step() {
+    for (int line = 0; line < kLines; ++line) __builtin_prefetch(next + 64 * line, 0, 2);
+    if (kLines) next += 64 * kLines;
+  }
+};
+// or what another tile of the same form will read at that step.
+template <int kVectors>
+struct PrefetchTile {
+  const Weights& tile;
+  const uint32_t* next[kVectors] = {};
+  void begin_segment(int segment) { std::copy_n(tile.start[segment], kVectors, next); }
+  void step() {
+    for (int v = 0; v < kVectors; ++v) {
+      __builtin_prefetch(next[v], 0, 2);
+      next[v] += tile.stride;
+    }
+  }
+};
+
 // sums[row][v] += sum over k of rows[row][k] * weights(v, k), for `steps` groups; a row of sums has `width` vectors.
-// Every step asks for the next kLines cache lines from `prefetch` on, into the L2 cache: what waits for a place in L1
-// holds up the reads of the tile itself.
-template <class Format, int kRows, int kVectors, int kLines>
+template <class Format, int kRows, int kVectors, class Prefetch>
 __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int width,
                                         const uint32_t* const* rows, const Weights& weights, int steps,
-                                        const char* prefetch) {
+                                        Prefetch prefetch) {
   typename Format::Accumulators registers[kRows][kVectors];
   const uint32_t* a[kRows];
   for (int r = 0; r < kRows; ++r) {
@@ -45,6 +68,7 @@ __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int
   for (int segment = 0, k = 0; k < steps; ++segment) {
     const uint32_t* w[kVectors];
     for (int v = 0; v < kVectors; ++v) w[v] = weights.start[segment][v];
+    prefetch.begin_segment(segment);
     const int end = std::min(steps, k + weights.segment_steps);
     for (; k < end; ++k) {
       Ints columns[kVectors];
@@ -52,8 +76,7 @@ __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int
         columns[v] = load<Ints>(w[v]);
         w[v] += stride;
       }
-      for (int line = 0; line < kLines; ++line) __builtin_prefetch(prefetch + 64 * line, 0, 2);
-      prefetch += 64 * kLines;
+      prefetch.step();
       for (int r = 0; r < kRows; ++r) {
         const auto activation = Format::activation(a[r][k]);
         for (int v = 0; v < kVectors; ++v) registers[r][v] = Format::dot(registers[r][v], activation, columns[v]);
@@ -65,19 +88,19 @@ __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int
 }
 
 // The same with the number of rows known at run time only, 1..kTileRows.
-template <class Format, int kVectors, int kLines>
+template <class Format, int kVectors, class Prefetch>
 inline void add_rows(int num_rows, typename Format::Accumulators* sums, int width, const uint32_t* const* rows,
-                     const Weights& weights, int steps, const char* prefetch) {
+                     const Weights& weights, int steps, const Prefetch& prefetch) {
   switch (num_rows) {
-    case 1: return add_tile<Format, 1, kVectors, kLines>(sums, width, rows, weights, steps, prefetch);
+    case 1: return add_tile<Format, 1, kVectors>(sums, width, rows, weights, steps, prefetch);
 #if defined(__AVX2__)
-    case 2: return add_tile<Format, 2, kVectors, kLines>(sums, width, rows, weights, steps, prefetch);
-    case 3: return add_tile<Format, 3, kVectors, kLines>(sums, width, rows, weights, steps, prefetch);
+    case 2: return add_tile<Format, 2, kVectors>(sums, width, rows, weights, steps, prefetch);
+    case 3: return add_tile<Format, 3, kVectors>(sums, width, rows, weights, steps, prefetch);
 #endif
 #if defined(__AVX512F__)
-    case 4: return add_tile<Format, 4, kVectors, kLines>(sums, width, rows, weights, steps, prefetch);
-    case 5: return add_tile<Format, 5, kVectors, kLines>(sums, width, rows, weights, steps, prefetch);
-    case 6: return add_tile<Format, 6, kVectors, kLines>(sums, width, rows, weights, steps, prefetch);
+    case 4: return add_tile<Format, 4, kVectors>(sums, width, rows, weights, steps, prefetch);
+    case 5: return add_tile<Format, 5, kVectors>(sums, width, rows, weights, steps, prefetch);
+    case 6: return add_tile<Format, 6, kVectors>(sums, width, rows, weights, steps, prefetch);
 #endif
   }
 }
