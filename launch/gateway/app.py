@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -36,7 +37,12 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.add_exception_handler(ClientGone, _gone)
     app.add_exception_handler(Exception, _broken)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
-    return Edge(app, gateway)
+    served: ASGIApp = Edge(app, gateway)
+    if origins := gateway.config.allowed_origin:  # outermost: a browser asks first, and without the key
+        served = CORSMiddleware(
+            served, allow_origins=origins, allow_methods=("*",), allow_headers=("*",), expose_headers=("x-request-id",)
+        )
+    return served
 
 
 def _lifespan(gateway: Gateway) -> Any:

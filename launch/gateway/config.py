@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ...protocol.errors import ConfigError
 LOG_FORMATS = ("text", "json")
 TOOL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "none")
 MAX_WORKERS = 64
+_ORIGIN = re.compile(r"https?://[^\s/?#@*]+")  # as browsers send it: without a path
 
 
 def _option(default: Any, text: str, *, secret: bool = False) -> Any:
@@ -38,6 +40,9 @@ class GatewayConfig:
         None, "what clients must send as bearer token; better a file or the environment", secret=True
     )
     api_key_file: str | None = _option(None, "file with keys that clients may send, one a line")
+    allowed_origin: tuple[str, ...] = _option(
+        (), "whose pages may ask from a browser, scheme://host[:port] or *; by default none. May be given several times"
+    )
     max_body_bytes: int = _option(8 << 20, "of one HTTP request")
     body_timeout_s: float = _option(30.0, "until the headers, and then the body, of an HTTP request must be there")
     request_timeout_s: float | None = _option(
@@ -57,6 +62,10 @@ class GatewayConfig:
         _between("keep_alive_s", self.keep_alive_s, 0, 1e6)
         _between("stream_interval", self.stream_interval, 1, 1 << 20)
         _between("resume_s", self.resume_s, MIN_LEASE_S, MAX_LEASE_S)
+        for origin in self.allowed_origin:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                text = f"allowed_origin is {origin!r}, must be scheme://host[:port] or *"
+                raise ConfigError(text, param="allowed_origin")
         if self.request_timeout_s is not None:
             _between("request_timeout_s", self.request_timeout_s, 0.01, 1e9)
         _one_of("tool_parser", self.tool_parser, TOOL_PARSERS)

@@ -72,6 +72,44 @@ def test_a_key_file_without_a_key_is_refused(tmp_path: Path, content: str | None
         GatewayConfig(api_key_file=str(tmp_path / "keys")).api_keys()
 
 
+PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+
+
+def test_pages_of_the_origins_that_were_named_may_ask_from_a_browser(pipeline: Driver) -> None:
+    ours, theirs = "https://chat.example.org", "https://example.org"
+    with site(pipeline.run_dir, api_key="secret", allowed_origin=(ours, "http://localhost:3000")) as api:
+        asked = api.http.options(PATH, headers=PREFLIGHT | {"origin": ours})  # a browser sends no key with it
+        assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, ours)
+        assert "authorization" in asked.headers["access-control-allow-headers"].lower()
+        refused = api.http.options(PATH, headers=PREFLIGHT | {"origin": theirs})
+        assert "access-control-allow-origin" not in refused.headers
+        body, key = {"prompt": "hi", "max_tokens": 1}, {"authorization": "Bearer secret"}
+        reply = api.http.post(PATH, json=body, headers=key | {"origin": ours})
+        assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, ours)
+        assert "x-request-id" in reply.headers["access-control-expose-headers"]
+        refused = api.http.post(PATH, json=body, headers={"origin": ours})  # its text must be readable too
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, ours)
+        stranger = api.http.post(PATH, json=body, headers=key | {"origin": theirs})
+        assert "access-control-allow-origin" not in stranger.headers
+
+
+def test_no_page_of_elsewhere_may_ask_unless_it_is_said(pipeline: Driver) -> None:
+    with site(pipeline.run_dir) as api:
+        reply = api.http.post(PATH, json={"prompt": "hi", "max_tokens": 1}, headers={"origin": "https://example.org"})
+        assert not [name for name in reply.headers if name.startswith("access-control")]
+    with site(pipeline.run_dir, allowed_origin=("*",)) as api:
+        reply = api.http.options(PATH, headers=PREFLIGHT | {"origin": "https://example.org"})
+        assert reply.headers["access-control-allow-origin"] in ("*", "https://example.org")
+
+
+@pytest.mark.parametrize(
+    "origin", ["", "example.org", "https://example.org/", "https://a/chat", "https://", "ftp://a", "https://*.a"]
+)
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match=r"allowed_origin is .*scheme://host"):
+        GatewayConfig(allowed_origin=(origin,))
+
+
 def test_a_body_that_is_too_large_is_refused(pipeline: Driver) -> None:
     with site(pipeline.run_dir, max_body_bytes=2000) as api:
         reply = api.post(PATH, prompt="x" * 3000)
