@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("qwen3", tmp_path_factory.mktemp("qwen3"))
 
 
-@pytest.fixture(scope="module")
-def expected(folder: Path) -> list[list[int]]:
+def expected_tokens(folder: Path) -> list[list[int]]:
     """What transformers generates on one."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -52,13 +50,6 @@ def expected(folder: Path) -> list[list[int]]:
     return answers
 
 
-@pytest.fixture(scope="module")
-def driver(folder: Path) -> Iterator[Driver]:
-    with make_driver(folder) as driver:
-        yield driver
-        assert_quiet(driver)
-
-
 def find_rank(driver: Driver) -> psutil.Process | None:
     """The other rank, once there is one."""
     execute = driver.pids["execute"]
@@ -66,18 +57,22 @@ def find_rank(driver: Driver) -> psutil.Process | None:
     return next((child for child in children if any(a.endswith("execute.rank") for a in child.cmdline())), None)
 
 
-def test_two_ranks_answer_as_transformers_does(driver: Driver, expected: list[list[int]]) -> None:
-    assert [completion.token_ids for completion in driver.generate_all(PROMPTS, **OPTIONS)] == expected
+def wait_for_end(rank: psutil.Process) -> None:
+    eventually(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE)
 
 
-@pytest.mark.parametrize("victim", ["execute", "rank"])
-def test_a_kill_on_either_side_changes_no_token(driver: Driver, expected: list[list[int]], victim: str) -> None:
-    rank = eventually(lambda: find_rank(driver))
-    streams = [driver.submit(prompt, **OPTIONS) for prompt in PROMPTS]
-    next(iter(streams[0]))
-    os.kill(rank.pid if victim == "rank" else eventually(lambda: driver.pids["execute"]), signal.SIGKILL)
-    assert [stream.result(100).token_ids for stream in streams] == expected
-    assert eventually(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE)
+def test_two_ranks_answer_as_transformers_does_whichever_is_killed(folder: Path) -> None:
+    expected = expected_tokens(folder)
+    with make_driver(folder) as driver:
+        assert [completion.token_ids for completion in driver.generate_all(PROMPTS, **OPTIONS)] == expected
+        for victim in ("rank", "execute"):
+            rank = eventually(lambda: find_rank(driver))
+            streams = [driver.submit(prompt, **OPTIONS) for prompt in PROMPTS]
+            next(iter(streams[0]))
+            os.kill(rank.pid if victim == "rank" else eventually(lambda: driver.pids["execute"]), signal.SIGKILL)
+            assert [stream.result(100).token_ids for stream in streams] == expected, victim
+            wait_for_end(rank)
+        assert_quiet(driver)
 
 
 def test_a_rank_that_cannot_start_says_why(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
