@@ -174,12 +174,14 @@ class Attention {
     return values;
   }
 
-  // Few rows use a block as fast as memory gives it, and pages lie anywhere: the next one is asked for at the same pace.
-  template <int kVectors>
-  void add(int count, Floats* sums, int width, const uint32_t* const* rows, const Weights& tile, const Weights& next,
-           int steps) const {
-    if (has_next_) return add_rows<Cache, kVectors>(count, sums, width, rows, tile, steps, PrefetchTile<kVectors>{next});
-    add_rows<Cache, kVectors>(count, sums, width, rows, tile, steps, PrefetchLines<0>{});
+  // sums += rows * where(tiles). Few rows use a block as fast as memory gives it, and pages lie anywhere: the next block is
+  // asked for at the same pace.
+  template <int kVectors, class Where>
+  void add(int count, Floats* sums, int width, const uint32_t* const* rows, int steps, const Where& where) const {
+    const Weights weights = where(tiles_);
+    if (!has_next_) return add_rows<Cache, kVectors>(count, sums, width, rows, weights, steps, PrefetchLines<0>{});
+    const Weights next = where(next_);
+    add_rows<Cache, kVectors>(count, sums, width, rows, weights, steps, PrefetchTile<kVectors>{next});
   }
 
   // Scores of a group's rows against the block of keys, made weights; older outputs shrink to the new maxima.
@@ -188,8 +190,8 @@ class Attention {
     for (int r = 0; r < count; ++r) rows[r] = queries_.row(group, first_row + r);
     Floats scores[kTileRows * kTiles] = {};
     for (int tile = 0; tile < kTiles; tile += kTileVectors)
-      add<kTileVectors>(count, scores + tile, kTiles, rows, keys_of(tiles_, tile), keys_of(next_, tile),
-                        pages_.head_dim / Cache::kGroup);
+      add<kTileVectors>(count, scores + tile, kTiles, rows, pages_.head_dim / Cache::kGroup,
+                        [&](const Tiles& tiles) { return keys_of(tiles, tile); });
     for (int r = 0; r < count; ++r)
       mask(scores + r * kTiles, first_position_ + queries_.token(first_row + r), first_key);
     const int begin = group * queries_.rows_per_group() + first_row;  // in the scratch
@@ -248,8 +250,8 @@ class Attention {
     const uint32_t* rows[kTileRows];
     for (int r = 0; r < count; ++r)
       rows[r] = reinterpret_cast<const uint32_t*>(scratch_.weights + size_t(begin + r) * kKeyBlock);
-    add<kVectors>(count, output(begin) + vector, num_vectors_, rows, values_of<kVectors>(tiles_, vector),
-                  values_of<kVectors>(next_, vector), steps);
+    add<kVectors>(count, output(begin) + vector, num_vectors_, rows, steps,
+                  [&](const Tiles& tiles) { return values_of<kVectors>(tiles, vector); });
   }
 
   Floats* output(int row) const { return scratch_.outputs + size_t(row) * num_vectors_; }
