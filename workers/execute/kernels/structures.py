@@ -49,7 +49,7 @@ class Layer(ctypes.Structure):
         ("keys", c_void_p),
         ("values", c_void_p),
         ("window", c_int32),
-        ("unused", c_int32),
+        ("turns", c_int32),
     ]
 
 

@@ -32,7 +32,8 @@ def _either(first, second, is_channel, is_first):
 @triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
 def _rotate_write(
     qkv, query, keys, values, slots, positions, cosines, sines, query_norm, key_norm, norm_eps, qkv_token,
-    H: tl.constexpr, J: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, HAS_NORM: tl.constexpr,
+    H: tl.constexpr, J: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
+    TURNS: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
     """One program: one head of one token. Channel i turns with channel i + D / 2."""
     t, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -53,11 +54,12 @@ def _rotate_write(
             size = tl.rsqrt((tl.sum(low * low, 0) + tl.sum(high * high, 0)) / D + norm_eps)
             low *= size * _either(query_norm + i, key_norm + i, is_channel, is_query)
             high *= size * _either(query_norm + D // 2 + i, key_norm + D // 2 + i, is_channel, is_query)
-        position = tl.load(positions + t).to(tl.int64)
-        cos = tl.load(cosines + position * (D // 2) + i, mask=is_channel, other=0.0)
-        sin = tl.load(sines + position * (D // 2) + i, mask=is_channel, other=0.0)
-        new_low = (low * cos - high * sin).to(query.dtype.element_ty)
-        new_high = (high * cos + low * sin).to(query.dtype.element_ty)
+        if TURNS:
+            position = tl.load(positions + t).to(tl.int64)
+            cos = tl.load(cosines + position * (D // 2) + i, mask=is_channel, other=0.0)
+            sin = tl.load(sines + position * (D // 2) + i, mask=is_channel, other=0.0)
+            low, high = low * cos - high * sin, high * cos + low * sin
+        new_low, new_high = low.to(query.dtype.element_ty), high.to(query.dtype.element_ty)
         if is_query:
             target = query + (t * H + head) * D
             tl.store(target + i, new_low, mask=is_channel)
@@ -88,23 +90,24 @@ def rotate_and_write(
     *,
     slots: torch.Tensor,
     positions: torch.Tensor,
-    rope: tuple[torch.Tensor, torch.Tensor],
+    rope: tuple[torch.Tensor, torch.Tensor] | None,
     norms: tuple[torch.Tensor, torch.Tensor] | None,
     norm_eps: float,
     num_heads: int,
 ) -> torch.Tensor:
     """Queries [T, H, D], rotated, of a merged projection [T, (H + 2 J) * D]; its keys and values go to their slots.
 
-    ``rope`` are cosines and sines, float32 [positions, D / 2]. With ``norms``, weights [D] each, queries and keys are
-    RMS-normed head by head before they turn (Qwen3).
+    ``rope`` are cosines and sines, float32 [positions, D / 2]; without it nothing turns. With ``norms``, weights [D]
+    each, queries and keys are RMS-normed head by head before they turn (Qwen3).
     """
     num_kv_heads, dim = keys.shape[2:]
     query = qkv.new_empty(len(qkv), num_heads, dim)
+    cosines, sines = rope or (qkv, qkv)
     query_norm, key_norm = norms or (qkv, qkv)
     if len(qkv):
         _rotate_write[len(qkv), num_heads + 2 * num_kv_heads](
-            qkv, query, keys, values, slots, positions, *rope, query_norm, key_norm, norm_eps, qkv.stride(0),
-            H=num_heads, J=num_kv_heads, D=dim, HALF=triton.next_power_of_2(dim // 2), HAS_NORM=norms is not None,
-            num_warps=1,
+            qkv, query, keys, values, slots, positions, cosines, sines, query_norm, key_norm, norm_eps, qkv.stride(0),
+            H=num_heads, J=num_kv_heads, D=dim, HALF=triton.next_power_of_2(dim // 2),
+            TURNS=rope is not None, HAS_NORM=norms is not None, num_warps=1,
         )  # fmt: skip
     return query

@@ -14,7 +14,7 @@ import torch
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
+_FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # whose frequencies do not depend on the length
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -41,7 +41,10 @@ class LayerTensors(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """Layers of ``x += attention(norm(x)); x += down(silu(gate(norm(x))) * up(norm(x)))``, with rotary positions."""
+    """Layers of ``x += attention(norm(x)); x += down(silu(gate(norm(x))) * up(norm(x)))``.
+
+    Positions are rotary, or a layer has none.
+    """
 
     model_type: str
     vocab_size: int
@@ -52,6 +55,7 @@ class DecoderSpec:
     head_dim: int
     norm_eps: float
     windows: tuple[int | None, ...]  # of each layer: keys a token attends to, itself included; None: all before it
+    turns: tuple[bool, ...]  # of each layer: whether its queries and keys turn by their positions
     has_qk_norm: bool  # queries and keys are normed head by head before they turn
     has_qkv_bias: bool
     has_output_bias: bool
@@ -131,6 +135,7 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         norm_eps=config.rms_norm_eps,
         windows=_windows(config),
+        turns=_turns(config),
         has_qk_norm=f"{layer}self_attn.q_norm.weight" in shapes,
         has_qkv_bias=f"{layer}self_attn.q_proj.bias" in shapes,
         has_output_bias=f"{layer}self_attn.o_proj.bias" in shapes,
@@ -184,6 +189,14 @@ def _windows(config: PretrainedConfig) -> tuple[int | None, ...]:
     if not _LAYER_TYPES.issuperset(types):
         raise Unsupported(f"it has layers of type {', '.join(sorted(set(types) - _LAYER_TYPES))}")
     return tuple(window if layer_type == "sliding_attention" else None for layer_type in types)
+
+
+def _turns(config: PretrainedConfig) -> tuple[bool, ...]:
+    count = config.num_hidden_layers
+    turns = getattr(config, "no_rope_layers", [1] * count)[:count]  # 1, whatever the name: it has rope
+    if len(turns) < count:
+        raise Unsupported(f"its no_rope_layers says of {len(turns)} of {count} layers whether they turn")
+    return tuple(map(bool, turns))
 
 
 def _check_tensors(spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:

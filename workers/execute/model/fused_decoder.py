@@ -50,7 +50,7 @@ class FusedDecoder:
                 *cache,
                 slots=step.slot_mapping,
                 positions=step.positions,
-                rope=self._rope,
+                rope=self._rope if layer.turns else None,
                 norms=layer.qk_norms,
                 norm_eps=eps,
                 num_heads=weights.spec.num_heads,

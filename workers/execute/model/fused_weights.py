@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ..kernels.triton_matmul import invariant_linear
-from .decoder_spec import DecoderSpec, LayerTensors, bias_of
+from .decoder_spec import DecoderSpec, bias_of
 from .fp8 import Fp8Projection
 
 Progress = Callable[[int, int], None]  # (done, total), in tensors
@@ -44,6 +44,7 @@ class FusedLayer(NamedTuple):
     mlp_norm: torch.Tensor
     qk_norms: tuple[torch.Tensor, torch.Tensor] | None
     window: int | None
+    turns: bool
 
 
 class Format(NamedTuple):
@@ -100,12 +101,12 @@ class FusedLoader:
             embedding,
             self._plain(head, None),  # not quantized: its rounding would be that of the choice itself
             self._tensor(spec.final_norm),
-            [self._layer(spec.layer(index), window) for index, window in enumerate(spec.windows)],
+            [self._layer(index) for index in range(spec.num_layers)],
             self._views,
         )
 
-    def _layer(self, names: LayerTensors, window: int | None) -> FusedLayer:
-        spec = self._spec
+    def _layer(self, index: int) -> FusedLayer:
+        spec, names = self._spec, self._spec.layer(index)
         norms = (self._tensor(names.query_norm), self._tensor(names.key_norm)) if spec.has_qk_norm else None
         return FusedLayer(
             qkv=self._merge([names.query, names.key, names.value], has_bias=spec.has_qkv_bias),
@@ -115,7 +116,8 @@ class FusedLoader:
             attention_norm=self._tensor(names.attention_norm),
             mlp_norm=self._tensor(names.mlp_norm),
             qk_norms=norms,
-            window=window,
+            window=spec.windows[index],
+            turns=spec.turns[index],
         )
 
     def _merge(self, names: list[str], *, has_bias: bool) -> Projection:

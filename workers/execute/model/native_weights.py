@@ -80,8 +80,10 @@ class PackedWeights:
         self._done, self._total, self._progress = 0, len(spec.tensors()), progress
         self._embedding = _usable(checkpoint[spec.embedding])
         self.layers = (Layer * spec.num_layers)()
-        for index, window in enumerate(spec.windows):
-            self._fill_layer(self.layers[index], spec.layer(index), window)
+        for index, layer in enumerate(self.layers):
+            self._fill_layer(layer, spec.layer(index))
+            layer.window = spec.windows[index] or 0
+            layer.turns = spec.turns[index]
         self.model = self._make_model()
         self._packer.close()
 
@@ -107,7 +109,7 @@ class PackedWeights:
             norm_eps=spec.norm_eps,
         )
 
-    def _fill_layer(self, layer: Layer, names: LayerTensors, window: int | None) -> None:
+    def _fill_layer(self, layer: Layer, names: LayerTensors) -> None:
         spec = self.spec
         queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         inner = 2 * padded(spec.intermediate_size, 32)
@@ -126,7 +128,6 @@ class PackedWeights:
         if spec.has_qk_norm:
             layer.query_norm = self._vector(names.query_norm)
             layer.key_norm = self._vector(names.key_norm)
-        layer.window = window or 0
 
     def _matrix(self, num_inputs: int, num_outputs: int, *, has_bias: bool) -> Matrix:
         return new_matrix(self._arena, self.format, num_inputs, num_outputs, has_bias=has_bias)

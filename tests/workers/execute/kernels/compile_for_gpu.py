@@ -94,7 +94,9 @@ def launches() -> list[Callable[[], object]]:
     norm = torch.empty(128, dtype=half)
     hidden = torch.empty(32, 4096, dtype=half)
 
-    def rotate(norms: tuple[torch.Tensor, torch.Tensor] | None) -> object:
+    def rotate(
+        rope: tuple[torch.Tensor, torch.Tensor] | None, norms: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> object:
         return rotate_and_write(
             torch.empty(32, 48 * 128, dtype=half), pages, pages, slots=slots, positions=slots, rope=rope, norms=norms,
             norm_eps=1e-6, num_heads=32,
@@ -102,8 +104,9 @@ def launches() -> list[Callable[[], object]]:
 
     found: list[Callable[[], object]] = [
         lambda: write_slots(torch.empty(32, 8, 128, dtype=half), pages, slots),
-        lambda: rotate(None),
-        lambda: rotate((norm, norm)),
+        lambda: rotate(rope, None),
+        lambda: rotate(rope, (norm, norm)),
+        lambda: rotate(None, None),
         lambda: add_norm(hidden, hidden, hidden[0], 1e-6),
         lambda: silu_mul(torch.empty(32, 2 * 12288, dtype=half)),
         lambda: quantize_rows(

@@ -30,7 +30,13 @@ from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import Int32, StepInputs
 
 PAGE_SIZE, NUM_PAGES = 16, 64
-FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "mistral": {"sliding_window": 8}}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {"sliding_window": 8},
+    "smollm3": {"no_rope_layers": [1, 0, 1]},
+}
 
 
 def make_checkpoint(family: str, folder: Path, **overrides: Any) -> Path:

@@ -25,7 +25,7 @@ def shapes_of(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "smollm3"])
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_dense_families_are_described_to_the_last_tensor(family: str, is_tied: bool) -> None:
     config = make_config(family, tie_word_embeddings=is_tied)
@@ -41,14 +41,21 @@ def test_windows_are_those_of_the_layer_types() -> None:
     assert describe_decoder(config, shapes_of(config)).windows == (None, 8, 8)
 
 
+@pytest.mark.parametrize(("layers", "turns"), [([0, 1, 0, 1], (False, True, False)), (None, (True, False, True))])
+def test_layers_turn_that_the_config_says(layers: list[int] | None, turns: tuple[bool, ...]) -> None:
+    config = make_config("smollm3", no_rope_layers=layers, no_rope_layer_interval=2)
+    assert describe_decoder(config, shapes_of(config)).turns == turns
+
+
 @pytest.mark.parametrize(
     ("family", "overrides", "why"),
     [
         ("gemma2", {}, "gemma2"),
         ("llama", {"hidden_act": "gelu"}, "gelu"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
+        ("smollm3", {"no_rope_layers": [1], "layer_types": ["full_attention"] * 3}, "says of 1 of 3 layers"),
     ],
-    ids=["family", "activation", "positions"],
+    ids=["family", "activation", "positions", "layers"],
 )
 def test_what_it_has_no_word_for_is_named(family: str, overrides: dict[str, Any], why: str) -> None:
     with pytest.raises(Unsupported, match=why):

@@ -28,6 +28,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": SMALL,
     "qwen3": {**SMALL, "tie_word_embeddings": True},
     "mistral": SMALL,
+    "smollm3": {**SMALL, "num_hidden_layers": 2, "no_rope_layers": [0, 1]},
 }
 LENGTHS, MAX_TOKENS = (1, 11), 4
 

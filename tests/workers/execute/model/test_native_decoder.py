@@ -48,6 +48,12 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "tied": ("qwen3", {"tie_word_embeddings": True, "vocab_size": 259}),
     "llama3": ("llama", {"rope_parameters": ROPE | _LLAMA3}),
     "yarn": ("qwen3", {"rope_parameters": ROPE | {"rope_type": "yarn"}}),
+    "no layer turns": ("smollm3", {"no_rope_layers": [0, 0, 0], "head_dim": 32, "tie_word_embeddings": False}),
+    "one layer turns": ("smollm3", {"no_rope_layers": [0, 1, 0], "attention_bias": True, "hidden_size": 100}),
+    "those turn that do not slide": (
+        "smollm3",
+        {"no_rope_layers": [1, 0, 1]} | {"sliding_window": 70, "use_sliding_window": True},
+    ),
 }
 
 

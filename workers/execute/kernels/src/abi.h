@@ -32,7 +32,7 @@ struct Layer {
   void* keys;    // [pages][kv heads][page_size / 16] tiles, see attention.h
   void* values;
   int32_t window;  // keys a token attends to, itself included; 0: all
-  int32_t unused;
+  int32_t turns;   // else its queries and keys are the same at every position
 };
 
 struct Model {

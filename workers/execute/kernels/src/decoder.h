@@ -171,7 +171,7 @@ class FormatDecoder : public Decoder {
     for (int t : part(step_->num_tokens, me)) {
       float* head = buffers_.qkv.get() + t * qkv_width();
       const size_t angle = size_t(step_->positions[t]) * (size / 2);
-      const float *cosines = model_.cosines + angle, *sines = model_.sines + angle;
+      const float *cosines = layer.turns ? model_.cosines + angle : nullptr, *sines = model_.sines + angle;
       auto* query = buffers_.queries.get() + size_t(t) * num_heads * size;
       for (int h = 0; h < num_heads; ++h, head += size, query += size) {
         turn_head(head, size, layer.query_norm, model_.norm_eps, cosines, sines, scale);

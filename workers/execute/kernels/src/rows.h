@@ -94,12 +94,17 @@ inline float choose(const float* logits, int count, int32_t* place) {
   return top + zero;
 }
 
-// One head, in place: its norm where the model has one, then its position. Channel i turns with i + size / 2.
+// One head, in place: its norm where the model has one, then its position unless cosines are null. Channel i turns with
+// i + size / 2.
 inline void turn_head(float* head, int size, const float* norm, float eps, const float* cosines, const float* sines,
                       float factor) {
   if (norm) {
     const Floats scale = broadcast(inverse_rms(head, size, eps));
     for (int i = 0; i < size; i += kLanes) store(head + i, load<Floats>(head + i) * scale * load<Floats>(norm + i));
+  }
+  if (!cosines) {
+    for (int i = 0; i < size; i += kLanes) store(head + i, load<Floats>(head + i) * broadcast(factor));
+    return;
   }
   const int half = size / 2;
   for (int i = 0; i < half; ++i) {
