@@ -71,6 +71,10 @@ class Model(ctypes.Structure):
         ("head_dim", c_int32),
         ("page_size", c_int32),
         ("norm_eps", c_float),
+        ("score_divisor", c_float),
+        ("embedding_multiplier", c_float),
+        ("residual_multiplier", c_float),
+        ("unused", c_int32),
     ]
 
 

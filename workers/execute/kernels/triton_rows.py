@@ -8,14 +8,16 @@ import triton.language as tl
 
 
 @triton.jit
-def _add_norm(x, residual, weight, output, eps, C: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr):
+def _add_norm(x, residual, weight, output, multiplier, eps,
+              C: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr):  # fmt: skip
     """One program: one token. What is added is rounded as it is stored, and normed as it was rounded."""
     t = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK)
     is_channel = c < C
     h = tl.load(x + t * C + c, mask=is_channel, other=0.0)
     if ADDS:
-        h = (h.to(tl.float32) + tl.load(residual + t * C + c, mask=is_channel, other=0.0).to(tl.float32)).to(h.dtype)
+        old = tl.load(residual + t * C + c, mask=is_channel, other=0.0).to(tl.float32)
+        h = (h.to(tl.float32) * multiplier + old).to(h.dtype)  # with 1 an addition, and as quick
     tl.store(residual + t * C + c, h, mask=is_channel)
     wide = h.to(tl.float32)
     size = tl.rsqrt(tl.sum(wide * wide, 0) / C + eps)
@@ -34,15 +36,21 @@ def _silu_mul(gate_up, output, C: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def add_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, adds: bool = True
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    adds: bool = True,
+    multiplier: float = 1.0,
 ) -> torch.Tensor:
-    """RMS norm [T, C] of ``residual + x``, which is left in ``residual``; without ``adds`` of x alone."""
+    """RMS norm [T, C] of ``residual + multiplier * x``, which is left in ``residual``; without ``adds`` of x alone."""
     output = torch.empty_like(x)
     num_tokens, num_channels = x.shape
     if num_tokens:
         block = triton.next_power_of_2(num_channels)
         _add_norm[(num_tokens,)](
-            x, residual, weight, output, eps, C=num_channels, BLOCK=block, ADDS=adds,
+            x, residual, weight, output, multiplier, eps, C=num_channels, BLOCK=block, ADDS=adds,
             num_warps=min(16, max(1, block // 512)),
         )  # fmt: skip
     return output

@@ -14,7 +14,7 @@ import torch
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
+_FAMILIES = {"granite", "llama", "mistral", "qwen2", "qwen3", "smollm3"}
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # whose frequencies do not depend on the length
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -43,7 +43,7 @@ class LayerTensors(NamedTuple):
 class DecoderSpec:
     """Layers of ``x += attention(norm(x)); x += down(silu(gate(norm(x))) * up(norm(x)))``.
 
-    Positions are rotary, or a layer has none.
+    Positions are rotary, or a layer has none. In some families the first x and what is added to it have a factor.
     """
 
     model_type: str
@@ -54,6 +54,10 @@ class DecoderSpec:
     num_kv_heads: int
     head_dim: int
     norm_eps: float
+    attention_multiplier: float  # of scores
+    embedding_multiplier: float
+    residual_multiplier: float  # of what is added to x
+    logits_scaling: float  # what logits are divided by
     windows: tuple[int | None, ...]  # of each layer: keys a token attends to, itself included; None: all before it
     turns: tuple[bool, ...]  # of each layer: whether its queries and keys turn by their positions
     has_qk_norm: bool  # queries and keys are normed head by head before they turn
@@ -125,6 +129,7 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
     """
     _check_family(config)
     layer = "model.layers.0."
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     spec = DecoderSpec(
         model_type=config.model_type,
         vocab_size=config.vocab_size,
@@ -132,8 +137,12 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         intermediate_size=config.intermediate_size,
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        head_dim=head_dim,
         norm_eps=config.rms_norm_eps,
+        attention_multiplier=float(getattr(config, "attention_multiplier", head_dim**-0.5)),
+        embedding_multiplier=float(getattr(config, "embedding_multiplier", 1.0)),
+        residual_multiplier=float(getattr(config, "residual_multiplier", 1.0)),
+        logits_scaling=float(getattr(config, "logits_scaling", 1.0)),
         windows=_windows(config),
         turns=_turns(config),
         has_qk_norm=f"{layer}self_attn.q_norm.weight" in shapes,
@@ -175,6 +184,9 @@ def _check_family(config: PretrainedConfig) -> None:
         raise Unsupported(f"{config.model_type} is none of {', '.join(sorted(_FAMILIES))}")
     if config.hidden_act != "silu":
         raise Unsupported(f"its activation is {config.hidden_act}")
+    for name in ("attention_multiplier", "logits_scaling"):
+        if getattr(config, name, 1.0) == 0.0:
+            raise Unsupported(f"its {name} is 0")
     rope = (config.rope_parameters or {}).get("rope_type")
     if rope not in _ROPE_TYPES:
         raise Unsupported(f"its rotary positions are of type {rope}")

@@ -34,17 +34,20 @@ class FusedDecoder:
         spec = weights.spec
         device = weights.embedding.device
         self._rope = (rope[0].to(device).contiguous(), rope[1].to(device).contiguous())
-        self._forms = [AttentionForm(spec.head_dim**-0.5, layer.window) for layer in weights.layers]
+        self._forms = [AttentionForm(spec.attention_multiplier, layer.window) for layer in weights.layers]
         self.vocab_size = spec.vocab_size
 
     def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
-        weights, eps = self._weights, self._weights.spec.norm_eps
+        weights, spec, eps = self._weights, self._weights.spec, self._weights.spec.norm_eps
+        multiplier = spec.residual_multiplier
         self._kernel.use(step)
         x = F.embedding(token_ids, weights.embedding)
+        if spec.embedding_multiplier != 1.0:
+            x = x * spec.embedding_multiplier
         residual = torch.empty_like(x)
         is_first = True
         for layer, cache, form in zip(weights.layers, self.caches, self._forms, strict=True):
-            x = add_norm(x, residual, layer.attention_norm, eps, adds=not is_first)
+            x = add_norm(x, residual, layer.attention_norm, eps, adds=not is_first, multiplier=multiplier)
             query = rotate_and_write(
                 layer.qkv(x),
                 *cache,
@@ -53,12 +56,12 @@ class FusedDecoder:
                 rope=self._rope if layer.turns else None,
                 norms=layer.qk_norms,
                 norm_eps=eps,
-                num_heads=weights.spec.num_heads,
+                num_heads=spec.num_heads,
             )
             x = layer.output(self._kernel.attend(cache, query, form).flatten(1))
-            x = add_norm(x, residual, layer.mlp_norm, eps)
+            x = add_norm(x, residual, layer.mlp_norm, eps, multiplier=multiplier)
             x = layer.down(silu_mul(layer.gate_up(x)))
             is_first = False
         rows = step.sample_rows.long()
-        x = add_norm(x[rows], residual[rows], weights.final_norm, eps)
+        x = add_norm(x[rows], residual[rows], weights.final_norm, eps, multiplier=multiplier)
         return weights.head(x).float()

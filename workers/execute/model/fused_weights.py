@@ -59,6 +59,8 @@ class Format(NamedTuple):
 class FusedWeights:
     """All weights of a decoder. Invariant: ``views`` is the same memory, by the checkpoint's names of its tensors.
 
+    Only a final norm that has the division of the logits in it has a view of its own.
+
     With fp8 there is no view of a matrix but the head: it is not kept in the checkpoint's type.
     """
 
@@ -95,12 +97,15 @@ class FusedLoader:
         spec = self._spec
         embedding = self._tensor(spec.embedding)
         head = embedding if spec.is_tied else self._tensor(spec.head)
+        final_norm = self._tensor(spec.final_norm)
+        if spec.logits_scaling != 1.0:  # in float, so that its division costs no precision
+            final_norm = final_norm.float() / spec.logits_scaling
         return FusedWeights(
             spec,
             self._format,
             embedding,
             self._plain(head, None),  # not quantized: its rounding would be that of the choice itself
-            self._tensor(spec.final_norm),
+            final_norm,
             [self._layer(index) for index in range(spec.num_layers)],
             self._views,
         )

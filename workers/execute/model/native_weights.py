@@ -97,7 +97,7 @@ class PackedWeights:
             layers=ctypes.addressof(self.layers),
             head=head,
             embedding=self._embedding.data_ptr(),
-            final_norm=self._vector(spec.final_norm),
+            final_norm=self._vector(spec.final_norm, divisor=spec.logits_scaling),  # as good as of the logits
             format=self.format,
             embedding_is_bf16=self._embedding.dtype == torch.bfloat16,
             num_layers=spec.num_layers,
@@ -107,6 +107,9 @@ class PackedWeights:
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             norm_eps=spec.norm_eps,
+            score_divisor=1 / spec.attention_multiplier,
+            embedding_multiplier=spec.embedding_multiplier,
+            residual_multiplier=spec.residual_multiplier,
         )
 
     def _fill_layer(self, layer: Layer, names: LayerTensors) -> None:
@@ -151,11 +154,11 @@ class PackedWeights:
             np.frombuffer(bias, np.float32)[columns] = self._checkpoint[bias_of(name)].float().numpy()
             self._count()
 
-    def _vector(self, name: str) -> int:
+    def _vector(self, name: str, *, divisor: float = 1.0) -> int:
         """The address of a padded vector of floats."""
         values = self._checkpoint[name].float().numpy()
         vector = self._arena.floats(padded(len(values)))
-        vector[: len(values)] = values
+        vector[: len(values)] = values / divisor
         self._count()
         return vector.ctypes.data
 

@@ -36,6 +36,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "mistral": {"sliding_window": 8},
     "smollm3": {"no_rope_layers": [1, 0, 1]},
+    "granite": {
+        "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.3,
+        "attention_multiplier": 0.5,  # twice that of the other families
+        "logits_scaling": 7.0,
+    },
 }
 
 

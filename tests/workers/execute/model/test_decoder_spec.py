@@ -25,7 +25,7 @@ def shapes_of(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "smollm3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite"])
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_dense_families_are_described_to_the_last_tensor(family: str, is_tied: bool) -> None:
     config = make_config(family, tie_word_embeddings=is_tied)
@@ -54,8 +54,9 @@ def test_layers_turn_that_the_config_says(layers: list[int] | None, turns: tuple
         ("llama", {"hidden_act": "gelu"}, "gelu"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
         ("smollm3", {"no_rope_layers": [1], "layer_types": ["full_attention"] * 3}, "says of 1 of 3 layers"),
+        ("granite", {"attention_multiplier": 0.0}, "attention_multiplier is 0"),
     ],
-    ids=["family", "activation", "positions", "layers"],
+    ids=["family", "activation", "positions", "layers", "multiplier"],
 )
 def test_what_it_has_no_word_for_is_named(family: str, overrides: dict[str, Any], why: str) -> None:
     with pytest.raises(Unsupported, match=why):

@@ -29,6 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {**SMALL, "tie_word_embeddings": True},
     "mistral": SMALL,
     "smollm3": {**SMALL, "num_hidden_layers": 2, "no_rope_layers": [0, 1]},
+    "granite": SMALL,
 }
 LENGTHS, MAX_TOKENS = (1, 11), 4
 
@@ -191,13 +192,13 @@ def test_bits_of_a_row_are_those_it_has_alone(num_inputs: int, num_outputs: int)
         assert torch.equal(invariant_linear(x[start:end], weight), whole[start:end])
 
 
-@pytest.mark.parametrize("adds", [True, False])
-def test_norm_adds_and_leaves_the_sum(adds: bool) -> None:
+@pytest.mark.parametrize(("adds", "multiplier"), [(True, 1.0), (True, 0.25), (False, 1.0)])
+def test_norm_adds_and_leaves_the_sum(adds: bool, multiplier: float) -> None:
     torch.manual_seed(0)
     x, residual = (torch.randn(5, 72, device=DEVICE) for _ in range(2))
     weight = torch.rand(72, device=DEVICE)
-    total = x + residual if adds else x.clone()
-    output = add_norm(x, residual, weight, 1e-6, adds=adds)
+    total = multiplier * x + residual if adds else x.clone()
+    output = add_norm(x, residual, weight, 1e-6, adds=adds, multiplier=multiplier)
     torch.testing.assert_close(residual, total, rtol=0, atol=0)
     torch.testing.assert_close(output, torch.nn.functional.rms_norm(total, (72,), weight, 1e-6))
 

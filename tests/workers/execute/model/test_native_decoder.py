@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.workers.execute.model.native import EVERY_STEP, PAGE_SIZE, make_checkpoint, make_inputs
+from tests.workers.execute.model.native import EVERY_STEP, FAMILIES, PAGE_SIZE, make_checkpoint, make_inputs
 from tests.workers.execute.model.native import make_decoder as make_any_decoder
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.kernels.compile import available_levels
@@ -48,6 +48,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "tied": ("qwen3", {"tie_word_embeddings": True, "vocab_size": 259}),
     "llama3": ("llama", {"rope_parameters": ROPE | _LLAMA3}),
     "yarn": ("qwen3", {"rope_parameters": ROPE | {"rope_type": "yarn"}}),
+    "multipliers": ("granite", FAMILIES["granite"] | {"tie_word_embeddings": True}),
+    "multipliers, biases": (
+        "granite",
+        {"embedding_multiplier": 0.1, "residual_multiplier": 2.5, "attention_multiplier": 0.03, "logits_scaling": 0.3}
+        | {"attention_bias": True, "mlp_bias": True, "head_dim": 80, "hidden_size": 70},
+    ),
+    "multipliers of 1": ("granite", {"head_dim": 32}),  # that of scores too
     "no layer turns": ("smollm3", {"no_rope_layers": [0, 0, 0], "head_dim": 32, "tie_word_embeddings": False}),
     "one layer turns": ("smollm3", {"no_rope_layers": [0, 1, 0], "attention_bias": True, "hidden_size": 100}),
     "those turn that do not slide": (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,17 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.execute.model.native import make_checkpoint
+from tests.workers.execute.model.native import FAMILIES, make_checkpoint
 from triptych.launch.report import model_line
 from triptych.protocol.config import CacheConfig, ModelCard, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
+from triptych.protocol.plain import make
 from triptych.protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
 from triptych.workers.execute.kernels import compile as compiling
 from triptych.workers.execute.model import native_proof, proof
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.checkpoint import read_config
-from triptych.workers.execute.model.decoder_spec import find_rope
+from triptych.workers.execute.model.decoder_spec import DecoderSpec, describe_decoder, find_rope
 from triptych.workers.execute.model.native_self_test import check_native
+from triptych.workers.execute.model.native_weights import Checkpoint
 from triptych.workers.execute.model.proof import ProofStore
 
 Start = Callable[[str], ModelCard]
@@ -83,6 +87,17 @@ def test_what_was_kept_is_what_was_found_out(start: Start, checkpoint: Path, tmp
     config = read_config(checkpoint)
     cosines, sines = find_rope(config).tables(200)
     assert all((a == b).all() for a, b in zip(kept.rope.tables(200), (cosines, sines), strict=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_description_is_read_as_it_was_written(family: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(family, tmp_path)
+    spec = describe_decoder(read_config(checkpoint), Checkpoint(checkpoint).shapes())
+    written = json.loads(json.dumps(dataclasses.asdict(spec)))
+    assert make(DecoderSpec, written, "spec") == spec
+    for field in written:  # of an older version, to which the field was not known
+        with pytest.raises(ConfigError, match=f"spec has no {field}"):
+            make(DecoderSpec, {name: value for name, value in written.items() if name != field}, "spec")
 
 
 @pytest.mark.parametrize("change", ["dtype", "config", "weights"])

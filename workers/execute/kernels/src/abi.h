@@ -52,6 +52,10 @@ struct Model {
   int32_t head_dim;
   int32_t page_size;
   float norm_eps;
+  float score_divisor;  // in most models the root of head_dim
+  float embedding_multiplier;
+  float residual_multiplier;  // of what is added to the residual
+  int32_t unused;
 };
 
 // Who computes a step.

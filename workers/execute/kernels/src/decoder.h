@@ -68,11 +68,11 @@ class FormatDecoder : public Decoder {
       stages_.run(me, [&] { attend(layer, me); });
       if (i + 1 == model_.num_layers) num_rows = keep_sampled(me);
       const Rows attended = inputs_of(buffers_.attended, num_rows, heads_width(), me);
-      product(layer.output, attended, me, Add{residual(0), hidden_width()});
+      product(layer.output, attended, me, Add{residual(0), hidden_width(), model_.residual_multiplier});
       const Rows again = norm(num_rows, layer.mlp_norm, me);
       product(layer.gate_up, again, me, Gate<Written>{buffers_.gated.get(), inner_width()});
       const Rows gated = inputs_of(buffers_.gated, num_rows, inner_width(), me);
-      product(layer.down, gated, me, Add{residual(0), hidden_width()});
+      product(layer.down, gated, me, Add{residual(0), hidden_width(), model_.residual_multiplier});
     }
     const Rows last = norm(num_rows, model_.final_norm, me);
     const size_t width = size_t(model_.head.num_blocks) * 64;
@@ -165,7 +165,7 @@ class FormatDecoder : public Decoder {
   // Queries, keys and values of the step's tokens take their positions; keys and values go to the pages.
   void turn(const Layer& layer, const Member& me) {
     const int size = model_.head_dim, num_heads = model_.num_heads, num_kv_heads = model_.num_kv_heads;
-    const float scale = 1.44269504f / std::sqrt(float(size));  // scores are logarithms to base 2
+    const float scale = 1.44269504f / model_.score_divisor;  // scores are logarithms to base 2
     const Pages<Cache> pages = pages_of(layer);
     auto* key = buffers_.threads[me.place].head.get();
     for (int t : part(step_->num_tokens, me)) {

@@ -17,6 +17,8 @@ inline void embed(const Model& model, int token_id, float* to) {
   } else {
     std::memcpy(to, static_cast<const float*>(model.embedding) + first, model.hidden_size * sizeof(float));
   }
+  if (model.embedding_multiplier != 1.0f)
+    for (int i = 0; i < model.hidden_size; ++i) to[i] *= model.embedding_multiplier;
   std::fill(to + model.hidden_size, to + padded(model.hidden_size), 0.0f);
 }
 
