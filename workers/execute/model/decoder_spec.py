@@ -14,7 +14,9 @@ import torch
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_FAMILIES = {"granite", "llama", "mistral", "qwen2", "qwen3", "smollm3"}
+_FAMILIES = {"granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"}
+_MERGED = {"phi3"}  # families
+_SLIDING = {"mistral", "phi3"}  # families whose layers slide, all of them, where there is a window
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # whose frequencies do not depend on the length
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -26,12 +28,9 @@ class Unsupported(Exception):
 class LayerTensors(NamedTuple):
     """The names of one layer's weights; a bias is named like its weight."""
 
-    query: str
-    key: str
-    value: str
+    qkv: tuple[str, ...]  # queries, keys and values; or one that has the rows of all three, in this order
     output: str
-    gate: str
-    up: str
+    gate_up: tuple[str, ...]  # likewise
     down: str
     attention_norm: str
     mlp_norm: str
@@ -60,6 +59,7 @@ class DecoderSpec:
     logits_scaling: float  # what logits are divided by
     windows: tuple[int | None, ...]  # of each layer: keys a token attends to, itself included; None: all before it
     turns: tuple[bool, ...]  # of each layer: whether its queries and keys turn by their positions
+    is_merged: bool  # queries, keys and values are stored as one tensor, and so are gate and up
     has_qk_norm: bool  # queries and keys are normed head by head before they turn
     has_qkv_bias: bool
     has_output_bias: bool
@@ -78,10 +78,21 @@ class DecoderSpec:
         return self.embedding if self.is_tied else "lm_head.weight"
 
     def layer(self, index: int) -> LayerTensors:
-        prefix = f"model.layers.{index}."
-        names = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
-        names += ["input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm"]
-        return LayerTensors(*(f"{prefix}{name}.weight" for name in names))
+        qkv, gate_up = (["qkv"], ["gate_up"]) if self.is_merged else (["q", "k", "v"], ["gate", "up"])
+
+        def named(module: str) -> str:
+            return f"model.layers.{index}.{module}.weight"
+
+        return LayerTensors(
+            qkv=tuple(named(f"self_attn.{name}_proj") for name in qkv),
+            output=named("self_attn.o_proj"),
+            gate_up=tuple(named(f"mlp.{name}_proj") for name in gate_up),
+            down=named("mlp.down_proj"),
+            attention_norm=named("input_layernorm"),
+            mlp_norm=named("post_attention_layernorm"),
+            query_norm=named("self_attn.q_norm"),
+            key_norm=named("self_attn.k_norm"),
+        )
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every tensor a checkpoint must have, and no other, with its shape."""
@@ -97,13 +108,13 @@ class DecoderSpec:
     def _layer_shapes(self, names: LayerTensors) -> Iterator[tuple[str, tuple[int, ...]]]:
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         hidden, inner = self.hidden_size, self.intermediate_size
+        qkv, gate_up = [queries, keys, keys], [inner, inner]
+        if self.is_merged:
+            qkv, gate_up = [sum(qkv)], [sum(gate_up)]
         matrices = [
-            (names.query, (queries, hidden), self.has_qkv_bias),
-            (names.key, (keys, hidden), self.has_qkv_bias),
-            (names.value, (keys, hidden), self.has_qkv_bias),
+            *((name, (rows, hidden), self.has_qkv_bias) for name, rows in zip(names.qkv, qkv, strict=True)),
             (names.output, (hidden, queries), self.has_output_bias),
-            (names.gate, (inner, hidden), self.has_mlp_bias),
-            (names.up, (inner, hidden), self.has_mlp_bias),
+            *((name, (rows, hidden), self.has_mlp_bias) for name, rows in zip(names.gate_up, gate_up, strict=True)),
             (names.down, (hidden, inner), self.has_mlp_bias),
         ]
         for name, shape, has_bias in matrices:
@@ -145,6 +156,7 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         logits_scaling=float(getattr(config, "logits_scaling", 1.0)),
         windows=_windows(config),
         turns=_turns(config),
+        is_merged=config.model_type in _MERGED,
         has_qk_norm=f"{layer}self_attn.q_norm.weight" in shapes,
         has_qkv_bias=f"{layer}self_attn.q_proj.bias" in shapes,
         has_output_bias=f"{layer}self_attn.o_proj.bias" in shapes,
@@ -196,7 +208,7 @@ def _check_family(config: PretrainedConfig) -> None:
 
 def _windows(config: PretrainedConfig) -> tuple[int | None, ...]:
     window = getattr(config, "sliding_window", None)
-    default = "sliding_attention" if config.model_type == "mistral" and window else "full_attention"
+    default = "sliding_attention" if config.model_type in _SLIDING and window else "full_attention"
     types: Collection[str] = getattr(config, "layer_types", None) or [default] * config.num_hidden_layers
     if not _LAYER_TYPES.issuperset(types):
         raise Unsupported(f"it has layers of type {', '.join(sorted(set(types) - _LAYER_TYPES))}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -114,10 +114,10 @@ class FusedLoader:
         spec, names = self._spec, self._spec.layer(index)
         norms = (self._tensor(names.query_norm), self._tensor(names.key_norm)) if spec.has_qk_norm else None
         return FusedLayer(
-            qkv=self._merge([names.query, names.key, names.value], has_bias=spec.has_qkv_bias),
-            output=self._merge([names.output], has_bias=spec.has_output_bias),
-            gate_up=self._merge([names.gate, names.up], has_bias=spec.has_mlp_bias),
-            down=self._merge([names.down], has_bias=spec.has_mlp_bias),
+            qkv=self._merge(names.qkv, has_bias=spec.has_qkv_bias),
+            output=self._merge((names.output,), has_bias=spec.has_output_bias),
+            gate_up=self._merge(names.gate_up, has_bias=spec.has_mlp_bias),
+            down=self._merge((names.down,), has_bias=spec.has_mlp_bias),
             attention_norm=self._tensor(names.attention_norm),
             mlp_norm=self._tensor(names.mlp_norm),
             qk_norms=norms,
@@ -125,7 +125,7 @@ class FusedLoader:
             turns=spec.turns[index],
         )
 
-    def _merge(self, names: list[str], *, has_bias: bool) -> Projection:
+    def _merge(self, names: tuple[str, ...], *, has_bias: bool) -> Projection:
         bias = self._concatenate([bias_of(name) for name in names]) if has_bias else None
         if not self._format.is_fp8:
             return self._plain(self._concatenate(names), bias)
@@ -139,7 +139,7 @@ class FusedLoader:
     def _plain(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PlainProjection:
         return PlainProjection(weight, bias, invariant_linear if self._format.is_invariant else F.linear)
 
-    def _concatenate(self, names: list[str]) -> torch.Tensor:
+    def _concatenate(self, names: Sequence[str]) -> torch.Tensor:
         """The tensors of these names one below the other."""
         shapes = [self._checkpoint[name].shape for name in names]
         rows = [shape[0] for shape in shapes]

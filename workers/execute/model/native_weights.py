@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ class PackedWeights:
     def _make_model(self) -> Model:
         spec = self.spec
         head = self._matrix(spec.hidden_size, spec.vocab_size, has_bias=False)
-        self._place(head, spec.head)
+        self._place(head, [spec.head], [(spec.vocab_size, 0)])
         if not spec.is_tied:
             self._count()  # the embedding
         return Model(
@@ -117,15 +117,13 @@ class PackedWeights:
         queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         inner = 2 * padded(spec.intermediate_size, 32)
         layer.qkv = self._matrix(spec.hidden_size, queries + 2 * keys, has_bias=spec.has_qkv_bias)
-        for name, first in ((names.query, 0), (names.key, queries), (names.value, queries + keys)):
-            self._place(layer.qkv, name, first=first)
+        self._place(layer.qkv, names.qkv, [(queries, 0), (keys, queries), (keys, queries + keys)])
         layer.output = self._matrix(queries, spec.hidden_size, has_bias=spec.has_output_bias)
-        self._place(layer.output, names.output)
+        self._place(layer.output, [names.output], [(spec.hidden_size, 0)])
         layer.gate_up = self._matrix(spec.hidden_size, inner, has_bias=spec.has_mlp_bias)
-        self._place(layer.gate_up, names.gate, run=32)
-        self._place(layer.gate_up, names.up, first=32, run=32)
+        self._place(layer.gate_up, names.gate_up, [(spec.intermediate_size, 0), (spec.intermediate_size, 32)], run=32)
         layer.down = self._matrix(spec.intermediate_size, spec.hidden_size, has_bias=spec.has_mlp_bias)
-        self._place(layer.down, names.down)
+        self._place(layer.down, [names.down], [(spec.hidden_size, 0)])
         layer.attention_norm = self._vector(names.attention_norm)
         layer.mlp_norm = self._vector(names.mlp_norm)
         if spec.has_qk_norm:
@@ -135,23 +133,33 @@ class PackedWeights:
     def _matrix(self, num_inputs: int, num_outputs: int, *, has_bias: bool) -> Matrix:
         return new_matrix(self._arena, self.format, num_inputs, num_outputs, has_bias=has_bias)
 
-    def _place(self, matrix: Matrix, name: str, *, first: int = 0, run: int = 64) -> None:
-        """A tensor into its columns of the matrix, with its bias if the matrix has one."""
-        source = _usable(self._checkpoint[name])
-        self._packer.pack(
-            matrix,
-            source.data_ptr(),
-            num_outputs=len(source),
-            is_bf16=source.dtype == torch.bfloat16,
-            first=first,
-            run=run,
-        )
-        self._count()
+    def _place(self, matrix: Matrix, names: Sequence[str], parts: list[tuple[int, int]], *, run: int = 64) -> None:
+        """Tensors into columns of the matrix, with their biases if it has one.
+
+        ``parts`` are numbers of rows and where their columns begin: each is a tensor, or all are one.
+        """
+        sizes, firsts = zip(*parts, strict=True)
+        for source, first in zip(self._read(names, sizes), firsts, strict=True):
+            usable = _usable(source)
+            self._packer.pack(
+                matrix,
+                usable.data_ptr(),
+                num_outputs=len(usable),
+                is_bf16=usable.dtype == torch.bfloat16,
+                first=first,
+                run=run,
+            )
         if matrix.bias:
-            n = np.arange(len(source))
-            columns = first + n // run * 64 + n % run
             bias = (ctypes.c_float * (64 * matrix.num_blocks)).from_address(matrix.bias)
-            np.frombuffer(bias, np.float32)[columns] = self._checkpoint[bias_of(name)].float().numpy()
+            for source, first in zip(self._read([bias_of(name) for name in names], sizes), firsts, strict=True):
+                n = np.arange(len(source))
+                np.frombuffer(bias, np.float32)[first + n // run * 64 + n % run] = source.float().numpy()
+
+    def _read(self, names: Sequence[str], sizes: Sequence[int]) -> Iterator[torch.Tensor]:
+        """Tensors of so many rows, or one cut into them; each counts once what was made of it is done."""
+        for name in names:
+            tensor = self._checkpoint[name]
+            yield from [tensor] if len(names) == len(sizes) else torch.split(tensor, list(sizes))
             self._count()
 
     def _vector(self, name: str, *, divisor: float = 1.0) -> int:

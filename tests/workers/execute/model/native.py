@@ -42,6 +42,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.5,  # twice that of the other families
         "logits_scaling": 7.0,
     },
+    "phi3": {},
 }
 
 

@@ -12,6 +12,7 @@ from tests.tiny import FAMILIES
 from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder, find_rope
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
 
 
 def make_config(family: str, **overrides: Any) -> PretrainedConfig:
@@ -25,7 +26,7 @@ def shapes_of(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3"])
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_dense_families_are_described_to_the_last_tensor(family: str, is_tied: bool) -> None:
     config = make_config(family, tie_word_embeddings=is_tied)
@@ -39,6 +40,12 @@ def test_dense_families_are_described_to_the_last_tensor(family: str, is_tied: b
 def test_windows_are_those_of_the_layer_types() -> None:
     config = make_config("qwen2", sliding_window=8, use_sliding_window=True, max_window_layers=1)
     assert describe_decoder(config, shapes_of(config)).windows == (None, 8, 8)
+
+
+@pytest.mark.parametrize("family", ["mistral", "phi3"])
+def test_a_window_without_layer_types_is_that_of_all_layers(family: str) -> None:
+    config = make_config(family, sliding_window=8)
+    assert describe_decoder(config, shapes_of(config)).windows == (8, 8, 8)
 
 
 @pytest.mark.parametrize(("layers", "turns"), [([0, 1, 0, 1], (False, True, False)), (None, (True, False, True))])
@@ -55,8 +62,10 @@ def test_layers_turn_that_the_config_says(layers: list[int] | None, turns: tuple
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
         ("smollm3", {"no_rope_layers": [1], "layer_types": ["full_attention"] * 3}, "says of 1 of 3 layers"),
         ("granite", {"attention_multiplier": 0.0}, "attention_multiplier is 0"),
+        ("phi3", {"rope_parameters": LONGROPE}, "longrope"),
+        ("phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}}, "only a part of its"),
     ],
-    ids=["family", "activation", "positions", "layers", "multiplier"],
+    ids=["family", "activation", "positions", "layers", "multiplier", "long positions", "partial positions"],
 )
 def test_what_it_has_no_word_for_is_named(family: str, overrides: dict[str, Any], why: str) -> None:
     with pytest.raises(Unsupported, match=why):
@@ -67,6 +76,12 @@ def test_a_tensor_too_many_is_no_dense_decoder() -> None:
     config = make_config("llama")
     with pytest.raises(Unsupported, match=r"mlp\.router"):
         describe_decoder(config, shapes_of(config) | {"model.layers.0.mlp.router.weight": (4, 64)})
+
+
+@pytest.mark.parametrize(("merged", "other"), [("phi3", "llama"), ("llama", "phi3")])
+def test_tensors_merged_where_the_family_has_them_apart_are_not_taken(merged: str, other: str) -> None:
+    with pytest.raises(Unsupported, match="of its tensors are not those"):
+        describe_decoder(make_config(merged), shapes_of(make_config(other)))
 
 
 @pytest.mark.parametrize("rope", [{}, {"rope_parameters": YARN}], ids=["default", "yarn"])

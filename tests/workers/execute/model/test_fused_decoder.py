@@ -30,6 +30,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": SMALL,
     "smollm3": {**SMALL, "num_hidden_layers": 2, "no_rope_layers": [0, 1]},
     "granite": SMALL,
+    "phi3": SMALL,
 }
 LENGTHS, MAX_TOKENS = (1, 11), 4
 

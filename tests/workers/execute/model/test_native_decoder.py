@@ -55,6 +55,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_bias": True, "mlp_bias": True, "head_dim": 80, "hidden_size": 70},
     ),
     "multipliers of 1": ("granite", {"head_dim": 32}),  # that of scores too
+    "merged tensors": ("phi3", {"head_dim": 32, "intermediate_size": 70, "hidden_size": 100} | _heads(6, 2)),
+    "merged tensors, tied": ("phi3", {"tie_word_embeddings": True, "intermediate_size": 33} | _heads(3, 3)),
+    "merged tensors, window": ("phi3", {"sliding_window": 70}),
     "no layer turns": ("smollm3", {"no_rope_layers": [0, 0, 0], "head_dim": 32, "tie_word_embeddings": False}),
     "one layer turns": ("smollm3", {"no_rope_layers": [0, 1, 0], "attention_bias": True, "hidden_size": 100}),
     "those turn that do not slide": (

@@ -57,7 +57,7 @@ def test_preempted_sequences_say_the_same(family: str, engines: Engines) -> None
     assert sum(sequence.num_preemptions for sequence in sequences) > 0
 
 
-@pytest.mark.parametrize("family", ["qwen3", "smollm3", "granite"])
+@pytest.mark.parametrize("family", ["qwen3", "smollm3", "granite", "phi3"])
 @pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "none"), ("bfloat16", "int8"), ("float32", "none")])
 def test_company_and_chunks_change_nothing(family: str, dtype: str, quantization: str, engines: Engines) -> None:
     engine = engines(family, dtype, quantization)
