@@ -26,10 +26,11 @@ from limits import Limits  # noqa: E402
 from load import Meter  # noqa: E402
 from report import environment  # noqa: E402
 from results import Results, draw, table  # noqa: E402
-from workloads import WORKLOADS  # noqa: E402
+from workloads import WORKLOADS, make_requests  # noqa: E402
 
 MODELS = ("smollm2-135m", "qwen3-0.6b")
-REQUESTS_PER_S = {"smollm2-135m": 3.5, "qwen3-0.6b": 1.0}  # of W4: 60 % of what the best bf16 peer of 2025 completes
+LOAD = 0.6  # of W4: arrivals, of what the best bf16 engine of the others has completed in W1 of the same run
+REQUESTS_PER_S = {"smollm2-135m": 3.5, "qwen3-0.6b": 1.0}  # where W1 or the others are left out
 MOST_FOREIGN, MOST_TRIES = 0.1, 2
 
 
@@ -78,10 +79,13 @@ def compare(name: str, arguments: argparse.Namespace) -> Results:
             start(model, arguments, results, engines)
             for run in range(arguments.repeats):
                 for workload in arguments.workloads:
+                    if workload == "W4" and not results.requests_per_s:
+                        results.requests_per_s = arrival_rate(results) or REQUESTS_PER_S[name]
+                        say(f"W4: {results.requests_per_s} requests/s")
                     results.limits.append(limits.measure())
                     for running in engines[run % len(engines) :] + engines[: run % len(engines)]:
                         if results.spent_s(running.contestant.name, workload) < arguments.budget_s:
-                            measure(running, workload, run, REQUESTS_PER_S[name], results)
+                            measure(running, workload, run, results)
         finally:
             for running in engines:
                 running.stop()
@@ -110,12 +114,21 @@ def start(model: Path, arguments: argparse.Namespace, results: Results, engines:
         say(f"{model.name}: without {name}: {why}")
 
 
-def measure(running: Running, workload: str, run: int, requests_per_s: float, results: Results) -> None:
+def arrival_rate(results: Results) -> float | None:
+    """Requests a second of W4, by what W1 of this run says of this machine; None where it says nothing."""
+    tokens_per_s = results.best_peer("bf16", "W1")
+    if tokens_per_s is None:
+        return None
+    requests = make_requests("W1", 0)
+    return round(LOAD * tokens_per_s * len(requests) / sum(request.max_tokens for request in requests), 2)
+
+
+def measure(running: Running, workload: str, run: int, results: Results) -> None:
     """One run that others left alone, or the last of some tries, with what they took written down."""
     name = running.contestant.name
     for attempt in range(MOST_TRIES):
         with Meter() as meter:
-            answer = running.run(workload, 1000 * attempt + run, requests_per_s)
+            answer = running.run(workload, 1000 * attempt + run, results.requests_per_s)
         if meter.foreign <= MOST_FOREIGN or "error" in answer:
             break
     results.add(name, workload, {**answer, "foreign": round(meter.foreign, 3)})

@@ -20,6 +20,7 @@ class Results:
         self.limits: list[dict[str, float]] = []
         self.facts: dict[str, dict[str, Any]] = {}
         self.skipped: dict[str, str] = {}
+        self.requests_per_s = 0.0  # of W4; 0 until it is known
         self._runs: dict[str, dict[str, list[dict[str, Any]]]] = {}
 
     def add(self, name: str, workload: str, run: dict[str, Any]) -> None:
@@ -57,16 +58,20 @@ class Results:
             return rate * 2 * self._layers / self.limit("int8_rate" if is_int8 else "bf16_rate")
         return None
 
-    def lead(self, name: str, workload: str) -> float | None:
-        """How many times the best peer: of bf16 ours is compared with bf16, of int8 with any."""
-        ours = self.median(name, workload)
-        peers = [
+    def best_peer(self, form: str, workload: str) -> float | None:
+        """Tokens a second of the best of the others: for int8 of all of them, else of those in bf16."""
+        rates = [
             rate
-            for peer in self.names
-            if not peer.startswith(OURS) and (name.endswith("int8") or peer.endswith("bf16"))
-            if (rate := self.median(peer, workload)) is not None
+            for name in self.names
+            if not name.startswith(OURS) and (form == "int8" or name.endswith("bf16"))
+            if (rate := self.median(name, workload)) is not None
         ]
-        return ours / max(peers) if ours is not None and peers else None
+        return max(rates, default=None)
+
+    def lead(self, name: str, workload: str) -> float | None:
+        """How many times the best peer ours is."""
+        ours, peer = self.median(name, workload), self.best_peer(name.split()[-1], workload)
+        return ours / peer if ours is not None and peer is not None else None
 
     def to_json(self) -> dict[str, Any]:
         engines = {
@@ -75,7 +80,13 @@ class Results:
         }
         summary = {name: self._summary(name) for name in self.names}
         limits = {key: [round(limits[key] / 1e9, 1) for limits in self.limits] for key in self.limits[0]}
-        return {"medians": summary, "limits_giga_per_s": limits, "skipped": self.skipped, "engines": engines}
+        return {
+            "medians": summary,
+            "w4_requests_per_s": self.requests_per_s,
+            "limits_giga_per_s": limits,
+            "skipped": self.skipped,
+            "engines": engines,
+        }
 
     def _summary(self, name: str) -> dict[str, Any]:
         summary: dict[str, Any] = {}
@@ -105,6 +116,8 @@ def table(model: str, results: Results) -> str:
             cells.append(" / ".join(f"{ms:.0f}" for ms in latencies if ms is not None))
         lines.append(f"| {name} | {' | '.join(cells)} |")
     read, bf16, int8 = (results.limit(key) / 1e9 for key in ("read_rate", "bf16_rate", "int8_rate"))
+    if results.requests_per_s:
+        lines.append(f"\nW4: {results.requests_per_s} requests/s.")
     lines.append(f"\nLimits: {read:.0f} GB/s read, {bf16:.0f} GFLOP/s bf16, {int8:.0f} GOP/s int8 (torch).")
     return "\n".join([*lines, *(f"Without {name}: {why}." for name, why in results.skipped.items())])
 
