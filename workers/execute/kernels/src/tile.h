@@ -54,10 +54,10 @@ struct PrefetchTile {
 };
 
 // sums[row][v] += sum over k of rows[row][k] * weights(v, k), for `steps` groups; a row of sums has `width` vectors.
-template <class Format, int kRows, int kVectors, class Prefetch>
+template <class Format, int kRows, int kVectors, class Asking>
 __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int width,
                                         const uint32_t* const* rows, const Weights& weights, int steps,
-                                        Prefetch prefetch) {
+                                        Asking asking) {
   typename Format::Accumulators registers[kRows][kVectors];
   const uint32_t* a[kRows];
   for (int r = 0; r < kRows; ++r) {
@@ -68,7 +68,7 @@ __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int
   for (int segment = 0, k = 0; k < steps; ++segment) {
     const uint32_t* w[kVectors];
     for (int v = 0; v < kVectors; ++v) w[v] = weights.start[segment][v];
-    prefetch.begin_segment(segment);
+    asking.begin_segment(segment);
     const int end = std::min(steps, k + weights.segment_steps);
     for (; k < end; ++k) {
       Ints columns[kVectors];
@@ -76,7 +76,7 @@ __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int
         columns[v] = load<Ints>(w[v]);
         w[v] += stride;
       }
-      prefetch.step();
+      asking.step();
       for (int r = 0; r < kRows; ++r) {
         const auto activation = Format::activation(a[r][k]);
         for (int v = 0; v < kVectors; ++v) registers[r][v] = Format::dot(registers[r][v], activation, columns[v]);
@@ -88,19 +88,19 @@ __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int
 }
 
 // The same with the number of rows known at run time only, 1..kTileRows.
-template <class Format, int kVectors, class Prefetch>
+template <class Format, int kVectors, class Asking>
 inline void add_rows(int num_rows, typename Format::Accumulators* sums, int width, const uint32_t* const* rows,
-                     const Weights& weights, int steps, const Prefetch& prefetch) {
+                     const Weights& weights, int steps, const Asking& asking) {
   switch (num_rows) {
-    case 1: return add_tile<Format, 1, kVectors>(sums, width, rows, weights, steps, prefetch);
+    case 1: return add_tile<Format, 1, kVectors>(sums, width, rows, weights, steps, asking);
 #if defined(__AVX2__)
-    case 2: return add_tile<Format, 2, kVectors>(sums, width, rows, weights, steps, prefetch);
-    case 3: return add_tile<Format, 3, kVectors>(sums, width, rows, weights, steps, prefetch);
+    case 2: return add_tile<Format, 2, kVectors>(sums, width, rows, weights, steps, asking);
+    case 3: return add_tile<Format, 3, kVectors>(sums, width, rows, weights, steps, asking);
 #endif
 #if defined(__AVX512F__)
-    case 4: return add_tile<Format, 4, kVectors>(sums, width, rows, weights, steps, prefetch);
-    case 5: return add_tile<Format, 5, kVectors>(sums, width, rows, weights, steps, prefetch);
-    case 6: return add_tile<Format, 6, kVectors>(sums, width, rows, weights, steps, prefetch);
+    case 4: return add_tile<Format, 4, kVectors>(sums, width, rows, weights, steps, asking);
+    case 5: return add_tile<Format, 5, kVectors>(sums, width, rows, weights, steps, asking);
+    case 6: return add_tile<Format, 6, kVectors>(sums, width, rows, weights, steps, asking);
 #endif
   }
 }
