@@ -19,6 +19,7 @@ from triptych.protocol.errors import ConfigError
 
 PATH = "/v1/completions"
 LONG = {"prompt": "hi", "max_tokens": 3000, "ignore_eos": True}
+PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
 
 
 def live(api: Site) -> int:
@@ -70,9 +71,6 @@ def test_a_key_file_without_a_key_is_refused(tmp_path: Path, content: str | None
         (tmp_path / "keys").write_text(content)
     with pytest.raises(ConfigError, match="api_key_file"):
         GatewayConfig(api_key_file=str(tmp_path / "keys")).api_keys()
-
-
-PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
 
 
 def test_pages_of_the_origins_that_were_named_may_ask_from_a_browser(pipeline: Driver) -> None:

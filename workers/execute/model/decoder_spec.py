@@ -140,7 +140,7 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
     """
     _check_family(config)
     layer = "model.layers.0."
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dim = _head_dim(config)
     spec = DecoderSpec(
         model_type=config.model_type,
         vocab_size=config.vocab_size,
@@ -183,12 +183,17 @@ def find_rope(config: PretrainedConfig) -> Rope:
     """By transformers' own frequencies."""
     parameters = config.rope_parameters
     if parameters["rope_type"] == "default":
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        size = _head_dim(config)
         exponents = torch.arange(0, size, 2, dtype=torch.float) / size
         return Rope(1.0 / (parameters["rope_theta"] ** exponents), 1.0)
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # here: a proven decoder starts without it
 
     return Rope(*ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config))
+
+
+def _head_dim(config: PretrainedConfig) -> int:
+    head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return head_dim
 
 
 def _check_family(config: PretrainedConfig) -> None:

@@ -36,7 +36,7 @@ struct PrefetchLines {
   void begin_segment(int) {}
   void step() {
     for (int line = 0; line < kLines; ++line) __builtin_prefetch(next + 64 * line, 0, 2);
-    if (kLines) next += 64 * kLines;
+    next += 64 * kLines;
   }
 };
 // or what another tile of the same form will read at that step.
