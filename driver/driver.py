@@ -37,7 +37,7 @@ from .supervisor import Supervisor
 logger = logging.getLogger(__name__)
 
 CLEAN_STOP_S = 5.0  # what the workers get to say their last words
-LAST_WORDS_S = 1.0  # what these take at most to arrive
+LAST_WORDS_S = 2.0  # what these take at most to arrive
 
 
 class Driver:

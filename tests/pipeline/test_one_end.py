@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 
 from tests.pipeline.checks import assert_quiet, expected, random_prompt
-from tests.pipeline.raw import ABORT, ACKNOWLEDGE, FAILED, FINISHED, GET_STATS, STATS, TEXT, RawClient
+from tests.pipeline.raw import (
+    ABORT,
+    ACCEPTED,
+    ACKNOWLEDGE,
+    FAILED,
+    FINISHED,
+    GET_STATS,
+    STATS,
+    SUBMIT,
+    TEXT,
+    RawClient,
+)
+from tests.seeds.support import is_alive
 from tests.waiting import eventually
 from triptych import Driver
 from triptych.protocol.errors import RequestTooLong, TokenizationFailed
@@ -119,3 +132,21 @@ def test_a_chat_template_that_raises_fails_its_own_request_only(driver: Driver) 
     with pytest.raises(TokenizationFailed, match="unknown role wizard"):
         bad.result(10)
     assert len(good.result(10).token_ids) == 2
+
+
+def test_who_asks_for_his_answer_only_when_all_stops_is_told_its_end() -> None:
+    """ACCEPTED and the stop may pass each other, so summarize waits for a FOLLOW that must be under way."""
+    driver = Driver("hash-lm", hash_step_ms=2.0).start()
+    with RawClient(driver.run_dir) as client:
+        client.send("submit", SUBMIT, "late", {"prompt": "hello", "max_tokens": 4000})
+        client.receive("submit", ACCEPTED)
+        prepare = driver.pids["prepare"]
+        assert prepare is not None
+        stop = threading.Thread(target=driver.stop, kwargs={"mode": "abort"})
+        stop.start()
+        eventually(lambda: not is_alive(prepare))
+        client.follow("late", 0)
+        assert client.receive("follow", FINISHED, FAILED)[0] == FINISHED
+        client.send("follow", ACKNOWLEDGE, ["late"])
+        stop.join()
+        assert_one_end(client, "late")

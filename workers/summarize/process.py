@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 WAIT_FOR_MODEL_S = 0.02
 MAX_FRAMES_A_TURN = 1024
-LAST_WORDS_S = 1.0  # at a stop, clients get so long to acknowledge their ends
+LAST_WORDS_S = 2.0  # at a stop, clients get so long to ask for their ends and to acknowledge them
 
 
 def run(context: WorkerContext) -> None:
@@ -124,14 +124,25 @@ class Summarize:
         self._delivery.deliver()
 
     def _end_all(self) -> None:
-        """The pipeline stops: whoever still waits is told, and may acknowledge for a moment."""
-        self._discover()
-        for answer in list(self._answers.values()):
-            self._ends.end(answer, "abort")
+        """The pipeline stops: whoever still waits is told, and may ask and acknowledge for a moment."""
         deadline = time.monotonic() + LAST_WORDS_S
-        while any(a.peer is not None for a in self._answers.values()) and time.monotonic() < deadline:
+        while True:
+            is_last = not self._has_readers() or time.monotonic() > deadline
+            self._discover()
+            for answer in list(self._answers.values()):
+                self._ends.end(answer, "abort")
             self.turn()
+            if is_last:
+                return
             self._poller.wait(RETRY_S)
+
+    def _has_readers(self) -> bool:
+        """Whether prepare may accept a last request, a first FOLLOW may be under way, or an end is not acknowledged."""
+        now = time.monotonic()
+        return self._context.board.phase("prepare") == "ready" or any(
+            answer.peer is not None or not (answer.choices.was_followed or now > answer.choices.lease_until)
+            for answer in self._answers.values()
+        )
 
     # -- from execute and the journal
 
