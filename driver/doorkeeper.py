@@ -1,34 +1,48 @@
-"""Refuses requests in prepare's place where there will be no prepare any more: nobody waits for an answer in vain."""
+"""Answers clients in place of a worker that will not be there any more: nobody waits in vain."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..protocol import messages as m
+from ..protocol.board import Board
 from ..protocol.channels import Bell, Poller, Router, Transport
 from ..protocol.codec import decode_public
 from ..protocol.config import ServiceConfig
 from ..protocol.curve import start_gatekeeper
 from ..protocol.errors import BadFrame, PipelineFailed, TriptychError
-from ..protocol.run_dir import submit_endpoint
+from ..protocol.run_dir import follow_endpoint, submit_endpoint
 from ..protocol.service import public_door, service_info
 
 logger = logging.getLogger(__name__)
 
-EPOCH = 0  # no life of prepare
+EPOCH = 0  # no life of a worker
+PUBLIC_ROLES = ("prepare", "summarize")  # those that clients speak with
 
 
 class Doorkeeper:
-    """Serves the submit socket, in a thread of its own, until closed. Only for a driver that gave up on prepare."""
+    """Serves the public socket of a worker, in a thread of its own, until closed. Only for a driver that gave up on it.
 
-    def __init__(self, run_dir: Path, service: ServiceConfig) -> None:
-        self._run_dir, self._service = run_dir, service
+    In prepare's place it refuses requests, in summarize's it ends those that are followed; of no request it knows more
+    than its id.
+    """
+
+    def __init__(self, role: str, run_dir: Path, service: ServiceConfig, board: Board) -> None:
+        self._run_dir, self._service, self._board = run_dir, service, board
+        if role == "prepare":
+            self._endpoint, self._public = submit_endpoint(run_dir, service), service.submit
+            self._answers = self._refusals
+        else:
+            self._endpoint, self._public = follow_endpoint(run_dir, service), service.follow
+            self._answers = self._ends
         self._bell = Bell()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="triptych-doorkeeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"triptych-doorkeeper-{role}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -40,19 +54,18 @@ class Doorkeeper:
     def _run(self) -> None:
         context, gatekeeper = Transport().context(), None
         try:
-            door = public_door(self._run_dir, self._service, self._service.submit)
+            door = public_door(self._run_dir, self._service, self._public)
             if door is not None:
                 gatekeeper = start_gatekeeper(context, door)
             limit = self._service.max_frame_bytes
-            endpoint = submit_endpoint(self._run_dir, self._service)
-            router = Router(context, endpoint, epoch=EPOCH, max_frame_bytes=limit, public=door)
+            router = Router(context, self._endpoint, epoch=EPOCH, max_frame_bytes=limit, public=door)
             poller = Poller(router.socket, self._bell.file)
             while not self._closing:
                 poller.wait(3600.0)
                 while not self._closing and (received := router.recv()) is not None:
                     self._answer(router, *received)
         except (TriptychError, OSError):
-            logger.exception("nobody refuses requests")
+            logger.exception("nobody answers at %s", self._endpoint)
         finally:
             if gatekeeper is not None:
                 gatekeeper.stop()
@@ -63,14 +76,26 @@ class Doorkeeper:
             message = decode_public(frame, max_bytes=self._service.max_frame_bytes).message
         except BadFrame:
             return
-        answer: Any = None
+        for answer in self._answers(message):
+            router.send(peer, answer)
+
+    def _refusals(self, message: Any) -> Iterator[Any]:
         match message:
             case m.Submit():
-                error = PipelineFailed("a worker died again and again, and the pipeline gave up")
-                answer = m.Rejected(
-                    message.request_id[: m.MAX_REFUSED_ID_CHARS], error.code, error.message, error.param
-                )
+                error = PipelineFailed()
+                yield m.Rejected(message.request_id[: m.MAX_REFUSED_ID_CHARS], error.code, error.message, error.param)
             case m.GetInfo():  # who has a large request asks before it is sent
-                answer = m.Info(service_info(self._run_dir, self._service))
-        if answer is not None:
-            router.send(peer, answer)
+                yield m.Info(service_info(self._run_dir, self._service))
+
+    def _ends(self, message: Any) -> Iterator[Any]:
+        match message:
+            case m.Follow():
+                error = PipelineFailed()
+                for request_id, num_tokens, _ in filter(m.is_follow_entry, message.entries[: m.MAX_FOLLOW_ENTRIES]):
+                    yield m.Failed(request_id, num_tokens, 0, b"", "", None, error.code, error.message, {})
+            case m.GetStats():
+                yield m.Stats(self._board.stats())
+            case m.GetStatus():
+                yield m.Status(message.request_id, "unknown", 0, 0, 0)
+            case m.GetRequests():
+                yield m.Requests(message.limit, [], 0, time.monotonic_ns(), [])

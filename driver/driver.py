@@ -24,7 +24,7 @@ from ..protocol.run_dir import (
 from .blame import Blame
 from .client import Client, Prompt
 from .control import ControlServer
-from .doorkeeper import Doorkeeper
+from .doorkeeper import PUBLIC_ROLES, Doorkeeper
 from .health import Health, take_health
 from .journal_keeper import JournalKeeper, warn_of_small_arena
 from .lives import note_first_lives
@@ -75,7 +75,7 @@ class Driver:
         self._client: Client | None = None
         self._keeper: JournalKeeper | None = None
         self._control: ControlServer | None = None
-        self._doorkeeper: Doorkeeper | None = None
+        self._doorkeepers: list[Doorkeeper] = []
 
     def __enter__(self) -> Driver:
         return self.start()
@@ -113,7 +113,7 @@ class Driver:
                 follow=follow_endpoint(run_dir.path, service),
             )
             undo.callback(client.close)
-            undo.callback(self._close_doorkeeper)
+            undo.callback(self._close_doorkeepers)
             supervisor = self._supervisor = Supervisor(
                 run_dir.path,
                 board,
@@ -151,9 +151,10 @@ class Driver:
         return run_dir, keeper, board
 
     def _fill_vacancy(self, role: str) -> None:
-        """In the supervisor's thread: who still asks for prepare has to be told."""
-        if role == "prepare" and self._run_dir is not None:
-            self._doorkeeper = Doorkeeper(self._run_dir.path, self.config.service)
+        """In the supervisor's thread: who still asks for the worker has to be told."""
+        run_dir, board = self._run_dir, self._board
+        if role in PUBLIC_ROLES and run_dir is not None and board is not None:
+            self._doorkeepers.append(Doorkeeper(role, run_dir.path, self.config.service, board))
 
     def _wait_ready(self, progress: Callable[[Driver], None] | None) -> None:
         supervisor = self._running()
@@ -192,7 +193,7 @@ class Driver:
             if self._control is not None:
                 self._control.close()
             codes = supervisor.stop(CLEAN_STOP_S)
-            self._close_doorkeeper()  # nobody makes one now, the supervisor's thread is gone
+            self._close_doorkeepers()  # nobody makes one now, the supervisor's thread is gone
             if mode != "keep":
                 client.session.hear_the_ends(LAST_WORDS_S)  # the workers are gone, what they said may be under way
             client.close()
@@ -237,10 +238,9 @@ class Driver:
             run_dir.remove_sockets()
             run_dir.unlock()
 
-    def _close_doorkeeper(self) -> None:
-        if self._doorkeeper is not None:
-            self._doorkeeper.close()
-            self._doorkeeper = None
+    def _close_doorkeepers(self) -> None:
+        while self._doorkeepers:
+            self._doorkeepers.pop().close()
 
     def _forget(self) -> None:
         self._supervisor = self._board = self._client = self._run_dir = self._keeper = self._control = None

@@ -261,6 +261,7 @@ class Supervisor:
         for worker in self._workers.values():
             if worker.abandoned and not worker.alive and worker.role not in self._vacant:
                 self._vacant.add(worker.role)
+                self._board.next_epoch(worker.role)  # without it the board would show what the last life was at
                 self._on_vacancy(worker.role)
 
     def _bury(self, worker: Worker) -> None:

@@ -146,6 +146,11 @@ class PipelineFailed(RequestError):
     code = "pipeline_failed"
     http_status = 503
 
+    def __init__(
+        self, message: str = "a worker died again and again, and the pipeline gave up", *, param: str | None = None
+    ) -> None:
+        super().__init__(message, param=param)
+
 
 class DeadlineExceeded(RequestError):
     """The request's own deadline passed."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.pipeline.checks import expected
 from tests.waiting import eventually
 from triptych import AsyncDriver, Client, Driver
 from triptych.protocol.errors import PipelineFailed, WorkerDied
@@ -73,6 +74,28 @@ def test_requests_are_refused_whoever_was_given_up(role: str) -> None:
         kill_and_give_up(driver, role)
         with Client(run_dir) as late, pytest.raises(PipelineFailed, match="gave up"):
             late.submit([1, 2], max_tokens=2).result(20)
+
+
+def test_who_follows_is_told_its_end_where_there_is_no_summarize_any_more() -> None:
+    """A client of another process, which nobody but the service tells: of what was accepted, and how things stand."""
+    with Driver(**SLOW) as driver, Client(driver.run_dir) as client:
+        run_dir = driver.run_dir
+        streams = [client.submit([1, index], max_tokens=2000) for index in range(3)]
+        next(iter(streams[0]))
+        for stream in streams:
+            stream.accepted(20)
+        kill_and_give_up(driver, "summarize")
+        for index, stream in enumerate(streams):
+            with pytest.raises(PipelineFailed, match="gave up") as caught:
+                stream.result(20)
+            said = caught.value.partial.token_ids
+            assert said == expected([1, index], len(said))
+        with Client(run_dir) as late:
+            assert late.stats()["summarize"]["phase"] == "down"
+            assert late.status(streams[0].request_id).state == "unknown"
+            assert late.requests().lines == []
+            with pytest.raises(PipelineFailed, match="gave up"):
+                late.resume(streams[0].request_id).result(20)
 
 
 def kill_and_give_up(driver: Driver, role: str) -> None:

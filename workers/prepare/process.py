@@ -284,7 +284,7 @@ class Prepare:
     def _check_room(self, num_bytes: int) -> None:
         """``num_bytes``: that would wait for the compiler or the tokenizer."""
         if self._context.board.mode == FAILED:
-            raise PipelineFailed("a worker died again and again, and the pipeline gave up")
+            raise PipelineFailed()
         if self._context.board.mode != RUN:
             raise Draining("the pipeline is stopping and takes no new requests")
         if len(self._waiting) >= self._service.max_queue:

@@ -1,9 +1,8 @@
-"""Columns and entries of messages, as rows and back."""
+"""Columns of messages, as rows and back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -28,8 +27,3 @@ def columns_of(keys: list[tuple[int, int]]) -> tuple[bytes, bytes]:
     """Slots and generations."""
     slots, generations = np.array(keys, "<u4").reshape(-1, 2).T
     return slots.tobytes(), generations.tobytes()
-
-
-def is_follow_entry(entry: Any) -> bool:
-    """Whether a client sent ``[request id, tokens, again]``."""
-    return type(entry) is list and [type(v) for v in entry] == [str, int, bool]

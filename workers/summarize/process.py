@@ -29,7 +29,7 @@ from ...protocol.tokenizer_files import load_facts
 from ..process import TICK_S, StatsPublisher, WorkerContext, heard
 from .answer import Answer
 from .choices import Choices, Requests, unknown
-from .columns import is_follow_entry, rows_of
+from .columns import rows_of
 from .deadlines import Deadlines
 from .delivery import RETRY_S, Delivery
 from .ends import Ends
@@ -298,7 +298,7 @@ class Summarize:
             return
         now = time.monotonic()
         for entry in message.entries:
-            if not is_follow_entry(entry):
+            if not m.is_follow_entry(entry):
                 self._refuse(peer, BadFrame(f"a FOLLOW entry is [request id, tokens, again], got {entry!r:.100}"))
                 return
             request_id, offset, again = entry
@@ -348,7 +348,7 @@ class Summarize:
         for answer in list(self._answers.values()):
             self._catch_up(answer)
             if gave_up and not answer.stream.is_finished:
-                self._ends.fail(answer, PipelineFailed("a worker died again and again, and the pipeline gave up"))
+                self._ends.fail(answer, PipelineFailed())
         for choices in self._requests.overdue(now):
             self._end_lease(choices, now)
 
