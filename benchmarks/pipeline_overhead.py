@@ -2,7 +2,8 @@
 
 The same requests on the same runner: once by calling the engine's step loop in this process, once through the whole
 pipeline and a ZeroMQ client; in turns, so that both see the same machine. Where steps overlap, they do in both. Times
-between tokens are taken where they are used: after ``step`` returns, and in the client's listener.
+between tokens are taken where they are used: after ``step`` returns, and in the client's listener; their mean counts,
+for of very short steps the client hears of several at once.
 
 A third turn is the engine's again, beside a process that keeps one core busy and has nothing to do with us: what the
 machine takes from a loop for the mere fact that somebody else computes. And the processor time of each process, which
@@ -51,7 +52,7 @@ BUSY = "while True: pass"
 
 
 class Run(NamedTuple):
-    itl_p50_ms: float
+    itl_mean_ms: float
     tokens_per_s: float
     processor_us: dict[str, float]  # of each process, a token
 
@@ -95,7 +96,7 @@ def compare(engine: Engine, driver: Driver, batch: int, turns: int) -> dict[str,
         "one_process": medians(alone),
         "one_process_beside_a_busy_core": medians(beside),
         "three_processes": medians(piped),
-        "added_itl_ms": statistics.median(b.itl_p50_ms - a.itl_p50_ms for a, b in zip(alone, piped, strict=True)),
+        "added_itl_ms": statistics.median(b.itl_mean_ms - a.itl_mean_ms for a, b in zip(alone, piped, strict=True)),
         "throughput_ratio": ratio(piped, alone),
         "throughput_ratio_of_a_busy_core": ratio(beside, alone),
     }
@@ -103,7 +104,7 @@ def compare(engine: Engine, driver: Driver, batch: int, turns: int) -> dict[str,
 
 def medians(runs: list[Run]) -> dict[str, Any]:
     return {
-        "itl_p50_ms": round(statistics.median(run.itl_p50_ms for run in runs), 3),
+        "itl_mean_ms": round(statistics.median(run.itl_mean_ms for run in runs), 3),
         "tokens_per_s": round(statistics.median(run.tokens_per_s for run in runs), 1),
         "processor_us_a_token": {
             role: round(statistics.median(run.processor_us[role] for run in runs), 1) for role in runs[0].processor_us
@@ -199,7 +200,7 @@ def summarise(times: dict[int, list[float]], began: float, used_s: dict[str, flo
     elapsed = max(t[-1] for t in times.values()) - began
     num_tokens = len(times) * OUTPUT_TOKENS
     used_us = {role: used * 1e6 / num_tokens for role, used in used_s.items()}
-    return Run(float(np.median(gaps)) * 1e3, num_tokens / elapsed, used_us)
+    return Run(float(np.mean(gaps)) * 1e3, num_tokens / elapsed, used_us)
 
 
 if __name__ == "__main__":

@@ -203,9 +203,9 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """execute -> summarize: the tokens of one step, in columns of equal length."""
+    """execute -> summarize: the tokens of a step, or of several very short ones, in columns of equal length."""
 
-    step: int
+    step: int  # the last
     finished_ns: int  # when the tokens were known
     slots: bytes  # uint32
     generations: bytes  # uint32

@@ -135,6 +135,11 @@ class Engine:
         return len(self._in_flight)
 
     @property
+    def latest_plan(self) -> Plan | None:
+        """Of the step that was launched last, if it was not collected yet."""
+        return self._in_flight[-1].plan if self._in_flight else None
+
+    @property
     def stats(self) -> Stats:
         return take_stats(self.scheduler)
 

@@ -25,6 +25,7 @@ from .grammar.intake import GrammarIntake
 from .grammar.matcher import GrammarCompiler
 from .loading import load_runner, settle_scheduling
 from .quarantine import Quarantine
+from .reports import Reports
 from .scheduling.audit import measure_memory
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Key, Sequence
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 IDLE_STEP_S = 0.001  # when there is work and none of it can be done, which the scheduler rules out
 COMPILE_S = 30.0  # on a GPU a step may be the first to need some kernel or graph
+SHORT_STEP_NS = 500_000  # of a shorter one summarize may hear with the next
 PATIENCE_STEPS = 20  # a step that takes so many times as long as usual counts as hung
 
 
@@ -117,6 +119,7 @@ class Execute:
         self._showing = Showing(context.board.view, self._engine)
         self._set_patience()
         self._links = context.links("summarize")
+        self._reports = Reports(self._links)
         self._grammars = GrammarIntake(GrammarCompiler(context.run_dir, card), self._links.bell())
         self._poller = self._links.poller(self._grammars.bell.file)
 
@@ -136,6 +139,7 @@ class Execute:
         patience = self._stats.publish_if_due()
         self._showing.show_if_due()
         if not self._engine.has_work:
+            self._reports.send()
             due_s = 0.0 if self._quarantine.has_next else max(0.0, self._next_scan - time.monotonic())
             self._poller.wait(min(patience, due_s))
             self._grammars.bell.silence()
@@ -146,6 +150,7 @@ class Execute:
             return
         self._launch()
         if self._engine.num_in_flight == 0:
+            self._reports.send()
             self._poller.wait(IDLE_STEP_S)
             return
         outputs = self._engine.collect()
@@ -154,11 +159,19 @@ class Execute:
         if self._flushes:
             self._context.flush_journal()
         if message is not None:
-            self._links.send("summarize", message)
+            self._reports.add(message)
+        self._reports.send(may_hold=self._may_hold(outputs))
         if self._quarantine.is_on:
             for key in self._quarantine.observe(outputs.plan, outputs.progress):
                 self._put_back(key)
         self._count(outputs)
+
+    def _may_hold(self, outputs: StepOutputs) -> bool:
+        """Whether the next step is likely to be over as quickly as this one."""
+        next_plan = self._engine.latest_plan
+        is_short = outputs.collected_at - outputs.began_at < SHORT_STEP_NS
+        has_prompts = next_plan is not None and next_plan.num_prefill_tokens > 0
+        return is_short and self._engine.has_work and not has_prompts and not outputs.progress.finished
 
     def _launch(self) -> None:
         """Plans and launches what may be in flight now. With suspects about, one step at a time."""
@@ -166,6 +179,8 @@ class Execute:
             plan = self._engine.plan()
             if plan is None:
                 return
+            if plan.num_prefill_tokens:
+                self._reports.send()
             self._intent.begin(plan, self._engine.scheduler.rows)
             self._engine.launch(plan)
 
