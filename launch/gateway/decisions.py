@@ -19,7 +19,7 @@ from ...driver.stream import Completion
 from .chat_messages import text_of, wire_messages
 from .errors import ApiError, json_response
 from .ids import new_id
-from .option_scores import OptionScorer
+from .option_scores import OptionScorer, together
 from .schemas.chat import ChatMessage
 from .schemas.other import DecisionRequest, Question
 from .state import Gateway
@@ -56,10 +56,7 @@ async def create_decision(gateway: Gateway, body: DecisionRequest, request: Requ
     scorer = OptionScorer(gateway, new_id(KIND), _service_options(body))
     request.state.request_id = scorer.request_id
     limit_s = gateway.config.request_timeout_s
-    try:
-        scores = await answered(request, _score_all(gateway, scorer, body, asked), timeout_s=limit_s)
-    finally:
-        scorer.abort()
+    scores = await answered(request, _score_all(gateway, scorer, body, asked), timeout_s=limit_s)
     answers = [_answer(each, score) for each, score in zip(asked, scores, strict=True)]
     return json_response(
         {"object": "decision", "model": model, "answers": answers, "usage": _usage(scorer.completions)}
@@ -78,7 +75,7 @@ async def _score_all(
             return await scorer.score(prompt, [_label(value) for value in each.values])
 
     first = await score(asked[0])
-    return [first, *await asyncio.gather(*(score(each) for each in asked[1:]))]
+    return [first, *await together(score(each) for each in asked[1:])]
 
 
 def _asked(number: int, question: Question) -> _Asked:

@@ -8,10 +8,9 @@ they have in common.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from ...driver.async_client import AsyncStream
 from ...driver.stream import Completion
 from ...protocol.sampling import MAX_LOGPROBS
 from .errors import ApiError, aborted
@@ -22,6 +21,7 @@ from .token_ids import prompt_ids
 FORCE = 100.0
 MAX_OPTION_TOKENS = 64
 Path = tuple[int, ...]  # tokens of an option, from its first on
+T = TypeVar("T")
 
 
 class OptionScorer:
@@ -32,7 +32,6 @@ class OptionScorer:
         self.completions: list[Completion] = []
         self._gateway = gateway
         self._options = dict(options)
-        self._streams: set[AsyncStream] = set()
         self._num_sent = 0
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
 
@@ -49,13 +48,8 @@ class OptionScorer:
         parents: dict[Path, list[int]] = {}
         for path in wanted:
             parents.setdefault(path[:-1], []).append(path[-1])
-        await asyncio.gather(*(self._score_children([*prompt, *p], p, c, known) for p, c in parents.items()))
+        await together(self._score_children([*prompt, *p], p, c, known) for p, c in parents.items())
         return [sum(known[path[:size]] for size in range(1, len(path) + 1)) for path in paths]
-
-    def abort(self) -> None:
-        for stream in self._streams:
-            if not stream.done:
-                stream.abort()
 
     def _tokens(self, option: str) -> Path:
         tokens = tuple(self._gateway.words.encode(option, add_special_tokens=False))
@@ -99,12 +93,22 @@ class OptionScorer:
         request_id = f"{self.request_id}.{self._num_sent}"
         self._num_sent += 1
         stream = self._gateway.client.submit(request_id=request_id, **{**self._options, **wanted})
-        self._streams.add(stream)
         try:
             completion = await stream.result()
         finally:
-            self._streams.discard(stream)
+            if not stream.done:  # nobody waits for it any more
+                stream.abort()
         if completion.finish_reason == "abort":
             raise aborted()
         self.completions.append(completion)
         return completion
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results, in order. As soon as one fails, or the wait is cancelled, the others end: nobody wants them."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

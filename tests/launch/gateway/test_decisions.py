@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
 
 import pytest
 
-from tests.launch.gateway.conftest import Site
+from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.test_edge import head_of, raw
+from tests.waiting import eventually
+from triptych import Driver
+from triptych.driver.async_client import AsyncClient, AsyncStream
 
 PATH = "/v1/decisions"
 STATE = "len returns the number of items in a container. " * 8
@@ -76,3 +82,35 @@ def test_each_type_has_its_answer(demo: Site) -> None:
 def test_a_question_that_is_none_is_refused(demo: Site, body: dict[str, object], param: str) -> None:
     status, error = demo.refusal(PATH, **body)
     assert (status, error["param"]) == (400, param)
+
+
+def test_a_decision_ends_with_its_connection() -> None:
+    with Driver("hash-lm", hash_step_ms=300, lease_s=60) as slow, site(slow.run_dir) as api:
+        question = {"question": "?", "options": ["a", "b"]}
+        body = json.dumps({"state": "s", "questions": [question]}).encode()
+        with raw(api) as connection:
+            connection.sendall(head_of(len(body), PATH) + body)
+            eventually(lambda: slow.stats()["summarize"]["live"])
+        eventually(lambda: api.gateway.counters.num_open == 0)
+        eventually(lambda: slow.stats()["summarize"]["live"] == 0)
+        assert slow.stats()["summarize"]["finished"]["abort"] == 1
+
+
+def test_a_question_that_cannot_be_put_ends_the_others(demo: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, streams, loops = demo.gateway.client, list[AsyncStream](), set[asyncio.AbstractEventLoop]()
+
+    def submit(**options: object) -> AsyncStream:
+        loops.add(asyncio.get_running_loop())
+        streams.append(AsyncClient.submit(client, **options))  # type: ignore[arg-type]
+        return streams[-1]
+
+    def score_on() -> bool:
+        return any("score" in repr(task.get_coro()) for loop in loops for task in asyncio.all_tasks(loop))
+
+    monkeypatch.setattr(client, "submit", submit)
+    questions = [{"question": f"{number}?", "options": ["a", "b"]} for number in range(400)]
+    questions[1]["options"] = ["a", "b " * 100]
+    status, error = demo.refusal(PATH, state="s", questions=questions)
+    assert (status, error["param"]) == (400, "questions")
+    eventually(lambda: not score_on())
+    assert len(streams) < 200

@@ -32,10 +32,10 @@ def raw(api: Site) -> socket.socket:
     return socket.create_connection((host, int(port)), 10)
 
 
-def head_of(num_bytes: int) -> bytes:
-    """The head of a completion's request."""
+def head_of(num_bytes: int, path: str = PATH) -> bytes:
+    """The head of a request with a body."""
     lines = ("host: a", "content-type: application/json", f"content-length: {num_bytes}", "", "")
-    return "\r\n".join([f"POST {PATH} HTTP/1.1", *lines]).encode()
+    return "\r\n".join([f"POST {path} HTTP/1.1", *lines]).encode()
 
 
 def test_every_route_but_the_probes_wants_a_key(pipeline: Driver, tmp_path: Path) -> None:
