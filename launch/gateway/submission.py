@@ -107,7 +107,7 @@ class Choices:
                     raise
                 # As our own requests end, and what is left of those that have ended goes, there will be room.
                 patient_until = patient_until or time.monotonic() + OVERLOADED_S
-                is_ours = not all(sent.done for sent in self._sent)
+                is_ours = any(map(_goes_on, self._accepted))
                 if not is_ours and time.monotonic() > patient_until:
                     raise
                 self._has_ended.clear()
@@ -181,6 +181,11 @@ def _future() -> asyncio.Future[AsyncStream]:
     future: asyncio.Future[AsyncStream] = asyncio.get_running_loop().create_future()
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
     return future
+
+
+def _goes_on(accepted: asyncio.Future[AsyncStream]) -> bool:
+    """Whether this request was accepted and has not ended."""
+    return accepted.done() and accepted.exception() is None and not accepted.result().done
 
 
 def _num_sequences(request: Mapping[str, Any]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -9,11 +10,15 @@ from typing import Any
 import pytest
 
 from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.scripted import SUMMARY
 from tests.launch.gateway.sse import stream
 from tests.waiting import eventually
 from triptych import Driver
-from triptych.driver.async_client import AsyncClient, AsyncStream
-from triptych.launch.gateway.submission import MAX_IN_FLIGHT
+from triptych.driver.async_client import AsyncClient, AsyncStream, Mailbox
+from triptych.driver.stream import Completion
+from triptych.launch.gateway.submission import MAX_IN_FLIGHT, Choices
+from triptych.protocol.errors import InvalidRequest, Overloaded, TriptychError
+from triptych.protocol.messages import Accepted
 
 PATH = "/v1/completions"
 
@@ -82,3 +87,39 @@ def test_a_prompt_that_is_refused_ends_the_others(narrow: Site) -> None:
 def test_a_queue_that_is_shorter_than_the_list_of_prompts_will_do() -> None:
     with Driver("hash-lm", max_queue=2, max_num_seqs=2) as short, site(short.run_dir) as api:
         assert len(texts(api.ask(PATH, prompt=prompts(40), max_tokens=2))) == 40
+
+
+class Refuser:
+    """A client whose streams do what a test says."""
+
+    def __init__(self) -> None:
+        self.sent: asyncio.Queue[AsyncStream] = asyncio.Queue()
+
+    def submit(self, *, request_id: str, **_: Any) -> AsyncStream:
+        stream = AsyncStream(request_id, None, Mailbox(asyncio.get_running_loop()))  # type: ignore[arg-type]
+        self.sent.put_nowait(stream)
+        return stream
+
+
+async def answer(stream: AsyncStream, error: TriptychError | None = None) -> None:
+    """Accept and end a request, or refuse it, and let everybody hear of it."""
+    if error is None:
+        stream.on_accepted(Accepted(stream.request_id, 1, 0, 1))
+    stream.on_end(Completion(stream.request_id, "", [], "stop", None, SUMMARY), error)
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_a_prompt_that_found_no_room_does_not_wait_for_one_that_is_refused() -> None:
+    async def ask() -> None:
+        client = Refuser()
+        asked = asyncio.create_task(Choices.submit(client, "x", [{}, {}, {}]))  # type: ignore[arg-type]
+        first, second, third = [await client.sent.get() for _ in range(3)]
+        await answer(first)
+        await answer(second, Overloaded("full"))
+        await answer(third, InvalidRequest("no"))
+        await answer(await asyncio.wait_for(client.sent.get(), 10))
+        with pytest.raises(InvalidRequest):
+            await asyncio.wait_for(asked, 10)
+
+    asyncio.run(ask())
