@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 from ...protocol.errors import TriptychError
 from ..flags import option, with_flags
 from .address import listen, url_of
-from .config import GatewayConfig
+from .config import MAX_WORKERS, GatewayConfig
 from .processes import check_installed
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -36,7 +37,7 @@ def gateway(
 
     config = replace(config, http=config.http or DEFAULT_ADDRESS)
     with listen(config.http or DEFAULT_ADDRESS) as listener:
-        made = make_gateway(config, run_dir)
+        made = make_gateway(config, run_dir, index=MAX_WORKERS + os.getpid())  # those of `serve` are below
         logger.info("%s serves the pipeline in %s", url_of(listener), run_dir)
         serve(made, listener)
 

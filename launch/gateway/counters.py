@@ -49,6 +49,10 @@ class Counters:
                 write_private(self._path, text)
                 self._written = text
 
+    def forget(self) -> None:
+        """Remove them: nobody goes on counting."""
+        self._path.unlink(missing_ok=True)
+
     def everybody(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Index and counts of each gateway process, this one's as they are now."""
         self.publish()

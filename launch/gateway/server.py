@@ -97,6 +97,8 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
         ending.cancel()
         self._pulse.cancel()
+        if self._heartbeat_fd is None:  # nobody starts it again
+            self._gateway.counters.forget()
 
     async def _end_the_rest(self) -> None:
         """Tell those who still wait that no more comes, before their connections are cut."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -235,16 +236,37 @@ def test_an_address_that_is_taken_is_refused_with_its_name() -> None:
             listen(taken)
 
 
-def test_the_gateway_is_a_command_too(pipeline: Driver, tmp_path: Path) -> None:
-    path = tmp_path / "socket"
-    command = [sys.executable, "-m", "triptych.launch.gateway", "--run-dir", str(pipeline.run_dir)]
+@contextmanager
+def standing_alone(driver: Driver, path: Path) -> Iterator[httpx2.Client]:
+    """A gateway that somebody started with its own command, at a socket file."""
+    command = [sys.executable, "-m", "triptych.launch.gateway", "--run-dir", str(driver.run_dir)]
     with subprocess.Popen([*command, "--http", f"unix:{path}"], stderr=subprocess.PIPE, text=True) as gateway:
         try:
             transport = httpx2.HTTPTransport(uds=str(path), retries=0)
             eventually(path.exists)
             with httpx2.Client(base_url="http://gateway", transport=transport, timeout=60) as http:
-                assert http.post(PATH, json={"prompt": "hi", "max_tokens": 2}).status_code == 200
+                yield http
             gateway.send_signal(signal.SIGINT)
             gateway.wait(20)
         finally:
             gateway.kill()
+
+
+def test_the_gateway_is_a_command_too(pipeline: Driver, tmp_path: Path) -> None:
+    with standing_alone(pipeline, tmp_path / "socket") as http:
+        assert http.post(PATH, json={"prompt": "hi", "max_tokens": 2}).status_code == 200
+
+
+def test_each_gateway_counts_for_itself_whoever_started_it(pipeline: Driver, tmp_path: Path) -> None:
+    def counts() -> list[float]:
+        """Requests for the version that each gateway had."""
+        rows = re.findall(r'triptych_http_requests_total\{.*route="/version".*\} (\S+)', http.get("/metrics").text)
+        return sorted(map(float, rows))
+
+    with served(pipeline) as http:
+        with standing_alone(pipeline, tmp_path / "a") as one, standing_alone(pipeline, tmp_path / "b") as two:
+            for client, times in ((http, 1), (one, 2), (two, 3)):
+                for _ in range(times):
+                    assert client.get("/version").status_code == 200
+            eventually(lambda: counts() == [1, 2, 3])
+        assert counts() == [1]
