@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ...protocol.errors import TriptychError
+from ...protocol.errors import TriptychError, encodable
 
 RETRY_AFTER_S = 1
 # Codes that clients look for, where ours is another.
@@ -76,10 +76,14 @@ def validation_error(errors: list[Any]) -> ApiError:
     first = min(errors, key=lambda error: (error["type"] != "extra_forbidden", -len(error["loc"])))
     if first["loc"] == ("body",) and isinstance(first.get("input"), bytes):
         return ApiError("the body is not read as JSON: send it with the header content-type: application/json")
-    path = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    path = list(first["loc"])
+    if path[0] in ("body", "query", "path", "header"):
+        del path[0]
     param = _dotted(path) or None
     if first["type"] == "extra_forbidden":
-        return ApiError(f"unknown field {param!r}", code="unknown_parameter", param=param)
+        name = str(path.pop())  # as it was sent: whatever else stands in the path is ours
+        param = ".".join(filter(None, (_dotted(path), name))) if encodable(name) == name else None
+        return ApiError(f"unknown field {name!r}", code="unknown_parameter", param=param)
     if first["type"] == "missing":
         return ApiError(f"{param or 'the body'} is required", code="missing_required_parameter", param=param)
     if first["type"] == "json_invalid":

@@ -24,6 +24,11 @@ BASE: dict[str, dict[str, Any]] = {
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"max_toks": 1}, "max_toks"),
+    (COMPLETIONS, {"max-tokens": 1}, "max-tokens"),
+    (COMPLETIONS, {"Temperature": 1}, "Temperature"),
+    (COMPLETIONS, {"list": 1}, "list"),
+    (COMPLETIONS, {"query": "hi"}, "query"),
+    (CHAT, {"messages": [{"role": "user", "content": "hi", "Name": "me"}]}, "messages[0].Name"),
     (COMPLETIONS, {"temperature": "hot"}, "temperature"),
     (COMPLETIONS, {"temperature": -1}, "temperature"),
     (COMPLETIONS, {"temperature": True}, "temperature"),
