@@ -75,15 +75,15 @@ async def _http(request: Request, error: Exception) -> Response:
                  code=codes.get(error.status_code, "bad_request"))
     )  # fmt: skip
     reply.headers.update(error.headers or {})
-    if error.status_code == 405:
-        reply.headers["allow"] = ", ".join(_methods(request))
+    if error.status_code == 405 and (methods := _methods(request)):
+        reply.headers["allow"] = ", ".join(methods)
     return reply
 
 
 def _methods(request: Request) -> list[str]:
-    """What can be done at this path, where several routes share it."""
+    """What can be done at this path, where several routes share it; none if the document does not have it."""
     paths = describe(request.app)["paths"]
-    return [method.upper() for method in paths.get(getattr(request.scope.get("route"), "path", ""), ())]
+    return [method.upper() for method in paths.get(getattr(request.scope.get("route"), "path_format", ""), ())]
 
 
 async def _broken(_: Request, error: Exception) -> Response:

@@ -249,3 +249,17 @@ def test_no_account_is_made_of_a_million_faults(path: str, body: dict[str, Any])
     with pytest.raises(ValidationError) as refusal:
         models[path].model_validate(body)
     assert refusal.value.error_count() <= 8
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/", {"GET"}),
+        ("POST", "/openapi.json", {"GET", "HEAD"}),
+        ("DELETE", "/v1/models/hash-lm", {"GET"}),
+        ("POST", "/v1/requests/x", {"GET", "DELETE"}),
+    ],
+)
+def test_a_wrong_method_is_told_which_are_right(api: Site, method: str, path: str, allowed: set[str]) -> None:
+    reply = api.http.request(method, path)
+    assert (reply.status_code, set(reply.headers["allow"].split(", "))) == (405, allowed)
