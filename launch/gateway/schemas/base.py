@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ....protocol.sampling import SamplingParams
@@ -20,6 +20,7 @@ _LIMITS = {item.name: item.metadata for item in fields(SamplingParams)}
 T = TypeVar("T")
 # With its first fault only: a body of 8 MB may have millions, and an account of all of them takes a minute.
 List = Annotated[list[T], Field(fail_fast=True)]
+
 MAX_MESSAGES = MAX_PARTS = 1024  # the pipeline's limits; told before each of a million is looked at
 _HALF = re.compile("[\ud800-\udfff]")
 ANYTHING: tuple[Any, ...] = (...,)  # the field changes nothing here, whatever it says
@@ -111,3 +112,14 @@ def limited(name: str, **more: Any) -> Any:
     """A field with the limits that ``SamplingParams`` has for ``name``."""
     limits = _LIMITS[name]
     return Field(default=None, ge=limits["low"], le=limits["high"], **more)
+
+
+def small_map(limit: int) -> BeforeValidator:
+    """Of a map: told before each of its entries is looked at, for of those pydantic tells every fault."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > limit:
+            raise PydanticCustomError("too_many", "{text}", {"text": f"{len(value)} entries, the limit is {limit}"})
+        return value
+
+    return BeforeValidator(check)

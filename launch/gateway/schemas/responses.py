@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from .base import ANYTHING, MAX_MESSAGES, ApiModel, List, Neutral, limited
+from .base import ANYTHING, MAX_MESSAGES, ApiModel, List, Neutral, limited, small_map
 from .chat import Parts
 from .sampling import COMMON_NEUTRAL, SamplingFields
 
@@ -57,6 +57,7 @@ class TextOptions(ApiModel):
     format: TextFormat | None = None
 
 
+MAX_METADATA = 16  # entries
 LOGPROBS = "message.output_text.logprobs"
 Included = Literal[
     "message.output_text.logprobs", "reasoning.encrypted_content", "code_interpreter_call.outputs",
@@ -91,7 +92,9 @@ class ResponseRequest(SamplingFields):
         None, max_length=64, description=f"{LOGPROBS}; the others are of things that an answer never has here"
     )
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    metadata: dict[str, str] | None = Field(None, max_length=16, description="comes back in the reply")
+    metadata: Annotated[dict[str, str], small_map(MAX_METADATA)] | None = Field(
+        None, max_length=MAX_METADATA, description="comes back in the reply"
+    )
     text: TextOptions | None = None
     tools: List[FunctionTool] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None

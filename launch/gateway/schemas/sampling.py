@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from .base import ANYTHING, ApiModel, List, Neutral, limited
+from ....protocol.sampling import MAX_LOGIT_BIASES
+from .base import ANYTHING, ApiModel, List, Neutral, limited, small_map
 from .structure import StructuredOutputs
 
 # Fields of OpenAI, vLLM and SGLang that ask for nothing with these values.
@@ -72,7 +73,9 @@ class SamplingFields(ApiModel):
     seed: int | None = Field(
         None, ge=-(2**63), lt=2**63, description="the same seed, the same answer; one below 0 stands for itself + 2**63"
     )
-    logit_bias: dict[str, float] | None = Field(None, description="token id to bias, -100 to 100")
+    logit_bias: Annotated[dict[str, float], small_map(MAX_LOGIT_BIASES)] | None = Field(
+        None, description="token id to bias, -100 to 100"
+    )
     stop: str | List[str] | None = Field(None, description="at most 16 strings of at most 256 characters")
     stop_token_ids: List[int] | None = None
     include_stop_str_in_output: bool | None = None

@@ -239,6 +239,8 @@ def test_a_refused_request_leaves_nothing(api: Site) -> None:
         (RESPONSES, {"input": [{"rank": 1}] * 100_000}),
         ("/tokenize", {"messages": [{"a": 1, "b": 2}] * 100_000}),
         ("/detokenize", {"tokens": ["a"] * 100_000}),
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {str(number): "x" for number in range(10_000)}}),
+        (RESPONSES, {"input": "a", "metadata": {str(number): 1 for number in range(10_000)}}),
     ],
     ids=lambda value: value if isinstance(value, str) else ",".join(list(value)[:2]),
 )
