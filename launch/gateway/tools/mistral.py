@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from .parser import UNREADABLE, Call, Found, call_of, held_back
+from .parser import UNREADABLE, Call, Found, arguments_text, call_of, held_back
 
 MARKER, ARGS = "[TOOL_CALLS]", "[ARGS]"
 
@@ -54,7 +54,7 @@ def _read_named(text: str) -> Found:
         name = name.removesuffix(ARGS).strip()
         try:
             arguments, end = json.JSONDecoder().raw_decode(brace + rest)
-            call = Call(name, json.dumps(arguments, ensure_ascii=False))
+            call = Call(name, arguments_text(arguments))
         except UNREADABLE:
             return []
         if not name or (brace + rest)[end:].strip():

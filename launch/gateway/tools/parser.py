@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ....protocol.errors import encodable
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -77,12 +79,20 @@ class PlainText:
 
 def call_of(value: Any) -> Call | None:
     """A call out of the object that a model wrote, or None if it is none."""
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+    name = value.get("name") if isinstance(value, dict) else None
+    if not isinstance(name, str) or encodable(name) != name:
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):  # some models quote the object
-        return Call(value["name"], arguments)
-    return Call(value["name"], json.dumps(arguments, ensure_ascii=False))
+    return Call(name, arguments_text(arguments))
+
+
+def arguments_text(arguments: Any) -> str:
+    """JSON text of what a model gave a tool; some models quote the object.
+
+    Half a surrogate pair, which JSON can say and no reply can hold, stays as it was written.
+    """
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return encodable(text)
 
 
 def held_back(text: str, marker: str) -> int:

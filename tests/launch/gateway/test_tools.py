@@ -18,6 +18,7 @@ from triptych.launch.gateway.tools.parser import Call, Found, find_parser, make_
 
 WEATHER = Call("weather", '{"city": "Rom {}"}')
 TIME = Call("time", "{}")
+HALF = r'{"a": "\ud83d"}'  # of a surrogate pair: JSON can say it, and no reply can hold it
 CASES: list[tuple[str, str, Found]] = [
     ("hermes", "plain text < and <tool", ["plain text < and <tool"]),
     ("hermes", 'so: <tool_call>\n{"name": "weather", "arguments": {"city": "Rom {}"}}\n</tool_call>',
@@ -44,6 +45,10 @@ CASES: list[tuple[str, str, Found]] = [
     ("required", '[{"name": "ti', ['[{"name": "ti']),
     ("required", r'[{"name": "time", "arguments": "{\"}{\\\\"}, {"name": "time"}]', [Call("time", r'{"}{\\'), TIME]),
     ("named:time", "{}", [TIME]),
+    ("hermes", r'<tool_call>{"name": "time", "arguments": {"a": "\ud83d"}}</tool_call>', [Call("time", HALF)]),
+    ("hermes", r'<tool_call>{"name": "\ud83d"}</tool_call>', [r'<tool_call>{"name": "\ud83d"}</tool_call>']),
+    ("mistral", r'[TOOL_CALLS]time{"a": "\ud83d"}', [Call("time", HALF)]),
+    ("required", r'[{"name": "time", "arguments": "{\"a\": \"\ud83d\"}"}]', [Call("time", HALF)]),
     ("none", "<tool_call>{}</tool_call>", ["<tool_call>{}</tool_call>"]),
 ]  # fmt: skip
 
