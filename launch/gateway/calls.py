@@ -85,6 +85,11 @@ class CallReader:
     def is_plain(self) -> bool:
         return self._name == "none"
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether it has text of which nobody was told yet."""
+        return self._parser.is_holding
+
     def push(self, text: str) -> Found:
         return self._kept(self._parser.push(text))
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from ...driver.stream import Completion, Delta
-from .calls import ToolUse, tool_use
+from .calls import CallReader, ToolUse, tool_use
 from .chat_messages import wire_messages
 from .errors import ApiError
 from .generation import Generation
@@ -137,15 +137,15 @@ class ChatReply:
             first = {"role": "assistant", "content": "", "refusal": None}
             yield writer.choice(_chunk(index, first), num_tokens=0)
         is_plain = not (self.with_logprobs or self.with_token_ids)
-        readers = [self.tools.reader() for _ in range(self.num_choices)]
+        spoken = [_Spoken(self.tools.reader()) for _ in range(self.num_choices)]
         async for piece in generation.pieces():
-            reader = readers[piece.index]
+            choice = spoken[piece.index]
+            reader = choice.reader
             if piece.end is not None:
-                num_tokens = len(piece.end.token_ids)
-                for delta in reader.deltas(reader.flush()):
-                    yield writer.choice(_chunk(piece.index, delta), num_tokens=num_tokens)
-                reason = reader.finish_reason(piece.end.finish_reason)
-                yield writer.choice(_chunk(piece.index, {}, reason), num_tokens=num_tokens)
+                choice.waiting += [_chunk(piece.index, delta) for delta in reader.deltas(reader.flush())]
+                choice.waiting.append(_chunk(piece.index, {}, reader.finish_reason(piece.end.finish_reason)))
+                for event in choice.say(writer, len(piece.end.token_ids)):
+                    yield event
                 continue
             text, num_tokens = "".join(delta.text for delta in piece.deltas), piece.deltas[-1].num_tokens
             if is_plain and reader.is_plain:
@@ -153,10 +153,13 @@ class ChatReply:
                     yield writer.text(piece.index, text, num_tokens=num_tokens)
                 continue
             extra = self._extra(piece.deltas)
-            deltas = reader.deltas(reader.push(text)) or ([{"content": ""}] if extra else [])
-            for delta in deltas:
-                yield writer.choice({**_chunk(piece.index, delta), **extra}, num_tokens=num_tokens)
+            for delta in reader.deltas(reader.push(text)) or ([{"content": ""}] if extra else []):
+                choice.waiting.append({**_chunk(piece.index, delta), **extra})
                 extra = {}
+            if self.with_ids and reader.is_holding:
+                continue  # an id counts tokens, and who resumes there would miss what is held back of their text
+            for event in choice.say(writer, num_tokens):
+                yield event
         if with_usage:
             yield writer.usage(usage(generation.ends, num_choices=self.num_choices))
         yield b"data: [DONE]\n\n"
@@ -168,6 +171,22 @@ class ChatReply:
         if self.with_logprobs:
             extra["logprobs"] = self._logprobs(token_ids, [row for delta in deltas for row in delta.logprobs or []])
         return extra
+
+
+@dataclass
+class _Spoken:
+    """A choice of a stream on its way to the client."""
+
+    reader: CallReader
+    waiting: list[dict[str, Any]] = field(default_factory=list)  # chunks to come
+    num_tokens: int = 0  # of those that were said
+
+    def say(self, writer: ChunkWriter, num_tokens: int) -> Iterator[bytes]:
+        """What waits. The last chunk counts its tokens: who lost the connection before it has not got them all."""
+        for left in range(len(self.waiting), 0, -1):
+            self.num_tokens = num_tokens if left == 1 else self.num_tokens
+            yield writer.choice(self.waiting[-left], num_tokens=self.num_tokens)
+        self.waiting.clear()
 
 
 def _chunk(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:

@@ -20,6 +20,10 @@ class ArgumentsParser:
         self._text += text
         return []
 
+    @property
+    def is_holding(self) -> bool:
+        return bool(self._text)
+
     def flush(self) -> Found:
         return [Call(self._name, self._text)]
 
@@ -51,6 +55,10 @@ class ListParser:
             self._unread, begin = [], end
         self._unread.append(text[begin:])
         return found
+
+    @property
+    def is_holding(self) -> bool:
+        return self._depth > 0
 
     def flush(self) -> Found:
         text = "".join(self._unread)

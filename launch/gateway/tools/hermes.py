@@ -32,6 +32,10 @@ class HermesParser:
             found += _visible(visible)
         return found
 
+    @property
+    def is_holding(self) -> bool:
+        return self._inside or bool(self._text)
+
     def flush(self) -> Found:
         rest, self._text = self._text, ""
         if not rest:

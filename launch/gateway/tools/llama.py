@@ -26,6 +26,10 @@ class LlamaParser:
         self._is_text, rest = True, self._text
         return [rest]
 
+    @property
+    def is_holding(self) -> bool:
+        return not self._is_text and bool(self._text)
+
     def flush(self) -> Found:
         if self._is_text or not self._text:
             return []

@@ -28,6 +28,10 @@ class MistralParser:
         visible, self._text = self._text[: len(self._text) - keep], self._text[len(self._text) - keep :]
         return [visible] if visible else []
 
+    @property
+    def is_holding(self) -> bool:
+        return self._inside or bool(self._text)
+
     def flush(self) -> Found:
         rest, self._text = self._text, ""
         if not self._inside:

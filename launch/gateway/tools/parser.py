@@ -31,6 +31,11 @@ class ToolParser(Protocol):
         """What is left when the answer has ended."""
         ...
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether text was pushed that may yet become a call or text."""
+        ...
+
 
 def find_parser(name: str, template: str) -> str:
     """The parser's name: as configured, or by the words of the chat template; "none" if it has none of them."""
@@ -69,6 +74,8 @@ def make_parser(name: str) -> ToolParser:
 
 class PlainText:
     """No calls."""
+
+    is_holding = False
 
     def push(self, text: str) -> Found:
         return [text] if text else []

@@ -12,7 +12,7 @@ from openai.types.responses import Response
 
 from tests.launch.gateway.conftest import Site, site
 from tests.launch.gateway.scripted import ScriptedClient
-from tests.launch.gateway.sse import stream
+from tests.launch.gateway.sse import stream, text_of
 from triptych import Driver
 from triptych.launch.gateway.tools.parser import Call, Found, find_parser, make_parser
 
@@ -247,3 +247,30 @@ def test_a_forced_call_has_no_arguments_that_are_not_declared(api: Site, choice:
         )  # fmt: skip
         [call] = reply["choices"][0]["message"]["tool_calls"]
         assert set(json.loads(call["function"]["arguments"])) == {"days"}
+
+
+@pytest.mark.parametrize(
+    ("parser", "pieces"),
+    [
+        ("hermes", ("I <tool", "_box> and <b", "> so <tool_c")),
+        ("mistral", ("I [TOOL", "BOX] and [b", "] so [TOOL_C")),
+        ("llama3_json", ("{", "I", " and")),
+    ],
+)
+def test_who_resumes_at_an_event_has_all_the_text_of_its_tokens(
+    pipeline: Driver, parser: str, pieces: tuple[str, ...]
+) -> None:
+    with site(pipeline.run_dir, tool_parser=parser) as api:
+        script(api, *pieces)
+        found = stream(api.http, CHAT, messages=MESSAGES, tools=TOOLS, resumable=True)
+    for number, event in enumerate(found[:-1], 1):
+        assert text_of(found[:number]).startswith("".join(pieces[: int(event.id or 0)]))
+    assert (text_of(found), found[-2].id) == ("".join(pieces), str(len(pieces)))
+
+
+def test_who_resumes_after_the_text_before_a_call_gets_the_call(scripted: Site) -> None:
+    script(scripted, 'so: <tool_call>{"name": "time"}', "</tool_call>", "<tool_call>", '{"name": "time"}</tool_call>')
+    found = stream(scripted.http, CHAT, messages=MESSAGES, tools=TOOLS, resumable=True)
+    known = [(event.id, *event.data["choices"][0]["delta"]) for event in found[1:-2]]
+    assert [name for _, name in known] == ["content", "tool_calls", "tool_calls"]
+    assert (known[0][0], known[-1][0]) == ("0", "4")
