@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,19 +13,28 @@ class EventWriter:
     """Invariant: at most one item is open, and an item that was closed stands in ``output``."""
 
     def __init__(self, message_id: str) -> None:
+        """``message_id``: of the first message; where others follow, each has one of its own."""
         self.output: list[dict[str, Any]] = []
         self._message_id = message_id
         self._number = 0
         self._texts: list[str] | None = None  # of the open message; None: none is open
         self._logprobs: list[dict[str, Any]] = []  # of the open message
+        self._space: tuple[str, list[dict[str, Any]]] = "", []  # before a message, with its logprobs
 
     def event(self, kind: str, /, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1
         return event({"type": kind, "sequence_number": number, **fields}, name=kind)
 
     def text(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
-        """More text of the message, and the logprobs of its tokens if they are asked for."""
+        """More text of the message, and the logprobs of its tokens if they are asked for.
+
+        White space opens no message: mostly it stands between two calls.
+        """
         if self._texts is None:
+            text, logprobs = self._space[0] + text, self._space[1] + logprobs
+            self._space = (text, logprobs) if text.isspace() else ("", [])
+            if text.isspace():
+                return
             yield from self._open_message()
         assert self._texts is not None, "just opened"
         self._texts.append(text)
@@ -53,8 +63,9 @@ class EventWriter:
         """
         if not self.output and self._texts is None:
             yield from self._open_message()
-        if self._texts is not None and logprobs:
-            yield from self.text("", logprobs)
+        space, logprobs = self._space[0], self._space[1] + logprobs
+        if self._texts is not None and (space or logprobs):
+            yield from self.text(space, logprobs)
         yield from self._close_message()
 
     def _open_message(self) -> Iterator[bytes]:
@@ -74,7 +85,7 @@ class EventWriter:
             "id": self._message_id, "type": "message", "role": "assistant", "status": "completed",
             "content": [part],
         }  # fmt: skip
-        self._texts = None
+        self._texts, self._message_id = None, f"msg_{uuid.uuid4().hex}"
         yield self.event("response.output_item.done", output_index=len(self.output), item=item)
         self.output.append(item)
 

@@ -274,3 +274,31 @@ def test_who_resumes_after_the_text_before_a_call_gets_the_call(scripted: Site) 
     known = [(event.id, *event.data["choices"][0]["delta"]) for event in found[1:-2]]
     assert [name for _, name in known] == ["content", "tool_calls", "tool_calls"]
     assert (known[0][0], known[-1][0]) == ("0", "4")
+
+
+@pytest.mark.parametrize("first", ["", "\n", "I look. "])
+def test_white_space_between_calls_is_no_message_of_a_response(scripted: Site, first: str) -> None:
+    script(scripted, first, PIECES[-1], "\n", PIECES[-1], "\n")
+    wanted = {"input": "hi", "tools": [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]}
+    reply = scripted.ask("/v1/responses", **wanted)
+    found = stream(scripted.http, "/v1/responses", **wanted)
+    output = found[-1].data["response"]["output"]
+    assert [item["type"] for item in output] == [item["type"] for item in reply["output"]]
+
+
+def test_each_item_of_a_streamed_response_has_an_id_of_its_own(scripted: Site) -> None:
+    script(scripted, "I look. ", PIECES[-1], "\nAnd", " again.", PIECES[-1])
+    tools = [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]
+    found = stream(scripted.http, "/v1/responses", input="hi", tools=tools)
+    output = found[-1].data["response"]["output"]
+    assert [item["type"] for item in output] == ["message", "function_call"] * 2
+    assert [item["content"][0]["text"] for item in output[::2]] == ["I look. ", "\nAnd again."]
+    assert len({item["id"] for item in output}) == 4
+
+
+@pytest.mark.parametrize("pieces", [("\n", " "), ("\n", "a"), ("",)])
+def test_an_answer_of_white_space_is_a_message_all_the_same(scripted: Site, pieces: tuple[str, ...]) -> None:
+    script(scripted, *pieces)
+    found = stream(scripted.http, "/v1/responses", input="hi")
+    [message] = found[-1].data["response"]["output"]
+    assert message["content"][0]["text"] == "".join(pieces)
