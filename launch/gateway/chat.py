@@ -40,7 +40,7 @@ async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: R
     model = gateway.check_model(body.model)
     check_stream(body)
     tools = tool_use(gateway, body.tools, body.tool_choice, single=body.parallel_tool_calls is False)
-    request_id = new_id(KIND + tools.id_part, body.request_id, num_choices=(body.n or 1) if body.resumable else 1)
+    request_id = new_id(KIND + tools.id_part, body.request_id, num_choices=body.n or 1)
     head = Head(request_id, OBJECT, model)
     asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     form = "tool_choice" if tools.form else form_name(body)

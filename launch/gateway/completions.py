@@ -36,7 +36,7 @@ async def create_completion(gateway: Gateway, body: CompletionRequest, request: 
     """
     gateway.check_ready()
     model = gateway.check_model(body.model)
-    head = Head(new_id(KIND, body.request_id, num_choices=(body.n or 1) if body.resumable else 1), OBJECT, model)
+    head = Head(new_id(KIND, body.request_id, num_choices=body.n or 1), OBJECT, model)
     check_stream(body)
     _check_combination(body)
     with named_as(prompt_token_ids="prompt", structured=form_name(body)):

@@ -147,3 +147,16 @@ def test_a_group_ends_with_its_connection(slow: Driver) -> None:
     with site(slow.run_dir) as api:
         begin(api, 3, resumable=False, max_tokens=3000)
         eventually(lambda: slow.stats()["summarize"]["live"] == 0, timeout=5)
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+def test_choices_that_cannot_be_resumed_are_deleted_by_their_id(slow: Driver, path: str) -> None:
+    body = {**asked(**LONG), "max_tokens": 3000, "resumable": False}
+    if path != PATH:
+        body["messages"] = [{"role": "user", "content": body.pop("prompt") and "hi"}]
+    with site(slow.run_dir) as api, site(slow.run_dir) as other, api.http.stream("POST", path, json=body) as reply:
+        reading = events(reply)
+        request_id = next(reading).data["id"]
+        assert other.http.delete(f"/v1/requests/{request_id}").status_code == 200
+        assert [event.data for event in reading][-2]["error"]["code"] in ("aborted", "unknown_id")
+        assert_quiet(slow)
