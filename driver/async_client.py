@@ -100,7 +100,8 @@ class AsyncStream:
         return [self]
 
     def abort(self) -> None:
-        self._session.abort(self.request_id)
+        """End the request, unless somebody else reads it: who was refused for its id has not got that request."""
+        self._session.abort(self.request_id, reader=self)
 
     def let_go(self) -> None:
         """Stop following: the request goes on until somebody resumes it, or its lease ends."""

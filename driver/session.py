@@ -115,8 +115,9 @@ class Session:
         request = OpenRequest(None, Assembly(request_id), whole, accepted=True, choices=whole.choices, keep=keep)
         self._order(lambda: self._follow_choices(request))
 
-    def abort(self, request_id: str) -> None:
-        self._order(lambda: self._abort(request_id))
+    def abort(self, request_id: str, *, reader: Listener | None = None) -> None:
+        """End a request, or the choice of this id; ``reader`` as for ``let_go``."""
+        self._order(lambda: self._abort(request_id, reader))
 
     def ask(self, message: Question) -> Future[Any]:
         """The answer to a question: ``Info``, ``Stats``, ``Status`` or ``Requests``."""
@@ -240,9 +241,11 @@ class Session:
             if request.num_bytes > SURE_BYTES:
                 self._send_submit(request)
 
-    def _abort(self, request_id: str) -> None:
+    def _abort(self, request_id: str, reader: Listener | None = None) -> None:
         for wire_id in self._choices.get(request_id, [request_id]):
             if (request := self._requests.get(wire_id)) is not None:
+                if reader is not None and not is_read_by(request.listener, reader):
+                    continue
                 request.aborting = True
                 if request.accepted:
                     self._connection.queue("follow", ("abort", wire_id), m.Abort(wire_id))

@@ -19,7 +19,14 @@ from triptych import AsyncClient, Client, Driver
 from triptych.driver.client import request_map
 from triptych.driver.stream import Completion, Delta
 from triptych.protocol import messages as m
-from triptych.protocol.errors import ConfigError, InvalidRequest, PipelineClosed, RequestTimeout, UnknownRequest
+from triptych.protocol.errors import (
+    ConfigError,
+    DuplicateId,
+    InvalidRequest,
+    PipelineClosed,
+    RequestTimeout,
+    UnknownRequest,
+)
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.hash_lm import expected_tokens
 from triptych.workers.execute.hash_model import VOCAB_SIZE
@@ -250,6 +257,32 @@ def test_many_requests_run_beside_each_other(driver: Driver) -> None:
     async def body(client: AsyncClient) -> None:
         answers = await asyncio.gather(*(client.generate([i], max_tokens=10) for i in range(1, 5)))
         assert [answer.token_ids for answer in answers] == [said_after([i], 10) for i in range(1, 5)]
+
+    with_client(driver, body)
+
+
+def test_a_stream_that_was_refused_for_its_id_ends_nobody_elses(driver: Driver) -> None:
+    async def body(client: AsyncClient) -> None:
+        first = client.submit([5], max_tokens=200, request_id="taken")
+        await first.accepted()
+        second = client.submit([6], max_tokens=200, request_id="taken")
+        second.abort()  # before it is known that it was refused
+        with pytest.raises(DuplicateId):
+            await second.result()
+        assert (await first.result()).finish_reason == "length"
+
+    with_client(driver, body)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_stream_whose_request_was_taken_over_does_not_end_it(driver: Driver, n: int) -> None:
+    async def body(client: AsyncClient) -> None:
+        first = client.submit([5], max_tokens=200, request_id=f"moved-{n}", n=n, keep=True)
+        await first.accepted()
+        client.let_go(f"moved-{n}", DuplicateId("somebody else reads it"))
+        second = client.resume(f"moved-{n}", n=n)
+        first.abort()
+        assert (await second.result()).finish_reason == "length"
 
     with_client(driver, body)
 
