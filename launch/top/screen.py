@@ -134,9 +134,9 @@ def _columns(state: State, is_wide: bool) -> list[tuple[str, str]]:
 
 def _row(line: RequestLine, age_s: float, *, bar_width: int, is_wide: bool) -> list[Any]:
     style = STATE_STYLES.get(line.state, "")
-    name = printable(line.request_id)
+    name = printable(line.request_id)  # a client has chosen it: brackets in it are no markup
     narrow = [
-        name if is_wide or len(name) <= 12 else name[:11] + "…",
+        Text(name if is_wide or len(name) <= 12 else name[:11] + "…"),
         Text(line.state, style),
         progress(line.num_tokens, line.max_tokens, bar_width, style),
         f"{line.num_tokens}/{line.max_tokens}",

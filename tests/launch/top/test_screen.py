@@ -133,6 +133,11 @@ def test_control_characters_of_a_request_id_do_not_reach_the_terminal() -> None:
     assert "\x1b" not in drawn(state_of(sample(line("a\x1b[31m"))))
 
 
+@pytest.mark.parametrize("name", ["[/]", "[red]x[/red]", "job[1]"])
+def test_brackets_of_a_request_id_are_no_markup(name: str) -> None:
+    assert name in drawn(state_of(sample(line(name))), 120)
+
+
 def test_a_line_is_as_high_as_its_share() -> None:
     assert sparkline([0, 1, 4, 8], 6) == "   ▂▅█"
     assert sparkline([], 3) == sparkline([0.0], 3) == "   "
