@@ -24,6 +24,8 @@ QUIET_ROUTES = (*PROBES, "/metrics")  # asked every few seconds: their lines are
 CLIENT_CLOSED = 499  # for the log and the metrics; nobody is there to read it
 MAX_ID_CHARS = 128
 
+_LINE = "%(method)s %(path)r %(status)s in %(duration_ms)s ms, %(x_request_id)s"
+_LINE_OF_ANSWER = _LINE + ", %(request_id)r"
 
 class BodyRefused(HTTPException):
     """Raised out of ``receive``, where only an ``HTTPException`` passes the framework as it is."""
@@ -127,4 +129,4 @@ class _Visit:
             "request_id": self._scope["state"].get("request_id"),
         }  # fmt: skip
         level = logging.DEBUG if route in QUIET_ROUTES else logging.INFO
-        logger.log(level, "%(method)s %(path)r %(status)s in %(duration_ms)s ms, %(x_request_id)s", extra)
+        logger.log(level, _LINE if extra["request_id"] is None else _LINE_OF_ANSWER, extra)

@@ -199,3 +199,10 @@ def test_the_log_has_a_line_a_request_and_no_prompt(api: Site, caplog: pytest.Lo
     assert (entry["status"], entry["path"], entry["x_request_id"]) == (200, PATH, "find-me")
     assert entry["request_id"].startswith("cmpl-")
     assert "secret" not in json.dumps(entry)
+
+
+def test_the_line_of_the_log_has_both_ids(api: Site, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "triptych.launch.gateway.edge"):
+        reply = api.http.post(PATH, json={"prompt": "a", "max_tokens": 1}, headers={"x-request-id": "both"})
+        record = eventually(lambda: next((r for r in caplog.records if "both" in r.getMessage()), None))
+    assert reply.json()["id"] in record.getMessage()
