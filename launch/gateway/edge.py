@@ -21,11 +21,12 @@ logger = logging.getLogger(__name__)
 PROBES = ("/health", "/ready")  # they have no key
 OPEN_ROUTES = (*PROBES, "/")  # nor has who opens the page; what is shown there wants one
 QUIET_ROUTES = (*PROBES, "/metrics")  # asked every few seconds: their lines are DEBUG
+ENDLESS_ROUTE = "/ui/events"  # ends when its client leaves, and no other way
 CLIENT_CLOSED = 499  # for the log and the metrics; nobody is there to read it
 MAX_ID_CHARS = 128
-
 _LINE = "%(method)s %(path)r %(status)s in %(duration_ms)s ms, %(x_request_id)s"
 _LINE_OF_ANSWER = _LINE + ", %(request_id)r"
+
 
 class BodyRefused(HTTPException):
     """Raised out of ``receive``, where only an ``HTTPException`` passes the framework as it is."""
@@ -71,6 +72,7 @@ class _Visit:
         self._id = given if is_fit else uuid.uuid4().hex
         self._num_bytes = 0
         self._has_body = False
+        self._is_answered = self._has_left = False
         self._status = CLIENT_CLOSED
         scope.setdefault("state", {})
 
@@ -95,7 +97,7 @@ class _Visit:
 
     async def receive(self) -> Message:
         if self._has_body:
-            return await self._receive()
+            return self._seen(await self._receive())
         left_s = self._began + self._gateway.config.body_timeout_s - time.monotonic()
         try:
             with anyio.fail_after(max(0.0, left_s)):
@@ -108,12 +110,19 @@ class _Visit:
         self._has_body = not message.get("more_body", False)
         if self._num_bytes > self._gateway.config.max_body_bytes:
             raise BodyRefused(self._too_large(self._num_bytes))
+        return self._seen(message)
+
+    def _seen(self, message: Message) -> Message:
+        if message["type"] == "http.disconnect" and not self._is_answered:
+            self._has_left = True
         return message
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._id.encode())]
+        elif not message.get("more_body", False):
+            self._is_answered = True
         await self._send(message)
 
     def close(self) -> None:
@@ -122,7 +131,8 @@ class _Visit:
         counters = self._gateway.counters
         counters.requests[route, str(self._status)] += 1
         counters.seconds[route] += seconds
-        counters.num_disconnects += self._status == CLIENT_CLOSED
+        if route != ENDLESS_ROUTE:
+            counters.num_disconnects += self._has_left or self._status == CLIENT_CLOSED
         extra: dict[str, Any] = {
             "method": self._scope["method"], "path": self._scope["path"], "status": self._status,
             "duration_ms": round(seconds * 1e3, 1), "x_request_id": self._id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -206,3 +207,18 @@ def test_the_line_of_the_log_has_both_ids(api: Site, caplog: pytest.LogCaptureFi
         reply = api.http.post(PATH, json={"prompt": "a", "max_tokens": 1}, headers={"x-request-id": "both"})
         record = eventually(lambda: next((r for r in caplog.records if "both" in r.getMessage()), None))
     assert reply.json()["id"] in record.getMessage()
+
+
+def test_who_leaves_before_the_end_of_a_stream_counts_as_gone() -> None:
+    with Driver("hash-lm", hash_step_ms=5) as slow, site(slow.run_dir) as api:
+        assert len(list(events_of(api, max_tokens=2))) > 2
+        eventually(lambda: api.gateway.counters.num_open == 0)
+        assert api.gateway.counters.num_disconnects == 0
+        next(events_of(api, **LONG))
+        eventually(lambda: api.gateway.counters.num_disconnects == 1)
+
+
+def events_of(api: Site, **body: object) -> Iterator[object]:
+    """The events of a stream, whose connection ends when nobody asks for more."""
+    with api.http.stream("POST", PATH, json={"prompt": "hi", "stream": True, **body}) as reply:
+        yield from events(reply)
