@@ -17,6 +17,7 @@ def impatient(limit_s: float) -> type[asyncio.Protocol]:
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
             self._until_headers: asyncio.TimerHandle | None = None
+            self._answered: Any = None  # the request that is being answered, if httptools is installed
             self._look()
 
         def data_received(self, data: bytes) -> None:
@@ -26,6 +27,14 @@ def impatient(limit_s: float) -> type[asyncio.Protocol]:
         def connection_lost(self, error: Exception | None) -> None:
             self._disarm()
             super().connection_lost(error)
+            # uvicorn tells the request that came last, which waits if the client did not wait for the answer before.
+            if self._answered is not None and not self._answered.response_complete:
+                self._answered.disconnected = True
+                self._answered.message_event.set()
+
+        def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+            self._answered = cycle
+            super()._start_asgi_task(cycle, app)
 
         def _look(self) -> None:
             cycle: Any = self.cycle  # of the last request whose headers came

@@ -222,3 +222,15 @@ def events_of(api: Site, **body: object) -> Iterator[object]:
     """The events of a stream, whose connection ends when nobody asks for more."""
     with api.http.stream("POST", PATH, json={"prompt": "hi", "stream": True, **body}) as reply:
         yield from events(reply)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_its_request_also_if_it_has_asked_for_more_already(stream: bool) -> None:
+    with Driver("hash-lm", hash_step_ms=5, lease_s=60) as slow, site(slow.run_dir) as api:
+        api.driver = slow
+        body = json.dumps({**LONG, "stream": stream}).encode()
+        with raw(api) as connection:
+            connection.sendall(head_of(len(body)) + body + b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n")
+            eventually(lambda: live(api) == 1)
+        eventually(lambda: live(api) == 0, timeout=5)
+        assert slow.stats()["summarize"]["finished"]["abort"] == 1
