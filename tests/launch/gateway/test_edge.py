@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import socket
+from collections import deque
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -234,3 +236,18 @@ def test_a_client_that_leaves_ends_its_request_also_if_it_has_asked_for_more_alr
             eventually(lambda: live(api) == 1)
         eventually(lambda: live(api) == 0, timeout=5)
         assert slow.stats()["summarize"]["finished"]["abort"] == 1
+
+
+ENDLESS = {
+    "headers": b"GET /version HTTP/1.1\r\nhost: a\r\n",
+    "trailers": b"POST /version HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n",
+}
+
+
+@pytest.mark.parametrize("line", [b"a: " + b"b" * 1000 + b"\r\n", b"b" * 1000], ids=["lines", "one line"])
+@pytest.mark.parametrize("head", ENDLESS)
+def test_headers_without_an_end_are_not_kept(pipeline: Driver, head: str, line: bytes) -> None:
+    with site(pipeline.run_dir, body_timeout_s=300) as api, raw(api) as connection:
+        connection.sendall(ENDLESS[head])
+        with pytest.raises(ConnectionError):  # the first piece is not large yet, and there is room for some in between
+            deque(map(connection.sendall, repeat(line, 8 << 10)), maxlen=0)
