@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import fields
@@ -66,8 +67,7 @@ class ApiModel(BaseModel):
     @model_validator(mode="after")
     def _refuse_halves(self) -> Self:
         for name, item in type(self).model_fields.items():
-            if _has_half(getattr(self, name)):
-                text = "half a surrogate pair is no character, and no reply can hold it"
+            if text := _unsayable(getattr(self, name)):
                 raise PydanticCustomError("half", "{text}", {"param": item.alias or name, "text": text})
         return self
 
@@ -80,19 +80,24 @@ class ApiModel(BaseModel):
         return schema
 
 
-def _has_half(value: Any) -> bool:
-    """Whether some text in it holds half a surrogate pair. Models look through their own fields."""
+def _unsayable(value: Any) -> str | None:
+    """What in it no reply can hold, if there is something: half a surrogate pair, or a number that JSON does not have.
+    Models look through their own fields.
+    """
     left = [value]  # and no recursion: a field of any content may be as deep as JSON can be
     while left:
         item = left.pop()
         if isinstance(item, str):
             if not item.isascii() and _HALF.search(item):
-                return True
+                return "half a surrogate pair is no character, and no reply can hold it"
+        elif isinstance(item, float):
+            if not math.isfinite(item):
+                return f"{item} is no number that JSON has, and no reply can hold it"
         elif isinstance(item, dict):
             left += [*item.keys(), *item.values()]
-        elif isinstance(item, list) and item and type(item[0]) is not int:  # there may be a million token ids
+        elif isinstance(item, list) and set(map(type, item)) != {int}:  # there may be a million token ids
             left += item
-    return False
+    return None
 
 
 def _is_alias(model: type[BaseModel], name: str) -> bool:

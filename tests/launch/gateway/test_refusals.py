@@ -190,6 +190,7 @@ HALVES: list[tuple[str, dict[str, Any], str | None]] = [
     (CHAT, {"messages": [*MESSAGES, {"role": "user", "content": HALF}]}, "messages[1].content"),
     (CHAT, {"chat_template_kwargs": {"a": [{"b": HALF}]}}, "chat_template_kwargs"),
     ("/tokenize", {"prompt": HALF}, "prompt"),
+    (CHAT, {"chat_template_kwargs": {"a": [1, HALF]}}, "chat_template_kwargs"),
     ("/v1/decisions", {"state": "s", "questions": [{"question": "q", "options": ["a", HALF]}]}, "questions[0].options"),
 ]
 
@@ -205,6 +206,15 @@ def test_half_a_surrogate_pair_is_refused_by_the_name_of_its_field(
 
 
 def test_a_deep_field_is_looked_through() -> None:
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN"])
+def test_a_number_that_json_does_not_have_is_in_no_reply(api: Site, number: str) -> None:
+    """1e400 is JSON, and what Python makes of it is written as Infinity, which no other reader of JSON takes."""
+    tool = '{"type": "function", "name": "f", "parameters": {"maximum": ' + number + "}}"
+    body = '{"input": "hi", "max_output_tokens": 1, "tools": [' + tool + "]}"
+    reply = api.http.post(RESPONSES, content=body.encode(), headers={"content-type": "application/json"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools[0].parameters")
+
+
     deep: list[Any] = [HALF]
     for _ in range(5000):
         deep = [deep]
