@@ -96,6 +96,7 @@ class SamplingFields(ApiModel):
     truncate_prompt_tokens: int | None = Field(
         None,
         ge=-1,
+        le=2**31 - 1,
         json_schema_extra={"not": {"const": 0}},
         description="keep so many of the prompt's last tokens; -1: as many as fit",
     )

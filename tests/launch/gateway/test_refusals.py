@@ -59,6 +59,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"priority": 5000}, "priority"),
     (COMPLETIONS, {"deadline_ms": 0}, "deadline_ms"),
     (COMPLETIONS, {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    (COMPLETIONS, {"truncate_prompt_tokens": 2**31}, "truncate_prompt_tokens"),
     (RESPONSES, {"include": ["everything"]}, "include[0]"),
     (COMPLETIONS, {"seed": 2**63}, "seed"),
     (COMPLETIONS, {"seed": -(2**63) - 1}, "seed"),
@@ -189,8 +190,8 @@ HALVES: list[tuple[str, dict[str, Any], str | None]] = [
     (COMPLETIONS, {HALF: 1}, None),
     (CHAT, {"messages": [*MESSAGES, {"role": "user", "content": HALF}]}, "messages[1].content"),
     (CHAT, {"chat_template_kwargs": {"a": [{"b": HALF}]}}, "chat_template_kwargs"),
-    ("/tokenize", {"prompt": HALF}, "prompt"),
     (CHAT, {"chat_template_kwargs": {"a": [1, HALF]}}, "chat_template_kwargs"),
+    ("/tokenize", {"prompt": HALF}, "prompt"),
     ("/v1/decisions", {"state": "s", "questions": [{"question": "q", "options": ["a", HALF]}]}, "questions[0].options"),
 ]
 
@@ -205,7 +206,6 @@ def test_half_a_surrogate_pair_is_refused_by_the_name_of_its_field(
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
-def test_a_deep_field_is_looked_through() -> None:
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN"])
 def test_a_number_that_json_does_not_have_is_in_no_reply(api: Site, number: str) -> None:
     """1e400 is JSON, and what Python makes of it is written as Infinity, which no other reader of JSON takes."""
@@ -215,6 +215,7 @@ def test_a_number_that_json_does_not_have_is_in_no_reply(api: Site, number: str)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools[0].parameters")
 
 
+def test_a_deep_field_is_looked_through() -> None:
     deep: list[Any] = [HALF]
     for _ in range(5000):
         deep = [deep]
