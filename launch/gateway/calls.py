@@ -42,7 +42,8 @@ class ToolUse:
     @property
     def id_part(self) -> str:
         """What the id of the answer says of the calls in it, for whoever resumes it."""
-        return "" if self.parser == "none" else f".{self.parser.partition(':')[0]}"
+        name = self.parser.partition(":")[0].removesuffix("_json")  # short: ids have a limit
+        return "" if name == "none" else f".{name}"
 
 
 def tool_use(

@@ -65,6 +65,7 @@ def make_parser(name: str) -> ToolParser:
     parsers: dict[str, Callable[[], ToolParser]] = {
         "hermes": HermesParser,
         "llama3_json": LlamaParser,
+        "llama3": LlamaParser,  # in ids
         "mistral": MistralParser,
         "required": ListParser,
     }

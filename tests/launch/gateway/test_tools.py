@@ -302,3 +302,18 @@ def test_an_answer_of_white_space_is_a_message_all_the_same(scripted: Site, piec
     found = stream(scripted.http, "/v1/responses", input="hi")
     [message] = found[-1].data["response"]["output"]
     assert message["content"][0]["text"] == "".join(pieces)
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+@pytest.mark.parametrize("parser", ["hermes", "mistral", "llama3_json"])
+def test_the_longest_id_leaves_room_for_the_parser_and_the_choices(
+    pipeline: Driver, parser: str, resumable: bool
+) -> None:
+    own_id = f"{parser}-{resumable}".ljust(40, "x")
+    with site(pipeline.run_dir, tool_parser=parser) as api:
+        wanted = {"messages": MESSAGES, "tools": TOOLS, "n": 2, "max_tokens": 1, "request_id": own_id}
+        reply_id = api.ask(CHAT, **wanted, resumable=resumable)["id"]
+        if resumable:
+            reply = api.http.get(f"/v1/requests/{reply_id}", params={"stream": False})
+            assert len(reply.json()["choices"]) == 2
+            assert api.http.delete(f"/v1/requests/{reply_id}").status_code == 200
