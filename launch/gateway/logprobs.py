@@ -23,7 +23,7 @@ def chat_logprobs(words: Words, token_ids: Sequence[int], rows: Logprobs) -> lis
 
 def _entry(words: Words, token_id: int, logprob: float) -> dict[str, Any]:
     content = words.bytes_of(token_id)
-    return {"token": content.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(content)}
+    return {"token": content.decode("utf-8", "replace"), "logprob": max(LEAST, logprob), "bytes": list(content)}
 
 
 def completion_logprobs(
@@ -32,7 +32,7 @@ def completion_logprobs(
     """Columns. ``offsets``: where in the text each token begins."""
     return {
         "tokens": [words.text_of(token_id) for token_id in token_ids],
-        "token_logprobs": [logprob for logprob, _ in rows],
+        "token_logprobs": [max(LEAST, logprob) for logprob, _ in rows],
         "top_logprobs": [_by_text(words, others) for _, others in rows],
         "text_offset": list(offsets),
     }

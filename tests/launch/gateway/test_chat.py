@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
 
 from tests.launch.gateway.conftest import Site
 from tests.launch.gateway.sse import stream, text_of
+from triptych.launch.gateway.logprobs import chat_logprobs, completion_logprobs
 
 PATH = "/v1/chat/completions"
 LEN = [{"role": "user", "content": "What does len do?"}]
@@ -83,3 +87,9 @@ def test_what_a_template_refuses_is_a_400(demo: Site) -> None:
     status, error = demo.refusal(PATH, messages=[{"role": "wizard", "content": "hi"}])
     assert (status, error["code"], error["param"]) == (400, "tokenization_failed", "messages")
     assert "wizard" in error["message"]
+
+
+def test_a_logprob_of_minus_infinity_is_one_that_json_has(demo: Site) -> None:
+    rows = [[-math.inf, [[3, -math.inf]]]]
+    words = demo.gateway.words
+    json.dumps([chat_logprobs(words, [5], rows), completion_logprobs(words, [5], rows, [0])], allow_nan=False)
