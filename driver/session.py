@@ -257,7 +257,8 @@ class Session:
             checked_size(message)
             self._check_service()
         except TriptychError as error:
-            future.set_exception(error)
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
             return
         self._questions.ask(message, future)
         self._next_repeat = min(self._next_repeat, time.monotonic() + REPEAT_S)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from tests.driver.fake_service import FakeService
 from triptych.driver.session import Session
 from triptych.protocol import messages as m
+from triptych.protocol.errors import Draining
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -51,3 +54,16 @@ def test_nobody_waits_for_an_answer_that_was_given_up(service: FakeService, sess
     service.hear(m.GetInfo)
     service.say("submit", m.Info({"second": 2}))
     assert again.result(10).info in ({}, {"second": 2})
+
+
+def test_a_question_that_was_given_up_before_it_was_asked_ends_no_session(session: Session) -> None:
+    held = threading.Event()
+    session._order(lambda: held.wait(10))
+    session.fail(Draining("the service will not come back"))
+    assert session.ask(m.GetStats()).cancel()
+    later = session.ask(m.GetStats())
+    held.set()
+    with pytest.raises(Draining):
+        later.result(10)
+    with pytest.raises(Draining):
+        session.ask(m.GetStats()).result(10)
