@@ -13,7 +13,8 @@ from starlette.types import ASGIApp
 from ...driver.async_client import AsyncStream
 from ...driver.choices import choice_ids
 from ...driver.stream import Completion
-from ...protocol.errors import DuplicateId
+from ...protocol.board import FAILED
+from ...protocol.errors import DuplicateId, PipelineFailed, RequestError
 from ...protocol.sampling import MAX_SAMPLES
 from .calls import ToolUse
 from .chat import KIND as CHAT
@@ -80,10 +81,20 @@ async def forget_request(gateway: Gateway, request_id: str) -> Response:
         for followed in streams:
             followed.abort()
         for followed in streams:
-            await followed.result()
+            await _end(followed)
     else:
         gateway.client.forget(request_id)
     return json_response({"id": request_id, "object": "request.deleted", "deleted": True})
+
+
+async def _end(followed: AsyncStream) -> None:
+    """Wait for the end of an answer, however it ends."""
+    try:
+        await followed.result()
+    except PipelineFailed:  # the next driver may go on with it
+        raise
+    except RequestError:
+        pass
 
 
 def _follow(gateway: Gateway, request_id: str, positions: list[int], *, keep: bool) -> list[AsyncStream]:
@@ -125,10 +136,17 @@ def _positions(known: str | None, num_choices: int) -> list[int]:
 
 
 async def _state(gateway: Gateway, request_id: str) -> str:
-    """Where the request stands in the pipeline."""
+    """Where the request stands in the pipeline.
+
+    Raises:
+        ApiError: 503, the pipeline cannot tell: it is not there yet, or has given up what tells, and the next may know.
+    """
     if not gateway.is_loaded:
         gateway.check_ready()
-    return (await gateway.client.status(request_id)).state
+    state = (await gateway.client.status(request_id)).state
+    if state == "unknown" and gateway.board.mode == FAILED:
+        gateway.check_ready()
+    return state
 
 
 def _unknown(request_id: str) -> ApiError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,12 +12,16 @@ from typing import Any
 import pytest
 
 from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.scripted import SUMMARY
 from tests.launch.gateway.sse import Event, events, text_of
 from tests.launch.gateway.test_edge import head_of, raw
 from tests.pipeline.checks import assert_quiet
 from tests.waiting import eventually
 from triptych import Driver
-from triptych.driver.async_client import AsyncClient, AsyncStream
+from triptych.driver.async_client import AsyncClient, AsyncStream, Mailbox
+from triptych.driver.standing import RequestStatus
+from triptych.driver.stream import Completion
+from triptych.protocol.errors import DeadlineExceeded
 
 PATH = "/v1/completions"
 WANTED = {"prompt": "tell me", "max_tokens": 150, "temperature": 0, "resumable": True}
@@ -157,3 +162,39 @@ def test_what_is_resumable_is_not_lost_with_a_connection_that_ends_before_it_is_
 
         eventually(is_answered)
         api.http.delete(f"/v1/requests/{reply_id}")
+
+
+@pytest.mark.parametrize("role", ["execute", "summarize"])
+def test_a_pipeline_that_gave_up_does_not_say_that_an_answer_is_forgotten(role: str) -> None:
+    """The next driver may have it."""
+    with Driver("hash-lm", hash_step_ms=4, max_restarts=0) as driver, site(driver.run_dir) as api:
+        request_id, _ = begin(api, "h", num_events=3)
+        os.kill(driver.pids[role] or 0, signal.SIGABRT)
+        eventually(lambda: api.http.get("/health").json()["status"] == "failed")
+        for unknown in (request_id if role == "summarize" else "cmpl-nobody", "cmpl-other"):
+            for method in ("GET", "DELETE"):
+                reply = api.http.request(method, f"/v1/requests/{unknown}")
+                assert (reply.status_code, reply.json()["error"]["code"]) == (503, "failed")
+
+
+class Failing:
+    """A client of a pipeline in which a request fails as soon as it is followed."""
+
+    async def status(self, request_id: str) -> RequestStatus:
+        return RequestStatus(request_id, "running", 1, 1, None)
+
+    def let_go(self, *_: Any) -> None: ...
+
+    def resume(self, request_id: str, **_: Any) -> AsyncStream:
+        stream = AsyncStream(request_id, None, Mailbox(asyncio.get_running_loop()))  # type: ignore[arg-type]
+        stream.abort = lambda: None  # type: ignore[method-assign]
+        stream.on_end(Completion(request_id, "", [], "error", None, SUMMARY), DeadlineExceeded("too late"))
+        return stream
+
+    async def close(self) -> None: ...
+
+
+def test_a_request_that_fails_while_it_is_deleted_is_deleted(slow: Driver) -> None:
+    with site(slow.run_dir) as api:
+        api.gateway.__dict__["client"] = Failing()
+        assert api.http.delete("/v1/requests/cmpl-i").json()["deleted"] is True
