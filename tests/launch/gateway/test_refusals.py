@@ -276,3 +276,11 @@ def test_no_account_is_made_of_a_million_faults(path: str, body: dict[str, Any])
 def test_a_wrong_method_is_told_which_are_right(api: Site, method: str, path: str, allowed: set[str]) -> None:
     reply = api.http.request(method, path)
     assert (reply.status_code, set(reply.headers["allow"].split(", "))) == (405, allowed)
+
+
+def test_what_is_nested_too_deep_for_the_pipeline_is_told_as_the_page_says(api: Site) -> None:
+    deep: Any = 1
+    for _ in range(70):
+        deep = [deep]
+    status, error = api.refusal(CHAT, **BASE[CHAT], chat_template_kwargs={"a": deep})
+    assert (status, error["code"]) == (400, "bad_frame")
