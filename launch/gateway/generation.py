@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,11 +26,15 @@ LONG_TOKENS = 2048  # a reply about more of them, which may all have logprobs, i
 class Generation:
     """Invariant: unless it is to be kept, what was submitted has ended or was aborted when the reply is over."""
 
-    def __init__(self, gateway: Gateway, request: Request, choices: Choices, *, keep: bool) -> None:
+    def __init__(
+        self, gateway: Gateway, request: Request, choices: Choices, *, keep: bool, spent_s: float = 0.0
+    ) -> None:
+        """``spent_s``: of what a request may take, until it was accepted."""
         self._gateway = gateway
         self._request = request
         self._choices = choices
         self._keep = keep
+        self._spent_s = spent_s
         self._ends: dict[int, Completion] = {}
 
     @classmethod
@@ -48,10 +53,10 @@ class Generation:
             RequestError: it was refused.
             ClientGone: nobody waits for it any more.
         """
-        request.state.request_id = request_id
+        request.state.request_id, began = request_id, time.monotonic()
         work = Choices.submit(gateway.client, request_id, requests, keep=keep)
         choices = await answered(request, work, timeout_s=gateway.config.request_timeout_s)
-        return cls(gateway, request, choices, keep=keep)
+        return cls(gateway, request, choices, keep=keep, spent_s=time.monotonic() - began)
 
     @classmethod
     def resumed(cls, gateway: Gateway, request: Request, choices: Choices) -> Generation:
@@ -77,7 +82,10 @@ class Generation:
         """
         try:
             completions: list[Completion] = await answered(
-                self._request, self._choices.results(), timeout_s=self._gateway.config.request_timeout_s
+                self._request,
+                self._choices.results(),
+                timeout_s=self._gateway.config.request_timeout_s,
+                spent_s=self._spent_s,
             )
             self._ends = dict(enumerate(completions))
             return completions
@@ -100,7 +108,8 @@ class Generation:
             yield piece
 
     def stream(self, events: AsyncIterator[bytes]) -> EventStream:
-        return EventStream(events, on_close=self._close, timeout_s=self._gateway.config.request_timeout_s)
+        limit_s = self._gateway.config.request_timeout_s
+        return EventStream(events, on_close=self._close, timeout_s=limit_s, spent_s=self._spent_s)
 
     def _close(self) -> None:
         if self._keep:

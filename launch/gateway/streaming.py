@@ -39,13 +39,21 @@ def event(content: Any, *, event_id: str | None = None, name: str | None = None)
 class EventStream(Response):
     """A response that sends what ``events`` yields. ``on_close`` is called once, however it ends."""
 
-    def __init__(self, events: AsyncIterator[bytes], *, on_close: Callable[[], None], timeout_s: float | None) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        *,
+        on_close: Callable[[], None],
+        timeout_s: float | None,
+        spent_s: float = 0.0,
+    ) -> None:
+        """``spent_s``: of ``timeout_s``, before the stream begins."""
         self.status_code, self.background = 200, None
         self.media_type = "text/event-stream"
         self.init_headers(_HEADERS)  # not the base's __init__, which would promise the length of a body
         self._events = events
         self._on_close = on_close
-        self._timeout_s = timeout_s
+        self._timeout_s, self._spent_s = timeout_s, spent_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -57,7 +65,7 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         try:
-            with anyio.fail_after(self._timeout_s):
+            with anyio.fail_after(_left_s(self._timeout_s, self._spent_s)):
                 async for chunk in self._events:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except TimeoutError:
@@ -95,18 +103,22 @@ async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
             await task
 
 
-async def answered(request: Request, work: Awaitable[Any], *, timeout_s: float | None) -> Any:
-    """The result of ``work``, for a reply that is no stream.
+async def answered(request: Request, work: Awaitable[Any], *, timeout_s: float | None, spent_s: float = 0.0) -> Any:
+    """The result of ``work``, for a reply that is no stream. ``spent_s``: of ``timeout_s``, before.
 
     Raises:
         ClientGone: nobody waits for it any more.
         RequestTimeout: it took longer than the gateway allows.
     """
     try:
-        with anyio.fail_after(timeout_s):
+        with anyio.fail_after(_left_s(timeout_s, spent_s)):
             return await unless_gone(request.receive, work)
     except TimeoutError as error:
         raise late(timeout_s) from error
+
+
+def _left_s(timeout_s: float | None, spent_s: float) -> float | None:
+    return None if timeout_s is None else max(0.0, timeout_s - spent_s)
 
 
 async def _gone(receive: Receive) -> None:

@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from anyio import move_on_after
 
 from tests.launch.gateway.conftest import Site, site
 from tests.launch.gateway.sse import events
@@ -153,6 +155,25 @@ def test_a_request_that_takes_too_long_is_ended(pipeline: Driver) -> None:
             *_, error, done = events(streamed)
         assert (error.data["error"]["code"], done.data) == ("timeout", "[DONE]")
         eventually(lambda: slow.stats()["summarize"]["live"] == 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_a_request_waits_to_be_accepted_is_of_its_time(
+    pipeline: Driver, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float | None] = []
+
+    def fail_after(limit_s: float | None) -> object:
+        limits.append(limit_s)
+        return move_on_after(None)
+
+    with site(pipeline.run_dir, request_timeout_s=1000) as api:
+        monkeypatch.setattr("triptych.launch.gateway.streaming.anyio", SimpleNamespace(fail_after=fail_after))
+        assert api.post(PATH, prompt="hi", max_tokens=1, stream=stream).status_code == 200
+    until_accepted, rest = limits
+    assert until_accepted == 1000
+    assert rest is not None
+    assert rest < 1000
 
 
 @pytest.mark.parametrize("stream", [True, False])
