@@ -164,7 +164,8 @@ class Driver:
                 if progress is not None:
                     progress(self)
         except BaseException:
-            self.stop(mode="abort", timeout=0)
+            # No request of an earlier driver ends because this one was not ready.
+            self.stop(mode="keep" if self.keeps_journal else "abort", timeout=0)
             raise
         with suppress(OSError, TriptychError):  # another thread may have stopped it meanwhile
             card = ModelCard.from_json((self.run_dir / CARD_FILE).read_text(encoding="utf-8"))

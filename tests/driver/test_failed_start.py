@@ -157,10 +157,7 @@ def test_a_start_that_fails_ends_no_request_of_the_driver_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And another driver may use the folder at once."""
-    tmp_path.chmod(0o700)
-    with Driver("hash-lm", run_dir=tmp_path, hash_step_ms=50.0) as first:
-        first.submit([5, 6, 7], max_tokens=100, request_id="a").accepted(20)
-        first.stop(mode="keep")
+    keep_a_request(tmp_path)
 
     def fail(*_: object) -> None:
         eventually(lambda: all(driver._board is not None and driver._board.ready(role) for role in ROLES))
@@ -173,6 +170,59 @@ def test_a_start_that_fails_ends_no_request_of_the_driver_before(
             driver.start()
     assert num_unanswered(Journal.open(tmp_path / "journal")) == 1
     RunDir(tmp_path).unlock()
+
+
+def keep_a_request(folder: Path) -> None:
+    """As a driver that was told to keep what is unanswered leaves its run directory."""
+    folder.chmod(0o700)
+    with Driver("hash-lm", run_dir=folder, hash_step_ms=50.0) as driver:
+        driver.submit([5, 6, 7], max_tokens=100, request_id="a").accepted(20)
+        driver.stop(mode="keep")
+
+
+def test_a_start_that_is_interrupted_ends_no_request_of_the_driver_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who ends requests at a stop is ready long before a model is loaded."""
+    keep_a_request(tmp_path)
+    wait_ready = Supervisor.wait_ready
+
+    def never_ready(self: Supervisor, deadline: float, *, patience_s: float) -> bool:
+        wait_ready(self, deadline, patience_s=patience_s)
+        return False
+
+    def interrupt(driver: Driver) -> None:
+        if driver.phases["summarize"][0] == "ready":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Supervisor, "wait_ready", never_ready)
+    with pytest.raises(KeyboardInterrupt):
+        Driver("hash-lm", run_dir=tmp_path, hash_step_ms=50.0).start(progress=interrupt)
+    assert num_unanswered(Journal.open(tmp_path / "journal")) == 1
+
+
+def test_a_cancelled_start_ends_no_request_of_the_driver_before(tmp_path: Path) -> None:
+    keep_a_request(tmp_path)
+
+    async def body() -> None:
+        driver = AsyncDriver("hash-lm", run_dir=tmp_path, hash_step_ms=50.0)
+        start = driver.driver.start
+
+        def start_and_wait(**_: object) -> None:
+            start()
+            asyncio.run_coroutine_threadsafe(cancel(), loop).result()
+
+        async def cancel() -> None:
+            starting.cancel()
+
+        loop = asyncio.get_running_loop()
+        driver.driver.start = start_and_wait  # type: ignore[assignment]
+        starting = asyncio.create_task(driver.start())
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    asyncio.run(body())
+    assert num_unanswered(Journal.open(tmp_path / "journal")) == 1
 
 
 @pytest.mark.parametrize("length", [92, 100])
