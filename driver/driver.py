@@ -123,8 +123,8 @@ class Driver:
                 on_vacancy=self._fill_vacancy,
             )
             supervisor.start()
-            undo.callback(supervisor.stop, CLEAN_STOP_S)
-            undo.callback(board.set_mode, KEEP)  # no request of an earlier driver ends because this one did not start
+            # No request of an earlier driver ends because this one did not start.
+            undo.callback(supervisor.stop, CLEAN_STOP_S, mode=KEEP)
             with writing(run_dir):
                 self._control = ControlServer(
                     run_dir.path,
@@ -190,10 +190,11 @@ class Driver:
                 return {}
             if mode == "drain" and supervisor.error is None:
                 self.drain(timeout)
-            board.set_mode(KEEP if mode == "keep" else STOP)
+            how = KEEP if mode == "keep" else STOP
+            board.set_mode(how)  # who waits for a worker to be replaced shall not keep the control socket busy
             if self._control is not None:
                 self._control.close()
-            codes = supervisor.stop(CLEAN_STOP_S)
+            codes = supervisor.stop(CLEAN_STOP_S, mode=how)
             self._close_doorkeepers()  # nobody makes one now, the supervisor's thread is gone
             if mode != "keep":
                 client.session.hear_the_ends(LAST_WORDS_S)  # the workers are gone, what they said may be under way

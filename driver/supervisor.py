@@ -135,12 +135,12 @@ class Supervisor:
         """Kill a worker; the usual way of noticing brings up the next one."""
         self._order(lambda: self._kill(self._workers[role]))
 
-    def stop(self, timeout_s: float) -> dict[str, int | None]:
-        """Wait for the workers to leave, as the board's STOP told them to, then kill who stays.
+    def stop(self, timeout_s: float, *, mode: int) -> dict[str, int | None]:
+        """Tell the workers to leave, by STOP or KEEP on the board, wait for them, then kill who stays.
 
         Returns the exit codes by role.
         """
-        self._order(self._begin_stop)
+        self._order(lambda: self._begin_stop(mode))
         if not self._wait_for_ends(timeout_s):
             logger.warning("workers that did not stop within %.1f s are killed", timeout_s)
             self._order(self._kill_all)
@@ -340,7 +340,8 @@ class Supervisor:
         logger.error("giving up: %s", error.message.partition(";")[0])
         first, self.error = self.error is None, self.error or error
         is_over = worker is None or not self._was_ready or worker.role == "summarize" or not first
-        self._board.set_mode(FAILED)
+        if not self._stopping:
+            self._board.set_mode(FAILED)
         for other in self._workers.values():
             other.abandoned = other.abandoned or is_over or other is worker
         if is_over:
@@ -350,8 +351,10 @@ class Supervisor:
         with self._changed:
             self._changed.notify_all()
 
-    def _begin_stop(self) -> None:
-        assert self._board.mode in (STOP, KEEP), "the board does not tell the workers to stop"
+    def _begin_stop(self, mode: int) -> None:
+        assert mode in (STOP, KEEP), f"mode {mode} does not tell the workers to stop"
+        # Said once more, here, where a worker may have been given up meanwhile: FAILED would keep the others at work.
+        self._board.set_mode(mode)
         self._stopping = True
         for worker in self._workers.values():
             # It has nothing to say to anybody, and an import or a model may keep it from hearing of the stop.

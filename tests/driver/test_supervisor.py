@@ -189,6 +189,23 @@ def test_a_driver_that_gave_up_says_why_and_does_not_turn_in_circles(
         assert next(num_turns) - before < 20
 
 
+def test_a_stop_at_the_moment_in_which_a_worker_is_given_up_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAILED, written after STOP, kept the others at work, and who stopped waited for them for ever."""
+    note_death, driver = Blame.note_death, Driver("hash-lm", max_restarts=0).start()
+    stop = threading.Thread(target=driver.stop, kwargs={"mode": "abort"}, daemon=True)
+
+    def stop_meanwhile(blame: Blame, role: str, *, internal: bool) -> int:
+        stop.start()
+        eventually(lambda: blame._board.mode == STOP)
+        return note_death(blame, role, internal=internal)
+
+    monkeypatch.setattr(Blame, "note_death", stop_meanwhile)
+    os.kill(pid_of(driver, "execute"), signal.SIGABRT)
+    eventually(lambda: stop.ident)
+    stop.join(20)
+    assert not stop.is_alive()
+
+
 def error_of(driver: Driver) -> WorkerDied | None:
     try:
         assert driver.pids
