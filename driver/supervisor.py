@@ -340,12 +340,12 @@ class Supervisor:
         logger.error("giving up: %s", error.message.partition(";")[0])
         first, self.error = self.error is None, self.error or error
         is_over = worker is None or not self._was_ready or worker.role == "summarize" or not first
-        if not self._stopping:
-            self._board.set_mode(FAILED)
         for other in self._workers.values():
             other.abandoned = other.abandoned or is_over or other is worker
         if is_over:
-            self._kill_all()
+            self._kill_all()  # before they read of it: summarize would end what an earlier driver has left
+        if not self._stopping:
+            self._board.set_mode(FAILED)
         if first:
             self._on_give_up(error)
         with self._changed:

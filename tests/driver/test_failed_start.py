@@ -7,7 +7,9 @@ import errno
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +20,8 @@ from triptych.driver import driver as driver_module
 from triptych.driver.journal_keeper import num_unanswered
 from triptych.driver.supervisor import Supervisor
 from triptych.protocol import run_dir as run_dir_module
-from triptych.protocol.board import ROLES
-from triptych.protocol.errors import ConfigError
+from triptych.protocol.board import FAILED, ROLES, Board
+from triptych.protocol.errors import ConfigError, WorkerDied
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.requests import RequestWriter
 from triptych.protocol.run_dir import PREFIX, TEMPORARY_FILE, RunDir
@@ -199,6 +201,33 @@ def test_a_start_that_is_interrupted_ends_no_request_of_the_driver_before(
     with pytest.raises(KeyboardInterrupt):
         Driver("hash-lm", run_dir=tmp_path, hash_step_ms=50.0).start(progress=interrupt)
     assert num_unanswered(Journal.open(tmp_path / "journal")) == 1
+
+
+def test_a_worker_that_fails_at_the_start_ends_no_request_of_the_driver_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the others may live after it: here until summarize would have ended the request."""
+    keep_a_request(tmp_path)
+    start_process, set_mode, journal = Supervisor._start_process, Board.set_mode, Journal.open(tmp_path / "journal")
+
+    def start_wrongly(supervisor: Supervisor, role: str, *, arguments: list[str], **options: Any) -> Any:
+        if role == "execute":
+            if not supervisor._board.ready("summarize"):
+                raise BlockingIOError(errno.EAGAIN, "no process left")
+            arguments = ["--wrong"]
+        return start_process(supervisor, role, arguments=arguments, **options)
+
+    def set_mode_and_wait(board: Board, mode: int) -> None:
+        set_mode(board, mode)
+        if mode == FAILED:
+            with suppress(AssertionError):
+                eventually(lambda: num_unanswered(journal) == 0, timeout=1)
+
+    monkeypatch.setattr(Supervisor, "_start_process", start_wrongly)
+    monkeypatch.setattr(Board, "set_mode", set_mode_and_wait)
+    with pytest.raises(WorkerDied, match="--wrong"):
+        Driver("hash-lm", run_dir=tmp_path, hash_step_ms=50.0, max_restarts=1000).start()
+    assert num_unanswered(journal) == 1
 
 
 def test_a_cancelled_start_ends_no_request_of_the_driver_before(tmp_path: Path) -> None:
