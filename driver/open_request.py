@@ -69,6 +69,25 @@ class LastIds:
         self._ids.pop(request_id, None)
 
 
+def check_name(request_id: str) -> None:
+    """
+    Raises:
+        InvalidRequest: it is no text, so it cannot be the id of a request, or of a choice.
+    """
+    if type(request_id) is not str:
+        raise InvalidRequest(f"request_id must be a str, got {request_id!r:.100}", param="request_id")
+
+
+def check_start(assembly: Assembly) -> None:
+    """
+    Raises:
+        InvalidRequest: a FOLLOW cannot say so. The service would not read those beside it either.
+    """
+    for name, value in (("num_tokens", assembly.num_tokens), ("num_chars", assembly.num_chars)):
+        if type(value) is not int or not 0 <= value < 2**63:
+            raise InvalidRequest(f"{name} must be an int, 0 or more, got {value!r:.100}", param=name)
+
+
 def checked_size(message: Any) -> int:
     """Bytes of the message's frame, at most.
 

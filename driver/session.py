@@ -21,7 +21,7 @@ from ..protocol.channels import Connection
 from ..protocol.errors import DuplicateId, InvalidRequest, PipelineClosed, RequestError, TriptychError, from_wire
 from ..protocol.groups import check_request_id, request_of
 from .choices import Whole, choice_ids, is_read_by
-from .open_request import LastIds, OpenRequest, checked_size
+from .open_request import LastIds, OpenRequest, check_name, check_start, checked_size
 from .origin import Origin
 from .questions import Question, Questions
 from .stream import NOBODY, Assembly, Listener
@@ -35,7 +35,10 @@ SURE_BYTES = 1 << 10  # a frame that every service takes, whatever its max_frame
 
 
 class Session:
-    """All requests of one client over one ``Connection``. Methods may be called from any thread."""
+    """All requests of one client over one ``Connection``. Methods may be called from any thread.
+
+    What is wrong with a request ends its listener, and nobody else.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -84,6 +87,8 @@ class Session:
 
     def forget(self, request_id: str) -> None:
         """The answer is not needed any more: for one that was kept, or that nobody reads."""
+        check_name(request_id)
+        checked_size(m.Acknowledge([request_id]))
         self._order(lambda: self._acknowledge(request_id))
 
     def let_go(self, request_id: str, error: TriptychError | None = None, *, reader: Listener | None = None) -> None:
@@ -105,19 +110,22 @@ class Session:
                     if error is not None:
                         request.fail(copy(error))
 
-        self._order(order)
+        if type(request_id) is str:  # what is none names nobody
+            self._order(order)
 
     def resume_all(
         self, request_id: str, listener: Listener, choices: Sequence[Listener], *, keep: bool = False
     ) -> None:
         """Follow all choices of a request that some client submitted, from their beginning."""
+        check_name(request_id)
         whole = Whole(request_id, listener, choices)
         request = OpenRequest(None, Assembly(request_id), whole, accepted=True, choices=whole.choices, keep=keep)
         self._order(lambda: self._follow_choices(request))
 
     def abort(self, request_id: str, *, reader: Listener | None = None) -> None:
         """End a request, or the choice of this id; ``reader`` as for ``let_go``."""
-        self._order(lambda: self._abort(request_id, reader))
+        if type(request_id) is str:  # as above
+            self._order(lambda: self._abort(request_id, reader))
 
     def ask(self, message: Question) -> Future[Any]:
         """The answer to a question: ``Info``, ``Stats``, ``Status`` or ``Requests``."""
@@ -197,11 +205,13 @@ class Session:
 
     def _begin(self, request: OpenRequest) -> None:
         request_id = request.assembly.request_id
-        earlier = self._requests.get(request_id)
-        if earlier is not None and earlier.listener is NOBODY:  # somebody comes for it before it is accepted
-            request.message, request.accepted = request.message or earlier.message, False
-            earlier = None
         try:
+            check_name(request_id)
+            check_start(request.assembly)
+            earlier = self._requests.get(request_id)
+            if earlier is not None and earlier.listener is NOBODY:  # somebody comes for it before it is accepted
+                request.message, request.accepted = request.message or earlier.message, False
+                earlier = None
             if earlier is not None or request_id in self._choices:
                 raise DuplicateId(f"this client has a live request {request_id!r} already", param="request_id")
             request.num_bytes = checked_size(request.message or m.GetStatus(request_id))

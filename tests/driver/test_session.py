@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -168,7 +168,7 @@ def test_a_request_too_large_fails_alone_and_is_never_sent(service: FakeService,
     assert service.hear(m.Submit).request_id == "small"
 
 
-@pytest.mark.parametrize("request_id", ["\ud800", 5], ids=["lone surrogate", "number"])
+@pytest.mark.parametrize("request_id", ["\ud800", 5, ["a"]], ids=["lone surrogate", "number", "list"])
 def test_an_id_that_cannot_travel_fails_alone(service: FakeService, session: Session, request_id: Any) -> None:
     stream, resumed = submit(session, request_id), Stream(request_id, session.abort)
     session.resume(request_id, resumed, num_tokens=0, num_chars=0)
@@ -177,8 +177,37 @@ def test_an_id_that_cannot_travel_fails_alone(service: FakeService, session: Ses
             refused.result(10)
     with pytest.raises((InvalidRequest, BadFrame)):
         session.ask(m.GetStatus(request_id)).result(10)
+    with pytest.raises((InvalidRequest, BadFrame)):
+        session.forget(request_id)
+    session.abort(request_id)
+    session.let_go(request_id)
     submit(session, "small")
     service.accept("small")
+
+
+@pytest.mark.parametrize("start", [-1, 2**63, 3.0, "3", None, True], ids=repr)
+@pytest.mark.parametrize("name", ["num_tokens", "num_chars"])
+def test_who_resumes_from_nowhere_fails_alone(service: FakeService, session: Session, name: str, start: Any) -> None:
+    if (name, start) == ("num_chars", None):
+        return  # that is not known
+    other, resumed = submit(session, "other"), Stream("a", session.abort)
+    service.accept("other")
+    session.resume("a", resumed, **{"num_tokens": 0, "num_chars": 0, name: start})
+    with pytest.raises(InvalidRequest, match=f"{name} must be an int, 0 or more") as caught:
+        resumed.result(10)
+    assert caught.value.param == name
+    service.say("follow", finished("other"))
+    other.result(10)
+
+
+def test_a_question_that_is_none_and_was_given_up_hurts_nobody(service: FakeService, session: Session) -> None:
+    begin, stream = threading.Event(), submit(session)
+    session._order(begin.wait)
+    assert session.ask(m.GetStatus(cast(str, 5))).cancel()
+    begin.set()
+    service.accept("a")
+    service.say("follow", finished("a"))
+    stream.result(10)
 
 
 def test_two_live_requests_of_one_id_are_refused_here(service: FakeService, session: Session) -> None:

@@ -106,11 +106,12 @@ def test_a_row_holds_all_that_is_known_of_an_answer(generate: Triptych) -> None:
         (b'{"max_tokens": 3}', "prompt"),
         (b'{"prompt": 5}', "prompt"),
         (b'{"messages": "hello"}', "messages"),
+        (b'{"prompt": "x", "request_id": ["a"]}', "request_id"),
         (b'{"prompt": "cut', None),
         (b'{"prompt": "\\ud800"}', "prompt"),
         (b"\xff\xfe", "prompt"),
     ],
-    ids=["limit", "unknown", "empty", "type", "messages", "syntax", "surrogate", "utf-8"],
+    ids=["limit", "unknown", "empty", "type", "messages", "name", "syntax", "surrogate", "utf-8"],
 )
 def test_a_bad_prompt_is_a_row_with_an_error_and_stops_no_other(
     generate: Triptych, line: bytes, param: str | None
