@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..driver.stream import Completion
 from ..protocol.config import PipelineConfig
-from ..protocol.errors import ConfigError, RequestError
+from ..protocol.errors import ConfigError, PipelineClosed, RequestError
 from ..protocol.sampling import SamplingParams
 from .batch import Batch
 from .flags import OutputFormat
@@ -116,12 +116,16 @@ def _stream(pipeline: Pipeline, job: Job, request: dict[str, Any], sink: Sink, c
     if job.error is not None:
         raise job.error
     stream = pipeline.client.submit(**request)
-    for choice in stream.choices:
-        for delta in choice:
-            sink.write(delta.text)
-        sink.write("\n")
-    if console.is_terminal:
-        say(console, summary_line(stream.result()))
+    try:
+        for choice in stream.choices:
+            for delta in choice:
+                sink.write(delta.text)
+            sink.write("\n")
+        if console.is_terminal:
+            say(console, summary_line(stream.result()))
+    finally:
+        with suppress(PipelineClosed):  # and with it every request
+            stream.abort()  # one that has ended stays as it is
     return 0
 
 

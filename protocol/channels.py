@@ -28,6 +28,7 @@ MAX_UNREAD_BYTES = 128 << 20
 MIN_UNREAD = 4
 BACKLOG = 1024  # connections waiting to be accepted
 MAX_OWNERS = 1 << 14  # connections whose key is remembered
+LAST_WORDS_MS = 200  # in which what a client said last must have left, when it is closed
 
 POLLIN = zmq.POLLIN
 # As numbers: zmq's flags are an Enum, whose operators take longer than what is done with them.
@@ -360,8 +361,15 @@ class Connection:
                 del queue[key]
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
-        self._bell.close()
+        """What was to be said of answers still leaves, if the server reads: without its ABORT a request goes on for a
+        lease, without its ACKNOWLEDGE an answer is kept for one. No request is sent any more.
+        """
+        self._queues["submit"].clear()
+        try:
+            self._flush()
+        finally:
+            self._context.destroy(linger=LAST_WORDS_MS)
+            self._bell.close()
 
 
 def _drain(socket: Socket) -> list[Frame]:

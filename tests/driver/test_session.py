@@ -285,6 +285,48 @@ def test_a_request_given_just_before_the_close_ends_too(service: FakeService, tu
         question.result(10)
 
 
+def test_what_is_asked_just_before_the_close_is_said(service: FakeService) -> None:
+    """Without its ABORT a request would go on until its lease ends."""
+    session, begin = service.client(), threading.Event()
+    stream = submit(session)
+    service.accept("a")
+    session._order(begin.wait)
+    stream.abort()
+    close = threading.Thread(target=session.close)
+    close.start()
+    eventually(lambda: session._closing)
+    begin.set()
+    close.join()
+    assert service.hear(m.Abort).request_id == "a"
+
+
+def test_an_end_that_came_just_before_the_close_is_acknowledged(service: FakeService) -> None:
+    session = service.client()
+
+    def wait_for_the_close() -> None:
+        eventually(lambda: session._closing)
+
+    stream = submit(session)
+    service.accept("a")
+    stream.on_done(wait_for_the_close)
+    service.say("follow", finished("a"))
+    stream.result(10)
+    session.close()
+    assert service.hear(m.Acknowledge).request_ids == ["a"]
+
+
+def test_no_request_is_sent_by_who_closes(service: FakeService) -> None:
+    session, begin = service.client(), threading.Event()
+    session._order(begin.wait)
+    submit(session, "late")
+    close = threading.Thread(target=session.close)
+    close.start()
+    eventually(lambda: session._closing)
+    begin.set()
+    close.join()
+    assert service.hear_any(0.1) is None
+
+
 def test_a_closed_client_takes_nothing(service: FakeService) -> None:
     session = service.client()
     session.close()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.launch.conftest import Triptych
-from triptych import Client
+from tests.waiting import eventually
+from triptych import Client, Driver
 
 
 @pytest.fixture
@@ -209,3 +210,15 @@ def test_a_pipeline_whose_driver_is_gone_is_told_of_at_once(triptych: Triptych, 
     code, _, errors = triptych("generate", "hello", "--connect", tmp_path)
     assert code == 2
     assert f"its driver is gone; triptych serve --run-dir {tmp_path} goes on with it" in errors
+
+
+@pytest.mark.parametrize("flags", [["--stream"], ["--format", "jsonl"]], ids=["streamed", "batch"])
+def test_what_is_under_way_is_aborted_where_answers_cannot_be_written(triptych: Triptych, flags: list[str]) -> None:
+    """Else a service would go on with what nobody reads, until its lease ends."""
+    quick = [] if flags == ["--stream"] else [{"prompt": "x", "max_tokens": 9}]
+    slow = {"prompt": "x", "max_tokens": 4000, "request_id": "slow"}
+    stdin = b"\n".join(json.dumps(line).encode() for line in [*quick, slow])
+    with Driver("hash-lm", hash_step_ms=10.0) as driver, Client(driver.run_dir) as client:
+        outcome = triptych("generate", "--connect", driver.run_dir, "--output", "/dev/full", *flags, stdin=stdin)
+        assert "cannot write /dev/full" in outcome.err
+        eventually(lambda: client.status("slow").state == "aborted", timeout=5)
