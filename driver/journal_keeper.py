@@ -89,6 +89,7 @@ class JournalKeeper:
         if self._thread is not None:
             self._thread.join()
         self.journal.close()
+        fcntl.flock(self._lock, fcntl.LOCK_UN)  # a child that was forked has the file open too
         os.close(self._lock)
 
 

@@ -93,7 +93,9 @@ class RunDir:
         self.unlock()
 
     def unlock(self) -> None:
+        """Also where a child that was forked has the file open too: to close ours would leave it the lock."""
         with contextlib.suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)
 
 

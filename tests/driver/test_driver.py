@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -101,6 +101,31 @@ def in_a_forked_child(check: Callable[[], bool]) -> int:
             os._exit(0 if check() else 1)
         os._exit(2)
     return os.waitpid(pid, 0)[1]
+
+
+@contextlib.contextmanager
+def a_forked_child() -> Iterator[None]:
+    """One that does nothing and keeps open what its parent had open."""
+    until, end = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.close(end)
+        os.read(until, 1)
+        os._exit(0)
+    try:
+        yield
+    finally:
+        os.close(until)
+        os.close(end)
+        os.waitpid(pid, 0)
+
+
+def test_a_forked_child_does_not_keep_the_folder_of_a_driver_that_stopped(tmp_path: Path) -> None:
+    """As multiprocessing makes them: they have the files of both locks open too."""
+    driver = Driver("hash-lm", run_dir=tmp_path).start()
+    with a_forked_child():
+        driver.stop()
+        with Driver("hash-lm", run_dir=tmp_path) as again:
+            assert answers(again)
 
 
 def test_several_drivers_live_in_one_process_and_each_run_directory_has_one(tmp_path: Path) -> None:
