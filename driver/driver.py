@@ -195,14 +195,15 @@ class Driver:
             if self._control is not None:
                 self._control.close()
             codes = supervisor.stop(CLEAN_STOP_S, mode=how)
-            self._close_doorkeepers()  # nobody makes one now, the supervisor's thread is gone
-            if mode != "keep":
-                client.session.hear_the_ends(LAST_WORDS_S)  # the workers are gone, what they said may be under way
-            client.close()
-            board.close()
-            keeper.close()
-            self._leave(run_dir)
-            self._forget()
+            with ExitStack() as closing:  # also if a signal interrupts what follows
+                closing.callback(self._leave, run_dir)
+                closing.callback(keeper.close)
+                closing.callback(board.close)
+                closing.callback(client.close)
+                self._forget()  # first: whoever asks from now on is told that nothing runs
+                self._close_doorkeepers()  # nobody makes one now, the supervisor's thread is gone
+                if mode != "keep":
+                    client.session.hear_the_ends(LAST_WORDS_S)  # the workers are gone, their words may be under way
         logger.info("stopped, exit codes %s", codes)
         return codes
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..protocol.board import FAILED, KEEP, ROLES, STARTING, STOP, Board
 from ..protocol.config import SupervisorConfig
-from ..protocol.errors import TriptychError, WorkerDied
+from ..protocol.errors import PipelineClosed, TriptychError, WorkerDied
 from ..protocol.lifeline import child_environment
 from .deaths import OomWatch, is_internal, is_stopped
 from .spares import Spares
@@ -95,12 +95,15 @@ class Supervisor:
 
         Raises:
             WorkerDied: one died while starting, with its last words, or ``deadline`` (time.monotonic) has passed.
+            PipelineClosed: another thread has stopped it.
         """
         until = min(deadline, time.monotonic() + patience_s)
         with self._changed:
-            while not self._all_ready():
+            while self._stopping or not self._all_ready():
                 if self.error is not None:
                     raise self.error
+                if self._stopping:  # who stops closes the board, but not while this thread has the lock
+                    raise PipelineClosed("the driver was stopped while it started")
                 left = until - time.monotonic()
                 if left <= 0:
                     break

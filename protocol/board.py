@@ -6,6 +6,7 @@ waits for anybody: a reader that meets half-written statistics sees a wrong chec
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import time
@@ -176,7 +177,8 @@ class Board:
         for intent in self._intents.values():
             intent.close()
         self.view.close()
-        self._map.close()
+        with contextlib.suppress(BufferError):  # somebody still reads; the map goes with the last view
+            self._map.close()
 
 
 class WorkerPage:

@@ -20,10 +20,12 @@ from tests.waiting import eventually
 from triptych import AsyncDriver, Client, Driver, PipelineConfig
 from triptych.driver import preparing
 from triptych.driver.journal_keeper import num_unanswered
+from triptych.driver.session import Session
 from triptych.driver.stream import Stream
 from triptych.protocol.board import ROLES
 from triptych.protocol.errors import ConfigError, Draining, PipelineClosed, TriptychError
 from triptych.protocol.journal.layout import Journal
+from triptych.protocol.run_dir import RunDir
 from triptych.workers.execute.hash_lm import expected_tokens
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 
@@ -229,6 +231,36 @@ def interrupted_after_a_request(streams: list[Stream]) -> None:
         streams.append(driver.submit([5], max_tokens=4000))
         streams[0].accepted(20)
         raise KeyboardInterrupt
+
+
+def test_who_asks_while_a_driver_stops_is_told_that_it_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, leave, seen = Driver("hash-lm").start(), Driver._leave, list[Exception]()
+
+    def ask_and_leave(self: Driver, run_dir: RunDir) -> None:
+        for ask in (driver.health, lambda: driver.num_unanswered, lambda: driver.phases):
+            try:
+                ask()
+            except Exception as error:
+                seen.append(error)
+        leave(self, run_dir)
+
+    monkeypatch.setattr(Driver, "_leave", ask_and_leave)
+    driver.stop()
+    assert [type(error) for error in seen] == [PipelineClosed] * 3
+
+
+def test_a_stop_that_is_interrupted_at_its_end_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    threads = threading.active_count()
+    driver = Driver("hash-lm", run_dir=tmp_path).start()
+    monkeypatch.setattr(Session, "hear_the_ends", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        driver.stop()
+    assert driver.stop() == {}
+    assert threading.active_count() == threads
+    RunDir(tmp_path).unlock()
 
 
 def test_a_config_or_options_but_not_both() -> None:

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from triptych.driver.blame import Blame
 from triptych.driver.supervisor import MAX_EXPLAINED, Supervisor
 from triptych.protocol.board import ROLES, STOP, Board
 from triptych.protocol.config import PipelineConfig
-from triptych.protocol.errors import ConfigError, WorkerDied
+from triptych.protocol.errors import ConfigError, PipelineClosed, WorkerDied
 from triptych.protocol.run_dir import CARD_FILE, CONFIG_FILE, board_path
 from triptych.workers.execute.hash_lm import expected_tokens
 from triptych.workers.execute.hash_model import VOCAB_SIZE
@@ -145,6 +146,16 @@ def test_a_stop_does_not_wait_for_who_is_still_starting(tmp_path: Path, monkeypa
     driver = Driver("hash-lm", run_dir=tmp_path).start(wait=False)
     eventually(lambda: driver.phases["execute"][0] == "loading")
     assert driver.stop(mode="abort")["execute"] == -signal.SIGKILL
+
+
+def test_a_start_that_waits_ends_when_another_thread_stops_the_driver(tmp_path: Path) -> None:
+    os.mkfifo(run_before(tmp_path))  # whoever opens it waits
+    driver = Driver("hash-lm", run_dir=tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        start = pool.submit(driver.start)
+        eventually(lambda: driver._supervisor is not None and driver.phases["execute"][0] == "loading")
+        driver.stop(mode="abort")
+        assert isinstance(start.exception(20), PipelineClosed)
 
 
 def test_after_a_failed_start_nothing_is_left(tmp_path: Path) -> None:

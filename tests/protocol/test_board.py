@@ -167,3 +167,10 @@ def read_until(page: WorkerPage, *, count: int) -> list[dict[str, Any]]:
     finally:
         sys.setswitchinterval(interval)
     return read
+
+
+def test_a_board_is_closed_while_another_thread_reads(tmp_path: Path) -> None:
+    board = Board(tmp_path / "board")
+    row = board._driver  # as one that was just about to look at the mode has it
+    board.close()
+    assert int(row["mode"]) == RUN
