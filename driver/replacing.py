@@ -29,6 +29,8 @@ def replace_worker(supervisor: Supervisor, board: Board, role: str, *, timeout_s
     while time.monotonic() - began < timeout_s:
         if board.mode in (STOP, KEEP):
             raise ConfigError("the pipeline is being stopped")
+        if supervisor.error is not None:
+            raise ConfigError(f"the new {role} does not start: {supervisor.error.message}", param="role")
         epoch = board.epoch(role)
         phase = board.worker(role).phase(epoch)
         if epoch > before and phase == "ready":
@@ -52,8 +54,10 @@ def reload_model(
     write_private(run_dir / CONFIG_FILE, changed.to_json())
     try:
         replace_worker(supervisor, board, "execute", timeout_s=timeout_s)
-    except ConfigError:
+    except BaseException:
         write_private(run_dir / CONFIG_FILE, config.to_json())
         logger.warning("model %s cannot be served; going back to %s", model, config.model.model)
+        if board.mode not in (STOP, KEEP):
+            supervisor.restart("execute")  # one that was only late would come with the other model
         raise
     return changed

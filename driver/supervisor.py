@@ -150,7 +150,9 @@ class Supervisor:
             self._wait_for_ends(None)
         self._order(self._end)
         self._thread.join()
-        os.close(self._bell_in)
+        with self._changed:
+            os.close(self._bell_in)
+            self._bell_in = -1
         return dict(self._exit_codes)
 
     def _wait_for_ends(self, timeout_s: float | None) -> bool:
@@ -373,8 +375,10 @@ class Supervisor:
         os.close(self._bell_out)
 
     def _order(self, order: Callable[[], None]) -> None:
-        self._orders.append(order)
-        os.write(self._bell_in, b"\0")
+        with self._changed:
+            if self._bell_in >= 0:  # a worker may be replaced by one thread while another one stops all
+                self._orders.append(order)
+                os.write(self._bell_in, b"\0")
 
     def _drain_bell(self) -> None:
         try:

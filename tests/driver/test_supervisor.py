@@ -217,6 +217,20 @@ def test_a_stop_at_the_moment_in_which_a_worker_is_given_up_ends(monkeypatch: py
     assert not stop.is_alive()
 
 
+def test_who_replaces_a_worker_that_is_given_up_is_told_at_once(tmp_path: Path) -> None:
+    with Driver("hash-lm", run_dir=tmp_path, max_restarts=0) as driver:
+        break_settings(tmp_path)
+        with pytest.raises(ConfigError, match="the new prepare does not start: worker prepare ended with exit code 1"):
+            driver.replace("prepare", timeout=40)
+
+
+def test_a_worker_of_a_driver_that_has_stopped_is_not_replaced() -> None:
+    with Driver("hash-lm") as driver:
+        supervisor = driver._supervisor
+        assert supervisor is not None
+    supervisor.restart("prepare")
+
+
 def error_of(driver: Driver) -> WorkerDied | None:
     try:
         assert driver.pids

@@ -15,8 +15,10 @@ from tests.pipeline.conftest import hash_driver
 from tests.tiny import prove
 from tests.waiting import eventually
 from triptych import Driver
+from triptych.driver import replacing
 from triptych.driver.control import ask
-from triptych.protocol.board import ROLES
+from triptych.driver.supervisor import Supervisor
+from triptych.protocol.board import ROLES, Board
 from triptych.protocol.config import DEMO_CHECKPOINT
 from triptych.protocol.errors import ConfigError
 
@@ -62,7 +64,15 @@ def test_health_is_measured_by_progress() -> None:
         assert driver.health().workers["execute"].epoch == 2
 
 
-def test_weights_are_reloaded_without_a_client_error(tmp_path: Path) -> None:
+def replace_too_late(supervisor: Supervisor, board: Board, role: str, **_: float) -> float:
+    """The time is over while the model is loaded."""
+    before = board.epoch(role)
+    supervisor.restart(role)
+    eventually(lambda: board.epoch(role) > before and board.phase(role) == "loading")
+    raise ConfigError("it was too late")
+
+
+def test_weights_are_reloaded_without_a_client_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "other"
     shutil.copytree(DEMO_CHECKPOINT, other)
     weights = load_file(other / "model.safetensors")
@@ -82,5 +92,10 @@ def test_weights_are_reloaded_without_a_client_error(tmp_path: Path) -> None:
             driver.replace("execute", model=str(tmp_path / "nothing"))
         eventually(lambda: driver.healthy, timeout=60)
         assert driver.info()["model"]["model"] == str(other)
+        monkeypatch.setattr(replacing, "replace_worker", replace_too_late)
+        with pytest.raises(ConfigError, match="it was too late"):
+            driver.replace("execute", model="demo")
+        eventually(lambda: driver.healthy, timeout=60)
+        assert driver.info()["model"]["model"] == str(other), "the one that came too late is not served"
         assert driver.generate("x", max_tokens=3, ignore_eos=True).finish_reason == "length"
         assert_quiet(driver)
