@@ -190,6 +190,8 @@ class Driver:
                 return {}
             if mode == "drain" and supervisor.error is None:
                 self.drain(timeout)
+            if mode != "keep" and keeper.num_unanswered:
+                supervisor.wait_back("summarize", CLEAN_STOP_S)  # nobody else says how they end
             how = KEEP if mode == "keep" else STOP
             board.set_mode(how)  # who waits for a worker to be replaced shall not keep the control socket busy
             if self._control is not None:

@@ -134,6 +134,12 @@ class Supervisor:
             recent_deaths=len(worker.deaths),
         )
 
+    def wait_back(self, role: str, timeout_s: float) -> None:
+        """Return once a worker that was ready before is so again, or is given up, or has had its time."""
+        deadline = time.monotonic() + timeout_s
+        while self._was_ready and self.error is None and not self.health(role).ok and time.monotonic() < deadline:
+            time.sleep(START_CHECK_S)
+
     def restart(self, role: str) -> None:
         """Kill a worker; the usual way of noticing brings up the next one."""
         self._order(lambda: self._kill(self._workers[role]))

@@ -22,7 +22,7 @@ from tests.pipeline.raw import (
 )
 from tests.seeds.support import is_alive
 from tests.waiting import eventually
-from triptych import Driver
+from triptych import Client, Driver
 from triptych.protocol.errors import RequestTooLong, TokenizationFailed
 
 
@@ -150,3 +150,15 @@ def test_who_asks_for_his_answer_only_when_all_stops_is_told_its_end() -> None:
         client.send("follow", ACKNOWLEDGE, ["late"])
         stop.join()
         assert_one_end(client, "late")
+
+
+def test_a_stop_while_summarize_is_away_ends_what_was_accepted() -> None:
+    """A worker that is away at a stop is not started again: nobody would be there to say the end."""
+    driver = Driver("hash-lm", hash_step_ms=20.0, lease_s=60.0).start()
+    with Client(driver.run_dir) as client:
+        stream = client.submit([1, 2], max_tokens=4000)
+        next(iter(stream))
+        driver.restart("summarize")
+        eventually(lambda: driver.phases["summarize"][0] != "ready")
+        driver.stop(mode="abort")
+        assert stream.result(10).finish_reason == "abort"
