@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 MAX_QUESTION_BYTES = 8192
 QUESTION_S = 2.0  # in which who connects must have asked
 ANSWER_S = 600.0  # a model that is loaded takes its time
+RETRY_S = 0.5  # after a connection that could not be taken
 Handlers = dict[str, Callable[..., Any]]
 
 
@@ -39,6 +40,7 @@ class ControlServer:
         self._socket.bind(str(self._path))
         self._path.chmod(0o600)
         self._socket.listen(8)
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="triptych-control", daemon=True)
         self._thread.start()
 
@@ -46,8 +48,11 @@ class ControlServer:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:  # closed
-                return
+            except OSError as error:
+                if self._closing.wait(RETRY_S):
+                    return
+                logger.warning("who asks waits: %s", error.strerror)  # no descriptor is left, for one
+                continue
             with connection, contextlib.suppress(OSError):
                 connection.settimeout(QUESTION_S)
                 connection.sendall(json.dumps(self._answer(connection)).encode() + b"\n")
@@ -66,6 +71,7 @@ class ControlServer:
             return {"error": f"the question cannot be answered: {error!r:.200}"}
 
     def close(self) -> None:
+        self._closing.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -1,0 +1,39 @@
+"""How a command of the same user asks the driver."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import eventually
+from triptych.driver.control import ControlServer, ask
+from triptych.protocol.run_dir import control_path
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_who_asks_while_no_descriptor_is_left_is_answered_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = ControlServer(tmp_path, {"health": lambda: "well"})
+    with socket.socket(socket.AF_UNIX) as first:
+        with no_descriptor_left():
+            first.connect(str(control_path(tmp_path)))
+            first.sendall(b'{"ask": "health"}\n')
+            eventually(lambda: "who asks waits" in caplog.text)
+        assert first.recv(100) == b'{"ok": "well"}\n'
+    assert ask(tmp_path, "health") == "well"
+    server.close()
