@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -12,6 +13,8 @@ from typing import Any, Protocol
 from ..protocol.errors import InvalidRequest, RequestTimeout, TriptychError
 from ..protocol.messages import Accepted, Failed, Finished
 from .prompt_logprobs import PromptLogprob, read_prompt_logprobs
+
+logger = logging.getLogger(__name__)
 
 MAX_MISPLACED = 8
 Logprobs = list[list[Any]]  # a row a token: [logprob of the chosen, [[token id, logprob], ...]]
@@ -271,7 +274,10 @@ class Stream:
             self._completion, self._error = completion, error
             self._changed.notify_all()
         for call in self._on_done:
-            call()
+            try:
+                call()
+            except Exception:  # the others wait too, and so does the request of which this is a choice
+                logger.exception("what request %s was to call at its end raised", self.request_id)
 
     def _wait(self, condition: Callable[[], object], timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout

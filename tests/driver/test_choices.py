@@ -104,6 +104,20 @@ def test_a_closed_client_ends_every_choice(service: FakeService) -> None:
             part.result(10)
 
 
+def test_what_a_caller_does_at_the_end_of_a_choice_does_not_keep_the_whole_from_its_own(
+    service: FakeService, session: Session
+) -> None:
+    stream = submit(session)
+    told: list[str] = []
+    stream.choices[1].on_done(lambda: [][0])
+    stream.choices[1].on_done(lambda: told.append("after one that raised"))
+    accept(service)
+    for index in range(2):
+        service.say("follow", finished(f"a {index}"))
+    assert stream.result(10).finish_reason == "stop"
+    assert told == ["after one that raised"]
+
+
 def test_of_the_usage_of_several_choices_the_prompt_counts_once() -> None:
     usage = {"prompt_tokens": 5, "completion_tokens": 3, "cached_tokens": 0, "truncated_tokens": 0}
     parts = [Completion(f"a {i}", "x", [1], "stop", None, {"usage": usage, "index": i}) for i in range(3)]
