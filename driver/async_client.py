@@ -216,7 +216,8 @@ class AsyncClient:
         try:
             return await stream.result()
         except asyncio.CancelledError:
-            stream.abort()
+            with suppress(PipelineClosed):  # and with it every request
+                stream.abort()
             raise
 
     def abort(self, request_id: str) -> None:

@@ -314,6 +314,19 @@ def test_who_cancels_the_wait_for_an_answer_cancels_the_request(driver: Driver) 
     with_client(driver, body)
 
 
+def test_who_is_cancelled_when_the_client_is_closed_is_cancelled() -> None:
+    async def body(client: Client) -> None:
+        waiting = asyncio.create_task(AsyncClient(client=client).generate("hello"))
+        await asyncio.sleep(0)
+        client.close()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(body(Client(folder)))
+
+
 def test_who_cancels_the_wait_for_a_result_may_ask_again(driver: Driver) -> None:
     async def body(client: AsyncClient) -> None:
         stream = client.submit([5], max_tokens=20)
