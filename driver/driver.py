@@ -221,7 +221,7 @@ class Driver:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.01)
-        return True
+        return not self.num_unanswered
 
     @property
     def num_unanswered(self) -> int:

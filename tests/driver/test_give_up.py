@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -42,6 +43,16 @@ def test_a_drain_does_not_hide_that_the_driver_gave_up() -> None:
         for stream in streams:
             with pytest.raises(PipelineFailed):
                 stream.result(20)
+
+
+def test_a_drain_in_which_the_driver_gives_up_has_not_answered_all() -> None:
+    with Driver(**SLOW) as driver, ThreadPoolExecutor(1) as pool:
+        stream = driver.submit([1, 2], max_tokens=2000)
+        next(iter(stream))
+        drain = pool.submit(driver.drain)
+        eventually(lambda: driver.health().status == "draining")
+        os.kill(eventually(lambda: driver.pids["summarize"]), signal.SIGABRT)
+        assert drain.result(20) is False
 
 
 def test_async_streams_end_when_the_driver_gives_up() -> None:
