@@ -122,13 +122,14 @@ class Assembly:
 
         Raises:
             LookupError: there is a gap.
-            InvalidRequest: the caller resumed with fewer characters than its tokens have.
+            InvalidRequest: the caller resumed with fewer, or more, characters than its tokens have.
         """
         ids = memoryview(token_ids).cast("i").tolist()
         if not self._is_placed:
             self._place(offset, text_offset)
         known_tokens, known_chars = self.num_tokens - offset, self.num_chars - text_offset
-        if known_tokens == 0 and known_chars < 0:
+        # A row without tokens may be the end that somebody says who does not know of the text.
+        if known_tokens == 0 and (known_chars < 0 or (known_chars > 0 and ids)):
             raise InvalidRequest(
                 f"the first {offset} tokens have {text_offset} characters, not {self.num_chars}", param="num_chars"
             )

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.driver.fake_service import finished, packed
 from triptych.driver.stream import Assembly, Delta
+from triptych.protocol.errors import InvalidRequest
 
 TOKENS = [11, 12, 13, 14, 15, 16]
 PIECES = ["a", "", "bc", "d", "", "ef"]  # text that became final with each token
@@ -86,6 +87,14 @@ def test_who_resumes_gets_the_rest_and_only_that(begin: int, rows: list[list[int
             add(assembly, start, stop)
             num = max(num, stop)
     assert contents(assembly) == (TOKENS[begin:num], "".join(PIECES[begin:num]))
+
+
+@pytest.mark.parametrize("num_chars", [2, 4], ids=["few", "many"])
+def test_who_resumes_with_other_characters_than_its_tokens_have_is_told(num_chars: int) -> None:
+    """With too many of them the text that follows would begin too late, and nobody would know."""
+    assembly = Assembly("a", num_tokens=3, num_chars=num_chars)
+    with pytest.raises(InvalidRequest, match=f"the first 3 tokens have 3 characters, not {num_chars}"):
+        add(assembly, 3, 6)
 
 
 def test_an_answer_without_logprobs_has_none() -> None:

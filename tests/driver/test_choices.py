@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.driver.fake_service import FakeService, failed, finished, row
+from tests.driver.fake_service import FakeService, failed, finished, packed, row
 from tests.waiting import eventually
 from triptych.driver.choices import GroupStream, combine, num_choices
 from triptych.driver.session import Session
@@ -33,7 +33,7 @@ def test_one_submit_is_followed_choice_by_choice(service: FakeService, session: 
     stream = submit(session)
     accept(service)
     service.say("follow", m.Text([row("a 1", 0, 7, text="x"), row("a 0", 0, 8, text="y")]))
-    service.say("follow", finished("a 0", 1, 9, text=""))
+    service.say("follow", m.Finished("a 0", 1, 1, packed(9), "", None, "stop", {"usage": {}}))
     assert stream.choices[0].result(10).token_ids == [8, 9]
     assert not stream.done
     service.say("follow", finished("a 1", 1))
