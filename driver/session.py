@@ -35,10 +35,7 @@ SURE_BYTES = 1 << 10  # a frame that every service takes, whatever its max_frame
 
 
 class Session:
-    """All requests of one client over one ``Connection``. Methods may be called from any thread.
-
-    What is wrong with a request ends its listener, and nobody else.
-    """
+    """All requests of one client over one ``Connection``. Methods may be called from any thread."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -276,6 +273,8 @@ class Session:
     def _repeat(self) -> None:
         for request_id, request in list(self._requests.items()):
             if not request.accepted:
+                if request.num_bytes > SURE_BYTES:
+                    self._max_frame_bytes = None  # the service may be another one, that cut us off for its size
                 self._send_submit(request)
             elif request.aborting:
                 self._connection.queue("follow", ("abort", request_id), m.Abort(request_id))

@@ -168,6 +168,19 @@ def test_a_request_too_large_fails_alone_and_is_never_sent(service: FakeService,
     assert service.hear(m.Submit).request_id == "small"
 
 
+def test_a_service_that_came_back_with_a_lower_limit_is_asked_for_it(service: FakeService, session: Session) -> None:
+    """It cuts off who sends more, so it cannot say that it does; the same frame again would be cut off for ever."""
+    submit(session, "first", prompt="x" * 2000)
+    service.hear(m.GetInfo)
+    service.say("submit", limits(6000))
+    service.accept("first")
+    stream = submit(session, "large", prompt="x" * 5000)
+    service.hear(m.GetInfo)
+    service.say("submit", limits(4000))
+    with pytest.raises(InvalidRequest, match="the limit is 4000"):
+        stream.result(10)
+
+
 @pytest.mark.parametrize("request_id", ["\ud800", 5, ["a"]], ids=["lone surrogate", "number", "list"])
 def test_an_id_that_cannot_travel_fails_alone(service: FakeService, session: Session, request_id: Any) -> None:
     stream, resumed = submit(session, request_id), Stream(request_id, session.abort)
