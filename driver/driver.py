@@ -81,7 +81,11 @@ class Driver:
         return self.start()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.stop(mode="abort" if kind else "drain")
+        try:
+            self.stop(mode="abort" if kind else "drain")
+        except BaseException:  # a signal has ended the wait for answers
+            self.stop(mode="keep" if self.keeps_journal else "abort")
+            raise
 
     def start(self, *, wait: bool = True, progress: Callable[[Driver], None] | None = None) -> Driver:
         """Start the workers and wait until all three are ready. A second call changes nothing.

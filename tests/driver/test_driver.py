@@ -263,6 +263,19 @@ def test_a_stop_that_is_interrupted_at_its_end_leaves_nothing(tmp_path: Path, mo
     RunDir(tmp_path).unlock()
 
 
+def test_a_signal_while_a_driver_drains_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    driver = Driver("hash-lm").start()
+    pids, run_dir = pids_of(driver), driver.run_dir
+    monkeypatch.setattr(Driver, "drain", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        driver.__exit__(None, None, None)
+    assert not any(map(is_alive, pids))
+    assert not run_dir.exists()
+
+
 def test_a_config_or_options_but_not_both() -> None:
     config = PipelineConfig.from_options(model="hash-lm")
     assert Driver(config=config).config is config
