@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ def left_to_answer(jobs: list[Job], path: Path, *, num_choices: int = 1) -> list
     prompt. ``num_choices`` has an answer to a prompt that does not say itself how many it wants.
 
     Raises:
-        ConfigError: the file cannot be read, two jobs have the same id, or an answer in it is to another prompt.
+        ConfigError: the file cannot be read or written, two jobs have the same id, or an answer is to another prompt.
     """
     try:
         content = path.read_bytes() if path.exists() else b""
@@ -82,6 +83,12 @@ def _key_of_row(row: dict[str, Any]) -> Key:
 
 
 def _replace(path: Path, content: bytes) -> None:
+    path = path.resolve()  # a link stays one
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise ConfigError(f"cannot write {temporary}: {error.strerror}", param="output") from error

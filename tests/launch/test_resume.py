@@ -88,6 +88,21 @@ def test_answers_to_something_else_are_not_taken(resume: Triptych, tmp_path: Pat
     assert len(rows_in(tmp_path)) == 1
 
 
+def test_an_output_that_is_a_link_stays_one(resume: Triptych, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_bytes(b'{"index": 0, "prompt": "o')
+    (tmp_path / "out.jsonl").symlink_to(tmp_path / "elsewhere")
+    assert resume(stdin=b"one").code == 0
+    assert (tmp_path / "out.jsonl").is_symlink()
+    assert [row["index"] for row in rows_in(tmp_path)] == [0]
+
+
+def test_no_room_to_drop_a_torn_line_is_named(resume: Triptych, tmp_path: Path) -> None:
+    (tmp_path / "out.jsonl").write_bytes(b'{"index": 0, "prompt": "o')
+    (tmp_path / "out.jsonl.tmp").mkdir()
+    outcome = resume(stdin=b"one")
+    assert (outcome.code, "out.jsonl.tmp: Is a directory" in outcome.err) == (2, True)
+
+
 def test_resume_needs_a_file_of_rows(triptych: Triptych, run_dir: str) -> None:
     outcome = triptych("generate", "hi", "--connect", run_dir, "--resume")
     assert (outcome.code, "--resume needs --output with JSON lines" in outcome.err) == (2, True)
