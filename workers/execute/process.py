@@ -162,8 +162,7 @@ class Execute:
             self._reports.add(message)
         self._reports.send(may_hold=self._may_hold(outputs))
         if self._quarantine.is_on:
-            for key in self._quarantine.observe(outputs.plan, outputs.progress):
-                self._put_back(key)
+            self._put_back(self._quarantine.observe(outputs.plan, outputs.progress))
         self._count(outputs)
 
     def _may_hold(self, outputs: StepOutputs) -> bool:
@@ -306,9 +305,10 @@ class Execute:
             if self._quarantine.forget(key) or self._is_degraded:
                 self._next_scan = 0.0  # somebody waits for its place
 
-    def _put_back(self, key: Key) -> None:
-        """A suspect came through: it waits with the others until the last suspect did."""
-        if key in self._engine.scheduler.live:
+    def _put_back(self, keys: list[Key]) -> None:
+        """Suspects came through: they wait with the others until the last suspect did."""
+        live = self._engine.scheduler.live
+        for key in [key for key in keys if key in live]:  # before the first goes: with one beam its whole search does
             del self._held[key[0]]
             self._engine.release(key)
             self._books.put_back(key)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from tests.protocol.factories import accept, make_record
+from tests.protocol.factories import TIMES, accept, make_record
 from tests.simulation.clock import installed
 from tests.simulation.processes import Worker
 from tests.simulation.world import World
+from triptych.protocol.journal.deaths import DeathWriter
 from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestView, RequestWriter
-from triptych.protocol.journal.tokens import TokenWriter
+from triptych.protocol.journal.tokens import TokenWriter, read_finish
 from triptych.workers.execute.process import Execute
+from triptych.workers.execute.scheduling.sequence import Key
 
 
 @pytest.fixture
@@ -30,10 +33,26 @@ def dispatch(world: World) -> RequestView:
     return view
 
 
+def dispatch_beams(world: World) -> list[Key]:
+    writer = RequestWriter(world.journal)
+    first = make_record(num_prompt_tokens=3, token_capacity=8, num_beams=2)
+    keys = writer.accept_all([replace(first, request_id=f"a {index}", index=index) for index in range(2)], TIMES)
+    for key in keys:
+        writer.dispatch(*key, 5)
+    return keys
+
+
 def make_execute(world: World) -> Execute:
-    execute = Worker(world, "execute")._build()
+    worker = Worker(world, "execute")
+    execute = worker.body = worker._build()
     assert isinstance(execute, Execute)
     return execute
+
+
+def run(execute: Execute, *, num_turns: int) -> None:
+    for _ in range(num_turns):
+        execute._next_scan = 0.0
+        execute.turn()
 
 
 def test_what_was_dispatched_goes_on(world: World) -> None:
@@ -55,3 +74,12 @@ def test_what_has_ended_does_not_go_on(world: World, reason: str) -> None:
     ReleaseWriter(world.journal).release(view.slot, view.generation, num_tokens=0, reason=reason)
     execute._scan()
     assert execute._held == {}
+
+
+def test_a_beam_search_that_came_through_a_run_of_its_own_goes_on(world: World) -> None:
+    """All of its beams are adopted again: a search that lacks one waits for it for ever."""
+    keys = dispatch_beams(world)
+    for slot, generation in keys:
+        DeathWriter(world.journal).add("execute", slot << 32 | generation, is_alone=False)
+    run(make_execute(world), num_turns=20)
+    assert [read_finish(world.journal, *key) for key in keys] == [("length", "")] * 2
