@@ -1,8 +1,9 @@
 """Which request a worker died of: the suspects of each death, and the one that is named.
 
 Whoever was in the hands of a worker that died by its own fault is a suspect. After the restart suspects are run alone;
-one that is alone in the hands of the worker when it dies again is named, and fails as poisoned. A suspect that came
-through a run of its own is none any more. Deaths that come from outside blame nobody.
+one that is alone in the hands of the worker when it dies again is named, and fails as poisoned. The beams of a search,
+which never run without each other, are named together. A suspect that came through a run of its own is none any more.
+Deaths that come from outside blame nobody.
 
 Whoever was named is known by its content from then on: a client that sends it again, with another id or with the same,
 is refused before it costs two more deaths.
@@ -14,7 +15,7 @@ import logging
 
 from ..protocol.board import ROLES, Board
 from ..protocol.journal.deaths import POISONED, DeathWriter
-from ..protocol.journal.layout import Journal
+from ..protocol.journal.layout import Journal, split_word
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +44,9 @@ class Blame:
 
     def _note_requests(self, role: str, keys: list[int]) -> bool:
         num_suspects, has_named = 0, False
+        is_alone = len(set(map(self._request_of, keys))) == 1
         for key in keys:
-            deaths = self._deaths.add(role, key, is_alone=len(keys) == 1)
+            deaths = self._deaths.add(role, key, is_alone=is_alone)
             num_suspects += deaths is not None
             if deaths == POISONED:
                 has_named = True
@@ -53,6 +55,14 @@ class Blame:
         if num_suspects:
             logger.warning("%s died with %d requests in its hands: they are run alone first", role, num_suspects)
         return has_named
+
+    def _request_of(self, key: int) -> tuple[int, int]:
+        """What the records of one request have in common; of one that is gone, what no other has."""
+        slot, generation = split_word(key)
+        if slot >= self._journal.num_records or split_word(self._journal.prepare_words[slot])[0] != generation:
+            return key, -1
+        entry = self._journal.records[slot]
+        return int(entry["last_slot"]), int(entry["last_generation"])
 
     def _note_digests(self, digests: list[int]) -> bool:
         """Requests that were not accepted yet have no record: they are known by their content, also with another id."""

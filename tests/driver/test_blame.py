@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.protocol.factories import accept, make_record
+from tests.protocol.factories import TIMES, accept, make_record
 from triptych.driver.blame import Blame
 from triptych.protocol.board import Board
-from triptych.protocol.journal.deaths import POISONED
+from triptych.protocol.journal.deaths import POISONED, held_against
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.requests import RequestWriter
 
@@ -81,6 +82,28 @@ def test_who_was_named_stays_named(board: Board, journal: Journal) -> None:
     work_on(board, DIGEST)
     blame.note_death("prepare", internal=True)
     assert board.suspects() == {DIGEST: POISONED, DIGEST + 1: 1}
+
+
+def test_the_beams_of_a_search_are_named_together_for_they_never_run_alone(board: Board, journal: Journal) -> None:
+    beams = [replace(make_record(f"a {index}", digest=DIGEST, num_beams=2), index=index) for index in range(2)]
+    keys = RequestWriter(journal).accept_all(beams, TIMES)
+    blame, explained = Blame(board, journal), []
+    for _ in range(2):
+        board.intent("execute").set_others([slot << 32 | generation for slot, generation in keys])
+        board.intent("execute").begin()
+        explained.append(blame.note_death("execute", internal=True))
+    assert explained == [0, 2]
+    assert [held_against(journal, "execute", *key) for key in keys] == [POISONED] * 2
+
+
+def test_suspects_of_two_requests_are_not_named_together(board: Board, journal: Journal) -> None:
+    writer, blame = RequestWriter(journal), Blame(board, journal)
+    views = [accept(writer, journal, make_record(name)) for name in "ab"]
+    for deaths in (1, 2):
+        board.intent("execute").set_others([view.slot << 32 | view.generation for view in views])
+        board.intent("execute").begin()
+        assert blame.note_death("execute", internal=True) == 0
+        assert [held_against(journal, "execute", v.slot, v.generation) for v in views] == [deaths] * 2
 
 
 @pytest.mark.parametrize("role", ["prepare", "execute"])

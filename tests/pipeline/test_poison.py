@@ -121,6 +121,15 @@ def test_poison_that_works_in_the_middle_of_an_answer_is_named(driver: Driver) -
     next(others, None)
 
 
+def test_a_beam_search_that_kills_execute_once_its_beams_are_several_is_named(driver: Driver) -> None:
+    others, deaths = innocents(driver), restarts(driver, "execute")
+    next(others)
+    with pytest.raises(Poisoned, match="twice"):
+        driver.submit([5, SPARE, ABORT, FROM_OUTPUT + 2], max_tokens=10, num_beams=3).result(60)
+    assert restarts(driver, "execute") == deaths + 2
+    next(others, None)
+
+
 def test_three_poisons_at_once_are_all_named(driver: Driver) -> None:
     others = innocents(driver)
     next(others)

@@ -5,7 +5,9 @@ If the process dies of it again, only one request can be to blame. See ``driver/
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from typing import NamedTuple
 
 from ...protocol.errors import JournalError
 from ...protocol.journal.deaths import note_survival, suspects
@@ -16,20 +18,31 @@ from .scheduling.progress import Progress
 from .scheduling.sequence import Key
 
 
+class _Unit(NamedTuple):
+    """Suspects that run alone together."""
+
+    slots: list[int]
+    is_search: bool = False
+
+
+_NOBODY = _Unit([])
+
+
 class Quarantine:
     """The suspects of earlier lives, in order of arrival. Nobody else is adopted while ``is_on``.
 
     They come one by one, but for the beams of a search, which take their steps together or not at all. Each takes as
     many steps as may have been in flight when the last life ended: the tokens of the first of them were not known yet,
-    so the step that killed may be the last of as many.
+    so the step that killed may be the last of as many. A search goes on to its end: it began anew, and nobody knows how
+    far it was.
     """
 
     def __init__(self, journal: Journal, *, num_steps: int) -> None:
         self._journal = journal
         self._num_steps = num_steps
-        self._num_left = 0  # of them, for those under way
+        self._num_left: float = 0  # of them, for those under way
         self._waiting = deque(_units(journal))
-        self._chosen: list[int] = []  # the slots that may be adopted now
+        self._chosen = _NOBODY  # who may be adopted now
         self._current: set[Key] = set()
 
     @property
@@ -42,22 +55,22 @@ class Quarantine:
         return bool(self._waiting and not self._current)
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting)) + len(self._current)
+        return sum(len(unit.slots) for unit in self._waiting) + len(self._current)
 
     def next_unit(self) -> list[int]:
         """Whom to adopt now, if nobody is under way; ``enter`` says that it was."""
-        self._chosen = self._waiting.popleft() if self._waiting and not self._current else []
-        return self._chosen
+        self._chosen = self._waiting.popleft() if self._waiting and not self._current else _NOBODY
+        return self._chosen.slots
 
     def blocks(self, slot: int) -> bool:
         """Whether the request has to wait until all suspects have come through."""
-        return self.is_on and slot not in self._chosen
+        return self.is_on and slot not in self._chosen.slots
 
     def enter(self, key: Key) -> None:
         """``key`` was adopted; of interest only if it was chosen."""
-        if key[0] in self._chosen:
+        if key[0] in self._chosen.slots:
             self._current.add(key)
-            self._num_left = self._num_steps
+            self._num_left = math.inf if self._chosen.is_search else self._num_steps
 
     def observe(self, plan: Plan, progress: Progress) -> list[Key]:
         """Those that have come through: they took their steps alone, or ended. They leave until all have."""
@@ -76,15 +89,15 @@ class Quarantine:
         return was_current
 
 
-def _units(journal: Journal) -> list[list[int]]:
-    """Slots of the suspects, those together that cannot run without each other."""
-    units: dict[tuple[int, int], list[int]] = {}
+def _units(journal: Journal) -> list[_Unit]:
+    """The suspects, those together that cannot run without each other."""
+    units: dict[tuple[int, int], _Unit] = {}
     for slot in sorted(suspects(journal, "execute"), key=lambda slot: int(journal.records["arrival"][slot])):
         view = _read(journal, slot)
         if view is not None and view.record.params.is_beam_search:
-            units[view.group] = slots_of_group(journal, view.group)
+            units[view.group] = _Unit(slots_of_group(journal, view.group), is_search=True)
         else:
-            units[slot, -1] = [slot]
+            units[slot, -1] = _Unit([slot])
     return list(units.values())
 
 
