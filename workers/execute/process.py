@@ -203,7 +203,7 @@ class Execute:
             self._next_scan = now + TICK_S
             self._scan()
         while unit := self._quarantine.next_unit():
-            for slot in unit:
+            for slot, _ in unit:
                 self._adopt(slot)
 
     def _scan(self) -> None:
@@ -233,7 +233,7 @@ class Execute:
         if view is None or self._holds(slot) or view.state != DISPATCHED:
             return
         against = held_against(self._journal, "execute", slot, view.generation)
-        if self._quarantine.blocks(slot):
+        if self._quarantine.blocks((slot, view.generation)):
             return  # when it is over, a scan takes it
         if is_released(self._journal, slot, view.generation):
             return

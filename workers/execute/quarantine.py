@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ...protocol.errors import JournalError
 from ...protocol.journal.deaths import note_survival, suspects
-from ...protocol.journal.layout import Journal
+from ...protocol.journal.layout import Journal, split_word
 from ...protocol.journal.requests import RequestView, read_request, slots_of_group
 from .scheduling.plan import Plan
 from .scheduling.progress import Progress
@@ -21,7 +21,7 @@ from .scheduling.sequence import Key
 class _Unit(NamedTuple):
     """Suspects that run alone together."""
 
-    slots: list[int]
+    keys: list[Key]
     is_search: bool = False
 
 
@@ -55,20 +55,23 @@ class Quarantine:
         return bool(self._waiting and not self._current)
 
     def __len__(self) -> int:
-        return sum(len(unit.slots) for unit in self._waiting) + len(self._current)
+        return sum(len(unit.keys) for unit in self._waiting) + len(self._current)
 
-    def next_unit(self) -> list[int]:
+    def next_unit(self) -> list[Key]:
         """Whom to adopt now, if nobody is under way; ``enter`` says that it was."""
         self._chosen = self._waiting.popleft() if self._waiting and not self._current else _NOBODY
-        return self._chosen.slots
+        return self._chosen.keys
 
-    def blocks(self, slot: int) -> bool:
-        """Whether the request has to wait until all suspects have come through."""
-        return self.is_on and slot not in self._chosen.slots
+    def blocks(self, key: Key) -> bool:
+        """Whether the request has to wait until all suspects have come through.
+
+        So has one that got the record of a suspect which was released meanwhile.
+        """
+        return self.is_on and key not in self._chosen.keys
 
     def enter(self, key: Key) -> None:
         """``key`` was adopted; of interest only if it was chosen."""
-        if key[0] in self._chosen.slots:
+        if key in self._chosen.keys:
             self._current.add(key)
             self._num_left = math.inf if self._chosen.is_search else self._num_steps
 
@@ -95,10 +98,15 @@ def _units(journal: Journal) -> list[_Unit]:
     for slot in sorted(suspects(journal, "execute"), key=lambda slot: int(journal.records["arrival"][slot])):
         view = _read(journal, slot)
         if view is not None and view.record.params.is_beam_search:
-            units[view.group] = _Unit(slots_of_group(journal, view.group), is_search=True)
+            keys = [_key_of(journal, member) for member in slots_of_group(journal, view.group)]
+            units[view.group] = _Unit(keys, is_search=True)
         else:
-            units[slot, -1] = _Unit([slot])
+            units[slot, -1] = _Unit([_key_of(journal, slot)])
     return list(units.values())
+
+
+def _key_of(journal: Journal, slot: int) -> Key:
+    return slot, split_word(journal.prepare_words[slot])[0]
 
 
 def _read(journal: Journal, slot: int) -> RequestView | None:

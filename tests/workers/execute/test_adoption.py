@@ -33,8 +33,8 @@ def dispatch(world: World) -> RequestView:
     return view
 
 
-def dispatch_beams(world: World) -> list[Key]:
-    writer = RequestWriter(world.journal)
+def dispatch_beams(world: World, writer: RequestWriter | None = None) -> list[Key]:
+    writer = writer or RequestWriter(world.journal)
     first = make_record(num_prompt_tokens=3, token_capacity=8, num_beams=2)
     keys = writer.accept_all([replace(first, request_id=f"a {index}", index=index) for index in range(2)], TIMES)
     for key in keys:
@@ -82,4 +82,23 @@ def test_a_beam_search_that_came_through_a_run_of_its_own_goes_on(world: World) 
     for slot, generation in keys:
         DeathWriter(world.journal).add("execute", slot << 32 | generation, is_alone=False)
     run(make_execute(world), num_turns=20)
+    assert [read_finish(world.journal, *key) for key in keys] == [("length", "")] * 2
+
+
+def test_a_search_that_got_the_record_of_a_suspect_waits_until_all_its_beams_may_run(world: World) -> None:
+    """Taken for the suspect, that beam would be tried alone, which it can never be."""
+    writer, releases = RequestWriter(world.journal), ReleaseWriter(world.journal)
+    suspect = accept(writer, world.journal, make_record(num_prompt_tokens=3, token_capacity=8))
+    writer.dispatch(suspect.slot, suspect.generation, 5)
+    DeathWriter(world.journal).add("execute", suspect.slot << 32 | suspect.generation, is_alone=False)
+    while writer.num_free > 1:  # so that the search gets the record of the suspect
+        accept(writer, world.journal, make_record(f"b{writer.num_free}"))
+    execute = make_execute(world)
+    releases.release(suspect.slot, suspect.generation, num_tokens=0, reason="abort")
+    releases.forget(suspect.slot, suspect.generation)
+    TokenWriter(world.journal).finish(suspect.slot, suspect.generation, "abort")
+    assert writer.recycle(suspect.slot, suspect.generation)
+    keys = dispatch_beams(world, writer)
+    assert suspect.slot in dict(keys)
+    run(execute, num_turns=20)
     assert [read_finish(world.journal, *key) for key in keys] == [("length", "")] * 2
