@@ -27,7 +27,8 @@ def is_repeated(sequence: Sequence) -> bool:
 
 def state_at_start(sequence: Sequence) -> SequenceState:
     """Ready if all that is to be prefilled was found in the cache; who replays nothing has always a token left."""
-    if sequence.num_output_tokens == 0:
+    is_swapped = sequence.state is SequenceState.SWAPPED  # comes back with what it had computed, cut as it was
+    if sequence.num_output_tokens == 0 and not is_swapped:
         sequence.chunk_ends = [sequence.num_computed_tokens] if sequence.num_computed_tokens else []
     is_known = sequence.num_computed_tokens >= sequence.num_prefill_tokens
     return SequenceState.READY if is_known else SequenceState.PREFILLING

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from tests.workers.execute.factories import VOCAB_SIZE, make_engine, make_sequence, make_sequences, run, tokens_of
 from triptych.workers.execute.hash_lm import HashRunner
+from triptych.workers.execute.scheduling.moves import Moves
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 from triptych.workers.execute.step import Int32, Int64, StepInputs
 
@@ -26,6 +29,17 @@ class RoundingRunner(HashRunner):
         if not hasattr(self, "_made"):
             self._made: Int64 = np.zeros_like(self._cells)
         return self._made
+
+    def move(self, moves: Moves) -> None:
+        super().move(moves)
+        if not hasattr(self, "_host_twists"):
+            self._host_twists: Int64 = np.zeros_like(self._host_cells)
+        for page, host_page in moves.swap_out:
+            self._host_twists[host_page] = self._twists[page]
+        for source, target in moves.copies:
+            self._twists[target] = self._twists[source]
+        for page, host_page in moves.swap_in:
+            self._twists[page] = self._host_twists[host_page]
 
     def _read(self, block_table: Int32, num_tokens: int) -> int:
         num_pages = -(-num_tokens // self._page_size)
@@ -67,6 +81,22 @@ def test_preempted_sequences_say_what_they_would_have_said(prefix_cache: bool) -
     engine = make_engine(*sequences, runner=RoundingRunner, num_pages=20, replays=True, prefix_cache=prefix_cache)
     outputs = run(engine)
     assert engine.stats.num_preemptions > 0
+    assert outputs == {s.key: undisturbed(s) for s in sequences}
+
+
+def test_the_cuts_of_a_prompt_are_remembered_while_it_is_swapped_out() -> None:
+    sequences = make_sequences(3, num_tokens=12, max_tokens=12)
+    options: dict[str, Any] = {
+        "num_pages": 10,
+        "host_pages": 40,
+        "preemption": "swap",
+        "prefill_chunk": 3,
+        "max_num_seqs": 5,
+    }
+    engine = make_engine(*sequences, runner=RoundingRunner, replays=True, **options)
+    outputs = run(engine)
+    assert engine.stats.num_swaps > 0
+    assert all(max(np.diff([0, *s.chunk_ends])) <= 3 for s in sequences)
     assert outputs == {s.key: undisturbed(s) for s in sequences}
 
 
