@@ -262,8 +262,11 @@ class Scheduler:
         chunk = next_chunk(sequence, max_tokens=self.config.prefill_chunk)
         wanted = draft.room(sequence, chunk)
         is_urgent = not draft.prefills and (draft.is_empty or self._skips.prefills >= self.config.max_prefill_skip)
-        if wanted < chunk and is_repeated(sequence) and not is_urgent:
-            return False  # it shall be cut as it was the first time
+        if wanted < chunk and is_repeated(sequence):  # it shall be cut as it was the first time
+            if not is_urgent:
+                return False
+            draft.num_prefill_left = max(draft.num_prefill_left, chunk)  # others decode now, who did not then
+            wanted = draft.room(sequence, chunk)
         num_tokens = self.cache.extend(sequence, wanted) if wanted else 0
         if num_tokens:
             draft.schedule(sequence, num_tokens)

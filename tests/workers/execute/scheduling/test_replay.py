@@ -100,6 +100,16 @@ def test_the_cuts_of_a_prompt_are_remembered_while_it_is_swapped_out() -> None:
     assert outputs == {s.key: undisturbed(s) for s in sequences}
 
 
+def test_a_prompt_that_is_computed_again_is_not_cut_smaller_for_those_who_decode_now() -> None:
+    """When it came first nobody did, so its chunks were as long as they may be."""
+    sequences = make_sequences(5, num_tokens=11, max_tokens=12)
+    options: dict[str, Any] = {"num_pages": 12, "mixed_prefill_tokens": 2, "max_prefill_skip": 1}
+    engine = make_engine(*sequences, runner=RoundingRunner, replays=True, **options)
+    outputs = run(engine)
+    assert engine.stats.num_preemptions > 0
+    assert outputs == {s.key: undisturbed(s) for s in sequences}
+
+
 def test_without_replay_the_same_model_says_something_else() -> None:
     sequences = make_sequences(6, num_tokens=13, max_tokens=20)
     outputs = run(make_engine(*sequences, runner=RoundingRunner, num_pages=20))
