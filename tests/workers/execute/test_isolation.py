@@ -45,6 +45,19 @@ class FailsARow(HashRunner):
         self._results[-1] = dataclasses.replace(self._results[-1], failed=failed)
 
 
+class FailsEveryRow(HashRunner):
+    """But for the first step."""
+
+    has_begun = False
+
+    def launch(self, inputs: StepInputs) -> None:
+        super().launch(inputs)
+        if self.has_begun:
+            failed = dict.fromkeys(range(len(inputs.sampled)), "not a number")
+            self._results[-1] = dataclasses.replace(self._results[-1], failed=failed)
+        self.has_begun = True
+
+
 class AlwaysRaises(HashRunner):
     def launch(self, inputs: StepInputs) -> None:
         raise ValueError("bad luck")
@@ -160,3 +173,17 @@ def test_a_sequence_released_while_its_failed_step_runs_is_not_heard_of() -> Non
     step = engine.collect()
     assert step.progress.keys == [(2, 0)]
     assert set(step.progress.failed) == {(BAD, 0)}
+
+
+def test_what_several_share_who_all_fail_is_not_shared_any_more() -> None:
+    """Its keys and values may be what is wrong: whoever found them would fail too."""
+    engine = make_engine(make_sequence(num_tokens=13), runner=FailsEveryRow, prefix_cache=True, prefill_chunk=32)
+    engine.step()
+    engine.add(make_sequence(1, num_tokens=14, speaker=0))
+    step = engine.step()
+    assert step is not None
+    assert set(step.progress.failed) == {(0, 0), (1, 0)}
+    engine.add(make_sequence(2, num_tokens=15, speaker=0))
+    step = engine.step()
+    assert step is not None
+    assert [start.num_cached_tokens for start in step.plan.starts] == [0]

@@ -216,7 +216,10 @@ class PageCache:
         self.host.free(sequence.host_table)
         sequence.host_table = []
         if not is_sound:
-            self._disown(Counter(sequence.block_table))
+            # Whoever is in limbo holds nothing that it may still use: it may have failed of the same pages.
+            in_limbo = Counter(chain.from_iterable(self.limbo.tables()))
+            entries = Counter(sequence.block_table)
+            self._disown(Counter({page: count + in_limbo[page] for page, count in entries.items()}))
         if sequence.block_table:
             self.limbo.put(sequence.key, sequence.block_table, sequence.last_step)
             sequence.block_table = []
