@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -35,20 +36,20 @@ class _Row(NamedTuple):
     output_tokens: Int32
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Job:
     """Some rows, one after the other. Results come in the order of the rows."""
 
     rows: list[_Row]
     results: list[Bits | str] = field(default_factory=list)
-    has_begun: bool = False
+    row_began_at: float | None = None  # time.monotonic(), of the row that is computed now
     is_abandoned: bool = False
 
     def run(self) -> None:
-        self.has_begun = True
         for _, matcher, output_tokens in self.rows:
             if self.is_abandoned:
                 return
+            self.row_began_at = time.monotonic()
             result: Bits | str
             try:
                 result = matcher.allowed_after(output_tokens)
@@ -57,6 +58,16 @@ class _Job:
             except BaseException as error:  # a panic of the library's Rust code is not an Exception
                 result = f"the grammar cannot go on: {error!s:.200}"
             self.results.append(result)
+
+    def abandon_if_stuck(self, timeout_s: float) -> bool:
+        """Whether the row that is computed now takes too long. Then no other follows it."""
+        if self._is_stuck(timeout_s):
+            self.is_abandoned = True
+            return self._is_stuck(timeout_s)  # and the next one was not begun just now
+        return False
+
+    def _is_stuck(self, timeout_s: float) -> bool:
+        return self.row_began_at is not None and time.monotonic() - self.row_began_at >= timeout_s
 
 
 class MaskMaker:
@@ -93,20 +104,31 @@ class PendingMasks:
         self._jobs = self._submit(_Job(chunk) for chunk in chunks)
 
     def wait(self) -> TokenMasks:
-        """All of them; a row whose mask takes too long has failed."""
-        masks = TokenMasks({}, {})
+        """All of them; a row whose mask takes too long has failed, whatever those before it took."""
+        masks, timeout_s = TokenMasks({}, {}), self._maker.timeout_s
         while self._jobs:
-            late = wait([future for _, future in self._jobs], self._maker.timeout_s).not_done
-            stuck = [job for job, future in self._jobs if future in late]
-            for job in stuck:
-                job.is_abandoned = True
-            if stuck:
+            wait([future for _, future in self._jobs], self._left_s())
+            late = [job for job, future in self._jobs if not future.done()]
+            stuck = [job for job in late if job.abandon_if_stuck(timeout_s)]
+            behind: list[_Job] = []
+            if stuck or (late and all(job.row_began_at is None for job in late)):
                 self._maker.replace_threads()
-            jobs, self._jobs = self._jobs, []
-            for job, _ in jobs:
+                behind = [job for job, future in self._jobs if future.cancel()]
+            # A row that is computed goes on where it is: two threads must not ask one matcher.
+            going_on = [(job, f) for job, f in self._jobs if job in late and job not in stuck and job not in behind]
+            over = [job for job, future in self._jobs if (job, future) not in going_on]
+            for job in over:
                 _collect(job, masks)
-            self._jobs = self._submit(_give_up_first(job, masks, self._maker.timeout_s) for job in stuck)
+            for job in stuck:
+                _give_up_first(job, masks, timeout_s)
+            self._jobs = going_on + self._submit(_Job(job.rows) for job in over)
         return masks
+
+    def _left_s(self) -> float:
+        """Until one of the rows that are computed now takes too long."""
+        now = time.monotonic()
+        began = [job.row_began_at for job, future in self._jobs if not future.done()]
+        return max(0.0, self._maker.timeout_s + min([at - now for at in began if at is not None], default=0.0))
 
     def _submit(self, jobs: Iterable[_Job]) -> list[tuple[_Job, Future[None]]]:
         return [(job, self._maker.submit(job)) for job in jobs if job.rows]
@@ -123,12 +145,11 @@ def _collect(job: _Job, masks: TokenMasks) -> None:
     job.rows = rows[len(results) :]
 
 
-def _give_up_first(job: _Job, masks: TokenMasks, timeout_s: float) -> _Job:
-    """The rows of an abandoned job without the one it is stuck in, which has failed."""
-    if not (job.has_begun and job.rows):  # stuck behind others, or through after all
-        return _Job(job.rows)
-    masks.failed[job.rows[0].row] = f"the grammar takes longer than {timeout_s} s to say what may follow"
-    return _Job(job.rows[1:])
+def _give_up_first(job: _Job, masks: TokenMasks, timeout_s: float) -> None:
+    """Of the rows that are left of an abandoned job the first is the one it is stuck in, which has failed."""
+    if job.rows:  # or it is through after all
+        masks.failed[job.rows[0].row] = f"the grammar takes longer than {timeout_s} s to say what may follow"
+        job.rows = job.rows[1:]
 
 
 def _make_threads() -> ThreadPoolExecutor:

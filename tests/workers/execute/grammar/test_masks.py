@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.workers.execute.factories import make_sequence
-from triptych.workers.execute.grammar.masks import ROWS_A_JOB, MaskMaker, TokenMasks, first_allowed
+from triptych.workers.execute.grammar.masks import MAX_THREADS, ROWS_A_JOB, MaskMaker, TokenMasks, first_allowed
 from triptych.workers.execute.grammar.matcher import Bits, GrammarError, GrammarMatcher, Int32, ids_of
 from triptych.workers.execute.scheduling.sequence import Sequence
 
@@ -78,6 +78,25 @@ def test_a_row_that_takes_too_long_fails_alone_and_the_next_step_is_not_delayed(
         assert set(masks.allowed) == set(range(NUM_ROWS)) - set(masks.failed)
         del matchers[2], matchers[ROWS_A_JOB]
         assert masks_of(matchers, maker).failed == {}
+    finally:
+        never.set()
+
+
+def test_no_row_fails_for_the_time_that_those_before_it_took() -> None:
+    """Eight rows are one job. Each takes two thirds of what a row may take."""
+    wait = threading.Event().wait
+    matchers = {row: FakeMatcher(row, lambda: wait(0.2)) for row in range(4)}
+    masks = masks_of(matchers, MaskMaker(timeout_s=0.3))
+    assert masks.failed == {}
+    assert set(masks.allowed) == set(range(4))
+
+
+def test_masks_do_not_wait_for_threads_that_are_stuck_for_a_step_which_was_given_up() -> None:
+    maker, never = MaskMaker(timeout_s=0.2), threading.Event()
+    try:
+        for _ in range(MAX_THREADS):
+            maker.begin([with_matcher(FakeMatcher(0, never.wait))])
+        assert masks_of({1: FakeMatcher(1)}, maker).failed == {}
     finally:
         never.set()
 
