@@ -78,12 +78,14 @@ class OutputStream:
                 self._texts.append(self._scan(text) if self._stops else text)
 
     def finish(self, reason: str) -> None:
-        """End the answer here, unless it has ended by itself."""
+        """End the answer here, unless it has ended by itself, also by a stop string in what is held back."""
         if self.finish_reason is not None:
             return
-        self.tail = self._scan(self._detokenizer.flush())
+        if reason == "error":  # which it stays, whatever is found in what was held back
+            self.tail = self._held() + self._detokenizer.flush()
+        else:
+            self.tail = self._scan(self._detokenizer.flush()) + self._held()
         if self.finish_reason is None:
-            self.tail += self._matcher.flush() if self._matcher else ""
             self._end(reason, matched=None)
 
     def abandon(self, reason: str) -> None:
@@ -115,6 +117,9 @@ class OutputStream:
         if scan.stop is not None:
             self._end("stop", matched=scan.stop)
         return scan.text
+
+    def _held(self) -> str:
+        return self._matcher.flush() if self._matcher else ""
 
     def _end(self, reason: str, *, matched: str | None) -> None:
         self.finish_reason, self.matched, self._matcher = reason, matched, None

@@ -156,3 +156,15 @@ def test_text_without_stops_is_the_full_decode(kind: str) -> None:
         stream.push(token_ids)
         stream.finish("length")
         assert stream.text == vocabulary.tokenizer.decode(token_ids)
+
+
+def test_an_error_stays_one_whatever_stop_string_is_in_what_was_held_back() -> None:
+    """A line break is a byte token there, which is held back until another one follows."""
+    vocabulary = KINDS["llama2"]
+    ids = [*ids_of("A fox", vocabulary), id_of(vocabulary.tokenizer, "<0x0A>")]
+    for reason, end in (("error", "error"), ("length", "stop")):
+        stream = make_stream(vocabulary, stop=("\n", "oxen"))
+        stream.push(ids)
+        stream.finish(reason)
+        assert stream.finish_reason == end
+        assert stream.text == ("A fox\n" if end == "error" else "A fox")
