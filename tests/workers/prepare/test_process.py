@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -152,3 +153,26 @@ def test_a_fault_in_what_follows_the_tokenizer_fails_one_request(world: World, m
     assert refused.message == "the request could not be taken: UnicodeEncodeError"
     prepare._hear_alone(b"peer", FRAME)
     assert len(results) == 2  # it is taken again, if its client says it again
+
+
+# -- limits
+
+
+@pytest.mark.parametrize("limits", [(1, 9), (9, 1)], ids=["queue", "client"])
+def test_those_that_were_with_the_tokenizer_together_pass_no_limit(
+    world: World, monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int]
+) -> None:
+    """As chats are: when the last of them is heard, none has been accepted yet."""
+    service = replace(world.config.service, max_queue=limits[0], max_client_requests=limits[1])
+    world.config = replace(world.config, service=service)
+    prepare, begun, said = make_prepare(world), list[Any](), list[Any]()
+    monkeypatch.setattr(prepare._tokenizing, "begin", begun.append)
+    monkeypatch.setattr(prepare._router, "send", lambda _, message: said.append(message))
+    for request_id in ("a", "b"):
+        prepare._hear_alone(b"peer", encode(m.Submit(request_id, {"prompt_token_ids": [1, 2, 3], "max_tokens": 1})))
+    for intake in begun:
+        prepare._finish(intake, Admission(np.array([1, 2, 3], np.int32), 0, 1))
+    accepted, refused = said
+    assert isinstance(accepted, m.Accepted)
+    assert (refused.request_id, refused.code) == ("b", "overloaded")
+    assert prepare._ids.seen("b", 0) is None, "it may come again"
