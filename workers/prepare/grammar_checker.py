@@ -79,6 +79,8 @@ class GrammarChecker:
 
     def _compile(self, structured: Structured) -> Verdict:
         try:
+            if self._process is not None and self._process.is_dead:
+                self.close()  # it died with nothing to do, killed by somebody: no form is to blame for that
             if self._process is None:
                 self._process = _Process(self._run_dir, self._memory_bytes)
             self._process.ask(list(structured))
@@ -151,6 +153,10 @@ class _Process:
         if unusable:
             self.kill()
             raise _Unusable(unusable)
+
+    @property
+    def is_dead(self) -> bool:
+        return self._process.poll() is not None
 
     def ask(self, question: list[str]) -> None:
         self._stdin.write(json.dumps(question).encode() + b"\n")

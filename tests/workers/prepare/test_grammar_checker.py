@@ -106,6 +106,14 @@ def test_one_that_takes_too_much_is_refused_and_the_next_one_compiles(
     assert checker.known(checked_structured(form)).error  # type: ignore[union-attr, arg-type]  # not tried again soon
 
 
+def test_a_compiler_that_somebody_killed_is_no_fault_of_the_next_form(checker: GrammarChecker) -> None:
+    compile_form(checker, {"regex": "before"})
+    assert checker._process is not None
+    checker._process._process.kill()
+    checker._process._process.wait()
+    assert compile_form(checker, {"regex": "behind"})
+
+
 def test_too_little_memory_is_said_with_its_size(tmp_path: Path) -> None:
     folder = model_dir(tmp_path, tokenizer_zoo.byte_level())
     checker = GrammarChecker(folder, timeout_s=20.0, memory_bytes=8 << 20)
