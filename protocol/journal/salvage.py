@@ -8,9 +8,10 @@ import numpy as np
 
 from ..errors import JournalError
 from ..messages import FINISH_REASONS
-from .layout import DISPATCHED, FREE, UNREAD, Journal, split_word
-from .releases import is_forgotten
+from .layout import ACCEPTED, DISPATCHED, FREE, UNREAD, Journal, split_word, word
+from .releases import is_forgotten, read_release
 from .requests import RequestView, drop, read_request
+from .tokens import read_finish, read_tokens
 
 
 def salvage(journal: Journal) -> list[str]:
@@ -31,7 +32,13 @@ def salvage(journal: Journal) -> list[str]:
         _reset_impossible_ends(journal, slot, lines)
         views.append(view)
     lines += _free_overlapping(journal, views)
-    return lines + _free_incomplete(journal, [view for view in views if journal.states()[view.slot] != FREE])
+    lines += _free_incomplete(journal, _not_free(journal, views))
+    return lines + _reset_ends_without_tokens(journal, _not_free(journal, views))
+
+
+def _not_free(journal: Journal, views: list[RequestView]) -> list[RequestView]:
+    states = journal.states()
+    return [view for view in views if states[view.slot] != FREE]
 
 
 def _read(journal: Journal, slot: int) -> RequestView:
@@ -88,3 +95,30 @@ def _free_incomplete(journal: Journal, views: list[RequestView]) -> list[str]:
             drop(journal, view.slot)
             lines.append(f"record {view.slot} is given up: its request has lost another record")
     return lines
+
+
+def _reset_ends_without_tokens(journal: Journal, views: list[RequestView]) -> list[str]:
+    """An end whose tokens did not come to the disk with it: the answer is computed again, from its beginning, once it
+    has a credit. So are those of all beams of its search, which go on together or not at all.
+    """
+    lines: list[str] = []
+    lost = [view for view in views if _has_lost_tokens(journal, view)]
+    slots, searches = {view.slot for view in lost}, {view.group for view in lost if view.record.params.is_beam_search}
+    for view in views:
+        if view.slot in slots or (view.group in searches and not is_forgotten(journal, view.slot, view.generation)):
+            entry = journal.records[view.slot]
+            entry["prepare_word"] = word(view.generation, ACCEPTED)
+            entry["finish_word"] = entry["release_word"] = entry["tokens_word"] = 0
+            lines.append(f"record {view.slot}: the tokens of its answer are lost; it is taken as not ended")
+    return lines
+
+
+def _has_lost_tokens(journal: Journal, view: RequestView) -> bool:
+    """Whether this answer has an end, and not the tokens that belong to it."""
+    key = view.slot, view.generation
+    if is_forgotten(journal, *key):
+        return False
+    tokens, finish, release = read_tokens(journal, view), read_finish(journal, *key), read_release(journal, *key)
+    if release is not None and release[0] > (0 if tokens is None else len(tokens)):
+        return True
+    return tokens is None and finish is not None and finish[0] in ("stop", "length")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.protocol.factories import TIMES, make_journal, make_record
 from triptych.protocol.journal.clock import wind_clock
-from triptych.protocol.journal.layout import Journal, word
-from triptych.protocol.journal.releases import ReleaseWriter
-from triptych.protocol.journal.requests import RequestWriter, read_request
+from triptych.protocol.journal.layout import ACCEPTED, Journal, word
+from triptych.protocol.journal.releases import ReleaseWriter, is_released
+from triptych.protocol.journal.requests import RequestView, RequestWriter, read_request
 from triptych.protocol.journal.salvage import salvage
-from triptych.protocol.journal.tokens import TokenWriter
+from triptych.protocol.journal.tokens import TokenWriter, read_finish, read_tokens
+from triptych.protocol.record import RequestRecord
 
 
 def filled(tmp_path: Path, count: int = 4) -> Journal:
@@ -152,3 +155,63 @@ def test_what_is_left_of_a_request_that_is_answered_is_no_damage(tmp_path: Path)
     assert RequestWriter(journal).recycle(1, int(journal.generations()[1]))
     assert salvage(journal) == []
     assert live_ids(journal) == ["before", "a 1", "behind"]
+
+
+def with_answers(tmp_path: Path, *records: RequestRecord) -> tuple[Journal, list[RequestView]]:
+    """One request, of which each sequence said two tokens and ended."""
+    journal = make_journal(tmp_path)
+    writer, tokens = RequestWriter(journal), TokenWriter(journal)
+    keys = writer.accept_all(records, TIMES)
+    views = [view for slot, _ in keys if (view := read_request(journal, slot)) is not None]
+    for view, key in zip(views, keys, strict=True):
+        writer.dispatch(*key, 5_000_000)
+        tokens.adopt(view)
+        for index in range(2):
+            slot, token = np.array([view.slot]), np.array([5 + index], np.int32)
+            tokens.publish(slot, np.array([index]), token, 6_000_000)
+        tokens.finish(*key, "length")
+    return journal, views
+
+
+def lose_tokens(journal: Journal, view: RequestView) -> None:
+    """The page of the arena never reached the disk, that of the records did."""
+    journal.words[view.extent.tokens_at : view.extent.tokens_at + 2] = 0
+
+
+def has_begun(journal: Journal, view: RequestView) -> bool:
+    key = view.slot, view.generation
+    has_tokens = read_tokens(journal, view) is not None
+    return has_tokens or is_released(journal, *key) or read_finish(journal, *key) is not None
+
+
+@pytest.mark.parametrize("is_over", [False, True], ids=["finished", "released"])
+def test_an_end_whose_tokens_are_lost_is_taken_back(tmp_path: Path, is_over: bool) -> None:
+    """Execute would not run it again, and summarize would wait for its tokens for ever, or show an empty answer."""
+    journal, [view] = with_answers(tmp_path, make_record())
+    if is_over:
+        ReleaseWriter(journal).release(view.slot, view.generation, num_tokens=2, reason="length")
+    assert salvage(journal) == []
+    lose_tokens(journal, view)
+    assert salvage(journal) == ["record 0: the tokens of its answer are lost; it is taken as not ended"]
+    assert live_ids(journal) == ["a"]
+    assert not has_begun(journal, view)
+    assert journal.states()[view.slot] == ACCEPTED  # its credit may be somebody else's
+
+
+def test_an_end_that_nobody_asks_for_any_more_needs_no_tokens(tmp_path: Path) -> None:
+    journal, [view] = with_answers(tmp_path, make_record())
+    ReleaseWriter(journal).release(view.slot, view.generation, num_tokens=2, reason="length")
+    ReleaseWriter(journal).forget(view.slot, view.generation)
+    lose_tokens(journal, view)
+    assert salvage(journal) == []
+
+
+@pytest.mark.parametrize("sampling", [{"n": 2}, {"num_beams": 2}], ids=["samples", "beams"])
+def test_with_one_hypothesis_the_others_of_its_search_are_computed_again(
+    tmp_path: Path, sampling: dict[str, int]
+) -> None:
+    records = [replace(make_record(f"a {index}", **sampling), index=index) for index in range(2)]
+    journal, views = with_answers(tmp_path, *records)
+    lose_tokens(journal, views[0])
+    salvage(journal)
+    assert [has_begun(journal, view) for view in views] == [False, "n" in sampling]
