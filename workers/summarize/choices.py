@@ -79,14 +79,16 @@ class Choices:
         return answer
 
     def left_to_ask_s(self, journal: Journal) -> float:
-        """Seconds that a client which never asked for the answer has left for it, since it was told to once more.
+        """Seconds that a client which has said its SUBMIT again has left to ask, since it was told once more.
 
         ACCEPTED may be lost, and prepare be away: so the lease of such a client counts from when it was last told.
+        Another one may have followed the request before.
         """
         told_ns = int(journal.records["told_ns"][self.group[0]])
-        if self.was_followed or not told_ns:
-            return 0.0
-        return self.lease_s - (journal.now_ns() - told_ns) / 1e9
+        return self._left_s(journal, told_ns) if told_ns else 0.0
+
+    def _left_s(self, journal: Journal, since_ns: int) -> float:
+        return self.lease_s - (journal.now_ns() - since_ns) / 1e9
 
     def decide(self, journal: Journal) -> list[Answer]:
         """The choices that are known from now on, if all answers have ended; their readers get them."""

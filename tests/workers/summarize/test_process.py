@@ -90,6 +90,22 @@ def test_the_lease_of_who_is_told_again_begins_again(world: World) -> None:
     assert is_released(world.journal, *KEY)
 
 
+def follow(body: Summarize) -> None:
+    body._hear_safely(b"client", encode(m.Follow([["a", 0, True]])))
+
+
+def test_so_does_the_lease_of_who_is_told_again_of_what_somebody_has_followed(world: World) -> None:
+    """ACCEPTED is a promise: a client that began anew asks at once, and must not hear that its request is unknown."""
+    body = begin(world)
+    follow(body)
+    turn_after(world, body, LEASE_NS * 3 // 4)
+    RequestWriter(world.journal).note_told(KEY[0], world.journal.now_ns())
+    turn_after(world, body, LEASE_NS * 3 // 4)
+    assert not is_released(world.journal, *KEY)
+    turn_after(world, body, LEASE_NS // 2)
+    assert is_released(world.journal, *KEY)
+
+
 def test_a_damaged_record_is_told_once_and_taken_when_it_is_whole(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
