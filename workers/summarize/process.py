@@ -92,6 +92,7 @@ class Summarize:
         self._texts = Texts(context, card, vocabulary, self._ends)
         self._poller = self._links.poller(self._router.socket)
         self._discover()
+        self._counts["tokens"], self._rate = 0, Rate()  # what was found an earlier life has counted
 
     def run(self) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.protocol.factories import TIMES, make_record
@@ -16,7 +17,8 @@ from triptych.protocol.codec import encode
 from triptych.protocol.journal.deaths import DeathWriter
 from triptych.protocol.journal.layout import UNREAD, word
 from triptych.protocol.journal.releases import ReleaseWriter, is_released, read_end_code, read_release
-from triptych.protocol.journal.requests import RequestWriter
+from triptych.protocol.journal.requests import RequestWriter, read_request
+from triptych.protocol.journal.tokens import TokenWriter
 from triptych.workers.process import HEARING_S
 from triptych.workers.summarize.process import Summarize
 
@@ -117,6 +119,30 @@ def test_a_damaged_record_is_told_once_and_taken_when_it_is_whole(
     world.journal.records["crc"][0] ^= 1
     turn_after(world, body, 300_000_000)
     assert list(body._answers) == [0]
+
+
+# -- what an earlier life has said
+
+
+SECOND_NS = 10**9
+
+
+def say(world: World, *times_ns: int) -> None:
+    """execute made another token at each of these times."""
+    view, tokens = read_request(world.journal, KEY[0]), TokenWriter(world.journal)
+    assert view is not None
+    num_said = len(tokens.adopt(view))
+    for index, now_ns in enumerate(times_ns, num_said):
+        tokens.publish(np.array([KEY[0]]), np.array([index]), np.array([5], np.int32), now_ns)
+
+
+def test_what_an_earlier_life_has_counted_is_not_counted_again(world: World) -> None:
+    say(world, *[TIMES.accepted_ns + i * SECOND_NS for i in range(4)])
+    body = begin(world)
+    assert (body._collect()["tokens"], body._collect()["tokens_per_second"]) == (0, 0.0)
+    say(world, world.journal.now_ns())
+    turn_after(world, body, 300_000_000)
+    assert body._collect()["tokens"] == 1
 
 
 # -- clients that ask much
