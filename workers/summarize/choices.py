@@ -87,6 +87,10 @@ class Choices:
         told_ns = int(journal.records["told_ns"][self.group[0]])
         return self._left_s(journal, told_ns) if told_ns else 0.0
 
+    def left_to_come_s(self, journal: Journal) -> float:
+        """Seconds for which the end is kept for who has followed, and may come back to learn of it."""
+        return self._left_s(journal, max(a.ended_ns for a in self.answers.values())) if self.was_followed else 0.0
+
     def _left_s(self, journal: Journal, since_ns: int) -> float:
         return self.lease_s - (journal.now_ns() - since_ns) / 1e9
 

@@ -357,11 +357,10 @@ class Summarize:
         if (left_s := choices.left_to_ask_s(self._journal)) > 0:
             choices.lease_until = now + left_s
             return
-        has_reader, have_ended = choices.was_followed, choices.have_ended
         for answer in choices.answers.values():
             self._ends.end(answer, "abort")
-        if has_reader and not have_ended:  # who comes back may still learn of it
-            choices.lease_until = now + choices.lease_s
+        if (left_s := choices.left_to_come_s(self._journal)) > 0:
+            choices.lease_until = now + left_s
         else:
             self._ends.give_up(choices)
             self._drop(choices)

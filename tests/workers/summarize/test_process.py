@@ -108,6 +108,21 @@ def test_so_does_the_lease_of_who_is_told_again_of_what_somebody_has_followed(wo
     assert is_released(world.journal, *KEY)
 
 
+def test_an_end_is_kept_for_one_more_lease_whenever_it_came(world: World) -> None:
+    """Who was away for a little longer than his lease learns of an abort, so he does of an end just before it."""
+    body = begin(world)
+    follow(body)
+    turn_after(world, body, LEASE_NS * 3 // 4)
+    say(world, world.journal.now_ns())
+    TokenWriter(world.journal).finish(*KEY, "length")
+    turn_after(world, body, LEASE_NS // 5)
+    assert read_release(world.journal, *KEY) == (1, "length")
+    turn_after(world, body, LEASE_NS // 2)
+    assert list(body._answers) == [0]
+    turn_after(world, body, LEASE_NS)
+    assert int(world.journal.release_words[KEY[0]]) == word(KEY[1], UNREAD)
+
+
 def test_a_damaged_record_is_told_once_and_taken_when_it_is_whole(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
