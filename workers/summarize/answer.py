@@ -70,6 +70,10 @@ class Answer:
     def tokens_per_second(self) -> float | None:
         return self._rate(self.stream.num_tokens)
 
+    def note_first_token(self, journal: Journal) -> None:
+        """Its tokens are in the journal, and this process has them only now: the first may have come long before."""
+        self.first_token_ns = self.first_token_ns or int(read_times(journal, self.view, 1).tokens_ns[0])
+
     def push(self, token_ids: Sequence[int], now_ns: int) -> None:
         """Take the next tokens from execute. The caller says afterwards when their text was done."""
         self.num_seen += len(token_ids)

@@ -195,6 +195,7 @@ class Summarize:
         now_ns = self._journal.now_ns()
         tokens = read_tokens(self._journal, answer.view)
         if tokens is not None and len(tokens) > answer.num_seen:
+            answer.note_first_token(self._journal)
             self._count(self._push(answer, tokens[answer.num_seen :].tolist(), now_ns))
         if finish is not None and (tokens is not None or finish[0] == "error"):
             self._ends.end(answer, finish[0])

@@ -160,6 +160,17 @@ def test_what_an_earlier_life_has_counted_is_not_counted_again(world: World) -> 
     assert body._collect()["tokens"] == 1
 
 
+def test_the_rate_of_an_answer_counts_from_its_first_token_and_not_from_a_restart(world: World) -> None:
+    world.clock.advance_to(10 * SECOND_NS)
+    now_ns = world.journal.now_ns()
+    say(world, *[now_ns - i * SECOND_NS for i in (3, 2, 1)])
+    body = begin(world)
+    [answer] = body._answers.values()
+    say(world, world.journal.now_ns())
+    turn_after(world, body, 300_000_000)
+    assert answer.tokens_per_second == pytest.approx(3 / 3.3, rel=0.02)
+
+
 # -- clients that ask much
 
 
