@@ -74,6 +74,8 @@ class Summarize:
         self._generations = np.zeros(context.journal.num_records, np.uint64)  # last known in each slot
         self._damaged: dict[int, int] = {}  # slot -> generation that was last complained of
         self._deadlines = Deadlines(context.journal, context.board)
+        self._flushes = service.journal is not None and service.journal_flush == "step"
+        self._has_found = False  # tokens in the journal, for which execute may still wait for the disk
         self._has_looked = False  # into the journal, since the frame came that is heard now
         self._counts: Counter[str] = Counter()
         self._rate = Rate()
@@ -122,6 +124,9 @@ class Summarize:
             self._tick(now)
         self._end_overdue()
         self._notices.send()
+        if self._flushes and self._has_found:
+            self._context.flush_journal()
+        self._has_found = False
         self._delivery.deliver()
 
     def _end_all(self) -> None:
@@ -196,6 +201,7 @@ class Summarize:
         tokens = read_tokens(self._journal, answer.view)
         if tokens is not None and len(tokens) > answer.num_seen:
             answer.note_first_token(self._journal)
+            self._has_found = True
             self._count(self._push(answer, tokens[answer.num_seen :].tolist(), now_ns))
         if finish is not None and (tokens is not None or finish[0] == "error"):
             self._ends.end(answer, finish[0])
@@ -280,13 +286,11 @@ class Summarize:
             case m.GetStats():
                 self._router.send(peer, m.Stats(self._context.board.stats()))
             case m.GetStatus():
-                answers = self._find(message.request_id)
-                self._router.send(peer, status_of(message.request_id, answers, self._journal))
+                self._router.send(peer, status_of(message.request_id, self._find(message.request_id), self._journal))
             case m.GetRequests():
                 self._discover()
-                self._router.send(
-                    peer, list_requests(self._journal, self._answers.values(), message.limit, self._ends.latest)
-                )
+                rows = list_requests(self._journal, self._answers.values(), message.limit, self._ends.latest)
+                self._router.send(peer, rows)
             case _:
                 self._refuse(peer, BadFrame(f"{type(message).__name__} is not spoken at the follow socket"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,28 @@ def test_the_rate_of_an_answer_counts_from_its_first_token_and_not_from_a_restar
     say(world, world.journal.now_ns())
     turn_after(world, body, 300_000_000)
     assert answer.tokens_per_second == pytest.approx(3 / 3.3, rel=0.02)
+
+
+def test_what_is_found_in_the_journal_is_on_the_disk_before_a_client_sees_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Execute writes it down first, and then waits for the disk."""
+    service = replace(world.config.service, journal="/disk", journal_flush="step")
+    world.config = replace(world.config, service=service)
+    body, done = begin(world), list[str]()
+
+    def deliver(_: bytes, message: Any) -> bool:
+        done.append(type(message).__name__)
+        return True
+
+    monkeypatch.setattr(body._journal, "flush", lambda: done.append("flush"))
+    monkeypatch.setattr(body._router, "deliver", deliver)
+    follow(body)
+    turn_after(world, body, 300_000_000)
+    assert done == []
+    say(world, world.journal.now_ns())
+    turn_after(world, body, 300_000_000)
+    assert done == ["flush", "Text"]
 
 
 # -- clients that ask much
