@@ -115,6 +115,7 @@ class Summarize:
         for message in self._links.inbox.recv_all():
             if isinstance(message, m.StepDone):
                 self._step_done(message)
+                self._context.page.progress()  # many may have come while a slow one was worked on
         for received in heard(self._router, max_frames=MAX_FRAMES_A_TURN):
             self._hear_safely(*received)
         now = time.monotonic()
@@ -203,6 +204,7 @@ class Summarize:
             answer.note_first_token(self._journal)
             self._has_found = True
             self._count(self._push(answer, tokens[answer.num_seen :].tolist(), now_ns))
+            self._context.page.progress()
         if finish is not None and (tokens is not None or finish[0] == "error"):
             self._ends.end(answer, finish[0])
 

@@ -194,6 +194,26 @@ def test_what_is_found_in_the_journal_is_on_the_disk_before_a_client_sees_it(
     assert done == ["flush", "Text"]
 
 
+# -- much to do at once
+
+
+def test_each_step_and_each_answer_that_was_caught_up_with_is_progress(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has fallen behind has thousands of steps before him, and must not be taken for hung."""
+    body, done = begin(world), list[str]()
+    step = m.StepDone(1, 0, b"", b"", b"", b"", b"")
+    messages = [[step, step], []]
+    monkeypatch.setattr(body._links.inbox, "recv_all", lambda: messages.pop(0))
+    monkeypatch.setattr(body, "_step_done", lambda _: done.append("step"))
+    monkeypatch.setattr(body._context.page, "progress", lambda: done.append("progress"))
+    body.turn()
+    assert done == ["step", "progress"] * 2
+    say(world, world.journal.now_ns())
+    turn_after(world, body, 300_000_000)
+    assert done[4:] == ["progress"]
+
+
 # -- clients that ask much
 
 
