@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ...protocol.errors import DeadlineExceeded, ModelFailed
 from ...protocol.journal.layout import DISPATCHED, Journal
-from ...protocol.journal.requests import RequestView, read_request
+from ...protocol.journal.requests import RequestView, read_request, slots_of_group
 from ...protocol.journal.tokens import (
     TokenTimes,
     TokenWriter,
@@ -85,7 +85,7 @@ class Bookkeeper:
             accepted_at=view.accepted_ns,
             cache_salt=record.cache_salt,
             deadline_at=record.deadline_at,
-            queue_deadline_at=0 if times.scheduled_ns else record.queue_deadline_at,  # met in an earlier life
+            queue_deadline_at=0 if self._has_begun(view) else record.queue_deadline_at,  # met in an earlier life
             priority=record.priority,
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
             final_ids=self._eos if record.grammar else frozenset(),
@@ -96,6 +96,13 @@ class Bookkeeper:
             sequence.chunk_ends = read_chunk_ends(self._journal, view.slot)
         self._sequences[key] = sequence
         return sequence
+
+    def _has_begun(self, view: RequestView) -> bool:
+        """Whether a step of this request was begun, for whichever of its sequences."""
+        is_alone = view.record.params.group_size == 1
+        slots = [view.slot] if is_alone else slots_of_group(self._journal, view.group)
+        # What is from before it was accepted an earlier request has left there.
+        return any(int(self._journal.records["scheduled_ns"][slot]) >= view.accepted_ns for slot in slots)
 
     def _has_ended(self, view: RequestView) -> bool:
         """Whether all hypotheses of a search are written: that of its last record is, and none is before it."""

@@ -59,7 +59,7 @@ class Deadlines:
         record = answer.view.record
         if 0 < record.deadline_at <= now_ns:
             return DeadlineExceeded(f"deadline exceeded after {answer.stream.num_tokens} tokens")
-        if answer.has_begun(self._journal):
+        if any(each.has_begun(self._journal) for each in answer.choices.answers.values()):
             return None
         has_no_credit = split_word(self._journal.prepare_words[answer.view.slot])[1] == ACCEPTED
         if has_no_credit or not self._board.ready("execute"):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from tests.protocol.factories import accept, make_journal, make_record
+from tests.protocol.factories import TIMES, accept, make_journal, make_record
 from tests.workers.execute.factories import make_engine
-from triptych.protocol.journal.requests import RequestWriter
-from triptych.protocol.journal.tokens import read_finish
+from triptych.protocol.journal.layout import Journal
+from triptych.protocol.journal.requests import RequestView, RequestWriter, read_request
+from triptych.protocol.journal.tokens import TokenWriter, read_finish
 from triptych.workers.execute.bookkeeping import Bookkeeper
+from triptych.workers.execute.scheduling.sequence import Sequence
 
 
 def test_nothing_is_written_for_who_was_let_go_since_the_step_was_planned(tmp_path: Path) -> None:
@@ -35,3 +38,18 @@ def test_nothing_is_written_for_who_was_let_go_since_the_step_was_planned(tmp_pa
     assert journal.records["scheduled_ns"][there[0]] == outputs.launched_at
     assert [read_finish(journal, *key) for key in (gone, expired)] == [("abort", "")] * 2
     assert message.slots == there[0].to_bytes(4, "little")
+
+
+def test_after_a_crash_a_request_has_begun_with_the_first_of_its_sequences(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path)
+    writer, deadline_at = RequestWriter(journal), 9_000_000
+    records = [replace(make_record(f"a {i}", n=2), index=i, queue_deadline_at=deadline_at) for i in range(2)]
+    views = [view for slot, _ in writer.accept_all(records, TIMES) if (view := read_request(journal, slot))]
+    assert [adopted(journal, view).queue_deadline_at for view in views] == [deadline_at] * 2
+    TokenWriter(journal).add_times(views[0].slot, scheduled_ns=6_000_000)
+    assert [adopted(journal, view).queue_deadline_at for view in views] == [0, 0]
+
+
+def adopted(journal: Journal, view: RequestView) -> Sequence:
+    """Its sequence in a new life of execute."""
+    return Bookkeeper(journal, eos_token_ids=frozenset()).adopt(view)

@@ -194,6 +194,22 @@ def test_what_is_found_in_the_journal_is_on_the_disk_before_a_client_sees_it(
     assert done == ["flush", "Text"]
 
 
+def test_the_first_sequence_of_a_request_to_begin_meets_the_deadline_of_the_queue_for_all(world: World) -> None:
+    """Also while execute is away, when nobody else judges."""
+    writer, deadline_at = RequestWriter(world.journal), world.journal.now_ns() + SECOND_NS
+    records = [replace(make_record(f"b {i}", n=2), index=i, queue_deadline_at=deadline_at) for i in range(2)]
+    keys = writer.accept_all(records, TIMES)
+    for key in keys:
+        writer.dispatch(*key, 1)
+    view, tokens = read_request(world.journal, keys[0][0]), TokenWriter(world.journal)
+    assert view is not None
+    tokens.adopt(view)
+    tokens.add_times(view.slot, scheduled_ns=world.journal.now_ns())
+    body = begin(world)
+    turn_after(world, body, 2 * SECOND_NS)
+    assert not [key for key in keys if is_released(world.journal, *key)]
+
+
 # -- much to do at once
 
 

@@ -40,12 +40,18 @@ class Deadlines:
 
 
 def exceeded(sequence: Sequence, now_ns: int, *, num_awaited: int = 0) -> str | None:
-    """Which deadline a live sequence has missed, in words. The one of the queue is met by whoever has ever begun.
+    """Which deadline a live sequence has missed, in words. The one of the queue is met by whoever has ever begun, and
+    for all sequences of a request by the first of them, which computes the prompt of the others.
 
     ``num_awaited`` of its tokens are placeholders.
     """
     if 0 < sequence.deadline_at <= now_ns:
         return f"deadline exceeded after {sequence.num_output_tokens - num_awaited} tokens"
-    if 0 < sequence.queue_deadline_at <= now_ns and not (sequence.last_step or sequence.num_output_tokens):
+    if 0 < sequence.queue_deadline_at <= now_ns and not _has_begun(sequence):
         return "deadline exceeded before the request was scheduled"
     return None
+
+
+def _has_begun(sequence: Sequence) -> bool:
+    has_sibling = sequence.group is not None and sequence.group.has_begun
+    return has_sibling or sequence.last_step > 0 or sequence.num_output_tokens > 0

@@ -27,6 +27,7 @@ class Group:
     held: dict[Key, Sequence] = field(default_factory=dict)
     computing: Key | None = None
     ended: Sequence | None = None  # the last one that ended well: its pages may still be in limbo
+    has_begun: bool = False  # one of them has left the queue
 
 
 class Groups:
@@ -67,7 +68,10 @@ class Groups:
     def start(self, sequence: Sequence) -> list[Sequence]:
         """``sequence`` leaves the queue; those that are held from now on if it computes what they need."""
         group = sequence.group
-        if group is None or sequence.num_computed_tokens >= sequence.num_prompt_tokens - 1:
+        if group is None:
+            return []
+        group.has_begun = True
+        if sequence.num_computed_tokens >= sequence.num_prompt_tokens - 1:
             return []
         group.computing = sequence.key
         self.computing[sequence.key] = group

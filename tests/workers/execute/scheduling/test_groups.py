@@ -193,7 +193,7 @@ def test_a_failed_first_is_not_forked_from() -> None:
 
 def test_a_deadline_may_pass_while_a_sample_waits_for_its_prompt() -> None:
     group = make_group(0, 3, num_tokens=30)
-    group[1].queue_deadline_at = 2
+    group[1].deadline_at = 2
     now = [0]
     engine = make_engine(*group, clock=lambda: now[0])
     steps_of(engine, 1)
@@ -201,6 +201,18 @@ def test_a_deadline_may_pass_while_a_sample_waits_for_its_prompt() -> None:
     steps = steps_of(engine)
     assert group[1].key in {key for step in steps for key in step.progress.expired}
     assert_texts([group[0], group[2]])
+
+
+def test_a_sample_that_waits_for_its_prompt_has_begun_with_the_first() -> None:
+    group = make_group(0, 3, num_tokens=30)
+    for sequence in group:
+        sequence.queue_deadline_at = 2
+    now = [0]
+    engine = make_engine(*group, clock=lambda: now[0])
+    steps_of(engine, 1)
+    now[0] = 5
+    assert not [key for step in steps_of(engine) for key in step.progress.expired]
+    assert_texts(group)
 
 
 @CACHES
