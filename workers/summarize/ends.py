@@ -72,12 +72,19 @@ class Ends:
         self.histograms.observe(*answer.account(self._journal))
         self.latest.add(self._journal, answer)
         self._stats.changed = True
-        if answer.choices.is_beam_search and reason in ("abort", "error"):
-            for other in answer.choices.answers.values():  # without one of its beams there is no search
-                other.error = other.error or answer.error
-                other.end_code = answer.error[0] if answer.error else ""
-                self.end(other, reason)
+        self.end_search(answer.choices)
         self.decide(answer.choices)
+
+    def end_search(self, choices: Choices) -> None:
+        """Without one of its beams there is no search: the others end with it, also those that are found later."""
+        answers = choices.answers.values() if choices.is_beam_search else ()
+        broken = next((answer for answer in answers if answer.stream.finish_reason in ("abort", "error")), None)
+        if broken is None:
+            return
+        for other in answers:
+            other.error = other.error or broken.error
+            other.end_code = broken.error[0] if broken.error else ""
+            self.end(other, broken.stream.finish_reason or "error")
 
     def decide(self, choices: Choices) -> None:
         """Tell the readers, if it is known now which answers are the choices."""

@@ -243,6 +243,7 @@ class Summarize:
             self._ends.fail(answer, Poisoned("the request ended the process that turned it into text, twice"))
         else:
             self._rebuild(answer)
+        self._ends.end_search(answer.choices)
         return answer
 
     def _rebuild(self, answer: Answer) -> None:

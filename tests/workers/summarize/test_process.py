@@ -210,6 +210,35 @@ def test_the_first_sequence_of_a_request_to_begin_meets_the_deadline_of_the_queu
     assert not [key for key in keys if is_released(world.journal, *key)]
 
 
+def begin_search(world: World) -> list[tuple[int, int]]:
+    """A beam search of two."""
+    writer = RequestWriter(world.journal)
+    records = [replace(make_record(f"b {i}", num_beams=2), index=i) for i in range(2)]
+    keys = writer.accept_all(records, TIMES)
+    for key in keys:
+        writer.dispatch(*key, 1)
+    return keys
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["first", "last"])
+def test_a_search_ends_with_the_beam_whose_failure_this_life_finds(world: World, index: int) -> None:
+    """Of the others execute writes nothing any more, and whoever follows would wait for ever."""
+    keys = begin_search(world)
+    TokenWriter(world.journal).finish(*keys[index], "error", "model_failed\nbad luck")
+    begin(world)
+    assert [read_release(world.journal, *key) for key in keys] == [(0, "error")] * 2
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["first", "last"])
+def test_a_search_ends_with_the_beam_that_the_last_life_ended_before_it_died(world: World, index: int) -> None:
+    keys = begin_search(world)
+    ReleaseWriter(world.journal).release(*keys[index], num_tokens=0, reason="error", code="deadline_exceeded")
+    body = begin(world)
+    assert [read_end_code(world.journal, *key) for key in keys] == ["deadline_exceeded"] * 2
+    [search] = [choices for choices in body._requests.overdue(float("inf")) if choices.request_id == "b"]
+    assert search.have_ended
+
+
 # -- much to do at once
 
 
