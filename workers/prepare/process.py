@@ -24,7 +24,7 @@ from ...protocol.errors import (
     encodable,
 )
 from ...protocol.groups import check_request_id, member_id, member_seed, request_of
-from ...protocol.journal.layout import ACCEPTED, RELEASED
+from ...protocol.journal.layout import ACCEPTED, DISPATCHED, RELEASED
 from ...protocol.journal.releases import is_forgotten, is_released, was_read
 from ...protocol.journal.requests import AcceptTimes, RequestWriter
 from ...protocol.record import RequestRecord
@@ -133,17 +133,21 @@ class Prepare:
     # -- from the other workers
 
     def _adopt_journal(self) -> None:
-        released = self._journal.release_states()
-        for view in self._writer.take_found():
+        released, found = self._journal.release_states(), self._writer.take_found()
+        begun = {view.group for view in found if view.state == DISPATCHED and not released[view.slot]}
+        for view in found:
             record = view.record
             accepted = self._enter(view.slot, view.generation, record)
             self._ids.accept(accepted, record.digest, (view.slot, view.generation))
             if released[view.slot] or not record.is_computed:
                 continue
-            if view.state == ACCEPTED:
+            if view.state == ACCEPTED and not (record.params.is_beam_search and view.group in begun):
                 self._wait_for_credit(view.slot, view.generation, record)
-            else:  # execute takes it from the journal, so it need not be told again
-                self._live[view.slot] = view.generation
+                continue
+            if view.state == ACCEPTED:
+                # It got its credit with the other beams, without which they would wait in execute for ever.
+                self._writer.dispatch(view.slot, view.generation, self._journal.now_ns())
+            self._live[view.slot] = view.generation  # execute takes it from the journal, so it need not be told again
 
     def _receive(self) -> None:
         for message in self._links.inbox.recv_all():

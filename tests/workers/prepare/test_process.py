@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.protocol.factories import TIMES, make_record
 from tests.simulation.clock import installed
 from tests.simulation.processes import Worker
 from tests.simulation.world import World
@@ -16,6 +17,8 @@ from triptych.protocol import messages as m
 from triptych.protocol.codec import Frame, content_key, decode, decode_public, encode
 from triptych.protocol.errors import InvalidRequest
 from triptych.protocol.journal.deaths import POISONED
+from triptych.protocol.journal.layout import ACCEPTED, DISPATCHED
+from triptych.protocol.journal.requests import RequestWriter
 from triptych.workers.prepare import process
 from triptych.workers.prepare.admission import Admission
 from triptych.workers.prepare.process import Prepare
@@ -176,3 +179,18 @@ def test_those_that_were_with_the_tokenizer_together_pass_no_limit(
     assert isinstance(accepted, m.Accepted)
     assert (refused.request_id, refused.code) == ("b", "overloaded")
     assert prepare._ids.seen("b", 0) is None, "it may come again"
+
+
+# -- what an earlier life has begun
+
+
+def test_a_search_that_was_dispatched_in_part_is_dispatched_as_a_whole(world: World) -> None:
+    """The beams that execute has hold their credits and wait for the others; a more urgent request waits for theirs."""
+    writer = RequestWriter(world.journal)
+    keys = writer.accept_all([replace(make_record(f"b {i}", num_beams=2), index=i) for i in range(2)], TIMES)
+    writer.dispatch(*keys[0], 1)
+    urgent = [replace(make_record("urgent"), priority=-1000)]
+    [behind] = writer.accept_all(urgent, TIMES)
+    prepare = make_prepare(world)
+    assert [int(world.journal.states()[slot]) for slot, _ in (*keys, behind)] == [DISPATCHED, DISPATCHED, ACCEPTED]
+    assert sorted(prepare._live.items()) == sorted(keys)
