@@ -10,6 +10,7 @@ from typing import Any
 from ..protocol import messages as m
 from ..protocol.codec import decode_public, encode
 from ..protocol.errors import InvalidRequest, TriptychError
+from ..protocol.groups import check_request_id
 from .stream import Assembly, Listener
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,18 @@ class OpenRequest:
     keep: bool = False  # the end is not acknowledged, so that somebody can ask for the answer again
     choices: Sequence[Listener] = ()  # of a request with several choices, which are followed instead of it
     aborted_choices: set[str] = field(default_factory=set)  # before they were there
+
+    def check(self) -> None:
+        """Before anything of it is sent; its id is a text.
+
+        Raises:
+            RequestError: the service could not take it, or not say whose it is.
+        """
+        request_id = self.assembly.request_id
+        _check_start(self.assembly)
+        self.num_bytes = checked_size(self.message or m.GetStatus(request_id))
+        if self.message is not None:
+            check_request_id(request_id)
 
     def end(self, end: m.Finished | m.Failed, error: TriptychError | None) -> None:
         """Tell the listener how it ended."""
@@ -78,7 +91,7 @@ def check_name(request_id: str) -> None:
         raise InvalidRequest(f"request_id must be a str, got {request_id!r:.100}", param="request_id")
 
 
-def check_start(assembly: Assembly) -> None:
+def _check_start(assembly: Assembly) -> None:
     """
     Raises:
         InvalidRequest: a FOLLOW cannot say so. The service would not read those beside it either.

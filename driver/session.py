@@ -19,9 +19,9 @@ from typing import Any
 from ..protocol import messages as m
 from ..protocol.channels import Connection
 from ..protocol.errors import DuplicateId, InvalidRequest, PipelineClosed, RequestError, TriptychError, from_wire
-from ..protocol.groups import check_request_id, request_of
+from ..protocol.groups import request_of
 from .choices import Whole, choice_ids, is_read_by
-from .open_request import LastIds, OpenRequest, check_name, check_start, checked_size
+from .open_request import LastIds, OpenRequest, check_name, checked_size
 from .origin import Origin
 from .questions import Question, Questions
 from .stream import NOBODY, Assembly, Listener
@@ -204,16 +204,13 @@ class Session:
         request_id = request.assembly.request_id
         try:
             check_name(request_id)
-            check_start(request.assembly)
             earlier = self._requests.get(request_id)
             if earlier is not None and earlier.listener is NOBODY:  # somebody comes for it before it is accepted
                 request.message, request.accepted = request.message or earlier.message, False
                 earlier = None
             if earlier is not None or request_id in self._choices:
                 raise DuplicateId(f"this client has a live request {request_id!r} already", param="request_id")
-            request.num_bytes = checked_size(request.message or m.GetStatus(request_id))
-            if request.message is not None:
-                check_request_id(request_id)
+            request.check()
             self._check_service()
         except TriptychError as error:
             request.fail(error)

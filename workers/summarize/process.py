@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,9 +32,9 @@ from .columns import rows_of
 from .deadlines import Deadlines
 from .delivery import RETRY_S, Delivery
 from .ends import Ends
+from .figures import Figures
 from .listing import list_requests
 from .notices import Notices
-from .rate import Rate
 from .status import status_of
 from .texts import Texts
 from .vocabulary import Vocabulary
@@ -77,8 +76,7 @@ class Summarize:
         self._flushes = service.journal is not None and service.journal_flush == "step"
         self._has_found = False  # tokens in the journal, for which execute may still wait for the disk
         self._has_looked = False  # into the journal, since the frame came that is heard now
-        self._counts: Counter[str] = Counter()
-        self._rate = Rate()
+        self._figures = Figures()
         self._next_tick = 0.0
         self._stats = StatsPublisher(context.page, self._collect)
         self._links = context.links("prepare", "execute")
@@ -94,7 +92,7 @@ class Summarize:
         self._texts = Texts(context, card, vocabulary, self._ends)
         self._poller = self._links.poller(self._router.socket)
         self._discover()
-        self._counts["tokens"], self._rate = 0, Rate()  # what was found an earlier life has counted
+        self._figures = Figures()  # what was found an earlier life has counted
 
     def run(self) -> None:
         try:
@@ -161,7 +159,7 @@ class Summarize:
             answer = self._answers.get(slot)
             if answer is None or answer.view.generation != generation:
                 if not self._is_newer(slot, generation):
-                    self._counts["stale_tokens"] += 1
+                    self._figures.num_stale_tokens += 1
                     continue
                 answer = self._discover_slot(slot)
             if answer is None or answer.stream.finish_reason is not None:
@@ -172,7 +170,7 @@ class Summarize:
                 self._catch_up(answer)
             if reason and answer.num_seen > index:
                 self._ends.end(answer, m.FINISH_REASONS[reason])
-        self._count(num_new)
+        self._figures.add_tokens(num_new)
 
     def _push(self, answer: Answer, token_ids: Sequence[int], now_ns: int) -> int:
         """How many of the tokens the answer has taken."""
@@ -184,10 +182,6 @@ class Summarize:
         if stream.finish_reason is not None:
             self._ends.release(answer)
         return len(stream.token_ids) - num_before
-
-    def _count(self, num_tokens: int) -> None:
-        self._counts["tokens"] += num_tokens
-        self._rate.add(num_tokens)
 
     def _catch_up(self, answer: Answer) -> None:
         """Take from the journal what no message brought."""
@@ -203,7 +197,7 @@ class Summarize:
         if tokens is not None and len(tokens) > answer.num_seen:
             answer.note_first_token(self._journal)
             self._has_found = True
-            self._count(self._push(answer, tokens[answer.num_seen :].tolist(), now_ns))
+            self._figures.add_tokens(self._push(answer, tokens[answer.num_seen :].tolist(), now_ns))
             self._context.page.progress()
         if finish is not None and (tokens is not None or finish[0] == "error"):
             self._ends.end(answer, finish[0])
@@ -298,7 +292,7 @@ class Summarize:
                 self._refuse(peer, BadFrame(f"{type(message).__name__} is not spoken at the follow socket"))
 
     def _refuse(self, peer: bytes, error: BadFrame) -> None:
-        self._counts["bad_frames"] += 1
+        self._figures.num_bad_frames += 1
         self._router.send(peer, m.Rejected("", error.code, error.message, error.param))
 
     def _follow(self, peer: bytes, message: m.Follow) -> None:
@@ -391,18 +385,6 @@ class Summarize:
     # -- out
 
     def _collect(self) -> dict[str, Any]:
-        rate = self._rate.per_second()
-        self._stats.changed = self._stats.changed or rate > 0  # until the board shows that nothing comes any more
-        reasons = {reason: self._ends.num_ended[reason] for reason in m.FINISH_REASONS[1:]}
-        return {
-            "live": sum(not a.stream.is_finished for a in self._answers.values()),
-            "unread": sum(a.stream.is_finished for a in self._answers.values()),
-            "followed": sum(a.peer is not None for a in self._answers.values()),
-            "tokens": self._counts["tokens"],
-            "tokens_per_second": rate,
-            "finished": reasons,
-            "histograms": self._ends.histograms.to_wire(),
-            "forgotten_unread": self._ends.num_unread,
-            "stale_tokens": self._counts["stale_tokens"],
-            "bad_frames": self._counts["bad_frames"] + self._router.num_bad_frames,
-        }
+        # Until the board shows that nothing comes any more.
+        self._stats.changed = self._stats.changed or self._figures.tokens_per_second > 0
+        return self._figures.to_map(self._answers.values(), self._ends, num_bad_frames=self._router.num_bad_frames)
