@@ -36,6 +36,7 @@ from .supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
+DRAIN_CHECK_S = 0.01
 CLEAN_STOP_S = 5.0  # what the workers get to say their last words
 LAST_WORDS_S = 2.0  # what these take at most to arrive
 
@@ -221,10 +222,11 @@ class Driver:
         if supervisor.error is not None:
             board.set_mode(FAILED)  # it gave up just now, which a drain must not hide: what waits has to end
         deadline = time.monotonic() + timeout
+        time.sleep(DRAIN_CHECK_S)  # prepare may have been about to accept one
         while self.num_unanswered and supervisor.error is None:
             if time.monotonic() > deadline:
                 return False
-            time.sleep(0.01)
+            time.sleep(DRAIN_CHECK_S)
         return not self.num_unanswered
 
     @property

@@ -291,24 +291,21 @@ class Prepare:
             raise PipelineFailed()
         if self._context.board.mode != RUN:
             raise Draining("the pipeline is stopping and takes no new requests")
-        self._check_queue()
+        if len(self._waiting) >= self._service.max_queue:
+            raise Overloaded(f"{len(self._waiting)} requests wait, the limit is {self._service.max_queue}")
         if num_bytes and self._tokenizing.pending_bytes + num_bytes > self._service.max_pending_bytes:
             raise Overloaded(
                 f"{self._tokenizing.pending_bytes} bytes of prompts wait for the tokenizer,"
                 f" {num_bytes} more pass the limit of {self._service.max_pending_bytes}"
             )
 
-    def _check_queue(self) -> None:
-        if len(self._waiting) >= self._service.max_queue:
-            raise Overloaded(f"{len(self._waiting)} requests wait, the limit is {self._service.max_queue}")
-
     def _finish(self, intake: Intake, result: Admission | RequestError) -> None:
         self._stats.changed = True
         try:
             if isinstance(result, RequestError):
                 raise result
-            # Others may have been accepted while this one was with the tokenizer.
-            self._check_queue()
+            # While this one was with the tokenizer others may have been accepted, or a stop begun.
+            self._check_room(0)
             self._quotas.check(intake.owner, 0)
             self._accept(intake, result)
         except RequestError as error:

@@ -194,3 +194,15 @@ def test_a_search_that_was_dispatched_in_part_is_dispatched_as_a_whole(world: Wo
     prepare = make_prepare(world)
     assert [int(world.journal.states()[slot]) for slot, _ in (*keys, behind)] == [DISPATCHED, DISPATCHED, ACCEPTED]
     assert sorted(prepare._live.items()) == sorted(keys)
+
+
+def test_who_was_with_the_tokenizer_when_a_stop_began_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepted then, it might be ended at once: the driver saw that nobody was left."""
+    prepare, said = make_prepare(world), list[Any]()
+    monkeypatch.setattr(prepare._router, "send", lambda _, message: said.append(message))
+    intakes: list[Any] = []
+    monkeypatch.setattr(prepare._tokenizing, "begin", intakes.append)
+    prepare._hear_alone(b"peer", encode(m.Submit("a", {"prompt_token_ids": [1, 2, 3], "max_tokens": 1})))
+    world.board.begin_drain()
+    prepare._finish(intakes[0], Admission(np.array([1, 2, 3], np.int32), 0, 1))
+    assert [(message.request_id, message.code) for message in said] == [("a", "draining")]
