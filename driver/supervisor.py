@@ -332,8 +332,11 @@ class Supervisor:
             # Its patience first: whoever has waited for a disk shows progress before it is as impatient as usual again.
             patience_s = max(self._config.hang_s, page.patience_ns / 1e9)
             return (time.monotonic_ns() - page.progress_ns) / 1e9, patience_s
+        now = time.monotonic()
+        if (stopped_s := worker.stopped_s(now)) > self._config.hang_s:
+            return stopped_s, self._config.hang_s
         # While it imports, loads and warms up there is no telling how long a sign takes; only the whole is bounded.
-        return time.monotonic() - worker.started_at, self._config.start_timeout_s
+        return now - worker.started_at, self._config.start_timeout_s
 
     def _kill(self, worker: Worker) -> None:
         if worker.process is not None:

@@ -6,6 +6,8 @@ import subprocess
 from collections import deque
 from dataclasses import dataclass, field
 
+from .deaths import is_stopped
+
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.01, 5.0
 
 
@@ -22,6 +24,7 @@ class Worker:
     pidfd: int = -1
     start_at: float = 0.0  # not before this time; waiting lets a worker that dies at once not eat the machine
     started_at: float = 0.0
+    seen_running_at: float = 0.0  # when it was last looked at and nobody had stopped it
     deaths: deque[float] = field(default_factory=deque)  # within the restart window, by its own fault, unexplained
     all_deaths: deque[float] = field(default_factory=deque)  # the same, explained or not
     num_restarts: int = 0
@@ -31,6 +34,12 @@ class Worker:
     @property
     def alive(self) -> bool:
         return self.process is not None
+
+    def stopped_s(self, now: float) -> float:
+        """For how long it has been found stopped, as by SIGSTOP or a debugger; 0 while it is not."""
+        if self.process is None or not is_stopped(self.process.pid):
+            self.seen_running_at = now
+        return now - max(self.seen_running_at, self.started_at)
 
     def note_death(self, now: float, *, num_explained: int) -> None:
         """One more, by its own fault; with it so many are explained."""

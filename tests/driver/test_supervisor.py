@@ -118,6 +118,19 @@ def test_a_worker_that_hangs_is_replaced_in_time(impatient: Driver, role: str) -
     assert noticed_s < HANG_S + 1
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_a_worker_that_is_stopped_while_it_starts_is_replaced_too(impatient: Driver, role: str) -> None:
+    """How long a start takes nobody knows, but one that is stopped takes for ever."""
+    old = pid_of(impatient, role)
+    os.kill(old, signal.SIGKILL)
+    starting = eventually(lambda: pid if (pid := impatient.pids[role]) not in (None, old) else None)
+    assert starting is not None
+    os.kill(starting, signal.SIGSTOP)
+    assert impatient.phases[role][0] != "ready"
+    soon(lambda: is_replaced(impatient, role, starting))
+    assert impatient.generate([5, 6], max_tokens=3, timeout=20).token_ids == expected_tokens([5, 6], 3, VOCAB_SIZE)
+
+
 def test_a_failed_start_shows_the_traceback(tmp_path: Path) -> None:
     run_before(tmp_path).write_text("{")
     with pytest.raises(WorkerDied, match="Traceback") as caught:
