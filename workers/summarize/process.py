@@ -306,6 +306,8 @@ class Summarize:
                 return
             request_id, offset, again = entry
             choices = self._request(request_id)
+            if choices is not None and not choices.are_complete:
+                choices = None  # a life that died while it forgot the request has left these records of it
             index = None if choices is None else choices.index_of(request_id)
             if choices is None or index is None:
                 self._router.send(peer, unknown(request_id, choices))

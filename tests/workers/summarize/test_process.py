@@ -297,6 +297,19 @@ def test_what_was_accepted_between_two_frames_is_known(world: World, monkeypatch
     assert answers_to(body, monkeypatch, second) == []
 
 
+@pytest.mark.parametrize("forgotten", [0, 1], ids=["first", "last"])
+def test_a_request_that_was_forgotten_in_part_is_unknown(
+    world: World, monkeypatch: pytest.MonkeyPatch, forgotten: int
+) -> None:
+    """Its choices cannot be decided any more, and who has followed it beside another reader would wait for ever."""
+    keys, writer = begin_search(world), ReleaseWriter(world.journal)
+    for key in keys:
+        writer.release(*key, num_tokens=0, reason="length")
+    writer.forget(*keys[forgotten])
+    [answer] = answers_to(begin(world), monkeypatch, m.Follow([["b", 0, True]]))
+    assert (answer.request_id, answer.code) == ("b", "unknown_id")
+
+
 def test_a_follow_of_too_many_is_refused_with_the_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = m.Follow([["a", 0, True]] * (m.MAX_FOLLOW_ENTRIES + 1))
     [refused] = answers_to(begin(world), monkeypatch, frame)
