@@ -22,17 +22,20 @@ def main() -> None:
     parser.add_argument(
         "--overlaps", action=argparse.BooleanOptionalAction, help="whether steps do; by default each seed says it"
     )
+    parser.add_argument(
+        "--groups", action=argparse.BooleanOptionalAction, help="whether some requests have several sequences; likewise"
+    )
     parser.add_argument("--output", type=Path, help="a file for the figures, as one JSON line")
     arguments = parser.parse_args()
     if arguments.seed is not None:
-        show(arguments.seed, overlaps=arguments.overlaps)
+        show(arguments.seed, overlaps=arguments.overlaps, groups=arguments.groups)
     else:
         seeds = range(arguments.first, arguments.first + arguments.seeds)
-        sys.exit(run_many(seeds, arguments.output, overlaps=arguments.overlaps))
+        sys.exit(run_many(seeds, arguments.output, overlaps=arguments.overlaps, groups=arguments.groups))
 
 
-def show(seed: int, *, overlaps: bool | None) -> None:
-    world = World(seed, overlaps=overlaps)
+def show(seed: int, *, overlaps: bool | None, groups: bool | None) -> None:
+    world = World(seed, overlaps=overlaps, groups=groups)
     try:
         world.run()
     except Violation as violation:
@@ -40,12 +43,12 @@ def show(seed: int, *, overlaps: bool | None) -> None:
     print("\n".join(world.log))
 
 
-def run_many(seeds: range, output: Path | None, *, overlaps: bool | None) -> int:
+def run_many(seeds: range, output: Path | None, *, overlaps: bool | None, groups: bool | None) -> int:
     """The exit code: 1 if a seed violated something."""
     gc.freeze()  # what is there now stays, and need not be looked through again and again
-    started, failed, num_deaths, num_ends, num_overlapped = time.perf_counter(), [], 0, 0, 0
+    started, failed, num_deaths, num_ends, num_overlapped, num_grouped = time.perf_counter(), [], 0, 0, 0, 0
     for seed in seeds:
-        world = World(seed, overlaps=overlaps)
+        world = World(seed, overlaps=overlaps, groups=groups)
         try:
             world.run()
         except Violation as violation:
@@ -54,10 +57,12 @@ def run_many(seeds: range, output: Path | None, *, overlaps: bool | None) -> int
         num_deaths += world.num_deaths
         num_ends += world.checks.num_ends
         num_overlapped += world.plan.overlaps
+        num_grouped += world.has_groups
     figures = {
         "what": "deterministic simulation",
         "seeds": [seeds.start, seeds.stop],
         "with_overlap": num_overlapped,
+        "with_groups": num_grouped,
         "deaths": num_deaths,
         "answered_requests": num_ends,
         "violations": failed,

@@ -24,6 +24,8 @@ from triptych.workers.execute.process import Execute
 from triptych.workers.prepare.intake import KnownIds
 from triptych.workers.prepare.process import Prepare
 from triptych.workers.summarize.answer import Answer
+from triptych.workers.summarize.choices import Choices
+from triptych.workers.summarize.ends import Ends
 from triptych.workers.summarize.process import Summarize
 
 Patch = pytest.MonkeyPatch
@@ -181,6 +183,28 @@ def kills_from_outside_blame(patch: Patch) -> None:
     patch.setattr(Blame, "note_death", lambda self, role, *, internal: real(self, role, internal=True))
 
 
+def choices_are_taken_from_those_who_were_found(patch: Patch) -> None:
+    """A new life of summarize ranks the candidates that it has found so far, and does not wait for the others."""
+    patch.setattr(Choices, "are_complete", True)
+
+
+def only_a_beam_that_fails_now_ends_its_search(patch: Patch) -> None:
+    """What a new life of summarize finds ended, or finds later than the end of another beam, is nobody's concern."""
+    real = Summarize._discover_slot
+
+    def discover_slot(self: Summarize, slot: int) -> Answer | None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Ends, "end_search", lambda self, choices: None)
+            return real(self, slot)
+
+    patch.setattr(Summarize, "_discover_slot", discover_slot)
+
+
+def who_aborts_a_choice_aborts_all(patch: Patch) -> None:
+    """Also where the choices are known from the beginning, and do not compete."""
+    patch.setattr(Choices, "of", lambda self, wire_id: list(self.answers.values()))
+
+
 def _rewrite_steps(patch: Patch, rewrite: Callable[[Summarize, int, tuple[int, int]], tuple[int, int]]) -> None:
     real = Summarize._step_done
 
@@ -221,4 +245,7 @@ MUTATIONS = by_name(
     answers_end_before_their_tokens_are_counted,
     nobody_is_blamed,
     kills_from_outside_blame,
+    choices_are_taken_from_those_who_were_found,
+    only_a_beam_that_fails_now_ends_its_search,
+    who_aborts_a_choice_aborts_all,
 )

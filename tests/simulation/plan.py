@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tests.simulation.groups import make_group
 from tests.simulation.requests import Request, random_request
 from triptych.protocol.board import ROLES
 from triptych.protocol.config import CacheConfig, ModelCard, ModelConfig, PipelineConfig, SchedulerConfig, ServiceConfig
@@ -51,12 +52,13 @@ class Plan:
         return self.card.device != "cpu"
 
 
-def make_plan(rng: random.Random, *, overlaps: bool) -> Plan:
+def make_plan(rng: random.Random, *, overlaps: bool, groups: random.Random | None) -> Plan:
+    """``groups``: the dice that give some requests several sequences, if any get them; ``rng`` knows nothing of it."""
     config = _config(rng)
     plan = Plan(config, _card(config, overlaps=overlaps), rng.randrange(1, 4), **_tempers(rng))
     plan.is_batch_invariant = rng.random() < 0.5
     plan.clock_shift_ns = rng.choice((0, 10**15))
-    _plan_requests(rng, plan)
+    _plan_requests(rng, plan, groups)
     _plan_faults(rng, plan)
     return plan
 
@@ -104,7 +106,7 @@ def _card(config: PipelineConfig, *, overlaps: bool) -> ModelCard:
     )  # fmt: skip
 
 
-def _plan_requests(rng: random.Random, plan: Plan) -> None:
+def _plan_requests(rng: random.Random, plan: Plan, groups: random.Random | None) -> None:
     common = [rng.randrange(1, VOCAB_SIZE - 1) for _ in range(9)]
     until_ns = rng.choice((5 * MS, 150 * MS))
     for number in range(rng.randrange(2, 8)):
@@ -118,6 +120,17 @@ def _plan_requests(rng: random.Random, plan: Plan) -> None:
             plan.deeds.append((at_ns + rng.randrange(60 * MS), _aborting(who, request)))
         elif chance < 0.27:
             plan.deeds.append((at_ns + rng.randrange(60 * MS), _submitting_elsewhere(who, request)))
+        if groups is not None:
+            _plan_groups(groups, plan, request)
+            if request.choices and groups.random() < 0.3:
+                choice = groups.choice(request.choices)
+                plan.deeds.append((at_ns + groups.randrange(60 * MS), _aborting(who, choice)))
+
+
+def _plan_groups(dice: random.Random, plan: Plan, request: Request) -> None:
+    for each in (request, request.then):
+        if each is not None and dice.random() < 0.5:
+            make_group(dice, each, plan.card, max_records=plan.config.service.max_records)
 
 
 def _plan_faults(rng: random.Random, plan: Plan) -> None:
@@ -184,7 +197,8 @@ def _submitting_elsewhere(who: int, request: Request) -> Deed:
     """The same request again, by another client, while the first still waits for it."""
 
     def deed(world: World) -> None:
-        request.may_be_unknown = True  # whoever reads first acknowledges
+        for each in request.kin:
+            each.may_be_unknown = True  # whoever reads first acknowledges
         other = world.new_client(f"twin-of-{who}")
         other.at(world.clock.now_ns, lambda: other.submit(request))
 
@@ -238,7 +252,8 @@ def _stalling(who: int, duration_ns: int) -> Deed:
 
 def _leave_alone(client: Client) -> None:
     for reader in client.readers:
-        reader.request.may_abort = reader.request.may_be_unknown = True
+        for each in reader.request.kin:
+            each.may_abort = each.may_be_unknown = True
 
 
 def _vanishing(who: int, *, returns: str) -> Deed:

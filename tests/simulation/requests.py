@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -42,6 +42,14 @@ class Request:
     has_failed: bool = False  # one of its tokens could not be sampled
     num_killings: int = 0  # of workers that died of it
     then: Request | None = None  # what the client asks for as soon as this one has ended
+    # Of one with several sequences, see ``groups.py``:
+    sequences: list[Request] = field(default_factory=list)  # by the ids that they have in the journal
+    choices: list[Request] = field(default_factory=list)  # by the ids that clients follow; none where there is but one
+    candidates: list[Request] = field(default_factory=list)  # of a choice, or of the only one: who competed for it
+    kin: list[Request] = field(init=False, repr=False)  # itself, and whoever stands or falls with it
+
+    def __post_init__(self) -> None:
+        self.kin = [self]
 
     @property
     def may_expire(self) -> bool:
@@ -59,6 +67,10 @@ class Request:
     @property
     def is_killer(self) -> bool:
         return self.reason == "poisoned"
+
+    @property
+    def is_beam_search(self) -> bool:
+        return "num_beams" in self.wire
 
 
 def num_tokens_before_death(prompt: list[int]) -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """The listener of one request at one client: checks every piece as it comes."""
+    """The listener of one request, or choice, at one client: checks every piece as it comes."""
 
     def __init__(self, client: Client, request: Request, token_ids: list[int], text: str) -> None:
         self.client, self.request = client, request
@@ -29,12 +29,22 @@ class Reader:
         self.num_ends = 0
         self.is_accepted = False
         self.error: TriptychError | None = None
+        self.choices = [Reader(client, choice, [], "") for choice in request.choices]  # which it hears of as a whole
+
+    @property
+    def expected(self) -> list[Request]:
+        """Whose answer it may hear: where candidates may be cut, any of them may turn out to be the best."""
+        request = self.request
+        is_open = request.candidates and (request.may_be_cut or self.client.world.may_cut_any)
+        return request.candidates if is_open else [request]
 
     def on_accepted(self, accepted: Accepted) -> None:
         self.is_accepted = True
         self.client.world.require(self.request.is_valid, f"{self.request.request_id} is invalid and was accepted")
 
     def on_delta(self, delta: Delta) -> None:
+        if self.choices:
+            return
         self.token_ids += delta.token_ids
         self.text += delta.text
         self._check_prefix()
@@ -42,15 +52,15 @@ class Reader:
     def _check_prefix(self) -> None:
         world, request = self.client.world, self.request
         require = world.require
-        num_tokens = len(self.token_ids)
+        num_tokens, expected = len(self.token_ids), self.expected
         require(
-            request.token_ids[:num_tokens] == self.token_ids,
-            f"{request.request_id}: tokens {self.token_ids}, expected {request.token_ids}",
+            any(each.token_ids[:num_tokens] == self.token_ids for each in expected),
+            f"{request.request_id}: tokens {self.token_ids}, expected {[each.token_ids for each in expected]}",
         )
         require(
             # Where an answer is cut, half a character is shown as U+FFFD.
-            request.text.startswith(self.text) or request.may_be_cut or world.may_cut_any,
-            f"{request.request_id}: text {self.text!r}, expected {request.text!r}",
+            any(each.text.startswith(self.text) for each in expected) or request.may_be_cut or world.may_cut_any,
+            f"{request.request_id}: text {self.text!r}, expected {[each.text for each in expected]}",
         )
 
     def on_end(self, completion: Completion, error: TriptychError | None) -> None:
@@ -60,7 +70,8 @@ class Reader:
         end = error.code if error is not None else completion.finish_reason
         world.note(self.client, f"{request.request_id} ends with {end} after {len(self.token_ids)} tokens")
         world.require(self.num_ends == 1, f"{request.request_id} ends again, now with {end}")
-        world.check_end(self, end)
+        if not self.choices:
+            world.check_end(self, end)
         if (then := request.then) is not None and then.request_id not in world.requests:
             self.client.submit(then)
 
@@ -90,24 +101,29 @@ class Client(Process):
 
     def submit(self, request: Request) -> None:
         self.world.note(self, f"submits {request.request_id}: {request.wire}")
-        self.world.requests[request.request_id] = request
+        self.world.requests |= {each.request_id: each for each in (request, *request.sequences)}
         reader = Reader(self, request, [], "")
         self.readers.append(reader)
-        self.session.submit(request.request_id, request.wire, reader)
+        self.session.submit(request.request_id, request.wire, reader, reader.choices)
 
     def resume(self, earlier: Reader) -> None:
         request = earlier.request
         self.world.note(self, f"resumes {request.request_id} at {len(earlier.token_ids)} tokens")
         reader = Reader(self, request, earlier.token_ids, earlier.text)
-        reader.is_accepted = True
         self.readers.append(reader)
+        for each in (reader, *reader.choices):
+            each.is_accepted = True
+        if reader.choices:  # from their beginning
+            self.session.resume_all(request.request_id, reader, reader.choices)
+            return
         self.session.resume(
             request.request_id, reader, num_tokens=len(earlier.token_ids), num_chars=len(earlier.text)
         )  # fmt: skip
 
     def abort(self, request: Request) -> None:
         self.world.note(self, f"aborts {request.request_id}")
-        request.may_abort = True
+        for each in request.kin:
+            each.may_abort = True
         self.session.abort(request.request_id)
 
     @property

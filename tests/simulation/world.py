@@ -34,6 +34,7 @@ LOOK_NS = 250_000_000  # how often it is asked whether all has come to rest
 REST_NS = 600_000_000  # and for how long it must stay so
 LIMIT_NS = 40_000_000_000  # of simulated time: whoever waits then waits for ever
 MAX_DEPTH = 2  # of turns within turns
+GROUPS_CHANCE = 0.3  # of a run to have requests of several sequences
 WORKER_ERRORS = logging.getLogger("triptych")
 
 
@@ -48,15 +49,21 @@ class Secrets:
 
 
 class World:
-    def __init__(self, seed: int, *, overlaps: bool | None = None) -> None:
-        """``overlaps``: whether steps of execute do; if it is not said, the seed says it."""
+    def __init__(self, seed: int, *, overlaps: bool | None = None, groups: bool | None = None) -> None:
+        """``overlaps``: whether steps of execute do; ``groups``: whether some requests have several sequences.
+
+        What is not said the seed says.
+        """
         self.seed = seed
         self.rng = random.Random(seed)
         self.clock = Clock()
         self.log: list[str] = []
         if overlaps is None:
             overlaps = random.Random(f"overlaps {seed}").random() < 0.5  # dice of its own: either way the same plan
-        self.plan: Plan = make_plan(self.rng, overlaps=overlaps)
+        dice = random.Random(f"groups {seed}")  # the same for groups: a seed without any is the run that it would be
+        has_groups = dice.random() < GROUPS_CHANCE
+        self.has_groups = has_groups if groups is None else groups
+        self.plan: Plan = make_plan(self.rng, overlaps=overlaps, groups=dice if self.has_groups else None)
         self.failures = random.Random(f"failures {seed}")  # of their own too: without any a seed is the same run
         if self.failures.random() < 0.15:
             self.plan.failure_chance = 0.08
@@ -140,7 +147,9 @@ class World:
             WORKER_ERRORS.removeHandler(handler)
 
     def _report(self, text: str) -> str:
-        replay = f"python -m tests.simulation --seed {self.seed} --{'' if self.plan.overlaps else 'no-'}overlaps"
+        flags = {"overlaps": self.plan.overlaps, "groups": self.has_groups}
+        said = " ".join(f"--{'' if value else 'no-'}{name}" for name, value in flags.items())
+        replay = f"python -m tests.simulation --seed {self.seed} {said}"
         return "\n".join([f"seed {self.seed}: {text}", f"(again with: {replay})", *self.log])
 
     def _begin(self) -> None:
