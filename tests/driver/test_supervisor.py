@@ -118,10 +118,9 @@ def test_a_worker_that_hangs_is_replaced_in_time(impatient: Driver, role: str) -
     assert noticed_s < HANG_S + 1
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_a_worker_that_is_stopped_while_it_starts_is_replaced_too(impatient: Driver, role: str) -> None:
+def test_a_worker_that_is_stopped_while_it_starts_is_replaced_too(impatient: Driver) -> None:
     """How long a start takes nobody knows, but one that is stopped takes for ever."""
-    old = pid_of(impatient, role)
+    role, old = "summarize", pid_of(impatient, "summarize")
     os.kill(old, signal.SIGKILL)
     starting = eventually(lambda: pid if (pid := impatient.pids[role]) not in (None, old) else None)
     assert starting is not None

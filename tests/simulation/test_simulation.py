@@ -49,7 +49,7 @@ def test_what_once_failed_does_not_fail_again(overlaps: bool) -> None:
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_planted_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTATIONS[name](monkeypatch)
-    assert any(violates(seed) for seed in range(SEEDS_TO_FIND_A_MUTATION))
+    assert any(violates(seed, groups=True) for seed in range(SEEDS_TO_FIND_A_MUTATION))
 
 
 @pytest.mark.parametrize("name", OVERLAP_MUTATIONS)
@@ -58,9 +58,9 @@ def test_a_planted_mistake_with_a_step_in_flight_is_found(name: str, monkeypatch
     assert any(violates(seed, overlaps=True) for seed in range(SEEDS_TO_FIND_A_MUTATION))
 
 
-def violates(seed: int, *, overlaps: bool | None = None) -> bool:
+def violates(seed: int, *, overlaps: bool | None = None, groups: bool | None = None) -> bool:
     try:
-        World(seed, overlaps=overlaps).run()
+        World(seed, overlaps=overlaps, groups=groups).run()
     except Violation:
         return True
     return False
