@@ -28,7 +28,7 @@ MAX_UNREAD_BYTES = 128 << 20
 MIN_UNREAD = 4
 BACKLOG = 1024  # connections waiting to be accepted
 MAX_OWNERS = 1 << 14  # connections whose key is remembered
-LAST_WORDS_MS = 200  # in which what a client said last must have left, when it is closed
+LAST_WORDS_MS = 500  # in which what a client said last must have left, when it is closed
 
 POLLIN = zmq.POLLIN
 # As numbers: zmq's flags are an Enum, whose operators take longer than what is done with them.
