@@ -158,6 +158,9 @@ class SchedulerConfig:
         "auto",
         "after a crash or a preemption: exact replays what was said, fast prefills it; auto is exact where it is free",
     )
+    num_speculative_tokens: int = _option(
+        0, "tokens that a step guesses and checks of each answer at most, from what stands in it and its prompt already"
+    )
     decode_join_fill: float = _option(0.0, "decodes share a step with prompts only above this share of taken rows")
     itl_target_ms: float | None = _option(None, "prompts are cut so that decodes get a token so often, if they can")
     trace: str | None = _option(None, "a file that gets one JSON line a step: who ran, and how long it took")
@@ -180,6 +183,13 @@ class SchedulerConfig:
         _between("max_decode_skip", self.max_decode_skip, 1, 1 << 20)
         _one_of("preemption", self.preemption, PREEMPTIONS)
         _one_of("recovery", self.recovery, RECOVERIES)
+        _between("num_speculative_tokens", self.num_speculative_tokens, 0, 15)
+        if self.num_speculative_tokens and self.trace is not None:
+            raise ConfigError(
+                f"num_speculative_tokens is {self.num_speculative_tokens}, and with trace it must be 0: "
+                "a trace has no tokens to guess from",
+                param="num_speculative_tokens",
+            )
         _between("decode_join_fill", self.decode_join_fill, 0, 1)
         if self.itl_target_ms is not None:
             _between("itl_target_ms", self.itl_target_ms, 0.1, 60_000)

@@ -91,6 +91,8 @@ def _vllm(stats: Mapping[str, Any], name: str, gateway: Gateway) -> Iterator[Met
     yield _counter("vllm:prefix_cache_queries", "prompt tokens looked up", execute["cache_queries"], name)
     yield _counter("vllm:prefix_cache_hits", "prompt tokens found", execute["cache_hits"], name)
     yield _counter("vllm:num_preemptions", "sequences that gave their pages back", execute["preemptions"], name)
+    yield _counter("vllm:spec_decode_num_draft_tokens", "tokens proposed", execute["proposed_tokens"], name)
+    yield _counter("vllm:spec_decode_num_accepted_tokens", "of these, right", execute["accepted_tokens"], name)
     yield _counter("vllm:prompt_tokens", "tokens of accepted prompts", prepare["prompt_tokens"], name)
     yield _counter("vllm:generation_tokens", "tokens of answers", summarize["tokens"], name)
     success = CounterMetricFamily(

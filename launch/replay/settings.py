@@ -41,6 +41,12 @@ def merge(recorded: Mapping[str, Any], config: EngineConfig, given: Collection[s
 
 
 def make_scheduler(config: EngineConfig, max_model_len: int) -> Scheduler:
+    """
+    Raises:
+        ConfigError: it would guess tokens, and those of a simulation are made up.
+    """
+    if guesses := config.scheduler.num_speculative_tokens:
+        raise ConfigError(f"num_speculative_tokens is {guesses}, and here it must be 0", param="num_speculative_tokens")
     cache = config.cache
     return Scheduler(
         config.scheduler,

@@ -78,8 +78,7 @@ class TokenWriter:
         The same ``slots`` in the same array, which nobody writes to, need not be looked up again.
         """
         if len(slots) <= FEW:
-            for slot, index, token in zip(slots.tolist(), indices.tolist(), token_ids.tolist(), strict=True):
-                self._publish_one(slot, index, token, now_ns)
+            self.publish_in_order(slots, indices, token_ids, now_ns)
             return
         words = self._journal.words
         tokens = token_ids.view(np.uint32)
@@ -92,6 +91,13 @@ class TokenWriter:
         checks = self._checks[slots] * MULTIPLIER + tokens + 1
         self._checks[slots] = checks
         self._journal.tokens_words[slots] = (indices + 1) << 32 | checks
+
+    def publish_in_order(
+        self, slots: Slots, indices: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32], now_ns: int
+    ) -> None:
+        """The same one by one: a slot may be there several times, for tokens that follow one another."""
+        for slot, index, token in zip(slots.tolist(), indices.tolist(), token_ids.tolist(), strict=True):
+            self._publish_one(slot, index, token, now_ns)
 
     def _publish_one(self, slot: int, index: int, token: int, now_ns: int) -> None:
         words = self._journal.words

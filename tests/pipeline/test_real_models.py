@@ -76,6 +76,28 @@ def test_a_kill_of_execute_changes_no_token(tiny: Driver, folder: Path) -> None:
     assert after == [c.token_ids for c in tiny.generate_all(PROMPTS, max_tokens=150, ignore_eos=True)]
 
 
+def test_speculation_changes_no_token_also_when_execute_is_killed(tiny: Driver, folder: Path) -> None:
+    options: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.3, "seed": 1},
+        {"repetition_penalty": 1.2},
+        {"logprobs": 1},
+    ]
+    texts = [("ab " * 20, each) for each in options]
+    plain = [tiny.submit(text, max_tokens=150, ignore_eos=True, **each) for text, each in texts]
+    with Driver(str(folder), dtype="float32", num_pages=256, lease_s=60.0, num_speculative_tokens=8) as driver:
+        streams = [driver.submit(text, max_tokens=150, ignore_eos=True, **each) for text, each in texts]
+        next(iter(streams[0]))
+        os.kill(eventually(lambda: driver.pids["execute"]), signal.SIGKILL)
+        said = [stream.result(120).token_ids for stream in streams]
+        again = driver.generate(texts[0][0], max_tokens=150, ignore_eos=True)
+        stats = driver.stats()["execute"]
+        assert_quiet(driver)
+    assert said == [stream.result(60).token_ids for stream in plain]
+    assert again.token_ids == said[0]
+    assert 0 < stats["accepted_tokens"] <= stats["proposed_tokens"]
+
+
 def test_a_seed_decides_a_sample_whoever_shares_the_batch(tiny: Driver) -> None:
     options = {"temperature": 1.0, "max_tokens": 20, "ignore_eos": True}
     alone = [tiny.generate("seeded", seed=seed, **options).token_ids for seed in range(4)]

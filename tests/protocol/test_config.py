@@ -42,6 +42,7 @@ LIMITS: list[tuple[str, Any, Any, Any, Any]] = [
     ("max_decode_skip", 0, 1, 1 << 20, (1 << 20) + 1),
     ("max_kv_reads", 0, 1, None, None),
     ("priority_ageing", 0, 1, 1 << 20, (1 << 20) + 1),
+    ("num_speculative_tokens", -1, 0, 15, 16),
     ("decode_join_fill", -0.1, 0, 1, 1.1),
     ("skip_ahead", -1, 0, 1 << 20, (1 << 20) + 1),
     ("max_queue", 0, 1, 1 << 20, (1 << 20) + 1),

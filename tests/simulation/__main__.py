@@ -25,17 +25,21 @@ def main() -> None:
     parser.add_argument(
         "--groups", action=argparse.BooleanOptionalAction, help="whether some requests have several sequences; likewise"
     )
+    parser.add_argument(
+        "--proposals", action=argparse.BooleanOptionalAction, help="whether tokens are guessed; likewise"
+    )
     parser.add_argument("--output", type=Path, help="a file for the figures, as one JSON line")
     arguments = parser.parse_args()
+    kinds = {name: getattr(arguments, name) for name in ("overlaps", "groups", "proposals")}
     if arguments.seed is not None:
-        show(arguments.seed, overlaps=arguments.overlaps, groups=arguments.groups)
+        show(arguments.seed, kinds)
     else:
         seeds = range(arguments.first, arguments.first + arguments.seeds)
-        sys.exit(run_many(seeds, arguments.output, overlaps=arguments.overlaps, groups=arguments.groups))
+        sys.exit(run_many(seeds, arguments.output, kinds))
 
 
-def show(seed: int, *, overlaps: bool | None, groups: bool | None) -> None:
-    world = World(seed, overlaps=overlaps, groups=groups)
+def show(seed: int, kinds: dict[str, bool | None]) -> None:
+    world = World(seed, **kinds)
     try:
         world.run()
     except Violation as violation:
@@ -43,12 +47,13 @@ def show(seed: int, *, overlaps: bool | None, groups: bool | None) -> None:
     print("\n".join(world.log))
 
 
-def run_many(seeds: range, output: Path | None, *, overlaps: bool | None, groups: bool | None) -> int:
+def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -> int:
     """The exit code: 1 if a seed violated something."""
     gc.freeze()  # what is there now stays, and need not be looked through again and again
-    started, failed, num_deaths, num_ends, num_overlapped, num_grouped = time.perf_counter(), [], 0, 0, 0, 0
+    started, failed, num_deaths, num_ends = time.perf_counter(), [], 0, 0
+    num_overlapped = num_grouped = num_guessed = 0
     for seed in seeds:
-        world = World(seed, overlaps=overlaps, groups=groups)
+        world = World(seed, **kinds)
         try:
             world.run()
         except Violation as violation:
@@ -58,11 +63,13 @@ def run_many(seeds: range, output: Path | None, *, overlaps: bool | None, groups
         num_ends += world.checks.num_ends
         num_overlapped += world.plan.overlaps
         num_grouped += world.has_groups
+        num_guessed += world.has_proposals
     figures = {
         "what": "deterministic simulation",
         "seeds": [seeds.start, seeds.stop],
         "with_overlap": num_overlapped,
         "with_groups": num_grouped,
+        "with_proposals": num_guessed,
         "deaths": num_deaths,
         "answered_requests": num_ends,
         "violations": failed,

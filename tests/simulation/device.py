@@ -141,7 +141,7 @@ def _writers(plan: Plan, engine: Engine) -> dict[int, Key]:
     running, size = engine.scheduler.running, engine.scheduler.cache.pool.page_size
     return {
         page: key
-        for key, start, num_tokens, _ in plan.chunks
+        for key, start, num_tokens, *_ in plan.chunks
         for page in running[key].block_table[start // size : (start + num_tokens - 1) // size + 1]
     }
 

@@ -12,6 +12,7 @@ import pytest
 from tests.simulation.checks import Violation
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.overlap_mutations import OVERLAP_MUTATIONS
+from tests.simulation.proposal_mutations import PROPOSAL_MUTATIONS
 from tests.simulation.world import World
 
 NUM_SEEDS, SEEDS_A_TEST = 1000, 100
@@ -41,9 +42,9 @@ def test_whatever_dies_every_request_gets_its_one_right_answer(first: int) -> No
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_what_once_failed_does_not_fail_again(overlaps: bool) -> None:
     for seed in REGRESSIONS:
-        World(seed, overlaps=overlaps, groups=False).run()  # as they were found
+        World(seed, overlaps=overlaps, groups=False, proposals=False).run()  # as they were found
     for seed in GROUP_REGRESSIONS:
-        World(seed, overlaps=overlaps, groups=True).run()
+        World(seed, overlaps=overlaps, groups=True, proposals=False).run()
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
@@ -58,9 +59,15 @@ def test_a_planted_mistake_with_a_step_in_flight_is_found(name: str, monkeypatch
     assert any(violates(seed, overlaps=True) for seed in range(SEEDS_TO_FIND_A_MUTATION))
 
 
-def violates(seed: int, *, overlaps: bool | None = None, groups: bool | None = None) -> bool:
+@pytest.mark.parametrize("name", PROPOSAL_MUTATIONS)
+def test_a_planted_mistake_with_guesses_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PROPOSAL_MUTATIONS[name](monkeypatch)
+    assert any(violates(seed, proposals=True) for seed in range(SEEDS_TO_FIND_A_MUTATION))
+
+
+def violates(seed: int, **kinds: bool) -> bool:
     try:
-        World(seed, overlaps=overlaps, groups=groups).run()
+        World(seed, **kinds).run()
     except Violation:
         return True
     return False

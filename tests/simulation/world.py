@@ -12,6 +12,7 @@ import logging
 import os
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,14 @@ from tests.simulation.journal import make_journal
 from tests.simulation.network import Network
 from tests.simulation.plan import Plan, make_plan
 from tests.simulation.processes import Died, Process, Worker
+from tests.simulation.proposals import allow_proposals, propose
 from tests.simulation.requests import Request
 from tests.simulation.users import Client, Reader
 from triptych.driver import blame, session
 from triptych.driver.blame import Blame
 from triptych.protocol.board import FAILED, KEEP, ROLES, RUN, Board
+from triptych.workers.execute import process
+from triptych.workers.execute.scheduling.scheduler import Scheduler
 
 RESTART_NS = (1_000_000, 80_000_000)
 TURN_NS = (10_000, 200_000)  # that a turn takes
@@ -35,6 +39,7 @@ REST_NS = 600_000_000  # and for how long it must stay so
 LIMIT_NS = 40_000_000_000  # of simulated time: whoever waits then waits for ever
 MAX_DEPTH = 2  # of turns within turns
 GROUPS_CHANCE = 0.3  # of a run to have requests of several sequences
+PROPOSALS_CHANCE = 0.2  # of a run to have tokens guessed
 WORKER_ERRORS = logging.getLogger("triptych")
 
 
@@ -49,8 +54,11 @@ class Secrets:
 
 
 class World:
-    def __init__(self, seed: int, *, overlaps: bool | None = None, groups: bool | None = None) -> None:
-        """``overlaps``: whether steps of execute do; ``groups``: whether some requests have several sequences.
+    def __init__(
+        self, seed: int, *, overlaps: bool | None = None, groups: bool | None = None, proposals: bool | None = None
+    ) -> None:
+        """``overlaps``: whether steps of execute do; ``groups``: whether some requests have several sequences;
+        ``proposals``: whether what they say is guessed.
 
         What is not said the seed says.
         """
@@ -64,6 +72,11 @@ class World:
         has_groups = dice.random() < GROUPS_CHANCE
         self.has_groups = has_groups if groups is None else groups
         self.plan: Plan = make_plan(self.rng, overlaps=overlaps, groups=dice if self.has_groups else None)
+        dice = random.Random(f"proposals {seed}")
+        has_proposals = dice.random() < PROPOSALS_CHANCE
+        self.has_proposals = has_proposals if proposals is None else proposals
+        if self.has_proposals:
+            allow_proposals(self.plan, dice)
         self.failures = random.Random(f"failures {seed}")  # of their own too: without any a seed is the same run
         if self.failures.random() < 0.15:
             self.plan.failure_chance = 0.08
@@ -135,6 +148,7 @@ class World:
         WORKER_ERRORS.addHandler(handler)
         try:
             with installed(self.clock, secrets=Secrets(self.rng)), pytest.MonkeyPatch.context() as patch:
+                patch.setattr(process, "Scheduler", partial(Scheduler, propose=propose))
                 patch.setattr(session, "REPEAT_S", self.plan.repeat_s)
                 self._begin()
                 self._loop()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .scheduling.plan import Plan
+from .scheduling.plan import Chunk, Plan
 from .scheduling.rows import Rows
 from .scheduling.sequence import Key, Sequence
 from .step import Int32, ScoreSpan, StepInputs
@@ -46,14 +46,14 @@ def build_inputs(
         owners = np.repeat(np.arange(len(starts)), lengths)  # [T], which sequence a token belongs to
         positions = np.arange(len(owners), dtype=np.int32) + (starts - query_starts[:-1])[owners]
         last_rows, last_positions = query_starts[1:] - np.int32(1), starts + lengths - np.int32(1)
-        token_ids = np.concatenate(
-            [s.tokens[c.start : c.start + c.num_tokens] for s, c in zip(scheduled, chunks, strict=True)]
-        )
+        token_ids = np.concatenate([_tokens(s, c) for s, c in zip(scheduled, chunks, strict=True)])
     block_tables = _gather_block_tables(scheduled, plan.num_decodes, rows)
     pages = positions // page_size
     samples = [chunk.samples for chunk in chunks]
     sampled, sample_rows = scheduled, last_rows
-    if not all(samples):
+    if plan.has_proposals:
+        sampled, sample_rows = _all_sampled(plan, scheduled, last_rows)
+    elif not all(samples):
         sampled, sample_rows = list(compress(scheduled, samples)), last_rows[samples]
     spans = _score_spans(plan, scheduled)
     return StepInputs(
@@ -69,6 +69,22 @@ def build_inputs(
         carried=_carried(plan, last_rows, carried_rows) if carried_rows else None,
         **(_scored(plan, query_starts, spans) if spans else {}),
     )
+
+
+def _tokens(sequence: Sequence, chunk: Chunk) -> Int32:
+    end = chunk.start + chunk.num_tokens - len(chunk.proposed)
+    known = sequence.tokens[chunk.start : end]
+    return np.concatenate([known, np.array(chunk.proposed, np.int32)]) if chunk.proposed else known
+
+
+def _all_sampled(plan: Plan, scheduled: list[Sequence], last_rows: Int32) -> tuple[list[Sequence], Int32]:
+    """Sequences and rows that are sampled where some chunks have proposals: of these every row is."""
+    sampled: list[Sequence] = []
+    rows: list[int] = []
+    for chunk, sequence, last in zip(plan.chunks, scheduled, last_rows.tolist(), strict=True):
+        sampled += [sequence] * chunk.num_sampled
+        rows += range(last + 1 - chunk.num_sampled, last + 1)
+    return sampled, np.array(rows, np.int32)
 
 
 def _score_spans(plan: Plan, scheduled: list[Sequence]) -> dict[int, ScoreSpan]:

@@ -157,7 +157,8 @@ class Bookkeeper:
         indices = np.array(progress.token_indices, np.int64)
         token_ids = np.array(progress.token_ids, np.int32)
         if len(token_ids):
-            self._writer.publish(self._columns.slots, indices, token_ids, outputs.collected_at)
+            publish = self._writer.publish_in_order if plan.has_proposals else self._writer.publish
+            publish(self._columns.slots, indices, token_ids, outputs.collected_at)
         self._note_searches(outputs)
         for key, found in progress.hypotheses.items():  # in the order of their records, so that the last comes last
             times_ns = self._times_of(key, len(found.tokens), outputs.collected_at)
@@ -208,7 +209,7 @@ class Bookkeeper:
         return [other.key for other in self._sequences.values() if other.group_key == sequence.group_key]
 
     def _note_chunks(self, plan: Plan) -> None:
-        for chunk in plan.chunks[plan.num_decodes :]:
+        for chunk in plan.prefills:
             sequence = self._sequences.get(chunk.key)
             if chunk.samples and sequence is not None and sequence.replays and sequence.num_output_tokens <= 1:
                 self._writer.note_chunks(chunk.key[0], sequence.chunk_ends)
@@ -243,7 +244,9 @@ class Bookkeeper:
                 columns = _columns(columns.keys + silent)
                 indices = np.append(indices, np.full(len(silent), NO_TOKEN))
                 token_ids = np.append(token_ids, np.zeros(len(silent), np.int32))
-            reasons = bytes(FINISH_REASONS.index(ends.get(key, "")) for key in columns.keys)
+            last_rows = {key: row for row, key in enumerate(columns.keys)}
+            numbers = {last_rows[key]: FINISH_REASONS.index(reason) for key, reason in ends.items()}
+            reasons = bytes(numbers.get(row, 0) for row in range(len(columns.keys)))
         return StepDone(
             step,
             now_ns,

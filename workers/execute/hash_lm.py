@@ -99,8 +99,9 @@ class HashRunner:
         owners = np.searchsorted(inputs.query_starts, inputs.sample_rows, side="right") - 1
         token_ids = np.zeros(len(owners), np.int32)
         logprobs, candidates = {}, {}
-        for row, (owner, sequence) in enumerate(zip(owners, inputs.sampled, strict=True)):
-            num_tokens = int(inputs.context_lens[owner])
+        num_behind = inputs.query_starts[owners + 1] - 1 - inputs.sample_rows  # of the same sequence, in this step
+        lengths = (inputs.context_lens[owners] - num_behind).tolist()
+        for row, (owner, num_tokens, sequence) in enumerate(zip(owners, lengths, inputs.sampled, strict=True)):
             state = self._read(inputs.block_tables[owner], num_tokens) + num_tokens
             noise = 0 if sequence.params.is_greedy else _noise(sequence.seed, num_tokens)
             token_ids[row] = (state + noise) % (self._vocab_size - 1) + 1

@@ -13,6 +13,7 @@ import numpy as np
 
 from .scheduling.beam_search import Candidates
 from .scheduling.plan import Plan
+from .scheduling.proposals import VOID
 from .scheduling.sequence import Key
 from .step import PromptScores, Runner, StepInputs, StepResult, TokenLogprobs
 
@@ -120,6 +121,9 @@ class IsolatingRunner:
     def _divide(self, plan: Plan, error: Exception) -> Computed:
         if len(plan.chunks) == 1:
             chunk = plan.chunks[0]
+            if chunk.proposed:  # which nobody has asked for
+                alone = self._run(replace(plan, chunks=(chunk._replace(num_tokens=1, proposed=()),)))
+                return replace(alone, token_ids=alone.token_ids + [VOID] * len(chunk.proposed))
             return Computed([0] * chunk.samples, failed={chunk.key: f"{type(error).__name__}: {error}"})
         logger.warning("step %d failed with %d sequences, now each half", plan.step, len(plan.chunks), exc_info=error)
         whole = Computed()
@@ -146,8 +150,8 @@ class IsolatingRunner:
     def _run_without_the_gone(self, plan: Plan) -> Computed:
         rest = plan.part([self._batches.is_running(chunk.key) for chunk in plan.chunks])
         computed = self._run(rest) if rest.chunks else Computed()
-        token_ids = dict(zip(rest.sampled, computed.token_ids, strict=True))
-        return replace(computed, token_ids=[token_ids.get(key, 0) for key in plan.sampled])
+        here, token_ids = {chunk.key for chunk in rest.chunks}, iter(computed.token_ids)
+        return replace(computed, token_ids=[next(token_ids) if key in here else 0 for key in plan.sampled])
 
     def _survive(self, error: Exception) -> None:
         """Raises the error again if it is fatal, else makes room for what runs after it."""
@@ -167,12 +171,18 @@ def _let_go(error: BaseException) -> None:
 def _by_key(plan: Plan, result: StepResult) -> Computed:
     if not (result.logprobs or result.candidates or result.failed or result.scores):
         return Computed(result.token_ids.tolist())
-    sampled = plan.sampled
+    sampled, token_ids = plan.sampled, result.token_ids.tolist()
     unsound = {scores.key: _NO_NUMBER for scores in result.scores if np.isnan(scores.columns.logprobs).any()}
+    failed = {}
+    for row, why in result.failed.items():
+        if row and sampled[row] == sampled[row - 1]:  # behind a proposal: if that was right, the next step will see
+            token_ids[row] = VOID
+        else:
+            failed[sampled[row]] = why
     return Computed(
-        result.token_ids.tolist(),
+        token_ids,
         logprobs={sampled[row]: logprobs for row, logprobs in result.logprobs.items()},
         candidates={sampled[row]: found for row, found in result.candidates.items()},
         scores={scores.key: scores for scores in result.scores},
-        failed={sampled[row]: why for row, why in result.failed.items()} | unsound,
+        failed=failed | unsound,
     )

@@ -45,6 +45,7 @@ def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
         step_s = config.model.hash_step_ms / 1e3
     else:
         runner, card, step_s = _build_torch_runner(context, cache)
+    check_speculation(config.scheduler, runner, card)
     if known is None or card.model != known.model:
         _check_successor(card, known)
         write_private(context.run_dir / CARD_FILE, json.dumps(card.to_wire()))
@@ -57,6 +58,19 @@ def settle_scheduling(config: SchedulerConfig, card: ModelCard) -> SchedulerConf
     if leaves_it and card.device == "cpu" and config.policy != "prefill_first":
         return replace(config, mixed_prefill_tokens=CPU_MIXED_PREFILL_TOKENS)
     return config
+
+
+def check_speculation(config: SchedulerConfig, runner: Runner, card: ModelCard) -> None:
+    """
+    Raises:
+        ConfigError: what is computed together with proposals could differ from what is computed without.
+    """
+    if config.num_speculative_tokens and not (runner.is_batch_invariant and card.device == "cpu"):
+        raise ConfigError(
+            f"num_speculative_tokens is {config.num_speculative_tokens}, and with backend {card.backend} on "
+            f"{card.device} it must be 0: only the compiled kernels of a CPU check proposals to the bit",
+            param="num_speculative_tokens",
+        )
 
 
 def _known_card(context: WorkerContext) -> ModelCard | None:

@@ -364,4 +364,6 @@ class Execute:
             "cache_queries": stats.num_queried_tokens,
             "cache_hits": stats.num_hit_tokens,
             "cache_hit_rate": stats.hit_rate,
+            "proposed_tokens": stats.num_proposed_tokens,
+            "accepted_tokens": stats.num_accepted_tokens,
         }

@@ -20,7 +20,8 @@ VLLM = (
     "request_success_total", "time_to_first_token_seconds_bucket", "inter_token_latency_seconds_bucket",
     "e2e_request_latency_seconds_bucket", "request_queue_time_seconds_bucket",
     "request_prefill_time_seconds_bucket", "request_decode_time_seconds_bucket", "request_prompt_tokens_bucket",
-    "request_generation_tokens_bucket", "cache_config_info",
+    "request_generation_tokens_bucket", "cache_config_info", "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
 )  # fmt: skip
 DASHBOARD = Path(__file__).parents[3] / "launch" / "gateway" / "grafana.json"
 

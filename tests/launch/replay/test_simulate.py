@@ -252,3 +252,8 @@ def test_flags_that_are_not_given_are_those_of_the_trace(triptych: Triptych, tmp
     report = json.loads(outcome.out)
     assert (report["page_size"], report["num_pages"], report["max_num_seqs"]) == (4, 64, 8)
     assert (report["policy"], report["finished"]) == ("priority", 6)
+
+
+def test_a_simulation_has_no_tokens_to_guess() -> None:
+    with pytest.raises(ConfigError, match="num_speculative_tokens is 4, and here it must be 0"):
+        make_scheduler(EngineConfig.from_options(num_speculative_tokens=4), 4096)

@@ -19,6 +19,7 @@ class Clients:
     def __init__(self, *, trace_file: IO[str] | None = None, **options: Any) -> None:
         """Options are those of ``make_engine``."""
         self.now_ns = 0
+        options = {"propose": self._propose, **options}
         self.engine: Engine = make_engine(clock=lambda: self.now_ns, trace_file=trace_file, **options)
         self.outputs: dict[Key, list[int]] = {}
         self.expected: dict[Key, list[int]] = {}
@@ -99,6 +100,12 @@ class Clients:
         assert stats.num_free_pages + stats.num_idle_pages == stats.num_pages
         assert stats.num_free_host_pages + stats.num_idle_host_pages == stats.num_host_pages
         return steps
+
+    def _propose(self, sequence: Sequence, max_tokens: int) -> list[int]:
+        """What it will say, but for every fifth token; as long as it can be, and no longer."""
+        count = sequence.num_output_tokens
+        known = self.expected[sequence.key][count : count + max_tokens]
+        return [token + (index % 5 == 0) for index, token in enumerate(known, sequence.num_tokens)]
 
     def _take(self, step: StepOutputs) -> StepOutputs:
         self.engine.check()

@@ -15,6 +15,7 @@ from triptych.workers.execute.scheduling.audit import check_plan
 from triptych.workers.execute.scheduling.beam_search import BeamSearch, Candidates, Hypothesis, num_candidates
 from triptych.workers.execute.scheduling.plan import Plan
 from triptych.workers.execute.scheduling.progress import Progress
+from triptych.workers.execute.scheduling.proposals import look_up
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 from triptych.workers.execute.trace import StepTrace
@@ -112,6 +113,7 @@ def make_scheduler(
     **config: Any,
 ) -> Scheduler:
     replays = bool(config.pop("replays", False))
+    propose = config.pop("propose", look_up)
     options = {"max_num_seqs": 4, "prefill_chunk": 8, "safety_margin": 0.0, **config}
     scheduler = Scheduler(
         SchedulerConfig(**options),
@@ -121,6 +123,7 @@ def make_scheduler(
         prefix_cache=prefix_cache,
         num_host_pages=host_pages,
         replays=replays,
+        propose=propose,
     )
     for sequence in sequences:
         scheduler.add(sequence)

@@ -9,7 +9,9 @@ import pytest
 
 from tests.cards import CARD
 from triptych.protocol.config import SchedulerConfig
-from triptych.workers.execute.loading import CPU_MIXED_PREFILL_TOKENS, settle_scheduling
+from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.hash_lm import HashRunner
+from triptych.workers.execute.loading import CPU_MIXED_PREFILL_TOKENS, check_speculation, settle_scheduling
 
 
 @pytest.mark.parametrize(
@@ -25,3 +27,15 @@ from triptych.workers.execute.loading import CPU_MIXED_PREFILL_TOKENS, settle_sc
 def test_on_a_cpu_prompts_take_little_of_a_step(device: str, options: dict[str, Any], settled: int | None) -> None:
     config = settle_scheduling(SchedulerConfig(**options), replace(CARD, device=device))
     assert config.mixed_prefill_tokens == settled
+
+
+class Variant(HashRunner):
+    is_batch_invariant = False
+
+
+@pytest.mark.parametrize(("kind", "device"), [(Variant, "cpu"), (HashRunner, "cuda:0")])
+def test_proposals_need_kernels_that_check_them_to_the_bit(kind: type[HashRunner], device: str) -> None:
+    runner, card = kind(97, num_pages=2, page_size=4), replace(CARD, device=device, backend="transformers")
+    with pytest.raises(ConfigError, match=f"is 4, and with backend transformers on {device} it must be 0"):
+        check_speculation(SchedulerConfig(num_speculative_tokens=4), runner, card)
+    check_speculation(SchedulerConfig(), runner, card)

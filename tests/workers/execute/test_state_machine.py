@@ -33,6 +33,7 @@ SETTINGS = st.fixed_dictionaries(
         "preemption": st.sampled_from(PREEMPTIONS),
         "depth": st.sampled_from([0, 1]),
         "replays": st.booleans(),
+        "num_speculative_tokens": st.sampled_from([0, 0, 2, 15]),
     }
 )
 STOP_IDS = st.frozensets(st.integers(0, 96), max_size=4)

@@ -38,11 +38,11 @@ class LookAhead:
         assert self._plan is None, f"the tokens of step {self._plan and self._plan.step} are not known yet"
         self._plan = plan
         sampled = []
-        for key, start, num_tokens, samples in plan.chunks:
+        for key, start, num_tokens, samples, proposed in plan.chunks:
             sequence = running.get(key)
             if sequence is None:
                 continue
-            sequence.num_computed_tokens = start + num_tokens
+            sequence.num_computed_tokens = start + num_tokens - len(proposed)
             if sequence.state is SequenceState.PREFILLING:
                 note_chunk(sequence)
             if samples and not sequence.is_beam:
@@ -75,7 +75,7 @@ def may_plan_ahead(scheduler: Scheduler) -> bool:
 
     It can go short of them only where a start claims idle pages before the decodes; these then wait for a step.
     """
-    if scheduler.roster.num_needing_tokens:
+    if scheduler.roster.num_needing_tokens or scheduler.proposals.are_due(scheduler.rows.seated):
         return False
     config, running, cache = scheduler.config, scheduler.running, scheduler.cache
     prompts = scheduler.roster.in_state(SequenceState.PREFILLING)

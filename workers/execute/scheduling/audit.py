@@ -33,6 +33,8 @@ class Stats:
     num_swaps: int = 0  # of these preemptions
     num_queried_tokens: int = 0  # of prompts that started
     num_hit_tokens: int = 0  # of these, found in the cache
+    num_proposed_tokens: int = 0
+    num_accepted_tokens: int = 0  # of these, that were right
 
     @property
     def hit_rate(self) -> float:
@@ -70,6 +72,8 @@ def take_stats(scheduler: Scheduler) -> Stats:
         num_swaps=scheduler.roster.num_swaps,
         num_queried_tokens=cache.num_queried_tokens,
         num_hit_tokens=cache.num_hit_tokens,
+        num_proposed_tokens=scheduler.proposals.num_proposed,
+        num_accepted_tokens=scheduler.proposals.num_accepted,
     )
 
 

@@ -25,12 +25,13 @@ class Work(NamedTuple):
     """What a step computes, in the numbers that its time depends on."""
 
     num_prefill_tokens: int
-    num_decodes: int
+    num_decodes: int  # and proposals
     num_reads: int  # tokens of context, of prompts and decodes together
 
     @classmethod
     def of(cls, plan: Plan) -> Work:
-        return cls(plan.num_prefill_tokens, plan.num_decodes, plan.num_reads)
+        num_prefill_tokens = plan.num_prefill_tokens
+        return cls(num_prefill_tokens, plan.num_tokens - num_prefill_tokens, plan.num_reads)
 
 
 class Prices(NamedTuple):

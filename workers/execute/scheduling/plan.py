@@ -19,6 +19,11 @@ class Chunk(NamedTuple):
     start: int
     num_tokens: int
     samples: bool  # whether the token after the last of these is wanted
+    proposed: tuple[int, ...] = ()  # the last of its tokens, if they are guesses; what follows each is wanted, too
+
+    @property
+    def num_sampled(self) -> int:
+        return self.samples + len(self.proposed)
 
 
 class Start(NamedTuple):
@@ -33,8 +38,8 @@ class Plan:
     """One step. Its pages are reserved; nothing has touched the device."""
 
     step: int  # counts from 1
-    chunks: tuple[Chunk, ...]  # decodes first, in row order; then prompts, in the order they were chosen
-    num_decodes: int
+    chunks: tuple[Chunk, ...]  # decodes, in row order; those with proposals; prompts, in the order they were chosen
+    num_decodes: int  # of one token each
     moves: Moves = NO_MOVES  # before the forward pass
     starts: tuple[Start, ...] = ()
     preempted: tuple[Key, ...] = ()  # gave their pages back, and wait
@@ -48,8 +53,14 @@ class Plan:
 
     @property
     def sampled(self) -> list[Key]:
-        """Sequences that get a token, in the order of the step's result."""
-        return [chunk.key for chunk in self.chunks if chunk.samples]
+        """Whose token each row of the step's result is: a sequence with proposals has several, one after the other."""
+        if not self.has_proposals:
+            return [chunk.key for chunk in self.chunks if chunk.samples]
+        return [chunk.key for chunk in self.chunks for _ in range(chunk.num_sampled)]
+
+    @property
+    def has_proposals(self) -> bool:
+        return any(chunk.proposed for chunk in self.chunks[self.num_decodes :])
 
     @property
     def num_tokens(self) -> int:
@@ -62,7 +73,11 @@ class Plan:
 
     @property
     def num_prefill_tokens(self) -> int:
-        return sum(chunk.num_tokens for chunk in self.chunks[self.num_decodes :])
+        return sum(chunk.num_tokens for chunk in self.prefills)
+
+    @property
+    def prefills(self) -> list[Chunk]:
+        return [chunk for chunk in self.chunks[self.num_decodes :] if not chunk.proposed]
 
     def halves(self) -> tuple[Plan, Plan]:
         """This step as two, once its moves are done; it has at least two chunks."""
@@ -89,6 +104,7 @@ class Draft:
     num_scored_left: int = MAX_SCORED_TOKENS
     lacks_memory: bool = False  # a prompt was held back by memory, not by a budget
     decodes: dict[Key, Chunk] = field(default_factory=dict)
+    checked: dict[Key, Chunk] = field(default_factory=dict)  # decodes that got proposals, which is done last
     prefills: dict[Key, Chunk] = field(default_factory=dict)
     starts: dict[Key, Start] = field(default_factory=dict)
     preempted: list[Key] = field(default_factory=list)
@@ -98,7 +114,7 @@ class Draft:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.decodes or self.prefills)
+        return not (self.decodes or self.checked or self.prefills)
 
     def room(self, sequence: Sequence, wanted: int) -> int:
         """How many of the ``wanted`` next tokens of a prompt the budgets allow.
@@ -123,6 +139,13 @@ class Draft:
         self.num_scored_left -= 0 if sequence.is_scored else num_tokens
         sequence.last_step = self.step
 
+    def propose(self, key: Key, token_ids: list[int]) -> None:
+        """One who decodes in this step has these checked as well."""
+        chunk = self.decodes.pop(key)
+        self.checked[key] = chunk._replace(num_tokens=1 + len(token_ids), proposed=tuple(token_ids))
+        self.num_tokens_left -= len(token_ids)
+        self.num_reads_left -= len(token_ids)
+
     def end(self, key: Key, reason: str, why: str = "") -> None:
         """A sequence ends without a forward pass; ``why`` is for an error."""
         if reason == "error":
@@ -144,7 +167,7 @@ class Draft:
             return None
         return Plan(
             step=self.step,
-            chunks=(*self.decodes.values(), *self.prefills.values()),
+            chunks=(*self.decodes.values(), *self.checked.values(), *self.prefills.values()),
             num_decodes=len(self.decodes),
             moves=moves,
             starts=tuple(self.starts.values()),

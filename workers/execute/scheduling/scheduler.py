@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from types import MappingProxyType
 
 from ....protocol.config import SchedulerConfig
@@ -23,6 +24,7 @@ from .plan import Draft, Plan
 from .policy import Phase, Skips, make_policy
 from .prefix import Match
 from .progress import Progress
+from .proposals import Proposals, Propose, look_up
 from .queues import may_overtake
 from .roster import Roster
 from .rows import Rows
@@ -48,6 +50,7 @@ class Scheduler:
         num_host_pages: int = 0,
         replays: bool = False,  # what was said is decoded again after a preemption or a crash, not prefilled
         make_search: MakeSearch = make_search,
+        propose: Propose = look_up,
     ) -> None:
         self.config = config
         self.replays = replays
@@ -60,6 +63,7 @@ class Scheduler:
         self.live, self.waiting, self.running = self.roster.live, self.roster.waiting, self.roster.running
         self._bounds = Bounds(max_model_len, self.cache, self.beams)
         self._pace = make_pace(config, page_size)
+        self.proposals = Proposals(config.num_speculative_tokens, page_size, max_model_len, propose)
         self._deadlines = Deadlines()
         self._expired: list[tuple[Key, str]] = []  # and not reported yet
         self._step = 0
@@ -113,6 +117,8 @@ class Scheduler:
         if draft.is_empty:
             self._break_stall(draft)
         self._count_skips(draft)
+        if not draft.prefills:
+            self.proposals.add(draft, self.running, are_tokens_known=not self.ahead.is_under_way)
         plan = draft.finish(self.cache.take_moves())
         if plan is not None:
             self._step = plan.step
@@ -127,6 +133,8 @@ class Scheduler:
     ) -> Progress:
         """Takes in a step: ``token_ids`` has one for each of ``plan.sampled``; beams have ``candidates`` instead.
 
+        A token behind a wrong proposal is no more than what the model would have said if that had been right.
+
         Those in ``failed`` end here, each for its reason; what was sampled for one that was released is dropped.
         """
         self.advance(plan)
@@ -134,8 +142,10 @@ class Scheduler:
         self.completed_step = plan.step
         progress = Progress(finished=dict(plan.finished), expired=dict(plan.expired), failed=dict(plan.failed))
         sampled, computing = iter(token_ids), self.roster.groups.computing
-        for key, start, num_tokens, samples in plan.chunks:
-            token_id = next(sampled) if samples else None
+        for key, start, num_tokens, samples, proposed in plan.chunks:
+            said = [next(sampled)] if samples else []
+            if proposed:
+                said += islice(sampled, len(proposed))
             sequence = self.running.get(key)
             if sequence is None:
                 continue
@@ -144,16 +154,15 @@ class Scheduler:
                 sequence.num_tokens -= samples and not sequence.is_beam  # its placeholder
                 self.roster.retire(sequence, "error", is_sound=False)
                 continue
-            if self.cache.publish(sequence) and sequence.row is not None:
-                self.rows.write_pages(sequence, 0)
+            self._publish(sequence)
             if key in computing:
                 self.waiting.let_go(self.roster.groups.compute(sequence))
             if not sequence.is_scored:
                 sequence.num_scored_tokens = max(sequence.num_scored_tokens, start + num_tokens)
             if candidates and key in candidates:
                 self.roster.branch(sequence, candidates[key], progress)
-            elif token_id is not None:
-                self._take(sequence, token_id, progress)
+            elif said:
+                self._take(sequence, self.proposals.check(sequence, proposed, said) if proposed else said, progress)
             elif sequence.is_complete:
                 progress.finished[key] = "length"
                 self.roster.retire(sequence, "length")
@@ -348,12 +357,26 @@ class Scheduler:
             self.rows.write_pages(sequence, num_pages)
         return True
 
-    def _take(self, sequence: Sequence, token_id: int, progress: Progress) -> None:
-        sequence.tokens[sequence.num_tokens - 1] = token_id
-        progress.emit(sequence.key, sequence.num_output_tokens - 1, token_id)
-        if reason := sequence.end_reason(self.max_model_len):
+    def _take(self, sequence: Sequence, token_ids: list[int], progress: Progress) -> None:
+        """The next tokens of a sequence: one in place of its placeholder, and those that were proposed behind it."""
+        reason = None
+        sequence.num_tokens -= 1
+        for token_id in token_ids:
+            sequence.append(token_id)
+            progress.emit(sequence.key, sequence.num_output_tokens - 1, token_id)
+            if reason := sequence.end_reason(self.max_model_len):
+                break
+        if len(token_ids) > 1:
+            sequence.num_computed_tokens = sequence.num_tokens - 1
+            self._publish(sequence)
+        if reason:
             progress.finished[sequence.key] = reason
             self.roster.retire(sequence, reason)
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Lets others find the pages that it has computed to their end."""
+        if self.cache.publish(sequence) and sequence.row is not None:
+            self.rows.write_pages(sequence, 0)
 
     @property
     def _fill(self) -> float:

@@ -8,12 +8,14 @@ from typing import Protocol
 
 import pytest
 
+from tests import tiny
 from tests.tiny import make_tiny_model
 from tests.workers.execute.model.native import FAMILIES, NativeEngine, make_checkpoint, make_request
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.native_runner import NativeRunner
+from triptych.workers.execute.scheduling.proposals import Propose
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 LENGTHS = (1, 7, 16, 45, 90)
@@ -65,6 +67,18 @@ def test_company_and_chunks_change_nothing(family: str, dtype: str, quantization
     alone = [engine.run(request)[0] for request in requests()]
     for chunk in (1, 7, 512):
         assert engine.run(*requests(), prefill_chunk=chunk) == alone
+    assert engine.run(*requests(), num_speculative_tokens=15, propose=some_of(alone)) == alone
+
+
+def some_of(said: list[list[int]]) -> Propose:
+    """Proposes what will be said, but for every fourth token."""
+
+    def propose(sequence: Sequence, max_tokens: int) -> list[int]:
+        count = sequence.num_output_tokens
+        known = said[sequence.key[0]][count : count + max_tokens]
+        return [(token + (place % 4 == 0)) % tiny.VOCAB_SIZE for place, token in enumerate(known, count)]
+
+    return propose
 
 
 def test_sampled_rows_go_through_the_sampler(engines: Engines) -> None:

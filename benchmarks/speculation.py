@@ -1,0 +1,103 @@
+"""What speculative decoding saves and costs on a CPU, by how many of the proposals are right.
+
+One to eight streams of 128 prompt tokens and 128 output tokens decode on random weights of a real shape. What they say
+is known from a run before, so a made-up proposer can be right with a given probability for each token. "nothing" is one
+that never finds anything; what that costs is that steps are not planned ahead. Each case is timed in turns with the
+same streams without proposals; printed are medians of the ratios of output tokens a second, as one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from dataclasses import replace
+
+from cpu_decoder import MAX_MODEL_LEN, load, make_sequence
+from cpu_models import SHAPES
+from report import environment
+
+from triptych.protocol.config import SchedulerConfig
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.scheduling.proposals import Propose
+from triptych.workers.execute.scheduling.scheduler import Scheduler
+from triptych.workers.execute.scheduling.sequence import Sequence
+from triptych.workers.execute.step import Runner
+
+NUM_PROMPT_TOKENS = NUM_OUTPUT_TOKENS = 128
+STREAMS = (1, 2, 4, 8)
+RIGHT = (0.0, 0.5, 0.8, 1.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", nargs="*", default=["smollm2-135m"], choices=list(SHAPES))
+    parser.add_argument("--formats", nargs="*", default=["bf16", "int8"], choices=["bf16", "int8"])
+    parser.add_argument("--num-speculative-tokens", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    cases = {}
+    for model in arguments.models:
+        for form in arguments.formats:
+            runner, config, _ = load(model, form)
+            config = replace(config, num_speculative_tokens=arguments.num_speculative_tokens)
+            for num_streams in STREAMS:
+                case = measure(runner, config, num_streams, arguments.repeats)
+                cases[f"{model} {form} {num_streams}"] = case
+    report = {"what": "speculation", **environment("torch"), **vars(arguments)}
+    print(json.dumps({**report, "cases": cases}))
+
+
+def measure(runner: Runner, config: SchedulerConfig, num_streams: int, repeats: int) -> dict[str, float]:
+    plain = replace(config, num_speculative_tokens=0)
+    _, said = run(runner, plain, num_streams, nothing)
+    proposers = {"nothing": nothing, **{f"right {share:g}": made_up(said, share) for share in RIGHT}}
+    ratios: dict[str, list[float]] = {name: [] for name in proposers}
+    rates = []
+    for _ in range(repeats):
+        for name, propose in proposers.items():
+            without, _ = run(runner, plain, num_streams, nothing)
+            seconds, again = run(runner, config, num_streams, propose)
+            assert again == said, "proposals changed what was said"
+            ratios[name].append(without / seconds)
+            rates.append(num_streams * NUM_OUTPUT_TOKENS / without)
+    medians = {name: round(statistics.median(values), 3) for name, values in ratios.items()}
+    return {"tokens_per_s_without": round(statistics.median(rates), 1), **medians}
+
+
+def nothing(sequence: Sequence, max_tokens: int) -> list[int]:
+    return []
+
+
+def made_up(said: list[list[int]], share: float) -> Propose:
+    """Each token is right with probability ``share``, the same ones whenever it is asked."""
+
+    def propose(sequence: Sequence, max_tokens: int) -> list[int]:
+        count = sequence.num_output_tokens
+        known = enumerate(said[sequence.key[0]][count : count + max_tokens], count)
+        rights = (random.Random(f"{sequence.key}/{place}").random() < share for place in range(count, 1 << 30))
+        return [token if right else token + 1 for (_, token), right in zip(known, rights, strict=False)]
+
+    return propose
+
+
+def run(runner: Runner, config: SchedulerConfig, num_streams: int, propose: Propose) -> tuple[float, list[list[int]]]:
+    """Seconds from the first output token to the last, and what was said."""
+    tokens = random.Random(0)
+    sequences = [make_sequence(i, NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS, tokens) for i in range(num_streams)]
+    scheduler = Scheduler(config, page_size=16, num_pages=2048, max_model_len=MAX_MODEL_LEN, propose=propose)
+    engine = Engine(scheduler, runner, depth=int(runner.overlaps))
+    for sequence in sequences:
+        engine.add(sequence)
+    while not all(sequence.num_output_tokens for sequence in sequences):
+        engine.step()
+    start = time.perf_counter()
+    while engine.has_work:
+        engine.step()
+    return time.perf_counter() - start, [sequence.output_tokens.tolist() for sequence in sequences]
+
+
+if __name__ == "__main__":
+    main()

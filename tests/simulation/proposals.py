@@ -1,0 +1,34 @@
+"""Guesses of what the hash model will say next, of which one in four is wrong."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import lru_cache
+
+from tests.simulation.plan import Plan
+from tests.simulation.requests import EXECUTE_KILLER, num_tokens_before_death
+from triptych.workers.execute.hash_lm import expected_tokens
+from triptych.workers.execute.hash_model import VOCAB_SIZE
+from triptych.workers.execute.scheduling.sequence import Sequence
+
+
+def allow_proposals(plan: Plan, dice: random.Random) -> None:
+    scheduler = replace(plan.config.scheduler, num_speculative_tokens=dice.choice((1, 3, 8)))
+    plan.config = replace(plan.config, scheduler=scheduler)
+
+
+def propose(sequence: Sequence, max_tokens: int) -> list[int]:
+    """Not the token that kills, nor what would follow it: who computes that, does so to say it."""
+    prompt = tuple(sequence.tokens[: sequence.num_prompt_tokens].tolist())
+    first = sequence.num_output_tokens
+    last = min(first + max_tokens, sequence.max_tokens)
+    if prompt[0] == EXECUTE_KILLER:
+        last = min(last, num_tokens_before_death(list(prompt)) - 1)
+    said = _said(prompt, sequence.max_tokens, sequence.params.temperature, sequence.seed)
+    return [token % (VOCAB_SIZE - 1) + 1 if token % 4 == 0 else token for token in said[first:last]]
+
+
+@lru_cache(maxsize=256)
+def _said(prompt: tuple[int, ...], num_tokens: int, temperature: float, seed: int) -> list[int]:
+    return expected_tokens(prompt, num_tokens, VOCAB_SIZE, temperature=temperature, seed=seed)

@@ -1,0 +1,272 @@
+"""Tokens that are proposed and checked: what is said stays the same, it takes fewer steps."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.workers.execute.clients import Clients
+from tests.workers.execute.factories import (
+    advance,
+    expected_output,
+    make_engine,
+    make_scheduler,
+    make_sequence,
+    make_sequences,
+)
+from triptych.protocol.config import SchedulerConfig
+from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.hash_lm import HashRunner
+from triptych.workers.execute.scheduling.plan import Chunk
+from triptych.workers.execute.scheduling.proposals import MAX_CHECKED_TOKENS, TOKEN_COST, Propose, look_up
+from triptych.workers.execute.scheduling.sequence import Sequence
+from triptych.workers.execute.step import StepResult
+
+
+def saying(tokens: list[int]) -> Sequence:
+    sequence = make_sequence(num_tokens=len(tokens), max_tokens=50)
+    sequence.tokens[: len(tokens)] = tokens
+    return sequence
+
+
+def truth(sequence: Sequence, max_tokens: int) -> list[int]:
+    """What the hash model says next."""
+    count = sequence.num_output_tokens
+    return expected_output(sequence)[count : count + max_tokens]
+
+
+def wrong(sequence: Sequence, max_tokens: int) -> list[int]:
+    return [token % 96 + 1 for token in truth(sequence, max_tokens)]
+
+
+def run(*sequences: Sequence, propose: Propose = truth, **options: Any) -> tuple[Engine, dict[Any, list[int]], int]:
+    """The engine, what everybody said, and in how many steps."""
+    engine = make_engine(*sequences, propose=propose, **{"num_speculative_tokens": 4, "page_size": 64, **options})
+    said: dict[Any, list[int]] = {sequence.key: [] for sequence in sequences}
+    num_steps = 0
+    while (step := engine.step()) is not None:
+        num_steps += 1
+        for key, index, token in zip(
+            step.progress.keys, step.progress.token_indices, step.progress.token_ids, strict=True
+        ):
+            assert index == len(said[key])
+            said[key].append(token)
+    return engine, said, num_steps
+
+
+@pytest.mark.parametrize(
+    ("tokens", "following"),
+    [
+        ([5, 6, 7, 8, 9, 5, 6], [7, 8, 9]),
+        ([5, 6, 1, 9, 5, 6, 2, 9, 5, 6], [2, 9, 5]),  # the latest place
+        ([4, 5, 6, 1, 9, 5, 6, 2, 4, 5, 6], [1, 9, 5]),  # the longest match, though another one is later
+        ([3, 1, 2, 1, 2], [1, 2, 1]),  # a loop goes on
+        ([7, 7, 7], [7, 7, 7]),
+        ([5, 6, 7, 8, 6], []),  # one token alone says too little
+        ([5, 6, 7], []),
+        ([5], []),
+    ],
+)
+def test_what_followed_the_same_tokens_is_proposed(tokens: list[int], following: list[int]) -> None:
+    assert look_up(saying(tokens), 3) == following
+
+
+def test_a_match_is_found_in_what_was_said_only() -> None:
+    """Behind the last token the array is not filled yet."""
+    sequence = saying([5, 6, 9, 5, 6])
+    sequence.num_tokens = 2
+    assert look_up(sequence, 3) == []
+
+
+def test_right_proposals_save_steps() -> None:
+    engine, said, num_steps = run(make_sequence(max_tokens=21))
+    assert said == {(0, 0): expected_output(make_sequence(max_tokens=21))}
+    assert num_steps == 1 + 4  # the prompt's, and five tokens in each other one
+    assert (engine.stats.num_proposed_tokens, engine.stats.num_accepted_tokens) == (16, 16)
+
+
+def test_wrong_proposals_change_nothing_and_become_rare() -> None:
+    engine, said, num_steps = run(make_sequence(max_tokens=60), propose=wrong)
+    assert said == {(0, 0): expected_output(make_sequence(max_tokens=60))}
+    assert num_steps == 60
+    assert engine.stats.num_accepted_tokens == 0
+    assert engine.stats.num_proposed_tokens < 60
+
+
+def test_the_tokens_up_to_the_first_wrong_one_count() -> None:
+    def nearly(sequence: Sequence, max_tokens: int) -> list[int]:
+        return [*truth(sequence, 2), *wrong(sequence, max_tokens)[2:]]
+
+    scheduler = make_scheduler(make_sequence(max_tokens=20), propose=nearly, num_speculative_tokens=4, page_size=64)
+    sequence = scheduler.live[0, 0]
+    said = expected_output(make_sequence(max_tokens=20))
+    advance(scheduler, token_id=said[0])
+    plan = scheduler.plan()
+    assert plan is not None
+    assert plan.chunks == (Chunk((0, 0), 5, 5, True, (*said[1:3], *plan.chunks[0].proposed[2:])),)
+    progress = scheduler.apply(plan, [said[1], said[2], said[3], 1, 1])
+    assert (progress.token_ids, progress.token_indices) == (said[1:4], [1, 2, 3])
+    assert (sequence.num_tokens, sequence.num_computed_tokens) == (9, 8)
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 16])
+def test_proposals_stay_in_the_page_of_the_next_token(page_size: int) -> None:
+    sequences = make_sequences(3, num_tokens=3, max_tokens=30)
+    engine = make_engine(*sequences, propose=truth, num_speculative_tokens=15, page_size=page_size, num_pages=120)
+    while engine.has_work:
+        plan = engine.plan()
+        assert plan is not None
+        for chunk in plan.chunks:
+            if chunk.proposed:
+                assert chunk.start // page_size == (chunk.start + chunk.num_tokens - 1) // page_size
+        engine.launch(plan)
+        engine.collect()
+        engine.check()
+    assert (engine.stats.num_proposed_tokens > 0) == (page_size > 1)
+
+
+def test_a_stop_token_among_the_proposals_ends_the_answer() -> None:
+    said = expected_output(make_sequence(max_tokens=30))
+    stop = next(token for index, token in enumerate(said) if index > 3 and token not in said[:index])
+    stops = make_sequence(max_tokens=30, stop_ids=frozenset({stop}))
+    _, outputs, _ = run(stops)
+    assert outputs == {(0, 0): said[: said.index(stop) + 1]}
+    assert stops.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 6, 7])
+def test_nothing_is_proposed_beyond_the_last_token(limit: int) -> None:
+    _, said, _ = run(make_sequence(max_tokens=limit))
+    assert said == {(0, 0): expected_output(make_sequence(max_tokens=limit))}
+    _, said, _ = run(make_sequence(num_tokens=5, max_tokens=30), max_model_len=5 + limit)
+    assert said == {(0, 0): expected_output(make_sequence(max_tokens=30))[:limit]}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"repetition_penalty": 1.5}, {"presence_penalty": 1.0}, {"frequency_penalty": 1.0}, {"logprobs": 2}],
+)
+def test_who_needs_every_token_at_once_gets_no_proposals(params: dict[str, Any]) -> None:
+    engine, _, num_steps = run(make_sequence(max_tokens=10, **params))
+    assert (num_steps, engine.stats.num_proposed_tokens) == (10, 0)
+
+
+def test_many_who_decode_get_none_and_few_share_a_step() -> None:
+    for count in range(1, MAX_CHECKED_TOKENS + 1):
+        sequences = make_sequences(count, num_tokens=1, max_tokens=12)
+        sizes: dict[str, Any] = {"max_num_seqs": 16, "num_pages": 64, "prefill_chunk": 16}
+        sizes["num_speculative_tokens"] = 15
+        engine = make_engine(*sequences, propose=truth, page_size=64, **sizes)
+        engine.step()
+        plan = engine.plan()
+        assert plan is not None
+        assert plan.has_proposals == (count < 1 / TOKEN_COST / 2)
+        assert plan.num_tokens <= MAX_CHECKED_TOKENS
+        engine.launch(plan)
+        engine.collect()
+
+
+@pytest.mark.parametrize("num_speculative_tokens", [0, 4])
+def test_with_proposals_no_step_of_few_is_planned_ahead(num_speculative_tokens: int) -> None:
+    engine = make_engine(make_sequence(max_tokens=20), depth=1, num_speculative_tokens=num_speculative_tokens)
+    for _ in range(3):
+        engine.step()
+    assert engine.num_in_flight == (0 if num_speculative_tokens else 1)
+
+
+class Failing(HashRunner):
+    """Has no token for the rows of proposals that are named."""
+
+    def _sample(self, *arguments: Any) -> StepResult:
+        result = super()._sample(*arguments)
+        failed = dict.fromkeys(range(2, len(result.token_ids)), "not a number")
+        return StepResult(np.where(np.arange(len(result.token_ids)) < 2, result.token_ids, 0), failed=failed)
+
+
+def test_a_proposal_that_fails_the_model_fails_nobody() -> None:
+    """It may be one that would never have been said. If it is, the step that computes it alone fails."""
+    _, said, num_steps = run(make_sequence(max_tokens=21), runner=Failing)
+    assert said == {(0, 0): expected_output(make_sequence(max_tokens=21))}
+    assert num_steps == 1 + 10
+
+
+class Raising(HashRunner):
+    """Cannot compute what one sequence wants, nor anything together with it."""
+
+    def launch(self, inputs: Any) -> None:
+        if any(sequence.key == (1, 0) and sequence.num_output_tokens > 2 for sequence in inputs.sampled):
+            raise ValueError("bad luck")
+        super().launch(inputs)
+
+
+def test_a_step_with_proposals_is_divided_like_any_other() -> None:
+    sequences = make_sequences(3, max_tokens=21)
+    _, said, _ = run(*sequences, runner=Raising)
+    for sequence in sequences:
+        expected = expected_output(make_sequence(sequence.key[0], max_tokens=21))
+        assert said[sequence.key] == expected[: 6 if sequence.key == (1, 0) else 21]
+    assert [s.finish_reason for s in sequences] == ["length", "error", "length"]
+
+
+class OneByOne(HashRunner):
+    """Cannot compute more than one token behind the prompt."""
+
+    def launch(self, inputs: Any) -> None:
+        if inputs.positions[0] and len(inputs.token_ids) > 1:
+            raise ValueError("too much")
+        super().launch(inputs)
+
+
+def test_proposals_that_make_a_step_raise_fail_nobody() -> None:
+    _, said, num_steps = run(make_sequence(max_tokens=6), runner=OneByOne)
+    assert said == {(0, 0): expected_output(make_sequence(max_tokens=6))}
+    assert num_steps == 6
+
+
+def test_prefixes_that_proposals_completed_are_found_by_others() -> None:
+    first = make_sequence(num_tokens=4, max_tokens=13)
+    engine, said, _ = run(first, page_size=4, prefix_cache=True, num_speculative_tokens=3)
+    second = make_sequence(1, num_tokens=17, max_tokens=4)
+    second.tokens[:17] = first.tokens[:17]
+    engine.add(second)
+    while engine.step() is not None:
+        pass
+    assert second.num_cached_tokens == 16
+    assert second.output_tokens.tolist() == expected_output(second)
+    assert len(said[first.key]) == 13
+
+
+def test_whoever_comes_and_goes_gets_the_same_tokens() -> None:
+    """Random schedules, one token in five proposed wrongly; the clients know what must be said."""
+    num_accepted = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        clients = Clients(
+            page_size=rng.choice([2, 4, 16]),
+            num_pages=rng.randint(8, 24),
+            max_num_seqs=rng.randint(1, 5),
+            prefix_cache=rng.random() < 0.5,
+            host_pages=rng.choice([0, 20]),
+            depth=rng.choice([0, 1]),
+            num_speculative_tokens=rng.choice([2, 5, 15]),
+        )
+        for _ in range(10):
+            if clients.room:
+                options: dict[str, Any] = {"num_tokens": rng.randint(1, 20), "max_tokens": rng.randint(1, 25)}
+                clients.add(make_sequence(len(clients.expected), **options, temperature=rng.choice([0.0, 1.0])))
+            for _ in range(rng.randint(0, 5)):
+                clients.step()
+            if clients.live and rng.random() < 0.2:
+                clients.abort(rng.randint(0, 100))
+        clients.close()
+        num_accepted += clients.engine.stats.num_accepted_tokens
+    assert num_accepted > 500
+
+
+def test_a_trace_has_nothing_to_guess_from() -> None:
+    with pytest.raises(ConfigError, match="num_speculative_tokens is 4, and with trace it must be 0"):
+        SchedulerConfig(num_speculative_tokens=4, trace="steps.jsonl")

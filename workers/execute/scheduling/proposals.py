@@ -1,0 +1,124 @@
+"""Speculative decoding by prompt lookup: what followed the same tokens before is likely to follow them again.
+
+Tokens are proposed and checked in one step, as a chunk of which every row is sampled. Each row draws with the random
+number of its own place, so what is accepted is what would have been said without: proposals change when, never what.
+That takes a runner whose result for a token does not depend on what is computed with it.
+
+Sources: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding"; Saxena 2023, "Prompt Lookup
+Decoding". Other than in the first, a proposal has no probability that would have to be corrected for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from .plan import Draft
+from .sequence import Key, Sequence
+
+Propose = Callable[[Sequence, int], list[int]]  # (sequence, how many at most) -> tokens that may follow its last one
+
+VOID = -1  # in place of a token behind a proposal, where the model gave none
+MIN_MATCH, MAX_MATCH = 2, 8  # tokens that must have been said before; more of them make no better proposal
+MAX_CHECKED_TOKENS = 16  # of a step, proposals and the tokens they follow: beyond, each costs nearly a step of its own
+TOKEN_COST = 0.04  # of one of these, as a share of the step (0.01 to 0.05 for the first eight, 0.03 to 0.06 beyond)
+NEWS = 0.2  # weight of the last proposal among all those before
+RECOVERY = 0.01  # of the chances, with each step that nothing was proposed in
+
+
+def look_up(sequence: Sequence, max_tokens: int) -> list[int]:
+    """What followed the longest end of the sequence that stands earlier in it, too, the latest such place.
+
+    Where it goes on up to the end it is taken to begin again: of a loop as much is proposed as is wanted.
+    """
+    tokens, count = sequence.tokens, sequence.num_tokens
+    matches, length = np.flatnonzero(tokens[: count - 1] == tokens[count - 1]), 1
+    while length < MAX_MATCH:
+        longer = matches[matches >= length]
+        longer = longer[tokens[longer - length] == tokens[count - 1 - length]]
+        if not len(longer):
+            break
+        matches, length = longer, length + 1
+    if length < MIN_MATCH:
+        return []
+    first = int(matches[-1]) + 1
+    following: list[int] = tokens[first + np.arange(max_tokens) % (count - first)].tolist()
+    return following
+
+
+class Proposals:
+    """Proposes for those who decode, in steps of few tokens, what is likely enough to be right to be worth its cost.
+
+    A step of n sequences brings n tokens. One more is worth checking if it is right with a chance above n times its
+    cost, and it is right only if those before it are. What the chances are is learned for each sequence as it goes.
+    """
+
+    def __init__(self, max_tokens: int, page_size: int, max_model_len: int, propose: Propose = look_up) -> None:
+        """``max_tokens`` for one sequence in one step; 0: none at all."""
+        self._max_tokens = max_tokens
+        self._page_size = page_size
+        self._max_model_len = max_model_len
+        self._propose = propose
+        self.num_proposed = 0
+        self.num_accepted = 0
+
+    def are_due(self, decoding: Iterable[Sequence]) -> bool:
+        """Whether a step of these may have proposals, for which all tokens before it must be known."""
+        sequences = list(decoding)
+        if not self._max_tokens or len(sequences) >= MAX_CHECKED_TOKENS:
+            return False
+        return any(self._worth(sequence, len(sequences)) for sequence in sequences)
+
+    def add(self, draft: Draft, running: Mapping[Key, Sequence], *, are_tokens_known: bool) -> None:
+        """Proposals for those who decode in a step without prompts, as far as its budgets go.
+
+        They stay in the page that the next token has anyway, so that none has to be given back where they are wrong.
+        """
+        num_decodes = len(draft.decodes)
+        num_left = min(MAX_CHECKED_TOKENS - num_decodes, draft.num_tokens_left, draft.num_reads_left)
+        if not self._max_tokens or num_left <= 0:
+            return
+        sequences = [running[key] for key, chunk in draft.decodes.items() if chunk.samples]
+        for num_others, sequence in zip(reversed(range(len(sequences))), sequences, strict=True):
+            worth = self._worth(sequence, num_decodes)
+            if not worth:
+                sequence.chance += RECOVERY  # and never gets to one: it is worth it before, where so few decode
+            elif are_tokens_known:
+                num_tokens = min(worth, int(num_left // (num_others + 1)), self._room(sequence))
+                proposed = self._propose(sequence, num_tokens) if num_tokens > 0 else []
+                if proposed:
+                    draft.propose(sequence.key, proposed)
+                    num_left -= len(proposed)
+                elif num_tokens > 0:
+                    _learn(sequence, is_right=False)
+
+    def check(self, sequence: Sequence, proposed: tuple[int, ...], said: list[int]) -> list[int]:
+        """Of what was said after the last token and after each proposal, [1 + proposals], the part that counts."""
+        num_right = 0
+        while num_right < len(proposed) and said[num_right] == proposed[num_right] and said[num_right + 1] != VOID:
+            num_right += 1
+            _learn(sequence, is_right=True)
+        if num_right < len(proposed):
+            _learn(sequence, is_right=False)
+        self.num_proposed += len(proposed)
+        self.num_accepted += num_right
+        return said[: 1 + num_right]
+
+    def _worth(self, sequence: Sequence, num_decodes: int) -> int:
+        """How many proposals are worth their cost: the last one is right with the chance of one, to their number."""
+        least = TOKEN_COST * num_decodes
+        if sequence.chance < least or sequence.needs_its_tokens or sequence.params.logprobs is not None:
+            return 0
+        return min(int(math.log(least) / math.log(sequence.chance)), self._max_tokens)
+
+    def _room(self, sequence: Sequence) -> int:
+        """Tokens that have a place behind the last one, if one more is to follow them."""
+        in_page = self._page_size - 1 - sequence.num_computed_tokens % self._page_size
+        in_answer = min(len(sequence.tokens), self._max_model_len) - 1 - sequence.num_tokens
+        return min(in_page, in_answer)
+
+
+def _learn(sequence: Sequence, *, is_right: bool) -> None:
+    sequence.chance += NEWS * (0.99 * is_right - sequence.chance)
