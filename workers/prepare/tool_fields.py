@@ -1,4 +1,4 @@
-"""What a chat with tools has besides roles and text: the tools, the calls of the assistant, and what came of them."""
+"""What a chat may have besides roles and text: tools, calls and thoughts of the assistant, and what came of calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_CALLS = 128
 MAX_NAME_CHARS = 256
 MAX_TEMPLATE_KWARGS = 64
 _TEXT_FIELDS = ("name", "tool_call_id")
-CALL_FIELDS = frozenset({*_TEXT_FIELDS, "tool_calls"})
+CALL_FIELDS = frozenset({*_TEXT_FIELDS, "reasoning_content", "tool_calls"})
 # What the template gets from us; a request must not put something else in their place.
 _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 # Also one that does not end: were it not found, each quote in it would be looked at as the beginning of another.
@@ -32,11 +32,12 @@ class Message(_Turn, total=False):
 
     name: str
     tool_call_id: str
+    reasoning_content: str  # what the assistant thought before its content
     tool_calls: list[dict[str, Any]]  # arguments may be JSON text, of which ``chat_values`` makes the value
 
 
 def add_calls(message: Message, name: str, value: Mapping[str, Any]) -> Message:
-    """The message with the fields of ``CALL_FIELDS`` that it has on the wire.
+    """The message with those of ``CALL_FIELDS`` that it has on the wire.
 
     Raises:
         InvalidRequest: one has the wrong type.
@@ -47,6 +48,11 @@ def add_calls(message: Message, name: str, value: Mapping[str, Any]) -> Message:
             if not isinstance(text, str) or len(text) > MAX_NAME_CHARS:
                 raise _bad(f"{name}.{key} must be a string of at most {MAX_NAME_CHARS} characters, got {text!r:.80}")
             message[key] = text  # type: ignore[literal-required]
+    thoughts = value.get("reasoning_content")
+    if thoughts is not None:
+        if not isinstance(thoughts, str):
+            raise _bad(f"{name}.reasoning_content must be a string, got {thoughts!r:.80}")
+        message["reasoning_content"] = thoughts
     calls = value.get("tool_calls")
     if calls is not None:
         if not isinstance(calls, list) or len(calls) > MAX_CALLS:

@@ -34,6 +34,12 @@ def test_the_template_gets_arguments_as_a_value() -> None:
     assert tools == [{"type": "function"}]
 
 
+def test_the_template_gets_what_was_thought_before_an_answer() -> None:
+    thoughts = "so " * 1000
+    [message], _ = read({"messages": [{"role": "assistant", "content": "x", "reasoning_content": thoughts}]})
+    assert ChatTemplate("{{ messages[0].reasoning_content }}", {}).render([message]) == thoughts
+
+
 def test_tools_and_variables_are_known_to_the_template() -> None:
     template = ChatTemplate("{{ tools | length }} {{ thinking }} {{ messages[0].content }}", {})
     rendered = template.render([{"role": "user", "content": "x"}], tools=[1, 2], variables={"thinking": False})
@@ -56,6 +62,7 @@ def test_tools_and_variables_are_known_to_the_template() -> None:
         ({"messages": [{"role": "a", "content": "", "tool_calls": {}}]}, "messages", "tool_calls must be a list"),
         ({"messages": [{"role": "a", "content": "", "tool_calls": [{}]}]}, "messages", "a function that has a name"),
         ({"messages": [{"role": "a", "content": "", "name": 5}]}, "messages", "name must be a string"),
+        ({"messages": [{"role": "a", "content": "", "reasoning_content": 5}]}, "messages", "reasoning_content must be"),
         (
             {"messages": [{"role": "a", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
             "messages",
