@@ -10,18 +10,21 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from ...driver.stream import Completion, Delta
-from .calls import CallReader, ToolUse, tool_use
+from .answer import AnswerReader, thought_fields
+from .calls import ToolUse, tool_use
 from .chat_messages import wire_messages
 from .errors import ApiError
 from .generation import Generation
 from .ids import new_id
 from .logprobs import chat_logprobs, prompt_logprobs
 from .parameters import check_stream, form_name, named_as, pipeline_options
+from .reasoning import Reasoning, reasoning_of
 from .replies import CHAT_TEXT, ChunkWriter, Head
 from .schemas.chat import ChatRequest
 from .schemas.sampling import StreamOptions
 from .state import Gateway
 from .structure import structured_options
+from .thoughts import Thought
 from .token_ids import prompt_ids
 from .tools.parser import Call
 from .usage import usage
@@ -40,14 +43,18 @@ async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: R
     model = gateway.check_model(body.model)
     check_stream(body)
     tools = tool_use(gateway, body.tools, body.tool_choice, single=body.parallel_tool_calls is False)
-    request_id = new_id(KIND + tools.id_part, body.request_id, num_choices=body.n or 1)
-    head = Head(request_id, OBJECT, model)
     asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     form = "tool_choice" if tools.form else form_name(body)
     with named_as(max_tokens=asked, logprobs="top_logprobs", structured=form):
-        requests = [_request(gateway, body, tools)]
-        generation = await Generation.begin(gateway, request, head.request_id, requests, keep=bool(body.resumable))
-        reply = ChatReply.of(gateway, head, body, tools)
+        wanted = _request(gateway, body, tools)
+        reasoning = await reasoning_of(
+            gateway, request, wanted, separate=body.separate_reasoning, include=body.include_reasoning
+        )
+        wanted |= reasoning.options(gateway)
+        n, mark = body.n or 1, reasoning.mark
+        head = Head(new_id(KIND + tools.id_part, body.request_id, num_choices=n, thoughts=mark), OBJECT, model)
+        generation = await Generation.begin(gateway, request, head.request_id, [wanted], keep=bool(body.resumable))
+        reply = ChatReply.of(gateway, head, body, tools, reasoning)
         if body.stream:
             return generation.stream(reply.events(generation))
         return await generation.reply(reply.whole)
@@ -74,17 +81,19 @@ class ChatReply:
     gateway: Gateway
     head: Head
     tools: ToolUse
+    reasoning: Reasoning
     with_logprobs: bool = False
     with_token_ids: bool = False
     num_prompt_logprobs: int | None = None
     stream_options: StreamOptions | None = None
     with_ids: bool = False  # an id for each event, for a stream that can be resumed
     num_choices: int = 1
+    known: list[list[int]] | None = None  # tokens of each choice that the client has; None: it has just asked
 
     @classmethod
-    def of(cls, gateway: Gateway, head: Head, body: ChatRequest, tools: ToolUse) -> ChatReply:
+    def of(cls, gateway: Gateway, head: Head, body: ChatRequest, tools: ToolUse, reasoning: Reasoning) -> ChatReply:
         return cls(
-            gateway, head, tools,
+            gateway, head, tools, reasoning,
             with_logprobs=bool(body.logprobs),
             with_token_ids=bool(body.return_token_ids),
             num_prompt_logprobs=body.prompt_logprobs,
@@ -95,17 +104,19 @@ class ChatReply:
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         choices = [self._choice(index, completion) for index, completion in enumerate(completions)]
-        reply = {**self.head.fields(), "choices": choices, "usage": usage(completions, num_choices=self.num_choices)}
+        reply = {**self.head.fields(), "choices": choices, "usage": self._usage(completions)}
         if self.num_prompt_logprobs is not None:
             reply["prompt_logprobs"] = prompt_logprobs(self.gateway.words, completions[0], top=self.num_prompt_logprobs)
         return reply
 
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
-        reader = self.tools.reader()
-        found = reader.push(completion.text) + reader.flush()
-        calls = [part for part in found if isinstance(part, Call)]
-        text = "".join(part for part in found if isinstance(part, str))
+        reader = AnswerReader(self.reasoning, self.tools)
+        parts = reader.push(completion.text) + reader.flush()
+        calls = [part for part in parts if isinstance(part, Call)]
+        text = "".join(part for part in parts if isinstance(part, str))
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+        if thoughts := "".join(part.text for part in parts if isinstance(part, Thought)):
+            message |= thought_fields(thoughts)
         if calls:
             message["content"] = text.strip() or None
             message["tool_calls"] = [reader.call_map(call) for call in calls]
@@ -120,6 +131,13 @@ class ChatReply:
             choice["prompt_token_ids"] = prompt_ids(completion.summary)
         return choice
 
+    def _usage(self, completions: list[Completion]) -> dict[str, Any]:
+        ids = [completion.token_ids for completion in completions]
+        if self.known is not None:
+            ids = [first + rest for first, rest in zip(self.known, ids, strict=True)]
+        num_reasoning = self.reasoning.num_tokens(self.gateway, ids)
+        return usage(completions, num_choices=self.num_choices, num_reasoning=num_reasoning)
+
     def _logprobs(self, token_ids: list[int], rows: Any) -> dict[str, Any] | None:
         if not self.with_logprobs:
             return None
@@ -128,41 +146,46 @@ class ChatReply:
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         head = Head(self.head.request_id, "chat.completion.chunk", self.head.model, self.head.created)
         with_usage = bool(self.stream_options and self.stream_options.include_usage)
+        spoken = [_Spoken(index, self._reader(index), self._num_known(index)) for index in range(self.num_choices)]
         writer = ChunkWriter(
             head, shape=CHAT_TEXT,
-            with_usage=with_usage, positions=[0] * self.num_choices if self.with_ids else None,
+            with_usage=with_usage, positions=[choice.num_tokens for choice in spoken] if self.with_ids else None,
             num_prompt_tokens=generation.num_prompt_tokens(self.stream_options),
         )  # fmt: skip
-        for index in range(self.num_choices):
+        for index in range(self.num_choices if self.known is None else 0):
             first = {"role": "assistant", "content": "", "refusal": None}
             yield writer.choice(_chunk(index, first), num_tokens=0)
         is_plain = not (self.with_logprobs or self.with_token_ids)
-        spoken = [_Spoken(self.tools.reader()) for _ in range(self.num_choices)]
         async for piece in generation.pieces():
             choice = spoken[piece.index]
-            reader = choice.reader
             if piece.end is not None:
-                choice.waiting += [_chunk(piece.index, delta) for delta in reader.deltas(reader.flush())]
-                choice.waiting.append(_chunk(piece.index, {}, reader.finish_reason(piece.end.finish_reason)))
-                for event in choice.say(writer, len(piece.end.token_ids)):
+                choice.end(piece.end.finish_reason)
+                for event in choice.say(writer, self._num_known(piece.index) + len(piece.end.token_ids)):
                     yield event
                 continue
             text, num_tokens = "".join(delta.text for delta in piece.deltas), piece.deltas[-1].num_tokens
-            if is_plain and reader.is_plain:
+            if is_plain and choice.reader.is_plain:
                 if text:  # half of a character or a special token has none
                     yield writer.text(piece.index, text, num_tokens=num_tokens)
                 continue
-            extra = self._extra(piece.deltas)
-            for delta in reader.deltas(reader.push(text)) or ([{"content": ""}] if extra else []):
-                choice.waiting.append({**_chunk(piece.index, delta), **extra})
-                extra = {}
-            if self.with_ids and reader.is_holding:
+            choice.hear(text, self._extra(piece.deltas))
+            if self.with_ids and choice.reader.is_holding:
                 continue  # an id counts tokens, and who resumes there would miss what is held back of their text
             for event in choice.say(writer, num_tokens):
                 yield event
         if with_usage:
-            yield writer.usage(usage(generation.ends, num_choices=self.num_choices))
+            yield writer.usage(self._usage(generation.ends))
         yield b"data: [DONE]\n\n"
+
+    def _num_known(self, index: int) -> int:
+        return 0 if self.known is None else len(self.known[index])
+
+    def _reader(self, index: int) -> AnswerReader:
+        """One for a choice, that has read what the client has of it."""
+        reader = AnswerReader(self.reasoning, self.tools)
+        if self.known is not None:
+            reader.push(self.gateway.words.decode(self.known[index], skip_special_tokens=False))
+        return reader
 
     def _extra(self, deltas: list[Delta]) -> dict[str, Any]:
         """What a chunk says of its tokens, besides their text."""
@@ -177,9 +200,20 @@ class ChatReply:
 class _Spoken:
     """A choice of a stream on its way to the client."""
 
-    reader: CallReader
+    index: int
+    reader: AnswerReader
+    num_tokens: int  # of what was said
     waiting: list[dict[str, Any]] = field(default_factory=list)  # chunks to come
-    num_tokens: int = 0  # of those that were said
+
+    def hear(self, text: str, extra: dict[str, Any]) -> None:
+        """More of it, and what the first chunk of that says besides."""
+        for delta in self.reader.deltas(self.reader.push(text)) or ([{"content": ""}] if extra else []):
+            self.waiting.append({**_chunk(self.index, delta), **extra})
+            extra = {}
+
+    def end(self, finish_reason: str) -> None:
+        self.waiting += [_chunk(self.index, delta) for delta in self.reader.deltas(self.reader.flush())]
+        self.waiting.append(_chunk(self.index, {}, self.reader.finish_reason(finish_reason)))
 
     def say(self, writer: ChunkWriter, num_tokens: int) -> Iterator[bytes]:
         """What waits. The last chunk counts its tokens: who lost the connection before it has not got them all."""

@@ -25,6 +25,8 @@ def _wire_message(message: ChatMessage, *, knows_developer: bool) -> dict[str, A
             {"type": "function", "id": call.id or "", "function": call.function.model_dump()}
             for call in message.tool_calls
         ]
+    if thoughts := message.reasoning_content or message.reasoning:
+        wire["reasoning_content"] = thoughts
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             wire[name] = value

@@ -13,6 +13,7 @@ from ...protocol.errors import ConfigError
 
 LOG_FORMATS = ("text", "json")
 TOOL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "none")
+REASONING_PARSERS = ("auto", "think", "none")
 MAX_WORKERS = 64
 _ORIGIN = re.compile(r"https?://[^\s/?#@*]+")  # as browsers send it: without a path
 
@@ -52,6 +53,7 @@ class GatewayConfig:
     stream_interval: int = _option(1, "tokens that a streamed event brings at least, but for the first and the last")
     resume_s: float = _option(60.0, "that a resumable answer is kept for nobody; see docs/http.md")
     tool_parser: str = _option("auto", f"{', '.join(TOOL_PARSERS)}; auto tells it by the chat template")
+    reasoning_parser: str = _option("auto", f"{', '.join(REASONING_PARSERS)}; auto tells it by the chat template")
     otlp_traces_endpoint: str | None = _option(None, "OTLP/HTTP endpoint that gets a span for each stage of a request")
     log_format: str = _option("text", f"of the log: {', '.join(LOG_FORMATS)}")
 
@@ -69,6 +71,7 @@ class GatewayConfig:
         if self.request_timeout_s is not None:
             _between("request_timeout_s", self.request_timeout_s, 0.01, 1e9)
         _one_of("tool_parser", self.tool_parser, TOOL_PARSERS)
+        _one_of("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
         _one_of("log_format", self.log_format, LOG_FORMATS)
 
     def api_keys(self) -> tuple[str, ...]:

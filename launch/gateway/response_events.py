@@ -18,12 +18,23 @@ class EventWriter:
         self._message_id = message_id
         self._number = 0
         self._texts: list[str] | None = None  # of the open message; None: none is open
+        self._thoughts: list[str] = []  # of the open reasoning; none is open without
+        self._reasoning_id = f"rs_{uuid.uuid4().hex}"
         self._logprobs: list[dict[str, Any]] = []  # of the open message
         self._space: tuple[str, list[dict[str, Any]]] = "", []  # before a message, with its logprobs
 
     def event(self, kind: str, /, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1
         return event({"type": kind, "sequence_number": number, **fields}, name=kind)
+
+    def thought(self, text: str) -> Iterator[bytes]:
+        """More of what the model thinks, before anything else."""
+        if not self._thoughts:
+            item = {**reasoning_item(self._reasoning_id, ""), "content": [], "status": "in_progress"}
+            yield self.event("response.output_item.added", output_index=0, item=item)
+            yield self.event("response.content_part.added", **self._thought_place(), part=_thought_part(""))
+        self._thoughts.append(text)
+        yield self.event("response.reasoning_text.delta", **self._thought_place(), delta=text)
 
     def text(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
         """More text of the message, and the logprobs of its tokens if they are asked for.
@@ -43,6 +54,7 @@ class EventWriter:
 
     def call(self, item: dict[str, Any]) -> Iterator[bytes]:
         """A whole call of a tool."""
+        yield from self._close_thoughts()
         yield from self._close_message()
         index = len(self.output)
         yield self.event(
@@ -57,11 +69,12 @@ class EventWriter:
         yield self.event("response.output_item.done", output_index=index, item=item)
 
     def close(self, logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
-        """The end of the last item; an answer without any text or call is an empty message.
+        """The end of the last item; an answer without any text or call has an empty message.
 
         ``logprobs``: of its last tokens, which have no text, such as the one that ended it.
         """
-        if not self.output and self._texts is None:
+        yield from self._close_thoughts()
+        if self._texts is None and all(item["type"] == "reasoning" for item in self.output):
             yield from self._open_message()
         space, logprobs = self._space[0], self._space[1] + logprobs
         if self._texts is not None and (space or logprobs):
@@ -69,10 +82,25 @@ class EventWriter:
         yield from self._close_message()
 
     def _open_message(self) -> Iterator[bytes]:
+        yield from self._close_thoughts()
         self._texts, self._logprobs = [], []
         item = {"id": self._message_id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
         yield self.event("response.output_item.added", output_index=len(self.output), item=item)
         yield self.event("response.content_part.added", **self._place(), part=_part("", []))
+
+    def _close_thoughts(self) -> Iterator[bytes]:
+        if not self._thoughts:
+            return
+        text, place = "".join(self._thoughts), self._thought_place()
+        self._thoughts = []
+        yield self.event("response.reasoning_text.done", **place, text=text)
+        yield self.event("response.content_part.done", **place, part=_thought_part(text))
+        item = reasoning_item(self._reasoning_id, text)
+        self.output.append(item)
+        yield self.event("response.output_item.done", output_index=0, item=item)
+
+    def _thought_place(self) -> dict[str, Any]:
+        return {"item_id": self._reasoning_id, "output_index": 0, "content_index": 0}
 
     def _close_message(self) -> Iterator[bytes]:
         if self._texts is None:
@@ -91,6 +119,18 @@ class EventWriter:
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._message_id, "output_index": len(self.output), "content_index": 0}
+
+
+def reasoning_item(item_id: str, text: str) -> dict[str, Any]:
+    """What the model thought, as an item of the output; nobody made a summary of it."""
+    return {
+        "id": item_id, "type": "reasoning", "summary": [], "content": [_thought_part(text)], "encrypted_content": None,
+        "status": "completed",
+    }  # fmt: skip
+
+
+def _thought_part(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
 
 
 def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -12,19 +12,22 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from ...driver.stream import Completion, Logprobs
-from .calls import CallReader, ToolUse, tool_use
+from .answer import AnswerReader
+from .calls import ToolUse, tool_use
 from .chat_messages import text_of, wire_messages
 from .errors import ApiError
 from .generation import Generation
 from .ids import new_id
 from .logprobs import chat_logprobs
 from .parameters import check_stream, named_as, pipeline_options
-from .response_events import EventWriter
+from .reasoning import Reasoning, reasoning_of
+from .response_events import EventWriter, reasoning_item
 from .schemas.chat import ChatMessage, Function, FunctionCall, NamedFunction, NamedTool, Tool, ToolCall
 from .schemas.responses import InputItem, ResponseRequest
 from .schemas.structure import JsonSchema, ResponseFormat
 from .state import Gateway
 from .structure import structured_options
+from .thoughts import Thought
 from .tools.parser import Call
 from .usage import response_usage
 
@@ -41,15 +44,19 @@ async def create_response(gateway: Gateway, body: ResponseRequest, request: Requ
     model = gateway.check_model(body.model)
     check_stream(body)
     tools = tool_use(gateway, _tools(body), _choice(body), single=body.parallel_tool_calls is False)
-    reply = ResponseReply(gateway, body, new_id(KIND, body.request_id), model, tools)
     options = pipeline_options(body, gateway.config, max_tokens=body.max_output_tokens, logprobs=body.num_logprobs())
     options |= structured_options(_format(body), body.structured_outputs) | tools.options()
     if body.chat_template_kwargs:
         options["chat_template_kwargs"] = body.chat_template_kwargs
     form = "tool_choice" if tools.form else "structured_outputs" if body.structured_outputs else "text.format"
     with named_as(max_tokens="max_output_tokens", logprobs="top_logprobs", messages="input", structured=form):
-        messages = wire_messages(_messages(body), template=gateway.facts.chat_template or "")
-        generation = await Generation.begin(gateway, request, reply.request_id, [{"messages": messages, **options}])
+        options["messages"] = wire_messages(_messages(body), template=gateway.facts.chat_template or "")
+        reasoning = await reasoning_of(
+            gateway, request, options, separate=body.separate_reasoning, include=body.include_reasoning
+        )
+        options |= reasoning.options(gateway)
+        reply = ResponseReply(gateway, body, new_id(KIND, body.request_id), model, tools, reasoning)
+        generation = await Generation.begin(gateway, request, reply.request_id, [options])
         if body.stream:
             return generation.stream(reply.events(generation))
         return await generation.reply(reply.whole)
@@ -59,7 +66,16 @@ def _messages(body: ResponseRequest) -> list[ChatMessage]:
     system = [ChatMessage(role="system", content=body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
         return [*system, ChatMessage(role="user", content=body.input)]
-    return [*system, *(_message(index, item) for index, item in enumerate(body.input))]
+    messages, thoughts = system, ""
+    for index, item in enumerate(body.input):
+        if item.type == "reasoning":
+            thoughts += text_of(item.content)
+            continue
+        message = _message(index, item)
+        if message.role == "assistant":
+            message.reasoning_content, thoughts = thoughts or None, ""
+        messages.append(message)
+    return messages
 
 
 def _message(index: int, item: InputItem) -> ChatMessage:
@@ -119,22 +135,26 @@ class ResponseReply:
     request_id: str
     model: str
     tools: ToolUse
+    reasoning: Reasoning
     created: float = field(default_factory=time.time)
     message_id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         [completion] = completions
-        reader = self.tools.reader()
-        found = reader.push(completion.text) + reader.flush()
-        text = "".join(part for part in found if isinstance(part, str))
-        calls = [call_item(reader, part) for part in found if isinstance(part, Call)]
-        logprobs = self._logprobs(completion.token_ids, completion.logprobs)
-        output = [] if calls and not text.strip() else [self.message(text, logprobs)]
+        reader = AnswerReader(self.reasoning, self.tools)
+        parts = reader.push(completion.text) + reader.flush()
+        thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
+        text = "".join(part for part in parts if isinstance(part, str))
+        calls = [call_item(reader, part) for part in parts if isinstance(part, Call)]
+        logprobs = self._logprobs(completion.token_ids, completion.logprobs)[self._num_thoughts(completion.token_ids) :]
+        output = [reasoning_item(f"rs_{uuid.uuid4().hex}", thoughts)] if thoughts else []
+        output += [] if calls and not text.strip() else [self.message(text, logprobs)]
         return self.response(completion, output + calls)
 
     def response(self, completion: Completion | None, output: list[dict[str, Any]]) -> dict[str, Any]:
         """The response object; without a completion it is under way."""
         body, is_cut = self.body, completion is not None and completion.finish_reason == "length"
+        num_reasoning = 0 if completion is None else self._num_thoughts(completion.token_ids)
         status = "in_progress" if completion is None else "incomplete" if is_cut else "completed"
         return {
             "id": self.request_id,
@@ -161,7 +181,7 @@ class ResponseReply:
             "top_logprobs": body.top_logprobs or 0,
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
-            "usage": None if completion is None else response_usage([completion]),
+            "usage": None if completion is None else response_usage([completion], num_reasoning=num_reasoning),
             "metadata": body.metadata or {},
         }
 
@@ -171,23 +191,34 @@ class ResponseReply:
             "id": self.message_id, "type": "message", "role": "assistant", "status": "completed", "content": [content]
         }  # fmt: skip
 
+    def _num_thoughts(self, token_ids: list[int]) -> int:
+        return self.reasoning.num_tokens(self.gateway, [token_ids])
+
     def _logprobs(self, token_ids: list[int], rows: Logprobs | None) -> list[Any]:
         return [] if rows is None else chat_logprobs(self.gateway.words, token_ids, rows)
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
-        writer, reader = EventWriter(self.message_id), self.tools.reader()
+        writer, reader = EventWriter(self.message_id), AnswerReader(self.reasoning, self.tools)
+        token_ids: list[int] = []
         logprobs: list[Any] = []  # of tokens whose text is not out yet
+        is_thinking = self.reasoning.is_split
         for name in ("created", "in_progress"):
             yield writer.event(f"response.{name}", response=self.response(None, []))
         async for piece in generation.pieces():
             if piece.end is None:
-                found = reader.push("".join(delta.text for delta in piece.deltas))
+                parts = reader.push("".join(delta.text for delta in piece.deltas))
                 for delta in piece.deltas:
+                    token_ids += delta.token_ids
                     logprobs += self._logprobs(delta.token_ids, delta.logprobs)
             else:
-                found = reader.flush()
-            for part in found:
-                if isinstance(part, str):
+                parts = reader.flush()
+            if is_thinking and (piece.end is not None or not all(isinstance(part, Thought) for part in parts)):
+                is_thinking, logprobs = False, logprobs[self._num_thoughts(token_ids) :]  # they are none of the text's
+            for part in parts:
+                if isinstance(part, Thought):
+                    for chunk in writer.thought(part.text):
+                        yield chunk
+                elif isinstance(part, str):
                     for chunk in writer.text(part, logprobs):
                         yield chunk
                     logprobs = []
@@ -201,7 +232,7 @@ class ResponseReply:
                 yield writer.event(f"response.{response['status']}", response=response)
 
 
-def call_item(reader: CallReader, call: Call) -> dict[str, Any]:
+def call_item(reader: AnswerReader, call: Call) -> dict[str, Any]:
     """A call as an item of the output."""
     call_map = reader.call_map(call)
     return {

@@ -23,8 +23,11 @@ from .completions import KIND as COMPLETION
 from .errors import ApiError, aborted, json_response
 from .generation import Generation
 from .ids import read_id
+from .reasoning import Reasoning
 from .replies import CHAT_TEXT, COMPLETION_TEXT, ChunkWriter, Head
+from .schemas.sampling import StreamOptions
 from .state import Gateway
+from .streaming import answered
 from .submission import Choices
 from .usage import usage
 
@@ -36,13 +39,13 @@ async def resume_request(
 ) -> ASGIApp:
     """The rest of an answer as a stream of chunks, or the whole of it in one reply.
 
-    ``known``: how many tokens the client has of each choice, as the id of an event says it; None: none. In a stream the
-    text is as the model wrote it: calls of tools are read out of whole answers only.
+    ``known``: how many tokens the client has of each choice, as the id of an event says it; None: none. Thoughts are
+    divided from the answer as they were before; calls of tools are read out of whole answers only.
 
     Raises:
         ApiError: 404, no request of this id is live or kept; 400, ``known`` is not what it should be.
     """
-    kind, parser, n = read_id(request_id)
+    kind, parser, n, thoughts = read_id(request_id)
     positions = _positions(known if stream else None, n)
     request.state.request_id = request_id
     if kind not in (CHAT, COMPLETION) or n > MAX_SAMPLES or await _state(gateway, request_id) == "unknown":
@@ -50,13 +53,22 @@ async def resume_request(
     # A connection that is lost may not be known to be: whoever asks last reads.
     for name in {request_id, *choice_ids(request_id, n)}:
         gateway.client.let_go(name, DuplicateId("another connection reads this answer now"))
+    is_chat, reasoning = kind == CHAT, Reasoning.of_mark(thoughts)
+    is_split = is_chat and reasoning.is_split
+    first = await _first_tokens(gateway, request, request_id, positions) if stream and is_split else None
     generation = Generation.resumed(gateway, request, Choices(_follow(gateway, request_id, positions, keep=True)))
-    is_chat = kind == CHAT
     head = Head(request_id, ("chat.completion" if is_chat else "text_completion"), gateway.model_names[0])
+    if stream and is_split:
+        options = StreamOptions.model_validate({"include_usage": True})
+        reply = ChatReply(
+            gateway, head, ToolUse(), reasoning, stream_options=options, with_ids=True, num_choices=n, known=first
+        )
+        return generation.stream(reply.events(generation))
     if stream:
         return generation.stream(_events(generation, head, positions, is_chat=is_chat))
     if is_chat:
-        return await generation.reply(ChatReply(gateway, head, ToolUse(parser=parser or "none"), num_choices=n).whole)
+        tools = ToolUse(parser=parser or "none")
+        return await generation.reply(ChatReply(gateway, head, tools, reasoning, num_choices=n).whole)
     return await generation.reply(lambda completions: _whole_text(head, completions))
 
 
@@ -103,6 +115,27 @@ def _follow(gateway: Gateway, request_id: str, positions: list[int], *, keep: bo
         gateway.client.resume(name, num_tokens=position, num_chars=None, keep=keep)
         for name, position in zip(choice_ids(request_id, len(positions)), positions, strict=True)
     ]
+
+
+async def _first_tokens(gateway: Gateway, request: Request, request_id: str, positions: list[int]) -> list[list[int]]:
+    """What the client has of each choice: the answer comes from there on, and this tells whether with thoughts."""
+    names = choice_ids(request_id, len(positions))
+
+    async def read() -> list[list[int]]:
+        return [await _take(gateway, name, position) for name, position in zip(names, positions, strict=True)]
+
+    first: list[list[int]] = await answered(request, read(), timeout_s=gateway.config.request_timeout_s)
+    return first
+
+
+async def _take(gateway: Gateway, name: str, num_tokens: int) -> list[int]:
+    if not num_tokens:
+        return []
+    stream, ids = gateway.client.resume(name, keep=True), list[int]()
+    while len(ids) < num_tokens and (deltas := await stream.take()):
+        ids += [token_id for delta in deltas for token_id in delta.token_ids]
+    stream.let_go()
+    return ids[:num_tokens]
 
 
 async def _events(generation: Generation, head: Head, positions: list[int], *, is_chat: bool) -> AsyncIterator[bytes]:

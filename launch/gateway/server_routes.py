@@ -78,6 +78,7 @@ def _server_info(gateway: Gateway) -> dict[str, Any]:
         "model": gateway.card.to_wire(),
         "served_model_names": list(gateway.model_names),
         "tool_parser": gateway.tool_parser,
+        "reasoning_parser": gateway.reasoning_parser,
         "settings": settings,
         "stages": gateway.board.stats(),
     }

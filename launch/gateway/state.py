@@ -21,6 +21,7 @@ from .counters import Counters
 from .errors import ApiError
 from .health import is_loaded
 from .page.feed import Feed
+from .thoughts import find_reasoning_parser
 from .tools.parser import find_parser
 from .tracing import Tracer, no_tracer
 from .words import Words
@@ -35,6 +36,7 @@ class Gateway:
     index: int = 0  # among the gateway processes of one pipeline
     tracer: Tracer = no_tracer
     created: int = field(default_factory=lambda: int(time.time()))
+    open_prompts: dict[str, bool] = field(default_factory=dict)  # by the template's variables: do they end in thoughts
 
     @cached_property
     def pipeline(self) -> PipelineConfig:
@@ -87,6 +89,11 @@ class Gateway:
     def tool_parser(self) -> str:
         """How this model writes tool calls; "none" if nobody knows."""
         return find_parser(self.config.tool_parser, self.facts.chat_template or "")
+
+    @cached_property
+    def reasoning_parser(self) -> str:
+        """How this model marks its thoughts; "none" if it has none."""
+        return find_reasoning_parser(self.config.reasoning_parser, self.facts.chat_template or "")
 
     @property
     def model_names(self) -> tuple[str, ...]:

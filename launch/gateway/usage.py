@@ -8,8 +8,9 @@ from typing import Any
 from ...driver.stream import Completion
 
 
-def usage(completions: Sequence[Completion], *, num_choices: int = 1) -> dict[str, Any]:
+def usage(completions: Sequence[Completion], *, num_choices: int = 1, num_reasoning: int = 0) -> dict[str, Any]:
     """Of all choices; a prompt counts once for its ``num_choices`` choices, which stand next to each other.
+    ``num_reasoning``: tokens of thoughts.
 
     ``triptych.ledgers`` has the milliseconds of every stage for each choice.
     """
@@ -24,7 +25,7 @@ def usage(completions: Sequence[Completion], *, num_choices: int = 1) -> dict[st
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
         "prompt_tokens_details": {"cached_tokens": num_cached},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": num_reasoning},
         "triptych": extra(completions),
     }
 
@@ -35,9 +36,9 @@ def _num_output_tokens(choices: Sequence[dict[str, int]]) -> int:
     return sum(use["completion_tokens"] for use in choices) if of_candidates is None else of_candidates
 
 
-def response_usage(completions: Sequence[Completion]) -> dict[str, Any]:
+def response_usage(completions: Sequence[Completion], *, num_reasoning: int = 0) -> dict[str, Any]:
     """The same in the words of /v1/responses and /v1/decisions."""
-    whole = usage(completions)
+    whole = usage(completions, num_reasoning=num_reasoning)
     return {
         "input_tokens": whole["prompt_tokens"],
         "input_tokens_details": {
@@ -45,7 +46,7 @@ def response_usage(completions: Sequence[Completion]) -> dict[str, Any]:
             "cache_write_tokens": 0,
         },
         "output_tokens": whole["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": whole["completion_tokens_details"],
         "total_tokens": whole["total_tokens"],
         "triptych": whole["triptych"],
     }

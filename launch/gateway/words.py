@@ -40,6 +40,11 @@ class Words:
         """Whether the token is none of the text, such as the end of a turn."""
         return token_id in self._special
 
+    def is_special_word(self, text: str) -> bool:
+        """Whether this very text is a special token."""
+        token_id = self._tokenizer.token_to_id(text)
+        return token_id is not None and self.is_special(token_id)
+
     def text_of(self, token_id: int) -> str:
         """One token as text; ``\\ufffd`` for what is no whole character."""
         return self.bytes_of(token_id).decode("utf-8", "replace")

@@ -14,7 +14,7 @@ from .structure import ResponseFormat
 class ContentPart(ApiModel):
     """A piece of a message: text is the only kind."""
 
-    type: Literal["text", "input_text", "output_text"]
+    type: Literal["text", "input_text", "output_text", "reasoning_text"]
     text: str
     NEUTRAL: ClassVar[Neutral] = {
         **dict.fromkeys(("annotations", "logprobs", "prompt_cache_breakpoint"), ANYTHING),
@@ -48,13 +48,13 @@ class ChatMessage(ApiModel):
         "annotations": ANYTHING,
         "audio": (),
         "function_call": (),
-        "reasoning": ANYTHING,
-        "reasoning_content": ANYTHING,
         "token_ids": ANYTHING,
     }
     role: str = Field(min_length=1, max_length=64)
     content: str | Parts | None = None
     name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # another name of it
     tool_calls: List[ToolCall] | None = None
     tool_call_id: str | None = None
 
@@ -100,9 +100,7 @@ class ChatRequest(SamplingFields):
         "documents": ([],),
         "chat_template": (),
         "mm_processor_kwargs": ({},),
-        "separate_reasoning": ANYTHING,
-        "stream_reasoning": ANYTHING,
-        "include_reasoning": ANYTHING,
+        "stream_reasoning": (True,),
     }
     messages: List[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = limited("max_tokens", description="by default until the context is full")
@@ -113,3 +111,5 @@ class ChatRequest(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="false: the first call only")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables for the chat template")
+    separate_reasoning: bool | None = Field(None, description="false: thoughts stay in the content, with their tags")
+    include_reasoning: bool | None = Field(None, description="false: thoughts are left out of the reply")

@@ -12,7 +12,9 @@ from .sampling import COMMON_NEUTRAL, SamplingFields
 
 
 class InputItem(ApiModel):
-    """A message, a call that the model made, or what came of it. Output items can be sent back as they are."""
+    """A message, what the model thought, a call that it made, or what came of it. Output items can be sent back as they
+    are.
+    """
 
     NEUTRAL: ClassVar[Neutral] = {
         "status": ANYTHING,
@@ -20,8 +22,10 @@ class InputItem(ApiModel):
         "caller": ANYTHING,
         "namespace": (),
         "async": (False,),
+        "summary": ANYTHING,
+        "encrypted_content": (),
     }
-    type: Literal["message", "function_call", "function_call_output"] | None = None
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
     id: str | None = None
     role: str | None = Field(None, min_length=1, max_length=64)
     content: str | Parts | None = None
@@ -100,6 +104,8 @@ class ResponseRequest(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    separate_reasoning: bool | None = None
+    include_reasoning: bool | None = None
 
     def num_logprobs(self) -> int | None:
         """Alternatives beside each token; None for no logprobs at all."""

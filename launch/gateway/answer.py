@@ -1,0 +1,59 @@
+"""The text of an answer as its parts: what was thought, what is said, and calls of tools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .calls import ToolUse
+from .reasoning import Reasoning
+from .thoughts import Thought
+from .tools.parser import Call
+
+Parts = list[Thought | str | Call]
+
+
+class AnswerReader:
+    """Takes one answer piece by piece. Thoughts come first."""
+
+    def __init__(self, reasoning: Reasoning, tools: ToolUse) -> None:
+        self._thoughts = reasoning.reader()
+        self._tells_thoughts = reasoning.is_told
+        self._calls = tools.reader()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that follows is text as it comes."""
+        return self._calls.is_plain and (self._thoughts is None or self._thoughts.is_over)
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether it has text of which nobody was told yet."""
+        return self._calls.is_holding or (self._thoughts is not None and self._thoughts.is_holding)
+
+    def push(self, text: str) -> Parts:
+        thought, text = ("", text) if self._thoughts is None else self._thoughts.push(text)
+        return [*self._told(thought), *(self._calls.push(text) if text else ())]
+
+    def flush(self) -> Parts:
+        """What is left when the answer has ended."""
+        thought, text = ("", "") if self._thoughts is None else self._thoughts.flush()
+        return [*self._told(thought), *(self._calls.push(text) if text else ()), *self._calls.flush()]
+
+    def finish_reason(self, reason: str) -> str:
+        return self._calls.finish_reason(reason)
+
+    def call_map(self, call: Call) -> dict[str, Any]:
+        return self._calls.call_map(call)
+
+    def deltas(self, parts: Parts) -> list[dict[str, Any]]:
+        """A delta of a chat chunk for each of them."""
+        thoughts = [thought_fields(part.text) for part in parts if isinstance(part, Thought)]
+        return thoughts + self._calls.deltas([part for part in parts if not isinstance(part, Thought)])
+
+    def _told(self, thought: str) -> Parts:
+        return [Thought(thought)] if thought and self._tells_thoughts else []
+
+
+def thought_fields(text: str) -> dict[str, str]:
+    """Of a message or delta: under the name of DeepSeek, SGLang and llama.cpp, and under vLLM's and OpenRouter's."""
+    return {"reasoning_content": text, "reasoning": text}

@@ -1,0 +1,117 @@
+"""What becomes of the thoughts in an answer: whether they are divided from it, told, and how many tokens they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from ...protocol.errors import TokenizationFailed
+from .generation import Generation
+from .ids import new_id
+from .state import Gateway
+from .streaming import to_json
+from .thoughts import END, START, ThoughtReader
+from .token_ids import prompt_ids
+from .words import Words
+
+_SWITCHES = ("/think", "/no_think")  # in messages, where a template looks for them
+_QUESTION = {"role": "user", "content": "?"}
+MAX_KNOWN = 256  # sets of variables for the template
+MAX_KNOWN_CHARS = 1024  # of one of them
+_END_TOKENS = 32  # of a prompt: more than the start tag has
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """What becomes of the thoughts in the answers to one request."""
+
+    is_split: bool = False  # from the answer
+    is_open: bool = False  # the prompt ends within them
+    is_told: bool = True
+
+    def reader(self) -> ThoughtReader | None:
+        return ThoughtReader(is_open=self.is_open) if self.is_split else None
+
+    @property
+    def mark(self) -> str:
+        """What the id of the answer says of it, for whoever resumes it."""
+        mark = ("o" if self.is_open else "t") if self.is_split else ""
+        return mark if self.is_told else mark.upper()
+
+    @classmethod
+    def of_mark(cls, mark: str) -> Reasoning:
+        return cls(is_split=bool(mark), is_open=mark in ("o", "O"), is_told=mark.islower())
+
+    def options(self, gateway: Gateway) -> dict[str, Any]:
+        """What the pipeline is asked for besides: the text keeps its special tokens if the tags are among them."""
+        return {"skip_special_tokens": False} if self.is_split and gateway.words.is_special_word(END) else {}
+
+    def num_tokens(self, gateway: Gateway, answers: Sequence[Sequence[int]]) -> int:
+        """Of all thoughts in these answers, with their tags."""
+        return sum(_num_tokens(gateway.words, ids, self.is_open) for ids in answers) if self.is_split else 0
+
+
+def _num_tokens(words: Words, token_ids: Sequence[int], is_open: bool) -> int:
+    contents = [words.bytes_of(token_id) for token_id in token_ids]
+    text = b"".join(contents)
+    if not is_open and not text.lstrip().startswith(START.encode()):
+        return 0
+    end = text.find(END.encode())
+    if end < 0:
+        return len(contents)
+    num_bytes = num_tokens = 0
+    while num_bytes < end + len(END):
+        num_bytes += len(contents[num_tokens])
+        num_tokens += 1
+    return num_tokens
+
+
+async def reasoning_of(
+    gateway: Gateway, request: Request, asked: Mapping[str, Any], *, separate: bool | None, include: bool | None
+) -> Reasoning:
+    """What is to be done with the thoughts of an answer to ``asked``, a request for the pipeline.
+
+    An answer that must have a form has it from its first token on, so there are none.
+
+    Raises:
+        RequestError: the pipeline refused the question how the prompt ends.
+    """
+    if gateway.reasoning_parser == "none" or separate is False or "structured" in asked:
+        return Reasoning()
+    return Reasoning(True, await _is_open(gateway, request, asked), include is not False)
+
+
+async def _is_open(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> bool:
+    """Whether the prompt ends within the thoughts.
+
+    That is up to the template and its variables, so it is asked once for each of them; only the messages themselves
+    tell it where the template looks for switches in them.
+    """
+    variables = asked.get("chat_template_kwargs", {})
+    own = {name: asked[name] for name in ("messages", "tools", "chat_template_kwargs") if name in asked}
+    switches = [switch for switch in _SWITCHES if switch in (gateway.facts.chat_template or "")]
+    if any(switch in message["content"] for message in asked["messages"] for switch in switches):
+        return await _ends_open(gateway, request, own)
+    key = to_json(sorted(variables.items()))
+    if (known := gateway.open_prompts.get(key)) is None:
+        try:
+            known = await _ends_open(gateway, request, {"messages": [_QUESTION], "chat_template_kwargs": variables})
+        except TokenizationFailed:  # a template that wants more than a question
+            return await _ends_open(gateway, request, own)
+        if len(gateway.open_prompts) < MAX_KNOWN and len(key) <= MAX_KNOWN_CHARS:
+            gateway.open_prompts[key] = known
+    return known
+
+
+async def _ends_open(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> bool:
+    wanted = {**asked, "max_tokens": 0, "return_prompt": True}
+    generation = await Generation.begin(gateway, request, new_id("tok"), [wanted])
+    [completion] = await generation.results()
+    ids = prompt_ids(completion.summary)[-_END_TOKENS:]
+    # In a thread: the tokenizer may have to be loaded first.
+    end = await asyncio.to_thread(lambda: gateway.words.decode(ids, skip_special_tokens=False))
+    return end.rstrip().endswith(START)

@@ -1,0 +1,96 @@
+"""What a model thinks before it answers: ``<think>...</think>``, which some templates open in the prompt already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from .tools.parser import held_back
+
+START, END = "<think>", "</think>"
+
+
+def find_reasoning_parser(name: str, template: str) -> str:
+    """As configured, or by the chat template: one that speaks of the end of thoughts is of a model that has some."""
+    if name != "auto":
+        return name
+    return "think" if END in template else "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """A piece of what the model thinks."""
+
+    text: str
+
+
+class _Stage(Enum):
+    BEFORE = auto()  # anything but white space
+    INSIDE = auto()
+    BEHIND = auto()  # the end tag, and no answer yet
+    ANSWER = auto()
+
+
+class ThoughtReader:
+    """Divides one answer, piece by piece. What is not within the tags at its beginning is the answer.
+
+    White space around the thoughts is part of neither.
+    """
+
+    def __init__(self, *, is_open: bool) -> None:
+        self._is_open = is_open  # a start tag is nothing new then; some models write it all the same
+        self._stage = _Stage.BEFORE
+        self._text = ""  # that was not told yet
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all that follows is the answer."""
+        return self._is_at(_Stage.ANSWER)
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether text was pushed that may yet become a tag."""
+        return bool(self._text)
+
+    def push(self, text: str) -> tuple[str, str]:
+        """More of the thoughts, and more of the answer."""
+        if self.is_over:
+            return "", text
+        self._text += text
+        if self._is_at(_Stage.BEFORE):
+            self._begin()
+        thought = self._think() if self._is_at(_Stage.INSIDE) else ""
+        if self._is_at(_Stage.BEHIND):
+            self._text = self._text.lstrip()
+            if self._text:
+                self._stage = _Stage.ANSWER
+        answer = ""
+        if self._is_at(_Stage.ANSWER):
+            answer, self._text = self._text, ""
+        return thought, answer
+
+    def flush(self) -> tuple[str, str]:
+        """What is left when the answer has ended."""
+        rest, self._text = self._text, ""
+        return (rest.rstrip(), "") if self._is_open else ("", rest)
+
+    def _is_at(self, stage: _Stage) -> bool:
+        return self._stage is stage
+
+    def _begin(self) -> None:
+        begun = self._text.lstrip()
+        if begun.startswith(START):
+            self._is_open, begun = True, begun.removeprefix(START).lstrip()
+        if self._is_open:
+            self._text = begun
+        if not START.startswith(begun):
+            self._stage = _Stage.INSIDE if self._is_open else _Stage.ANSWER
+
+    def _think(self) -> str:
+        before, tag, after = self._text.partition(END)
+        if tag:
+            self._stage, self._text = _Stage.BEHIND, after
+            return before.rstrip()
+        thought = before[: len(before) - held_back(before, END)].rstrip()
+        self._text = before[len(thought) :]
+        return thought

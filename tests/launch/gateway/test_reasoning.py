@@ -1,0 +1,267 @@
+"""Thoughts: where they end however the text is cut, and what becomes of them in a reply."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response
+
+from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.sse import Event, stream, text_of
+from triptych import Driver
+from triptych.driver.async_client import AsyncClient, AsyncStream
+from triptych.launch.gateway.ids import new_id, read_id
+from triptych.launch.gateway.reasoning import Reasoning
+from triptych.launch.gateway.thoughts import ThoughtReader, find_reasoning_parser
+
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+MESSAGES = [{"role": "user", "content": "hi"}]
+TOOLS = [{"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
+TEXT = "<think>\nLet me see. \n</think>\n\nIt is <b>."
+CASES = {
+    "tags": (False, TEXT, "Let me see.", "It is <b>."),
+    "white space first": (False, "\n " + TEXT, "Let me see.", "It is <b>."),
+    "opened in the prompt": (True, "\nLet </thin me\n</think>\n\nsee", "Let </thin me", "see"),
+    "opened twice": (True, "<think>\nLet me\n</think>see", "Let me", "see"),
+    "no thoughts": (False, " It <think>is</think>", "", " It <think>is</think>"),
+    "half a tag": (False, "<thin", "", "<thin"),
+    "empty": (False, "<think>\n\n</think>\n\nYes.", "", "Yes."),
+    "cut within them": (False, "<think>Let me \n</thi", "Let me \n</thi", ""),
+    "opened and cut": (True, "Let me ", "Let me", ""),
+    "a second time": (False, "<think>a</think>b</think><think>", "a", "b</think><think>"),
+    "nothing": (False, "", "", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 3, 10_000], ids=["characters", "threes", "whole"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_thoughts_are_divided_from_the_answer_however_the_text_is_cut(
+    case: tuple[bool, str, str, str], size: int
+) -> None:
+    is_open, text, *expected = case
+    reader = ThoughtReader(is_open=is_open)
+    found = [reader.push(text[start : start + size]) for start in range(0, len(text), size)]
+    thoughts, answers = zip(*found, reader.flush(), strict=True)
+    assert ["".join(thoughts), "".join(answers)] == expected
+
+
+def test_no_more_is_held_back_than_may_become_a_tag() -> None:
+    reader = ThoughtReader(is_open=True)
+    assert [reader.push(text)[0] for text in ("So", " </th", "en", " and", "</think")] == [
+        "So",
+        "",
+        " </then",
+        " and",
+        "",
+    ]
+    assert reader.push(">x") == ("", "x")
+    assert reader.push("</think>") == ("", "</think>")
+
+
+def test_the_template_tells_whether_there_are_thoughts() -> None:
+    assert find_reasoning_parser("auto", "{{ m.content.split('</think>')[-1] }}") == "think"
+    assert find_reasoning_parser("auto", "{{ messages }}") == "none"
+    assert find_reasoning_parser("none", "</think>") == "none"
+
+
+@pytest.fixture(scope="module")
+def _thinking_api(pipeline: Driver) -> Iterator[Site]:
+    with site(pipeline.run_dir, reasoning_parser="think", tool_parser="hermes") as api:
+        yield api
+
+
+@pytest.fixture
+def api(_thinking_api: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(_thinking_api.gateway, "open_prompts", {})
+    return _thinking_api
+
+
+class Script:
+    """Makes the hash model say a text, and keeps what it was asked."""
+
+    def __init__(self, api: Site, monkeypatch: pytest.MonkeyPatch, text: str, *, is_open: bool = False) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self._client, self._text = api.gateway.client, text
+        monkeypatch.setattr(self._client, "submit", self._submit)
+        api.gateway.open_prompts["[]"] = is_open
+
+    def _submit(self, **asked: Any) -> AsyncStream:
+        self.asked.append(asked)
+        form: dict[str, Any] = {"structured": {"choice": [self._text]}} if asked["max_tokens"] != 0 else {}
+        return AsyncClient.submit(self._client, **asked, **form)
+
+
+def thoughts_of(found: list[Event], index: int = 0) -> str:
+    choices = [c for e in found if e.data != "[DONE]" for c in e.data["choices"] if c["index"] == index]
+    deltas = [choice["delta"] for choice in choices]
+    assert [delta.get("reasoning") for delta in deltas] == [delta.get("reasoning_content") for delta in deltas]
+    return "".join(delta.get("reasoning") or "" for delta in deltas)
+
+
+@pytest.mark.parametrize(
+    ("is_open", "text"), [(False, TEXT), (True, TEXT.removeprefix("<think>"))], ids=["said", "in the prompt"]
+)
+def test_thoughts_have_a_field_of_their_own(
+    api: Site, monkeypatch: pytest.MonkeyPatch, is_open: bool, text: str
+) -> None:
+    Script(api, monkeypatch, text, is_open=is_open)
+    reply = api.ask(CHAT, messages=MESSAGES)
+    message = reply["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Let me see.", "It is <b>.")
+    assert message["reasoning"] == message["reasoning_content"]
+    details = reply["usage"]["completion_tokens_details"]
+    assert details["reasoning_tokens"] == text.index("</think>") + len("</think>")  # a token is a byte
+    ChatCompletion.model_validate_json(json.dumps(reply), strict=True)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_thoughts_are_streamed(api: Site, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    Script(api, monkeypatch, TEXT)
+    found = stream(api.http, CHAT, messages=MESSAGES, n=n, stream_options={"include_usage": True})
+    for index in range(n):
+        assert (thoughts_of(found, index), text_of(found, index)) == ("Let me see.", "It is <b>.")
+    assert found[-2].data["usage"]["completion_tokens_details"]["reasoning_tokens"] == 29 * n
+    for event in found[:-1]:
+        ChatCompletionChunk.model_validate_json(json.dumps(event.data), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "thoughts", "content"),
+    [
+        ({"separate_reasoning": False}, None, TEXT),
+        ({"include_reasoning": False}, None, "It is <b>."),
+        ({"max_tokens": 12}, "Let", ""),
+    ],
+)
+def test_what_becomes_of_thoughts_is_up_to_the_request(
+    api: Site, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], thoughts: str | None, content: str
+) -> None:
+    Script(api, monkeypatch, TEXT)
+    message = api.ask(CHAT, messages=MESSAGES, **asked)["choices"][0]["message"]
+    assert (message.get("reasoning_content"), message["content"]) == (thoughts, content)
+
+
+def test_calls_come_after_the_thoughts(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    Script(api, monkeypatch, f"<think>{CALL}?</think>\n\n{CALL}")
+    [choice] = api.ask(CHAT, messages=MESSAGES, tools=TOOLS)["choices"]
+    assert (choice["message"]["reasoning"], choice["message"]["content"]) == (f"{CALL}?", None)
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["time"]
+    found = stream(api.http, CHAT, messages=MESSAGES, tools=TOOLS)
+    assert (thoughts_of(found), text_of(found)) == (f"{CALL}?", "")
+    assert found[-2].data["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_an_answer_that_has_a_form_has_no_thoughts(api: Site) -> None:
+    form = {"choice": ["<think>a</think>b"]}
+    [choice] = api.ask(CHAT, messages=MESSAGES, structured_outputs=form)["choices"]
+    assert choice["message"]["content"] == "<think>a</think>b"
+
+
+def test_logprobs_are_of_all_tokens(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    Script(api, monkeypatch, TEXT)
+    entries = api.ask(CHAT, messages=MESSAGES, logprobs=True)["choices"][0]["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in entries[: len(TEXT)]) == TEXT
+    found = stream(api.http, CHAT, messages=MESSAGES, logprobs=True)
+    rows = [e.data["choices"][0]["logprobs"] for e in found[1:-1]]
+    assert [entry for row in rows if row for entry in row["content"]] == entries
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_who_resumes_gets_the_rest_of_the_thoughts_and_of_the_answer(
+    api: Site, monkeypatch: pytest.MonkeyPatch, is_open: bool
+) -> None:
+    text = TEXT.removeprefix("<think>" if is_open else "")
+    Script(api, monkeypatch, text, is_open=is_open)
+    found = stream(api.http, CHAT, messages=MESSAGES, resumable=True)
+    path = f"/v1/requests/{found[0].data['id']}"
+    for num_tokens in range(0, len(text) + 1, 3):
+        reply = api.http.get(path, params={"offset": num_tokens})
+        rest = [Event(json.loads(line[6:]), None, None) for line in reply.text.splitlines() if line[:7] == "data: {"]
+        thoughts, answer = ThoughtReader(is_open=is_open).push(text[:num_tokens])
+        assert (thoughts + thoughts_of(rest), answer + text_of(rest)) == ("Let me see.", "It is <b>.")
+        details = rest[-1].data["usage"]["completion_tokens_details"]
+        assert details == {"reasoning_tokens": text.index("</think>") + len("</think>")}
+    whole = api.http.get(path, params={"stream": False}).json()["choices"][0]["message"]
+    assert (whole["reasoning"], whole["content"]) == ("Let me see.", "It is <b>.")
+    assert api.http.delete(path).status_code == 200
+    for number, event in enumerate(found[:-1], 1):  # who goes on at an event has all that its tokens say
+        thoughts, answer = ThoughtReader(is_open=is_open).push(text[: int(event.id or 0)])
+        assert thoughts_of(found[:number]).startswith(thoughts)
+        assert text_of(found[:number]).startswith(answer)
+
+
+@pytest.mark.parametrize(
+    "reasoning", [Reasoning(a, b, c) for a in (True, False) for b in (a, False) for c in (a, True)]
+)
+def test_the_id_of_an_answer_says_what_becomes_of_its_thoughts(reasoning: Reasoning) -> None:
+    read = read_id(new_id("chatcmpl.hermes", "job", num_choices=64, thoughts=reasoning.mark))
+    assert (read.kind, read.parser, read.num_choices) == ("chatcmpl", "hermes", 64)
+    assert Reasoning.of_mark(read.thoughts).mark == reasoning.mark
+
+
+def test_thoughts_are_an_item_of_a_response(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(api, monkeypatch, TEXT)
+    reply = api.ask(RESPONSES, input="hi", top_logprobs=0)
+    Response.model_validate_json(json.dumps(reply), strict=True)
+    thought, message = reply["output"]
+    assert (thought["type"], thought["content"][0]["text"]) == ("reasoning", "Let me see.")
+    logprobs = message["content"][0]["logprobs"]
+    assert "".join(entry["token"] for entry in logprobs).startswith("\n\nIt is <b>.")
+    assert reply["usage"]["output_tokens_details"] == {"reasoning_tokens": 29}
+    api.ask(RESPONSES, input=[{"role": "user", "content": "a"}, *reply["output"], {"role": "user", "content": "b"}])
+    assert script.asked[-1]["messages"][1] == {
+        "role": "assistant", "content": "It is <b>.", "reasoning_content": "Let me see.",
+    }  # fmt: skip
+
+
+def test_the_item_of_thoughts_is_streamed_first(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    Script(api, monkeypatch, f"<think>Well.</think>{CALL}")
+    tools = [{"type": "function", "name": "time", "parameters": {"type": "object"}}]
+    found = stream(api.http, RESPONSES, input="hi", tools=tools, top_logprobs=0)
+    assert "".join(e.data["delta"] for e in found if e.name == "response.reasoning_text.delta") == "Well."
+    output = found[-1].data["response"]["output"]
+    assert [item["type"] for item in output] == ["reasoning", "function_call"]
+    done = [event.data["item"] for event in found if event.name == "response.output_item.done"]
+    assert done == output
+
+
+def test_the_logprobs_of_a_streamed_response_are_those_of_its_text(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    Script(api, monkeypatch, TEXT)
+    whole = api.ask(RESPONSES, input="hi", top_logprobs=0, seed=1)
+    found = stream(api.http, RESPONSES, input="hi", top_logprobs=0, seed=1)
+    assert found[-1].data["response"]["output"][1]["content"] == whole["output"][1]["content"]
+
+
+def test_earlier_thoughts_reach_the_template(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(api, monkeypatch, TEXT)
+    for name in ("reasoning", "reasoning_content"):
+        api.ask(CHAT, messages=[*MESSAGES, {"role": "assistant", "content": "x", name: "so"}, *MESSAGES])
+        assert script.asked[-1]["messages"][1]["reasoning_content"] == "so"
+    status, error = api.refusal(CHAT, messages=[{"role": "assistant", "reasoning_content": 1}])
+    assert (status, error["param"]) == (400, "messages[0].reasoning_content")
+
+
+def test_how_a_prompt_ends_is_asked_once_for_each_set_of_variables(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(api, monkeypatch, "So.</think>Yes.")
+    monkeypatch.setattr("triptych.launch.gateway.reasoning.START", "assistant:")  # so the template ends, and space
+    for _ in range(2):
+        message = api.ask(CHAT, messages=MESSAGES, chat_template_kwargs={"a": 1})["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == ("So.", "Yes.")
+    assert [asked["max_tokens"] == 0 for asked in script.asked] == [True, False, False]
+
+
+def test_a_template_that_looks_for_words_in_messages_is_asked_with_them(
+    api: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(api, monkeypatch, "Yes.")
+    facts = dataclasses.replace(api.gateway.facts, chat_template="{% if '/no_think' in m.content %}")
+    monkeypatch.setitem(api.gateway.__dict__, "facts", facts)
+    messages = [{"role": "user", "content": "hi /no_think"}]
+    api.ask(CHAT, messages=messages)
+    assert [asked["messages"] for asked in script.asked] == [messages] * 2
