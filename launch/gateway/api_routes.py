@@ -11,10 +11,12 @@ from starlette.requests import Request
 from .chat import create_chat_completion
 from .completions import create_completion
 from .decisions import create_decision
+from .messages import count_tokens, create_message
 from .responses import create_response
 from .resume import POSITIONS, forget_request, resume_request
 from .schemas.chat import ChatRequest
 from .schemas.completions import CompletionRequest
+from .schemas.messages import CountRequest, MessageRequest
 from .schemas.other import DecisionRequest, DetokenizeRequest, TokenizeRequest
 from .schemas.responses import ResponseRequest
 from .state import Gateway
@@ -45,6 +47,16 @@ def api_routes(gateway: Gateway) -> APIRouter:
     )
     async def post_responses(body: ResponseRequest, request: Request) -> Any:
         return await create_response(gateway, body, request)
+
+    @router.post(
+        "/v1/messages", responses=_STREAM, summary="answer a chat, in the words of Anthropic", response_class=Response
+    )
+    async def post_messages(body: MessageRequest, request: Request) -> Any:
+        return await create_message(gateway, body, request)
+
+    @router.post("/v1/messages/count_tokens", summary="how many tokens the prompt of a chat has")
+    async def post_count_tokens(body: CountRequest, request: Request) -> Response:
+        return await count_tokens(gateway, body, request)
 
     @router.post("/v1/decisions", summary="answer short questions about one state by the probabilities of options")
     async def post_decisions(body: DecisionRequest, request: Request) -> Response:

@@ -54,25 +54,26 @@ def _lifespan(gateway: Gateway) -> Any:
     return lifespan
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
+async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError), "registered for it"
-    return error_response(validation_error(list(error.errors())))
+    return error_response(validation_error(list(error.errors())), path=request.url.path)
 
 
-async def _failed(_: Request, error: Exception) -> Response:
+async def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, TriptychError), "registered for it"
-    return error_response(error)
+    return error_response(error, path=request.url.path)
 
 
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for it"
     if isinstance(error, BodyRefused):
-        return error_response(error.error)
+        return error_response(error.error, path=request.url.path)
     codes = {404: "unknown_route", 405: "method_not_allowed"}
     what = f"{request.method} {request.url.path}" if error.status_code in codes else str(error.detail)
     reply = error_response(
         ApiError(f"{error.detail}: {what}" if what != error.detail else what, status=error.status_code,
-                 code=codes.get(error.status_code, "bad_request"))
+                 code=codes.get(error.status_code, "bad_request")),
+        path=request.url.path,
     )  # fmt: skip
     reply.headers.update(error.headers or {})
     if error.status_code == 405 and (methods := _methods(request)):
@@ -86,9 +87,10 @@ def _methods(request: Request) -> list[str]:
     return [method.upper() for method in paths.get(getattr(request.scope.get("route"), "path_format", ""), ())]
 
 
-async def _broken(_: Request, error: Exception) -> Response:
+async def _broken(request: Request, error: Exception) -> Response:
     """A fault of ours; the server logs it."""
-    return error_response(ApiError(f"internal error: {type(error).__name__}", status=500, code="internal_error"))
+    told = ApiError(f"internal error: {type(error).__name__}", status=500, code="internal_error")
+    return error_response(told, path=request.url.path)
 
 
 async def _gone(_: Request, __: Exception) -> Response:

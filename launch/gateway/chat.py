@@ -21,7 +21,7 @@ from .parameters import check_stream, form_name, named_as, pipeline_options
 from .reasoning import Reasoning, reasoning_of
 from .replies import CHAT_TEXT, ChunkWriter, Head
 from .schemas.chat import ChatRequest
-from .schemas.sampling import StreamOptions
+from .schemas.sampling import StreamOptions, says_usage
 from .state import Gateway
 from .structure import structured_options
 from .thoughts import Thought
@@ -46,7 +46,7 @@ async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: R
     asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     form = "tool_choice" if tools.form else form_name(body)
     with named_as(max_tokens=asked, logprobs="top_logprobs", structured=form):
-        wanted = _request(gateway, body, tools)
+        wanted = chat_request(gateway, body, tools)
         reasoning = await reasoning_of(
             gateway, request, wanted, separate=body.separate_reasoning, include=body.include_reasoning
         )
@@ -60,7 +60,8 @@ async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: R
         return await generation.reply(reply.whole)
 
 
-def _request(gateway: Gateway, body: ChatRequest, tools: ToolUse) -> dict[str, Any]:
+def chat_request(gateway: Gateway, body: ChatRequest, tools: ToolUse) -> dict[str, Any]:
+    """What the pipeline is asked for."""
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     if body.top_logprobs and not body.logprobs:
@@ -150,7 +151,7 @@ class ChatReply:
         writer = ChunkWriter(
             head, shape=CHAT_TEXT,
             with_usage=with_usage, positions=[choice.num_tokens for choice in spoken] if self.with_ids else None,
-            num_prompt_tokens=generation.num_prompt_tokens(self.stream_options),
+            num_prompt_tokens=generation.num_prompt_tokens if says_usage(self.stream_options) else None,
         )  # fmt: skip
         for index in range(self.num_choices if self.known is None else 0):
             first = {"role": "assistant", "content": "", "refusal": None}

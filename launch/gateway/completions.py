@@ -18,6 +18,7 @@ from .logprobs import completion_logprobs, echo_logprobs, joined, prompt_logprob
 from .parameters import COMPLETION_TOKENS, check_stream, form_name, named_as, pipeline_options
 from .replies import COMPLETION_TEXT, ChunkWriter, Head
 from .schemas.completions import MAX_PROMPTS, CompletionRequest
+from .schemas.sampling import says_usage
 from .state import Gateway
 from .structure import structured_options
 from .text_offsets import TextOffsets, prompt_offsets
@@ -132,7 +133,7 @@ class _Reply:
             self.head, shape=COMPLETION_TEXT,
             with_usage=bool(options and options.include_usage),
             positions=[0] * n if self.body.resumable else None,
-            num_prompt_tokens=generation.num_prompt_tokens(options),
+            num_prompt_tokens=generation.num_prompt_tokens if says_usage(options) else None,
         )  # fmt: skip
         is_plain = self.body.logprobs is None and not self.body.return_token_ids
         echoes = [echo for echo in self.echoes for _ in range(n)]

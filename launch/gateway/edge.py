@@ -52,7 +52,7 @@ class Edge:
         counters.num_open += 1
         try:
             if (refusal := visit.refusal()) is not None:
-                await error_response(refusal)(scope, visit.receive, visit.send)
+                await error_response(refusal, path=scope["path"])(scope, visit.receive, visit.send)
             else:
                 await self._app(scope, visit.receive, visit.send)
         finally:
@@ -89,7 +89,9 @@ class _Visit:
     def _given_key(self) -> bytes:
         """The bytes that were sent: in a header they are characters of Latin-1, whatever they mean."""
         scheme, _, key = self._headers.get("authorization", "").partition(" ")
-        return key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+        if scheme.lower() != "bearer":
+            key = self._headers.get("x-api-key", "")  # as Anthropic's clients send it
+        return key.strip().encode("latin-1")
 
     def _too_large(self, num_bytes: int) -> ApiError:
         limit = self._gateway.config.max_body_bytes

@@ -18,6 +18,11 @@ _OPENAI_CODES = {
 }
 # Routers that go on with a model of a longer context know the case by these words, not by the code.
 _BEFORE = {"prompt_too_long": "This model's maximum context length is exceeded: "}
+MESSAGES = "/v1/messages"  # and what is below it: Anthropic's routes
+_MESSAGE_TYPES = {
+    401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
+    503: "overloaded_error", 504: "timeout_error",
+}  # fmt: skip
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -58,11 +63,20 @@ def error_map(error: TriptychError) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": error.param, "code": code}}
 
 
-def error_response(error: TriptychError) -> Response:
+def message_error_map(error: TriptychError) -> dict[str, Any]:
+    """The same as Anthropic's clients expect it, with our param and code."""
+    status = error.http_status
+    kind = _MESSAGE_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {**error_map(error)["error"], "type": kind}}
+
+
+def error_response(error: TriptychError, *, path: str = "") -> Response:
+    """``path``: that was asked for, which tells the shape."""
     headers = {"retry-after": str(RETRY_AFTER_S)} if error.http_status in (429, 503) else {}
     if error.http_status == 401:
         headers["www-authenticate"] = "Bearer"
-    return json_response(error_map(error), status=error.http_status, headers=headers)
+    content = message_error_map(error) if path.startswith(MESSAGES) else error_map(error)
+    return json_response(content, status=error.http_status, headers=headers)
 
 
 def json_response(content: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...driver.stream import Completion
+from ...protocol.errors import TriptychError
 from .errors import json_response
-from .schemas.sampling import StreamOptions
 from .state import Gateway
-from .streaming import EventStream, answered
+from .streaming import EventStream, answered, last_words
 from .submission import Choices, Piece
 
 logger = logging.getLogger(__name__)
@@ -67,10 +67,9 @@ class Generation:
         """The choices that are complete, in their order."""
         return [self._ends[index] for index in sorted(self._ends)]
 
-    def num_prompt_tokens(self, options: StreamOptions | None) -> int | None:
-        """Of all prompts, for a stream that says its usage all along; None for one that does not."""
-        if options is None or not options.continuous_usage_stats:
-            return None
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all prompts that were accepted so far."""
         return self._choices.num_prompt_tokens
 
     async def results(self) -> list[Completion]:
@@ -107,9 +106,14 @@ class Generation:
                 self._ends[piece.index] = piece.end
             yield piece
 
-    def stream(self, events: AsyncIterator[bytes]) -> EventStream:
+    def stream(
+        self, events: AsyncIterator[bytes], *, last_words: Callable[[TriptychError], bytes] = last_words
+    ) -> EventStream:
+        """``last_words``: what is said in place of the rest if it fails."""
         limit_s = self._gateway.config.request_timeout_s
-        return EventStream(events, on_close=self._close, timeout_s=limit_s, spent_s=self._spent_s)
+        return EventStream(
+            events, on_close=self._close, timeout_s=limit_s, spent_s=self._spent_s, last_words=last_words
+        )
 
     def _close(self) -> None:
         if self._keep:

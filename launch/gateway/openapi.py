@@ -7,7 +7,9 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-_ERROR = {
+from .errors import MESSAGES
+
+_ERROR: dict[str, Any] = {
     "type": "object",
     "required": ["error"],
     "properties": {
@@ -22,6 +24,11 @@ _ERROR = {
             },
         }
     },
+}
+_MESSAGE_ERROR = {
+    **_ERROR,
+    "required": ["type", "error"],
+    "properties": {"type": {"const": "error"}, **_ERROR["properties"]},
 }
 _STATUSES = {
     "400": "a field is unknown, of the wrong type, or outside its limits; param names it",
@@ -45,19 +52,23 @@ def describe(app: FastAPI) -> dict[str, Any]:
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas.pop("HTTPValidationError", None)
         schemas.pop("ValidationError", None)
-        schemas["Error"] = _ERROR
-        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        schemas |= {"Error": _ERROR, "MessageError": _MESSAGE_ERROR}
+        document["components"]["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
         for path, methods in document["paths"].items():
             for operation in methods.values():
-                _describe(operation, needs_key=path not in _OPEN)
+                error = "MessageError" if path.startswith(MESSAGES) else "Error"
+                _describe(operation, error, needs_key=path not in _OPEN)
         app.openapi_schema = document
     return app.openapi_schema
 
 
-def _describe(operation: dict[str, Any], *, needs_key: bool) -> None:
+def _describe(operation: dict[str, Any], error: str, *, needs_key: bool) -> None:
     operation["responses"].pop("422", None)
     for status, text in _STATUSES.items():
-        content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
         operation["responses"].setdefault(status, {"description": text, "content": content})
     if needs_key:
-        operation["security"] = [{}, {"key": []}]
+        operation["security"] = [{}, {"key": []}, {"header": []}]

@@ -10,12 +10,10 @@ from typing import Any
 from starlette.requests import Request
 
 from ...protocol.errors import TokenizationFailed
-from .generation import Generation
-from .ids import new_id
 from .state import Gateway
 from .streaming import to_json
 from .thoughts import END, START, ThoughtReader
-from .token_ids import prompt_ids
+from .token_ids import chat_ids
 from .words import Words
 
 _SWITCHES = ("/think", "/no_think")  # in messages, where a template looks for them
@@ -92,26 +90,22 @@ async def _is_open(gateway: Gateway, request: Request, asked: Mapping[str, Any])
     tell it where the template looks for switches in them.
     """
     variables = asked.get("chat_template_kwargs", {})
-    own = {name: asked[name] for name in ("messages", "tools", "chat_template_kwargs") if name in asked}
     switches = [switch for switch in _SWITCHES if switch in (gateway.facts.chat_template or "")]
     if any(switch in message["content"] for message in asked["messages"] for switch in switches):
-        return await _ends_open(gateway, request, own)
+        return await _ends_open(gateway, request, asked)
     key = to_json(sorted(variables.items()))
     if (known := gateway.open_prompts.get(key)) is None:
         try:
             known = await _ends_open(gateway, request, {"messages": [_QUESTION], "chat_template_kwargs": variables})
         except TokenizationFailed:  # a template that wants more than a question
-            return await _ends_open(gateway, request, own)
+            return await _ends_open(gateway, request, asked)
         if len(gateway.open_prompts) < MAX_KNOWN and len(key) <= MAX_KNOWN_CHARS:
             gateway.open_prompts[key] = known
     return known
 
 
 async def _ends_open(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> bool:
-    wanted = {**asked, "max_tokens": 0, "return_prompt": True}
-    generation = await Generation.begin(gateway, request, new_id("tok"), [wanted])
-    [completion] = await generation.results()
-    ids = prompt_ids(completion.summary)[-_END_TOKENS:]
+    ids = (await chat_ids(gateway, request, asked))[-_END_TOKENS:]
     # In a thread: the tokenizer may have to be loaded first.
     end = await asyncio.to_thread(lambda: gateway.words.decode(ids, skip_special_tokens=False))
     return end.rstrip().endswith(START)

@@ -36,6 +36,11 @@ def event(content: Any, *, event_id: str | None = None, name: str | None = None)
     return f"{head}data: {_encode(content)}\n\n".encode()
 
 
+def last_words(error: TriptychError) -> bytes:
+    """What ends a stream that fails."""
+    return event(error_map(error)) + DONE
+
+
 class EventStream(Response):
     """A response that sends what ``events`` yields. ``on_close`` is called once, however it ends."""
 
@@ -46,14 +51,16 @@ class EventStream(Response):
         on_close: Callable[[], None],
         timeout_s: float | None,
         spent_s: float = 0.0,
+        last_words: Callable[[TriptychError], bytes] = last_words,
     ) -> None:
-        """``spent_s``: of ``timeout_s``, before the stream begins."""
+        """``spent_s``: of ``timeout_s``, before the stream begins. ``last_words``: of one that fails."""
         self.status_code, self.background = 200, None
         self.media_type = "text/event-stream"
         self.init_headers(_HEADERS)  # not the base's __init__, which would promise the length of a body
         self._events = events
         self._on_close = on_close
         self._timeout_s, self._spent_s = timeout_s, spent_s
+        self._last_words = last_words
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -69,12 +76,12 @@ class EventStream(Response):
                 async for chunk in self._events:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except TimeoutError:
-            await send(_last(event(error_map(late(self._timeout_s))) + DONE))
+            await send(_last(self._last_words(late(self._timeout_s))))
         except TriptychError as error:
-            await send(_last(event(error_map(error)) + DONE))
+            await send(_last(self._last_words(error)))
         except Exception as error:  # the headers are out: this is the only way left to tell
             logger.exception("a stream failed")
-            await send(_last(event(error_map(RequestError(f"internal error: {type(error).__name__}"))) + DONE))
+            await send(_last(self._last_words(RequestError(f"internal error: {type(error).__name__}"))))
         else:
             await send(_last(b""))
 

@@ -6,8 +6,27 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from starlette.requests import Request
+
+from .generation import Generation
+from .ids import new_id
+from .state import Gateway
+
+_OF_THE_PROMPT = ("messages", "tools", "chat_template_kwargs")
 
 
 def prompt_ids(summary: Mapping[str, Any]) -> list[int]:
     """The prompt's ids out of the summary of a request with ``return_prompt``."""
     return [int(token_id) for token_id in np.frombuffer(summary["prompt_token_ids"], "<i4")]
+
+
+async def chat_ids(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> list[int]:
+    """The prompt of a chat, a request for the pipeline, which has the template.
+
+    Raises:
+        RequestError: it was refused.
+    """
+    wanted = {name: asked[name] for name in _OF_THE_PROMPT if name in asked} | {"max_tokens": 0, "return_prompt": True}
+    generation = await Generation.begin(gateway, request, new_id("tok"), [wanted])
+    [completion] = await generation.results()
+    return prompt_ids(completion.summary)

@@ -10,11 +10,9 @@ from starlette.responses import Response
 
 from .chat_messages import wire_messages, wire_tools
 from .errors import ApiError, json_response
-from .generation import Generation
-from .ids import new_id
 from .schemas.other import DetokenizeRequest, TokenizeRequest
 from .state import Gateway
-from .token_ids import prompt_ids
+from .token_ids import chat_ids
 
 
 async def tokenize(gateway: Gateway, body: TokenizeRequest, request: Request) -> Response:
@@ -40,14 +38,12 @@ def _tokenized(gateway: Gateway, body: TokenizeRequest, ids: list[int] | None) -
 async def _chat_ids(gateway: Gateway, body: TokenizeRequest, request: Request) -> list[int]:
     assert body.messages is not None, "one of the two is there"
     messages = wire_messages(body.messages, template=gateway.facts.chat_template or "")
-    wanted = {"messages": messages, "max_tokens": 0, "return_prompt": True}
+    wanted: dict[str, Any] = {"messages": messages}
     if body.tools:
         wanted["tools"] = wire_tools(body.tools)
     if body.chat_template_kwargs:
         wanted["chat_template_kwargs"] = body.chat_template_kwargs
-    generation = await Generation.begin(gateway, request, new_id("tok"), [wanted])
-    [completion] = await generation.results()
-    return prompt_ids(completion.summary)
+    return await chat_ids(gateway, request, wanted)
 
 
 async def detokenize(gateway: Gateway, body: DetokenizeRequest) -> Response:

@@ -52,6 +52,19 @@ def response_usage(completions: Sequence[Completion], *, num_reasoning: int = 0)
     }
 
 
+def message_usage(completion: Completion, *, num_reasoning: int) -> dict[str, Any]:
+    """The same in the words of /v1/messages, where what was cached is none of the input."""
+    use = completion.summary["usage"]
+    return {
+        "input_tokens": use["prompt_tokens"] - use["cached_tokens"],
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": use["cached_tokens"],
+        "output_tokens": use["completion_tokens"],
+        "output_tokens_details": {"thinking_tokens": num_reasoning},
+        "triptych": extra([completion]),
+    }
+
+
 def extra(completions: Sequence[Completion]) -> dict[str, Any]:
     """What OpenAI has no name for."""
     return {

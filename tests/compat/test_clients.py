@@ -26,6 +26,7 @@ def run(command: list[str], cwd: Path = FOLDER) -> None:
     ("script", "module"),
     [
         ("openai_client.py", "openai"),
+        ("anthropic_client.py", "anthropic"),
         ("litellm_client.py", "litellm"),
         ("langchain_client.py", "langchain_openai"),
         ("guidellm_run.py", "guidellm"),

@@ -59,6 +59,11 @@ class StreamOptions(ApiModel):
     continuous_usage_stats: bool | None = Field(None, description="every chunk of a choice has the usage so far")
 
 
+def says_usage(options: StreamOptions | None) -> bool:
+    """Whether a stream says its usage all along."""
+    return options is not None and bool(options.continuous_usage_stats)
+
+
 class SamplingFields(ApiModel):
     """Named as OpenAI and vLLM name them. Null is the default."""
 

@@ -86,6 +86,18 @@ def api(_shared_api: Site) -> Site:
 
 
 @pytest.fixture(scope="session")
+def _shared_thinking(pipeline: Driver) -> Iterator[Site]:
+    with site(pipeline.run_dir, reasoning_parser="think", tool_parser="hermes") as api:
+        yield api
+
+
+@pytest.fixture
+def thinking(_shared_thinking: Site) -> Site:
+    """A gateway that takes the hash model for one that thinks."""
+    return _shared_thinking
+
+
+@pytest.fixture(scope="session")
 def _shared_demo(demo_driver: Driver) -> Iterator[Site]:
     with site(demo_driver.run_dir) as api:
         yield api

@@ -1,11 +1,14 @@
-"""A client whose answers a test writes: for what the hash model would never say."""
+"""Answers that a test writes, for what the hash model would never say, out of a client or out of the pipeline."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from triptych.driver.async_client import AsyncStream, Mailbox
+import pytest
+
+from tests.launch.gateway.conftest import Site
+from triptych.driver.async_client import AsyncClient, AsyncStream, Mailbox
 from triptych.driver.stream import Completion, Delta
 from triptych.protocol.messages import Accepted
 
@@ -43,3 +46,19 @@ class ScriptedClient:
         ids = list(range(len(self._pieces)))
         text = "".join(self._pieces)
         stream.on_end(Completion(stream.request_id, text, ids, self._finish_reason, None, SUMMARY), None)
+
+
+class Dictation:
+    """Makes the hash model, whose tokens are bytes, say a text, and keeps what was asked."""
+
+    def __init__(self, api: Site, monkeypatch: pytest.MonkeyPatch, text: str, *, is_open: bool = False) -> None:
+        """``is_open``: the prompt is said to end within thoughts."""
+        self.asked: list[dict[str, Any]] = []
+        self._client, self._text = api.gateway.client, text
+        monkeypatch.setattr(self._client, "submit", self._submit)
+        monkeypatch.setattr(api.gateway, "open_prompts", {"[]": is_open})
+
+    def _submit(self, **asked: Any) -> AsyncStream:
+        self.asked.append(asked)
+        form: dict[str, Any] = {"structured": {"choice": [self._text]}} if asked["max_tokens"] != 0 else {}
+        return AsyncClient.submit(self._client, **{**form, **asked})

@@ -13,7 +13,7 @@ from tests.launch.gateway.conftest import Site
 ROUTES = {
     "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/models", "/v1/models/{model_id}", "/tokenize",
     "/detokenize", "/health", "/ready", "/metrics", "/version", "/server_info", "/v1/requests/{request_id}",
-    "/v1/decisions",
+    "/v1/decisions", "/v1/messages", "/v1/messages/count_tokens",
 }  # fmt: skip
 PAGE = (Path(__file__).parents[3] / "docs" / "http.md").read_text(encoding="utf-8")
 
@@ -29,14 +29,17 @@ def test_every_route_is_in_the_document_and_on_the_page(document: Any) -> None:
 
 
 def test_no_route_promises_errors_of_another_shape(document: Any) -> None:
-    for methods in document["paths"].values():
+    for path, methods in document["paths"].items():
+        shape = "MessageError" if path.startswith("/v1/messages") else "Error"
         for operation in methods.values():
             assert "422" not in operation["responses"]
             error = operation["responses"]["400"]["content"]["application/json"]["schema"]
-            assert error == {"$ref": "#/components/schemas/Error"}
+            assert error == {"$ref": f"#/components/schemas/{shape}"}
 
 
-@pytest.mark.parametrize("name", ["CompletionRequest", "ChatRequest", "ResponseRequest", "DecisionRequest"])
+@pytest.mark.parametrize(
+    "name", ["CompletionRequest", "ChatRequest", "ResponseRequest", "DecisionRequest", "MessageRequest", "CountRequest"]
+)
 def test_requests_are_closed_and_their_fields_on_the_page(document: Any, name: str) -> None:
     schema = document["components"]["schemas"][name]
     assert schema["additionalProperties"] is False
@@ -61,7 +64,7 @@ def test_content_types_are_those_that_come(api: Site, document: Any) -> None:
         return set(document["paths"][path][method]["responses"]["200"]["content"])
 
     assert promised("/metrics", "get") == {api.http.get("/metrics").headers["content-type"].partition(";")[0]}
-    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"):
         assert promised(path, "post") == {"application/json", "text/event-stream"}
 
 

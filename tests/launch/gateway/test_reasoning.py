@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 
-from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.conftest import Site
+from tests.launch.gateway.scripted import Dictation
 from tests.launch.gateway.sse import Event, stream, text_of
-from triptych import Driver
-from triptych.driver.async_client import AsyncClient, AsyncStream
 from triptych.launch.gateway.ids import new_id, read_id
 from triptych.launch.gateway.reasoning import Reasoning
 from triptych.launch.gateway.thoughts import ThoughtReader, find_reasoning_parser
@@ -70,31 +68,9 @@ def test_the_template_tells_whether_there_are_thoughts() -> None:
     assert find_reasoning_parser("none", "</think>") == "none"
 
 
-@pytest.fixture(scope="module")
-def _thinking_api(pipeline: Driver) -> Iterator[Site]:
-    with site(pipeline.run_dir, reasoning_parser="think", tool_parser="hermes") as api:
-        yield api
-
-
 @pytest.fixture
-def api(_thinking_api: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setattr(_thinking_api.gateway, "open_prompts", {})
-    return _thinking_api
-
-
-class Script:
-    """Makes the hash model say a text, and keeps what it was asked."""
-
-    def __init__(self, api: Site, monkeypatch: pytest.MonkeyPatch, text: str, *, is_open: bool = False) -> None:
-        self.asked: list[dict[str, Any]] = []
-        self._client, self._text = api.gateway.client, text
-        monkeypatch.setattr(self._client, "submit", self._submit)
-        api.gateway.open_prompts["[]"] = is_open
-
-    def _submit(self, **asked: Any) -> AsyncStream:
-        self.asked.append(asked)
-        form: dict[str, Any] = {"structured": {"choice": [self._text]}} if asked["max_tokens"] != 0 else {}
-        return AsyncClient.submit(self._client, **asked, **form)
+def api(thinking: Site) -> Site:
+    return thinking
 
 
 def thoughts_of(found: list[Event], index: int = 0) -> str:
@@ -110,7 +86,7 @@ def thoughts_of(found: list[Event], index: int = 0) -> str:
 def test_thoughts_have_a_field_of_their_own(
     api: Site, monkeypatch: pytest.MonkeyPatch, is_open: bool, text: str
 ) -> None:
-    Script(api, monkeypatch, text, is_open=is_open)
+    Dictation(api, monkeypatch, text, is_open=is_open)
     reply = api.ask(CHAT, messages=MESSAGES)
     message = reply["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("Let me see.", "It is <b>.")
@@ -122,7 +98,7 @@ def test_thoughts_have_a_field_of_their_own(
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_thoughts_are_streamed(api: Site, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    Script(api, monkeypatch, TEXT)
+    Dictation(api, monkeypatch, TEXT)
     found = stream(api.http, CHAT, messages=MESSAGES, n=n, stream_options={"include_usage": True})
     for index in range(n):
         assert (thoughts_of(found, index), text_of(found, index)) == ("Let me see.", "It is <b>.")
@@ -142,13 +118,13 @@ def test_thoughts_are_streamed(api: Site, monkeypatch: pytest.MonkeyPatch, n: in
 def test_what_becomes_of_thoughts_is_up_to_the_request(
     api: Site, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], thoughts: str | None, content: str
 ) -> None:
-    Script(api, monkeypatch, TEXT)
+    Dictation(api, monkeypatch, TEXT)
     message = api.ask(CHAT, messages=MESSAGES, **asked)["choices"][0]["message"]
     assert (message.get("reasoning_content"), message["content"]) == (thoughts, content)
 
 
 def test_calls_come_after_the_thoughts(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    Script(api, monkeypatch, f"<think>{CALL}?</think>\n\n{CALL}")
+    Dictation(api, monkeypatch, f"<think>{CALL}?</think>\n\n{CALL}")
     [choice] = api.ask(CHAT, messages=MESSAGES, tools=TOOLS)["choices"]
     assert (choice["message"]["reasoning"], choice["message"]["content"]) == (f"{CALL}?", None)
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["time"]
@@ -164,7 +140,7 @@ def test_an_answer_that_has_a_form_has_no_thoughts(api: Site) -> None:
 
 
 def test_logprobs_are_of_all_tokens(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    Script(api, monkeypatch, TEXT)
+    Dictation(api, monkeypatch, TEXT)
     entries = api.ask(CHAT, messages=MESSAGES, logprobs=True)["choices"][0]["logprobs"]["content"]
     assert "".join(entry["token"] for entry in entries[: len(TEXT)]) == TEXT
     found = stream(api.http, CHAT, messages=MESSAGES, logprobs=True)
@@ -177,7 +153,7 @@ def test_who_resumes_gets_the_rest_of_the_thoughts_and_of_the_answer(
     api: Site, monkeypatch: pytest.MonkeyPatch, is_open: bool
 ) -> None:
     text = TEXT.removeprefix("<think>" if is_open else "")
-    Script(api, monkeypatch, text, is_open=is_open)
+    Dictation(api, monkeypatch, text, is_open=is_open)
     found = stream(api.http, CHAT, messages=MESSAGES, resumable=True)
     path = f"/v1/requests/{found[0].data['id']}"
     for num_tokens in range(0, len(text) + 1, 3):
@@ -206,7 +182,7 @@ def test_the_id_of_an_answer_says_what_becomes_of_its_thoughts(reasoning: Reason
 
 
 def test_thoughts_are_an_item_of_a_response(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Script(api, monkeypatch, TEXT)
+    script = Dictation(api, monkeypatch, TEXT)
     reply = api.ask(RESPONSES, input="hi", top_logprobs=0)
     Response.model_validate_json(json.dumps(reply), strict=True)
     thought, message = reply["output"]
@@ -221,7 +197,7 @@ def test_thoughts_are_an_item_of_a_response(api: Site, monkeypatch: pytest.Monke
 
 
 def test_the_item_of_thoughts_is_streamed_first(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    Script(api, monkeypatch, f"<think>Well.</think>{CALL}")
+    Dictation(api, monkeypatch, f"<think>Well.</think>{CALL}")
     tools = [{"type": "function", "name": "time", "parameters": {"type": "object"}}]
     found = stream(api.http, RESPONSES, input="hi", tools=tools, top_logprobs=0)
     assert "".join(e.data["delta"] for e in found if e.name == "response.reasoning_text.delta") == "Well."
@@ -232,14 +208,14 @@ def test_the_item_of_thoughts_is_streamed_first(api: Site, monkeypatch: pytest.M
 
 
 def test_the_logprobs_of_a_streamed_response_are_those_of_its_text(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    Script(api, monkeypatch, TEXT)
+    Dictation(api, monkeypatch, TEXT)
     whole = api.ask(RESPONSES, input="hi", top_logprobs=0, seed=1)
     found = stream(api.http, RESPONSES, input="hi", top_logprobs=0, seed=1)
     assert found[-1].data["response"]["output"][1]["content"] == whole["output"][1]["content"]
 
 
 def test_earlier_thoughts_reach_the_template(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Script(api, monkeypatch, TEXT)
+    script = Dictation(api, monkeypatch, TEXT)
     for name in ("reasoning", "reasoning_content"):
         api.ask(CHAT, messages=[*MESSAGES, {"role": "assistant", "content": "x", name: "so"}, *MESSAGES])
         assert script.asked[-1]["messages"][1]["reasoning_content"] == "so"
@@ -248,7 +224,7 @@ def test_earlier_thoughts_reach_the_template(api: Site, monkeypatch: pytest.Monk
 
 
 def test_how_a_prompt_ends_is_asked_once_for_each_set_of_variables(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Script(api, monkeypatch, "So.</think>Yes.")
+    script = Dictation(api, monkeypatch, "So.</think>Yes.")
     monkeypatch.setattr("triptych.launch.gateway.reasoning.START", "assistant:")  # so the template ends, and space
     for _ in range(2):
         message = api.ask(CHAT, messages=MESSAGES, chat_template_kwargs={"a": 1})["choices"][0]["message"]
@@ -259,7 +235,7 @@ def test_how_a_prompt_ends_is_asked_once_for_each_set_of_variables(api: Site, mo
 def test_a_template_that_looks_for_words_in_messages_is_asked_with_them(
     api: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = Script(api, monkeypatch, "Yes.")
+    script = Dictation(api, monkeypatch, "Yes.")
     facts = dataclasses.replace(api.gateway.facts, chat_template="{% if '/no_think' in m.content %}")
     monkeypatch.setitem(api.gateway.__dict__, "facts", facts)
     messages = [{"role": "user", "content": "hi /no_think"}]

@@ -1,0 +1,139 @@
+"""A conversation in Anthropic's words as the chat that it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .errors import ApiError
+from .schemas.chat import ChatMessage, ChatRequest, Function, FunctionCall, NamedFunction, NamedTool, Tool, ToolCall
+from .schemas.messages import AnthropicMessage, Block, CountRequest, MessageRequest, TextBlock
+from .schemas.structure import JsonSchema, ResponseFormat
+
+
+def chat_of(body: CountRequest) -> ChatRequest:
+    """
+    Raises:
+        ApiError: a block is not where it belongs, or lacks something.
+    """
+    system = [ChatMessage(role="system", content=_text(body.system))] if body.system else []
+    turns = [turn for index, message in enumerate(body.messages) for turn in _turns(f"messages[{index}]", message)]
+    if turns[-1].role == "assistant":
+        name = f"messages[{len(body.messages) - 1}]"
+        raise ApiError(f"{name} is the assistant's: a turn that has begun cannot be continued here", param=name)
+    is_parallel = body.tool_choice is None or not body.tool_choice.disable_parallel_tool_use
+    variables: dict[str, Any] = {}
+    is_told = True
+    if (thinking := body.thinking) is not None:
+        variables["enable_thinking"] = thinking.type != "disabled"
+        is_told = thinking.type != "disabled" and thinking.display != "omitted"
+    asked: dict[str, Any] = {
+        "messages": system + turns,
+        "tools": _tools(body),
+        "tool_choice": _choice(body),
+        "parallel_tool_calls": is_parallel,
+        "response_format": _format(body),
+        "chat_template_kwargs": {**variables, **(body.chat_template_kwargs or {})},
+        "include_reasoning": is_told,
+    }
+    if isinstance(body, MessageRequest):
+        asked |= {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
+        asked["stop"] = body.stop_sequences
+    return ChatRequest.model_construct(**asked)
+
+
+def _tools(body: CountRequest) -> list[Tool] | None:
+    if not body.tools:
+        return None
+    functions = [
+        Function(name=tool.name, description=tool.description, parameters=tool.input_schema) for tool in body.tools
+    ]
+    return [Tool(type="function", function=function) for function in functions]
+
+
+def _choice(body: CountRequest) -> str | NamedTool | None:
+    choice = body.tool_choice
+    if choice is None:
+        return None
+    if choice.type != "tool":
+        return "required" if choice.type == "any" else choice.type
+    if choice.name is None:
+        raise _missing("tool_choice.name")
+    return NamedTool(type="function", function=NamedFunction(name=choice.name))
+
+
+def _format(body: CountRequest) -> ResponseFormat | None:
+    if body.output_config is None or body.output_config.format is None:
+        return None
+    schema = JsonSchema.model_validate({"name": "answer", "schema": body.output_config.format.schema_})
+    return ResponseFormat(type="json_schema", json_schema=schema)
+
+
+def _turns(name: str, message: AnthropicMessage) -> Iterator[ChatMessage]:
+    """What comes of tools is a turn of its own in a chat."""
+    if isinstance(message.content, str):
+        yield ChatMessage(role=message.role, content=message.content)
+    elif message.role == "assistant":
+        yield _assistant(name, message.content)
+    else:
+        text: str | None = None
+        for index, block in enumerate(message.content):
+            at = f"{name}.content[{index}]"
+            if block.type == "text":
+                text = (text or "") + _of(block, "text", at)
+            elif block.type == "tool_result" and message.role == "user":
+                if text is not None:
+                    yield ChatMessage(role="user", content=text)
+                    text = None
+                call_id = _of(block, "tool_use_id", at)
+                yield ChatMessage(role="tool", content=_text(block.content), tool_call_id=call_id)
+            else:
+                raise _misplaced(block, message.role, at)
+        if text is not None or not message.content:
+            yield ChatMessage(role=message.role, content=text or "")
+
+
+def _assistant(name: str, blocks: Sequence[Block]) -> ChatMessage:
+    texts: dict[str, str] = {"text": "", "thinking": ""}
+    calls: list[ToolCall] = []
+    for index, block in enumerate(blocks):
+        at = f"{name}.content[{index}]"
+        if block.type in texts:
+            texts[block.type] += _of(block, block.type, at)
+        elif block.type == "tool_use":
+            function = FunctionCall(name=_of(block, "name", at), arguments=_json(block.input or {}, f"{at}.input"))
+            calls.append(ToolCall(id=_of(block, "id", at), type="function", function=function))
+        elif block.type != "redacted_thinking":  # which nobody can read
+            raise _misplaced(block, "assistant", at)
+    return ChatMessage(
+        role="assistant", content=texts["text"], reasoning_content=texts["thinking"] or None, tool_calls=calls or None
+    )
+
+
+def _of(block: Block, field: str, at: str) -> str:
+    value: str | None = getattr(block, field)
+    if value is None:
+        raise _missing(f"{at}.{field}")
+    return value
+
+
+def _missing(param: str) -> ApiError:
+    return ApiError(f"{param} is required", code="missing_required_parameter", param=param)
+
+
+def _misplaced(block: Block, role: str, at: str) -> ApiError:
+    return ApiError(f"{at} is a {block.type}, which a turn of the role {role} cannot have", param=at)
+
+
+def _json(value: Any, name: str) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError as error:
+        raise ApiError(f"{name} is nested too deep", param=name) from error
+
+
+def _text(content: str | Sequence[TextBlock] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)

@@ -1,0 +1,110 @@
+"""/v1/messages: chats in the words of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from ...driver.stream import Completion
+from .answer import AnswerReader
+from .calls import ToolUse, tool_use
+from .chat import chat_request
+from .errors import json_response, message_error_map
+from .generation import Generation
+from .message_blocks import BlockWriter, blocks_of
+from .message_turns import chat_of
+from .parameters import named_as
+from .reasoning import Reasoning, reasoning_of
+from .schemas.messages import CountRequest, MessageRequest
+from .state import Gateway
+from .streaming import event
+from .token_ids import chat_ids
+from .usage import message_usage
+
+_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+
+
+async def create_message(gateway: Gateway, body: MessageRequest, request: Request) -> ASGIApp:
+    """The reply, whole or as a stream of typed events.
+
+    Raises:
+        TriptychError: it was refused.
+    """
+    gateway.check_ready()
+    model = gateway.check_model(body.model)
+    chat = chat_of(body)
+    tools = tool_use(gateway, chat.tools, chat.tool_choice, single=chat.parallel_tool_calls is False)
+    with named_as(stop="stop_sequences", structured="tool_choice" if tools.form else "output_config.format"):
+        wanted = chat_request(gateway, chat, tools)
+        reasoning = await reasoning_of(gateway, request, wanted, separate=None, include=chat.include_reasoning)
+        wanted |= reasoning.options(gateway)
+        reply = MessageReply(gateway, f"msg_{uuid.uuid4().hex}", model, tools, reasoning)
+        generation = await Generation.begin(gateway, request, reply.message_id, [wanted])
+        if body.stream:
+            return generation.stream(
+                reply.events(generation), last_words=lambda error: event(message_error_map(error), name="error")
+            )
+        return await generation.reply(reply.whole)
+
+
+async def count_tokens(gateway: Gateway, body: CountRequest, request: Request) -> Response:
+    """How many tokens the prompt has that the model would get."""
+    gateway.check_ready()
+    gateway.check_model(body.model)
+    chat = chat_of(body)
+    tools = tool_use(gateway, chat.tools, chat.tool_choice, single=False)
+    return json_response({"input_tokens": len(await chat_ids(gateway, request, chat_request(gateway, chat, tools)))})
+
+
+@dataclass
+class MessageReply:
+    """The shapes of one reply."""
+
+    gateway: Gateway
+    message_id: str
+    model: str
+    tools: ToolUse
+    reasoning: Reasoning
+
+    def whole(self, completions: list[Completion]) -> dict[str, Any]:
+        [completion] = completions
+        reader = AnswerReader(self.reasoning, self.tools)
+        blocks = blocks_of(reader.push(completion.text) + reader.flush(), reader)
+        return self._message(blocks, **_stop(reader, completion), usage=self._usage(completion))
+
+    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
+        reader = AnswerReader(self.reasoning, self.tools)
+        writer = BlockWriter(reader)
+        usage = {"input_tokens": generation.num_prompt_tokens, "output_tokens": 0}  # what of it was cached is not known
+        message = self._message([], stop_reason=None, stop_sequence=None, usage=usage)
+        yield writer.event("message_start", message=message)
+        async for piece in generation.pieces():
+            if piece.end is None:
+                for chunk in writer.parts(reader.push("".join(delta.text for delta in piece.deltas))):
+                    yield chunk
+                continue
+            for chunk in (*writer.parts(reader.flush()), *writer.close()):
+                yield chunk
+            yield writer.event("message_delta", delta=_stop(reader, piece.end), usage=self._usage(piece.end))
+        yield writer.event("message_stop")
+
+    def _message(self, blocks: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+        head = {"id": self.message_id, "type": "message", "role": "assistant", "model": self.model}
+        return {**head, "content": blocks, **fields}
+
+    def _usage(self, completion: Completion) -> dict[str, Any]:
+        return message_usage(completion, num_reasoning=self.reasoning.num_tokens(self.gateway, [completion.token_ids]))
+
+
+def _stop(reader: AnswerReader, completion: Completion) -> dict[str, Any]:
+    """Why it ended, and by which stop sequence."""
+    reason, matched = reader.finish_reason(completion.finish_reason), completion.summary.get("matched")
+    if reason == "stop" and isinstance(matched, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": matched}
+    return {"stop_reason": _STOP_REASONS.get(reason, "end_turn"), "stop_sequence": None}

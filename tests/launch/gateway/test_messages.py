@@ -1,0 +1,207 @@
+"""/v1/messages: what becomes of a chat in Anthropic's words, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.scripted import Dictation, ScriptedClient
+from tests.launch.gateway.sse import Event, stream
+from triptych import Driver
+
+PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+BASE: dict[str, Any] = {"max_tokens": 200, "messages": [{"role": "user", "content": "hi"}]}
+TOOL = {"name": "time", "description": "now", "input_schema": {"type": "object", "properties": {"zone": {}}}}
+CALL = '<tool_call>{"name": "time", "arguments": {"zone": "UTC"}}</tool_call>'
+SAID = f"<think>\nLet me see.\n</think>\n\nI look.\n{CALL}\n{CALL}"
+
+
+def built(found: list[Event]) -> list[dict[str, Any]]:
+    """The blocks that the events tell of, each opened, filled and closed before the next."""
+    blocks: list[dict[str, Any]] = []
+    for event in found[1:-2]:
+        data = event.data
+        assert data["index"] == len(blocks) - (event.name != "content_block_start")
+        if event.name == "content_block_start":
+            blocks.append(data["content_block"])
+        elif event.name == "content_block_delta":
+            [(name, text)] = ((name, text) for name, text in data["delta"].items() if name != "type")
+            assert data["delta"]["type"] == {"partial_json": "input_json_delta"}.get(name, f"{name}_delta")
+            blocks[-1] |= {"input": json.loads(text)} if name == "partial_json" else {name: blocks[-1][name] + text}
+    return blocks
+
+
+def without_ids(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in block.items() if name != "id"} for block in blocks]
+
+
+def test_an_answer_is_blocks_whole_and_streamed(thinking: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    Dictation(thinking, monkeypatch, SAID)
+    reply = thinking.ask(PATH, **BASE, tools=[TOOL])
+    call = {"type": "tool_use", "name": "time", "input": {"zone": "UTC"}}
+    assert without_ids(reply["content"]) == [
+        {"type": "thinking", "thinking": "Let me see.", "signature": ""},
+        {"type": "text", "text": "I look.\n"},
+        *(call, call),
+    ]
+    assert (reply["type"], reply["role"], reply["stop_reason"]) == ("message", "assistant", "tool_use")
+    found = stream(thinking.http, PATH, **BASE, tools=[TOOL])
+    assert without_ids(built(found)) == without_ids(reply["content"])
+    assert [found[0].name, found[-2].name, found[-1].name] == ["message_start", "message_delta", "message_stop"]
+    assert found[-2].data["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    for usage in (reply["usage"], found[-2].data["usage"]):
+        assert usage["output_tokens_details"]["thinking_tokens"] == SAID.index("</think>") + len("</think>")
+        num_input = usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"]
+        assert num_input == found[0].data["message"]["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, ("end_turn", None)),
+        ({"max_tokens": 20}, ("max_tokens", None)),
+        ({"stop_sequences": ["x", "lo"]}, ("stop_sequence", "lo")),
+    ],
+)
+def test_why_an_answer_ended(
+    thinking: Site, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], expected: tuple[str, str | None]
+) -> None:
+    Dictation(thinking, monkeypatch, "<think>Let me see.</think>I look.")
+    reply = thinking.ask(PATH, **{**BASE, **asked})
+    assert (reply["stop_reason"], reply["stop_sequence"]) == expected
+
+
+def test_a_conversation_is_that_of_a_chat(thinking: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Dictation(thinking, monkeypatch, SAID)
+    reply = thinking.ask(PATH, **BASE, tools=[TOOL])
+    results = [
+        {"type": "tool_result", "tool_use_id": block["id"], "content": [{"type": "text", "text": "noon"}]}
+        for block in reply["content"][2:]
+    ]
+    messages = [
+        *BASE["messages"],
+        {"role": "assistant", "content": reply["content"]},
+        {
+            "role": "user",
+            "content": [*results, {"type": "text", "text": "so?", "cache_control": {"type": "ephemeral"}}],
+        },
+    ]
+    system = [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]
+    # The hash model's template knows no turn of a tool, but what is asked of it is asked.
+    thinking.refusal(PATH, **{**BASE, "messages": messages}, system=system, top_k=5, temperature=0.5)
+    asked = script.asked[-1]
+    ids = [block["id"] for block in reply["content"][2:]]
+    function = {"name": "time", "arguments": '{"zone": "UTC"}'}
+    assert asked["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "I look.\n", "reasoning_content": "Let me see.",
+         "tool_calls": [{"type": "function", "id": call_id, "function": function} for call_id in ids]},
+        *({"role": "tool", "content": "noon", "tool_call_id": call_id} for call_id in ids),
+        {"role": "user", "content": "so?"},
+    ]  # fmt: skip
+    assert (asked["top_k"], asked["temperature"], asked["max_tokens"]) == (5, 0.5, 200)
+
+
+@pytest.mark.parametrize(
+    ("choice", "form"),
+    [({"type": "auto"}, None), ({"type": "any"}, "array"), ({"type": "tool", "name": "time"}, "object")],
+    ids=["auto", "any", "tool"],
+)
+def test_a_choice_of_tools_is_kept(
+    thinking: Site, monkeypatch: pytest.MonkeyPatch, choice: dict[str, Any], form: str | None
+) -> None:
+    client = ScriptedClient('[{"name": "time", "arguments": {}}]' if form == "array" else "{}")
+    monkeypatch.setitem(thinking.gateway.__dict__, "client", client)
+    monkeypatch.setattr(thinking.gateway, "open_prompts", {"[]": False})
+    reply = thinking.ask(PATH, **BASE, tools=[TOOL], tool_choice=choice)
+    assert [block["type"] for block in reply["content"]] == ["tool_use" if form else "text"]
+    assert client.asked[0].get("structured", {}).get("json_schema", {}).get("type") == form
+    thinking.ask(PATH, **BASE, tools=[TOOL], tool_choice={"type": "none"})
+    assert "tools" not in client.asked[1]
+
+
+@pytest.mark.parametrize("kind", ["enabled", "disabled"])
+def test_whether_to_think_is_told_to_the_template(thinking: Site, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    script = Dictation(thinking, monkeypatch, "<think>So.</think>Yes.")
+    reply = thinking.ask(PATH, **BASE, thinking={"type": kind, "budget_tokens": 1024})
+    assert script.asked[-1]["chat_template_kwargs"] == {"enable_thinking": kind == "enabled"}
+    assert [block["type"] for block in reply["content"]] == ["thinking", "text"][kind == "disabled" :]
+
+
+@pytest.mark.parametrize("pieces", [("",), ("\n", " "), ("\n", "a ", "b")])
+def test_white_space_is_no_block(thinking: Site, monkeypatch: pytest.MonkeyPatch, pieces: tuple[str, ...]) -> None:
+    monkeypatch.setitem(thinking.gateway.__dict__, "client", ScriptedClient(*pieces))
+    monkeypatch.setattr(thinking.gateway, "open_prompts", {"[]": False})
+    text = "".join(pieces)
+    expected = [{"type": "text", "text": text}] if text.strip() else []
+    assert thinking.ask(PATH, **BASE)["content"] == built(stream(thinking.http, PATH, **BASE)) == expected
+
+
+def test_an_answer_has_the_form_that_is_asked_for(thinking: Site) -> None:
+    schema = {"enum": ["yes", "no"]}
+    reply = thinking.ask(PATH, **BASE, output_config={"format": {"type": "json_schema", "schema": schema}})
+    assert json.loads(reply["content"][0]["text"]) in ("yes", "no")
+
+
+def test_tokens_are_counted_as_they_are_asked(thinking: Site) -> None:
+    count = thinking.ask(COUNT, messages=BASE["messages"], system="Be brief.")["input_tokens"]
+    messages = [{"role": "system", "content": "Be brief."}, *BASE["messages"]]
+    assert count == thinking.ask("/tokenize", messages=messages)["count"]
+
+
+def block(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [fields]}]}
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": None}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"temperature": -1}, "temperature"),
+    ({"nope": 1}, "nope"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
+    ({"messages": [*BASE["messages"], {"role": "assistant", "content": "{"}]}, "messages[1]"),
+    (block(type="image"), "messages[0].content[0].type"),
+    (block(type="image", source={"type": "url"}), "messages[0].content[0].source"),
+    (block(type="text"), "messages[0].content[0].text"),
+    (block(type="tool_result"), "messages[0].content[0].tool_use_id"),
+    (block(type="tool_use", id="a", name="f"), "messages[0].content[0]"),
+    ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
+    ({"system": [{"type": "image"}]}, "system[0].type"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"type": 5}}}}, "output_config.format"),
+    ({"container": "a"}, "container"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "param"), WRONG, ids=[f"{param}-{i}" for i, (_, param) in enumerate(WRONG)])
+def test_what_cannot_be_done_is_a_400_that_names_the_field(api: Site, wrong: dict[str, Any], param: str) -> None:
+    reply = api.post(PATH, **{**BASE, **wrong})
+    body = reply.json()
+    assert (reply.status_code, body["type"]) == (400, "error")
+    assert (body["error"]["type"], body["error"]["param"]) == ("invalid_request_error", param)
+
+
+def test_errors_have_the_names_that_its_clients_know(pipeline: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    with site(pipeline.run_dir, api_key="secret") as api:
+        reply = api.post(PATH, **BASE)
+        assert (reply.status_code, reply.json()["error"]["type"]) == (401, "authentication_error")
+        for headers in ({"x-api-key": "secret"}, {"authorization": "Bearer secret"}):
+            assert api.http.post(PATH, json=BASE, headers=headers).status_code == 200
+        key = {"x-api-key": "secret"}
+        reply = api.http.post(PATH, json={**BASE, "model": "other"}, headers=key)
+        assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
+        assert api.http.get(PATH, headers=key).json()["type"] == "error"
+        monkeypatch.setitem(api.gateway.__dict__, "client", ScriptedClient("half an", finish_reason="abort"))
+        events = api.http.post(PATH, json={**BASE, "stream": True}, headers=key).text.strip().split("\n\n")
+        name, data = events[-1].splitlines()
+        assert name == "event: error"
+        assert json.loads(data.removeprefix("data: "))["error"]["type"] == "overloaded_error"
