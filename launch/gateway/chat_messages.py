@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from .errors import ApiError
 from .schemas.chat import ChatMessage, ContentPart, Tool
 
 
@@ -42,4 +43,15 @@ def text_of(content: str | Sequence[ContentPart] | None) -> str:
 
 def wire_tools(tools: Sequence[Tool]) -> str:
     """JSON text, for a schema may be nested deeper than a frame."""
-    return json.dumps([tool.model_dump(exclude_none=True) for tool in tools], ensure_ascii=False)
+    return json_text([tool.model_dump(exclude_none=True) for tool in tools], "tools")
+
+
+def json_text(value: Any, param: str) -> str:
+    """
+    Raises:
+        ApiError: it is nested almost as deep as a body can be.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError as error:
+        raise ApiError(f"{param} is nested too deep", param=param) from error

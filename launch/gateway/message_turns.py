@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .chat_messages import json_text
 from .errors import ApiError
 from .schemas.chat import ChatMessage, ChatRequest, Function, FunctionCall, NamedFunction, NamedTool, Tool, ToolCall
 from .schemas.messages import AnthropicMessage, Block, CountRequest, MessageRequest, TextBlock
@@ -102,7 +102,7 @@ def _assistant(name: str, blocks: Sequence[Block]) -> ChatMessage:
         if block.type in texts:
             texts[block.type] += _of(block, block.type, at)
         elif block.type == "tool_use":
-            function = FunctionCall(name=_of(block, "name", at), arguments=_json(block.input or {}, f"{at}.input"))
+            function = FunctionCall(name=_of(block, "name", at), arguments=json_text(block.input or {}, f"{at}.input"))
             calls.append(ToolCall(id=_of(block, "id", at), type="function", function=function))
         elif block.type != "redacted_thinking":  # which nobody can read
             raise _misplaced(block, "assistant", at)
@@ -124,13 +124,6 @@ def _missing(param: str) -> ApiError:
 
 def _misplaced(block: Block, role: str, at: str) -> ApiError:
     return ApiError(f"{at} is a {block.type}, which a turn of the role {role} cannot have", param=at)
-
-
-def _json(value: Any, name: str) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except RecursionError as error:
-        raise ApiError(f"{name} is nested too deep", param=name) from error
 
 
 def _text(content: str | Sequence[TextBlock] | None) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from starlette.requests import Request
 
 from ...protocol.errors import TokenizationFailed
+from .chat_messages import json_text
 from .state import Gateway
-from .streaming import to_json
 from .thoughts import END, START, ThoughtReader
 from .token_ids import chat_ids
 from .words import Words
@@ -93,7 +93,7 @@ async def _is_open(gateway: Gateway, request: Request, asked: Mapping[str, Any])
     switches = [switch for switch in _SWITCHES if switch in (gateway.facts.chat_template or "")]
     if any(switch in message["content"] for message in asked["messages"] for switch in switches):
         return await _ends_open(gateway, request, asked)
-    key = to_json(sorted(variables.items()))
+    key = json_text(sorted(variables.items()), "chat_template_kwargs")
     if (known := gateway.open_prompts.get(key)) is None:
         try:
             known = await _ends_open(gateway, request, {"messages": [_QUESTION], "chat_template_kwargs": variables})

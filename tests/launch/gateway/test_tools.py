@@ -14,6 +14,8 @@ from tests.launch.gateway.conftest import Site, site
 from tests.launch.gateway.scripted import ScriptedClient
 from tests.launch.gateway.sse import stream, text_of
 from triptych import Driver
+from triptych.launch.gateway.chat_messages import json_text
+from triptych.launch.gateway.errors import ApiError
 from triptych.launch.gateway.tools.parser import Call, Found, find_parser, make_parser
 
 WEATHER = Call("weather", '{"city": "Rom {}"}')
@@ -88,6 +90,15 @@ DEEP = '{"name": "f", "arguments": ' + '{"a":' * 100_000
 def test_what_is_nested_too_deep_is_text(parser: str, text: str) -> None:
     reader = make_parser(parser)
     assert reader.push(text) + reader.flush() == [text]
+
+
+def test_what_is_nested_deeper_than_can_be_written_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(100_000):
+        schema = {"a": schema}
+    with pytest.raises(ApiError, match="tools is nested too deep") as caught:
+        json_text(schema, "tools")
+    assert (caught.value.http_status, caught.value.param) == (400, "tools")
 
 
 def test_a_list_of_calls_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
