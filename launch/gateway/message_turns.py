@@ -26,8 +26,9 @@ def chat_of(body: CountRequest) -> ChatRequest:
     variables: dict[str, Any] = {}
     is_told = True
     if (thinking := body.thinking) is not None:
-        variables["enable_thinking"] = thinking.type != "disabled"
-        is_told = thinking.type != "disabled" and thinking.display != "omitted"
+        is_wanted = thinking.type != "disabled"
+        variables = {"enable_thinking": is_wanted, "thinking": is_wanted}  # what templates call it
+        is_told = is_wanted and thinking.display != "omitted"
     asked: dict[str, Any] = {
         "messages": system + turns,
         "tools": _tools(body),

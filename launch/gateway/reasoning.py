@@ -16,7 +16,7 @@ from .thoughts import END, START, ThoughtReader
 from .token_ids import chat_ids
 from .words import Words
 
-_SWITCHES = ("/think", "/no_think")  # in messages, where a template looks for them
+_ON, _OFF = "/think", "/no_think"  # in messages, where a template looks for them
 _QUESTION = {"role": "user", "content": "?"}
 MAX_KNOWN = 256  # sets of variables for the template
 MAX_KNOWN_CHARS = 1024  # of one of them
@@ -90,8 +90,8 @@ async def _is_open(gateway: Gateway, request: Request, asked: Mapping[str, Any])
     tell it where the template looks for switches in them.
     """
     variables = asked.get("chat_template_kwargs", {})
-    switches = [switch for switch in _SWITCHES if switch in (gateway.facts.chat_template or "")]
-    if any(switch in message["content"] for message in asked["messages"] for switch in switches):
+    is_switched = any(word in message["content"] for message in asked["messages"] for word in (_ON, _OFF))
+    if is_switched and _OFF in (gateway.facts.chat_template or ""):
         return await _ends_open(gateway, request, asked)
     key = json_text(sorted(variables.items()), "chat_template_kwargs")
     if (known := gateway.open_prompts.get(key)) is None:

@@ -128,7 +128,7 @@ def test_a_choice_of_tools_is_kept(
 def test_whether_to_think_is_told_to_the_template(thinking: Site, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     script = Dictation(thinking, monkeypatch, "<think>So.</think>Yes.")
     reply = thinking.ask(PATH, **BASE, thinking={"type": kind, "budget_tokens": 1024})
-    assert script.asked[-1]["chat_template_kwargs"] == {"enable_thinking": kind == "enabled"}
+    assert script.asked[-1]["chat_template_kwargs"] == dict.fromkeys(("enable_thinking", "thinking"), kind == "enabled")
     assert [block["type"] for block in reply["content"]] == ["thinking", "text"][kind == "disabled" :]
 
 

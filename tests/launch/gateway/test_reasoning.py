@@ -236,8 +236,10 @@ def test_a_template_that_looks_for_words_in_messages_is_asked_with_them(
     api: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Dictation(api, monkeypatch, "Yes.")
-    facts = dataclasses.replace(api.gateway.facts, chat_template="{% if '/no_think' in m.content %}")
-    monkeypatch.setitem(api.gateway.__dict__, "facts", facts)
     messages = [{"role": "user", "content": "hi /no_think"}]
-    api.ask(CHAT, messages=messages)
-    assert [asked["messages"] for asked in script.asked] == [messages] * 2
+    for template, num_asked in (("</think>", 1), ("</think> {% if '/no_think' in m.content %}", 2)):
+        facts = dataclasses.replace(api.gateway.facts, chat_template=template)
+        monkeypatch.setitem(api.gateway.__dict__, "facts", facts)
+        script.asked.clear()
+        api.ask(CHAT, messages=messages)
+        assert [asked["messages"] for asked in script.asked] == [messages] * num_asked
