@@ -31,14 +31,15 @@ class GatewayConfig:
     """
 
     http: str | None = _option(
-        None, "serve OpenAI's API at HOST:PORT, :PORT (on 127.0.0.1; port 0 is any free one) or unix:PATH"
+        None,
+        "serve OpenAI's API and Anthropic's at HOST:PORT, :PORT (on 127.0.0.1; port 0 is any free one) or unix:PATH",
     )
     http_workers: int = _option(1, "processes that serve HTTP, all at the same address")
     served_model_name: tuple[str, ...] = _option(
         (), "name of the model in the API; by default its own. May be given several times"
     )
     api_key: str | None = _option(
-        None, "what clients must send as bearer token; better a file or the environment", secret=True
+        None, "what clients must send as bearer token or x-api-key; better a file or the environment", secret=True
     )
     api_key_file: str | None = _option(None, "file with keys that clients may send, one a line")
     allowed_origin: tuple[str, ...] = _option(
