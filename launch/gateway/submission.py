@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -66,8 +67,13 @@ class Choices:
 
         async def carry(index: int, request: Mapping[str, Any]) -> None:
             own_id = f"{request_id}.{index}" if index else request_id
+
+            def send(attempt: int) -> AsyncStream:
+                name = f"{own_id}.{attempt}" if attempt else own_id
+                return client.submit(request_id=name, keep=keep, **request)
+
             async with room:
-                await choices._carry(index, lambda: client.submit(request_id=own_id, keep=keep, **request))
+                await choices._carry(index, send)
 
         choices._tasks = [asyncio.create_task(carry(index, request)) for index, request in enumerate(requests)]
         try:
@@ -81,7 +87,7 @@ class Choices:
             raise
         return choices
 
-    async def _carry(self, index: int, send: Callable[[], AsyncStream]) -> None:
+    async def _carry(self, index: int, send: Callable[[int], AsyncStream]) -> None:
         """One request from its submission to its end."""
         try:
             stream = await self._accept(send)
@@ -93,10 +99,11 @@ class Choices:
             await stream.result()
         self._has_ended.set()
 
-    async def _accept(self, send: Callable[[], AsyncStream]) -> AsyncStream:
+    async def _accept(self, send: Callable[[int], AsyncStream]) -> AsyncStream:
+        """Sends until there is room. An id that was refused may be used up: see ``Session._accept``."""
         patient_until = None
-        while True:
-            stream = send()
+        for attempt in itertools.count():
+            stream = send(attempt)
             self._sent.append(stream)
             try:
                 accepted = await stream.accepted()
@@ -113,6 +120,7 @@ class Choices:
                 self._has_ended.clear()
                 with anyio.move_on_after(None if is_ours else RETRY_S):
                     await self._has_ended.wait()
+        raise AssertionError("it is sent for ever")
 
     async def results(self) -> list[Completion]:
         """Every whole answer.

@@ -37,6 +37,7 @@ CONFIG_VALUES: dict[str, Any] = {
     "journal_flush_ms": 50.0,
     "spares": True,
     "preemption": "swap",
+    "num_speculative_tokens": 8,
     "decode_join_fill": 0.75,
     "trace": "/tmp/trace.jsonl",
     "backend": "native",

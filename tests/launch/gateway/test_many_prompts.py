@@ -123,3 +123,20 @@ def test_a_prompt_that_found_no_room_does_not_wait_for_one_that_is_refused() -> 
             await asyncio.wait_for(asked, 10)
 
     asyncio.run(ask())
+
+
+def test_a_prompt_that_found_no_room_has_another_id_when_it_is_sent_again() -> None:
+    """A repetition of the first one may be accepted yet, and ended by its client: then that id is used up."""
+
+    async def ask() -> list[str]:
+        client = Refuser()
+        asked = asyncio.create_task(Choices.submit(client, "x", [{}, {}]))  # type: ignore[arg-type]
+        first, second = [await client.sent.get() for _ in range(2)]
+        await answer(first)
+        await answer(second, Overloaded("full"))
+        third = await asyncio.wait_for(client.sent.get(), 10)
+        await answer(third)
+        await asyncio.wait_for(asked, 10)
+        return [stream.request_id for stream in (first, second, third)]
+
+    assert len(set(asyncio.run(ask()))) == 3
