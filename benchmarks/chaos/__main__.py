@@ -49,9 +49,8 @@ def main() -> int:
             if arguments.keep_log:
                 Path(arguments.keep_log).write_bytes((Path(folder) / "serve.log").read_bytes())
     failures = {name: figures[name] for name in MUST_BE_ZERO if figures[name]}
-    config = {
-        name: getattr(arguments, name) for name in ("model", "dtype", "backend", "streams", "seconds", "seed", "spares")
-    }
+    names = ("model", "dtype", "backend", "streams", "seconds", "seed", "spares", "num_speculative_tokens")
+    config = {name: getattr(arguments, name) for name in names}
     report = {"what": "chaos", **environment("pyzmq", "torch"), "config": config, **figures, "failures": failures}
     print(table(figures, failures), file=sys.stderr)
     print(json.dumps(report))
@@ -70,12 +69,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="of the faults, those with this in their names")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--spares", action="store_true", help="keep an idle process of each worker")
+    parser.add_argument("--num-speculative-tokens", type=int, default=0, help="with 15 --streams at most it guesses")
     parser.add_argument("--keep-log", help="a file for what the service logged")
     return parser.parse_args()
 
 
 def flags(arguments: argparse.Namespace) -> list[str]:
-    return [*model_flags(arguments), *SETTINGS, *(["--spares"] if arguments.spares else [])]
+    guesses = ["--num-speculative-tokens", str(arguments.num_speculative_tokens)]
+    return [*model_flags(arguments), *SETTINGS, *guesses, *(["--spares"] if arguments.spares else [])]
 
 
 def model_flags(arguments: argparse.Namespace) -> list[str]:
