@@ -67,8 +67,8 @@ def check_speculation(config: SchedulerConfig, runner: Runner, card: ModelCard) 
     """
     if config.num_speculative_tokens and not (runner.is_batch_invariant and card.device == "cpu"):
         raise ConfigError(
-            f"num_speculative_tokens is {config.num_speculative_tokens}, and with backend {card.backend} on "
-            f"{card.device} it must be 0: only the compiled kernels of a CPU check proposals to the bit",
+            f"num_speculative_tokens is {config.num_speculative_tokens}, the limit for {card.backend} on {card.device} "
+            "is 0: only the compiled kernels of a CPU check proposals to the bit",
             param="num_speculative_tokens",
         )
 

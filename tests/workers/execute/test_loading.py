@@ -36,6 +36,6 @@ class Variant(HashRunner):
 @pytest.mark.parametrize(("kind", "device"), [(Variant, "cpu"), (HashRunner, "cuda:0")])
 def test_proposals_need_kernels_that_check_them_to_the_bit(kind: type[HashRunner], device: str) -> None:
     runner, card = kind(97, num_pages=2, page_size=4), replace(CARD, device=device, backend="transformers")
-    with pytest.raises(ConfigError, match=f"is 4, and with backend transformers on {device} it must be 0"):
+    with pytest.raises(ConfigError, match=f"is 4, the limit for transformers on {device} is 0"):
         check_speculation(SchedulerConfig(num_speculative_tokens=4), runner, card)
     check_speculation(SchedulerConfig(), runner, card)
