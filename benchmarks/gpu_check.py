@@ -217,7 +217,8 @@ def attempt(part: Part, folder: Path, left_s: float, *, is_dry: bool) -> dict[st
     budget_s = part.budget_s * (4 if is_dry else 1)
     if left_s < min(budget_s, part.budget_s) / 2:  # it would be ended before it found anything
         return {"error": NO_TIME}
-    env = {**os.environ, "TRIPTYCH_BENCH_DIR": str(folder), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "TRIPTYCH_BENCH_DIR": str(folder), "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(paths)}
     env.pop("TRITON_INTERPRET", None)
     if is_dry:
         env["TRITON_INTERPRET"] = "1"

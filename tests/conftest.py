@@ -7,10 +7,12 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from triptych import Driver
+if TYPE_CHECKING:
+    from triptych import Driver
 
 # Set before torch is imported: models in tests are tiny, and on a busy machine a second thread is only waited for.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -34,6 +36,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def demo_driver() -> Iterator[Driver]:
     """The model that ships with the package, for all who only ask it something."""
+    from triptych import Driver  # here, since kernels are tested without pyzmq too
+
     with Driver("demo", device="cpu", threads=1, num_pages=256) as driver:
         yield driver
 

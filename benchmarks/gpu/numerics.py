@@ -43,7 +43,8 @@ def run_tests(arguments: Items[str], note: Notes, *, limit_s: float) -> None:
     """Runs pytest. Its output goes on to the part's log, and what each test came to is counted as it is told."""
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=short"]
     command += ["-p", "benchmarks.gpu.our_tests", *arguments]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    # Many processes at once: if each computed by all processors, they would mostly wait for each other.
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     timer = threading.Timer(limit_s, process.kill)
     timer.start()

@@ -65,6 +65,7 @@ def killed(setting, note):
     os.kill(os.getpid(), signal.SIGKILL)
 def fine(setting, note):
     note("copy_bytes_per_s", 2.0)
+    note("path", sys.path[1:])
 module = types.SimpleNamespace(small=raises, processes=hangs, fp8=killed, limits=fine)
 importlib.import_module = lambda name: module
 gpu_check.run_part(sys.argv[2], sys.argv[3], is_dry=True)
@@ -82,6 +83,7 @@ def test_a_part_that_fails_hangs_or_is_killed_is_named_and_the_others_are_told(
     script, out = tmp_path / "fake.py", tmp_path / "there" / "report.json"
     script.write_text(SCRIPT_OF_FAKES.format(root=str(ROOT)))
     monkeypatch.setattr(gpu_check, "__file__", str(script))
+    monkeypatch.setenv("PYTHONPATH", "/carried/packages")  # of a machine where nothing can be installed
     report = {"what": "gpu_check", "is_dry": True, "device": "dry run", "date": "2026-01-01", "seconds": {}}
     # In a dry run a part has four times as long.
     parts = [gpu_check.Part(name, "fake", 2.0 if name == "processes" else 60.0) for name in (*ERRORS, "limits")]
@@ -91,6 +93,7 @@ def test_a_part_that_fails_hangs_or_is_killed_is_named_and_the_others_are_told(
         name: (error, 1) for name, error in ERRORS.items()
     }
     assert found["limits"]["copy_bytes_per_s"] == 2.0
+    assert {str(ROOT), "/carried/packages"} <= set(found["limits"]["path"])
     assert sorted(lines[-len(ERRORS) :]) == sorted(f"{name}: {error}" for name, error in ERRORS.items())
     assert any(line.startswith("copy bandwidth") and line.split()[-1] == "2" for line in lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,28 @@ def test_tests_that_do_not_pass_end_the_part(
     found = json.loads(file.read_text())
     assert not found["is_green"]
     assert found.get("counts") == counts
+
+
+def test_tests_find_packages_where_their_caller_does_and_take_one_processor_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dozen processes of them run at once, and torch is imported before any test can say how many threads it gets."""
+    monkeypatch.setenv("PYTHONPATH", "/carried/packages")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    body = "import os, sys; assert '/carried/packages' in sys.path; assert os.environ['OMP_NUM_THREADS'] == '1'"
+    file = tmp_path / "numerics.json"
+    numerics.run_tests([write_test(tmp_path, body)], setting.Notes(file), limit_s=120)
+    assert json.loads(file.read_text())["counts"] == {"passed": 1}
+
+
+def test_kernels_are_tested_without_packages_that_only_processes_need(tmp_path: Path) -> None:
+    for name in ("zmq", "msgpack"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('no {name}')")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    options = ["-q", "--co", "-p", "no:cacheprovider", "-p", "benchmarks.gpu.our_tests"]
+    command = [sys.executable, "-m", "pytest", *options, "tests/workers/execute/sampling/test_device.py"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_no_test_of_another_distribution_is_taken_for_ours(tmp_path: Path) -> None:
