@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .triton_decode import _bounded
+from .triton_decode import _bounded, _slots, _unit
 
 
 class ChunkTile(NamedTuple):
@@ -79,22 +79,22 @@ def _chunk(
     first_key = tl.maximum(before + first_row // G - window + 1, 0) // BLOCK_N * BLOCK_N if HAS_WINDOW else 0
     last_token = tl.minimum((first_row + BLOCK_M - 1) // G, num_tokens - 1)
     end = before + last_token + 1
+    unit = _unit(scale, HAS_SOFTCAP)
     for n in range(first_key, end, BLOCK_N):
         key_position = n + tl.arange(0, BLOCK_N)
         is_key = key_position < end
-        page = tl.load(tables + s * table_width + key_position // P, mask=is_key, other=0)
-        slot = page.to(tl.int64) * P + key_position % P
+        slot = _slots(tables + s * table_width, n, is_key, P, BLOCK_N, True)
         k_tile = keys + slot[None, :] * key_slot + j * key_head + d[:, None]
         k = tl.load(k_tile, mask=is_key[None, :] & (d < D)[:, None], other=0.0)
-        scores = _bounded(tl.dot(q, k, input_precision="ieee") * scale, softcap, HAS_SOFTCAP)
+        scores = _bounded(tl.dot(q, k, input_precision="ieee"), scale, softcap, HAS_SOFTCAP)
         is_seen = key_position[None, :] <= position[:, None]
         if HAS_WINDOW:
             is_seen = is_seen & (key_position[None, :] > position[:, None] - window)
         scores = tl.where(is_seen, scores, float("-inf"))
-        new_most = tl.maximum(most, tl.max(scores, 1))
+        new_most = tl.maximum(most, tl.max(scores, 1) * unit)
         base = tl.where(new_most == float("-inf"), 0.0, new_most)  # a row that has seen nothing yet
         share_of_old = tl.exp2(most - base)
-        p = tl.exp2(scores - base[:, None])
+        p = tl.exp2(scores * unit - base[:, None])
         v_tile = values + slot[:, None] * value_slot + j * value_head + e[None, :]
         v = tl.load(v_tile, mask=is_key[:, None] & (e < E)[None, :], other=0.0)
         mixed = mixed * share_of_old[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")

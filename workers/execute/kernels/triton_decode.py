@@ -34,11 +34,36 @@ def decode_tile(dim: int, dtype: torch.dtype) -> DecodeTile:
 
 
 @triton.jit
-def _bounded(scores, softcap, HAS_SOFTCAP: tl.constexpr):
-    """Scores as exponents to the base 2, after the soft cap if there is one. tanh x is 2 sigmoid(2 x) - 1."""
+def _bounded(products, scale, softcap, HAS_SOFTCAP: tl.constexpr):
+    """Scores up to a factor, ``_unit``, which costs nothing where it is applied: with the maximum's subtraction.
+
+    tanh x is 2 sigmoid(2 x) - 1.
+    """
     if HAS_SOFTCAP:
-        scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
-    return scores * 1.4426950408889634
+        products = softcap * (2 * tl.sigmoid(products * (2 * scale) / softcap) - 1)
+    return products
+
+
+@triton.jit
+def _unit(scale, HAS_SOFTCAP: tl.constexpr):
+    """What ``_bounded`` scores are multiplied by to be exponents to the base 2. It must be above 0."""
+    return 1.4426950408889634 if HAS_SOFTCAP else scale * 1.4426950408889634
+
+
+@triton.jit
+def _slots(table, first, is_key, P: tl.constexpr, BLOCK_N: tl.constexpr, IS_ALIGNED: tl.constexpr):
+    """Where the keys from ``first`` on lie, int64 [BLOCK_N].
+
+    ``IS_ALIGNED``: tiles begin at multiples of their size. One that lies within a page then takes one look into the
+    table, and arithmetic that is the same for all its keys.
+    """
+    n = tl.arange(0, BLOCK_N)
+    if IS_ALIGNED and P % BLOCK_N == 0:
+        slot = tl.load(table + first // P).to(tl.int64) * P + first % P + n
+    else:
+        page = tl.load(table + (first + n) // P, mask=is_key, other=0)
+        slot = page.to(tl.int64) * P + (first + n) % P
+    return slot
 
 
 # Sizes and places that change from step to step must not make a new kernel, which takes seconds to compile.
@@ -70,18 +95,17 @@ def _decode(
             most = tl.load(sinks + head, mask=g < G, other=0.0).to(tl.float32) * 1.4426950408889634
             total += 1.0
     mixed = tl.zeros([BLOCK_G, BLOCK_E], tl.float32)
+    unit = _unit(scale, HAS_SOFTCAP)
     for n in range(start, end, BLOCK_N):
-        position = n + tl.arange(0, BLOCK_N)
-        is_key = position < end
-        page = tl.load(tables + s * table_width + position // P, mask=is_key, other=0)
-        slot = page.to(tl.int64) * P + position % P
+        is_key = n + tl.arange(0, BLOCK_N) < end
+        slot = _slots(tables + s * table_width, n, is_key, P, BLOCK_N, not HAS_WINDOW)
         k_tile = keys + slot[None, :] * key_slot + j * key_head + d[:, None]
         k = tl.load(k_tile, mask=is_key[None, :] & (d < D)[:, None], other=0.0)
-        scores = _bounded(tl.dot(q, k, input_precision="ieee") * scale, softcap, HAS_SOFTCAP)
+        scores = _bounded(tl.dot(q, k, input_precision="ieee"), scale, softcap, HAS_SOFTCAP)
         scores = tl.where(is_key[None, :], scores, float("-inf"))
-        new_most = tl.maximum(most, tl.max(scores, 1))
+        new_most = tl.maximum(most, tl.max(scores, 1) * unit)
         share_of_old = tl.exp2(most - new_most)
-        p = tl.exp2(scores - new_most[:, None])
+        p = tl.exp2(scores * unit - new_most[:, None])
         v_tile = values + slot[:, None] * value_slot + j * value_head + e[None, :]
         v = tl.load(v_tile, mask=is_key[:, None] & (e < E)[None, :], other=0.0)
         mixed = mixed * share_of_old[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")

@@ -82,6 +82,13 @@ def test_page_size_changes_nothing(page_size: int) -> None:
     check(make_scene(STEPS["mixed"], page_size=page_size, dtype=torch.float32), AttentionForm(scale=0.3))
 
 
+@pytest.mark.parametrize("window", [None, 70])
+def test_tiles_within_pages(window: int | None) -> None:
+    """Sequences of several such pages, which end in the middle of one, at its end and at its beginning."""
+    steps = [(140, 1), (63, 1), (64, 1), (0, 70), (70, 58)]
+    check(make_scene(steps, page_size=64, dtype=torch.float32), AttentionForm(scale=0.3, sliding_window=window))
+
+
 @pytest.mark.parametrize(
     ("heads", "dims"),
     [((1, 1), (64, 64)), ((6, 2), (80, 80)), ((5, 1), (24, 16)), ((4, 4), (8, 40)), ((2, 1), (512, 512))],

@@ -1,6 +1,7 @@
 """Compiles every Triton kernel for a Hopper GPU on a machine that has none, through the wrappers that launch them.
 
-Prints a JSON line for each kernel that was compiled: its name, its registers, stack and shared memory.
+Prints a JSON line for each kernel that was compiled: its name, its matrix instructions, how often its code looks into a
+block table ahead of the use, its registers, stack and shared memory.
 """
 
 from __future__ import annotations
@@ -54,8 +55,10 @@ def main() -> None:
         if compiled.hash in seen:
             return
         seen.add(compiled.hash)
-        products = sorted(set(re.findall(r"wgmma\.mma_async\S+|mma\.sync\S+", compiled.asm["ptx"])))
-        print(json.dumps({"kernel": self.__name__, "products": products, **resources(compiled)}), flush=True)
+        ptx = compiled.asm["ptx"]
+        products = sorted(set(re.findall(r"wgmma\.mma_async\S+|mma\.sync\S+", ptx)))
+        found = {"kernel": self.__name__, "products": products, "lookups": len(re.findall(r"cp\.async.*0x4,", ptx))}
+        print(json.dumps({**found, **resources(compiled)}), flush=True)
 
     JITFunction.run = compile_only
     if sys.argv[1:] == ["--steps"]:
@@ -119,12 +122,12 @@ def launches() -> list[Callable[[], object]]:
         {},
         {"dim": 256, "softcap": 50.0, "window": 4096},
         {"dim": 512},
-        {"group": 8, "dim": 96, "sinks": torch.empty(16, dtype=half), "window": 128},
+        {"group": 8, "dim": 96, "page_size": 64, "sinks": torch.empty(16, dtype=half), "window": 128},
         {"dtype": torch.float32, "page_size": 256},
         {"dtype": torch.float32, "dim": 512},  # of whose tile 256 needs less
     ]
     # Without splits the decode is the same code less the parts that combine: one form of it is enough.
-    kernels = [(form, kernel) for form in forms for kernel in (1, 2)] + [({}, 0)]
+    kernels = [(form, kernel) for form in forms for kernel in (1, 2)] + [({"page_size": 64}, 0)]
     return found + [lambda form=form, kernel=kernel: attend(kernel, **form) for form, kernel in kernels]
 
 

@@ -43,6 +43,10 @@ def test_every_kernel_compiles_and_fits_into_a_processor(tmp_path: Path) -> None
     }
     assert {kernel["kernel"] for kernel in kernels} == names
     assert [kernel for kernel in kernels if kernel["stack_bytes"]] == []
+    # Pages of 16 tokens against pages of 64, of which no tile of keys has two.
+    decodes, chunks = ([k["lookups"] for k in kernels if k["kernel"] == name] for name in ("_decode", "_chunk"))
+    assert decodes[-1] <= decodes[0] / 2
+    assert chunks[3] <= chunks[0] / 2
 
 
 @pytest.mark.slow
