@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 
 from ..kernels.triton_chunk import chunk_attention
-from ..kernels.triton_decode import decode_attention
+from ..kernels.triton_decode import MAX_SPLITS, decode_attention
 from ..kernels.triton_write import write_slots
 from ..step import StepInputs
 from .device_step import DeviceStep, upload
 from .interface import AttentionForm, LayerCache
 
 _PROGRAMS_PER_PROCESSOR = 4  # of a decode: enough loads in flight to keep the memory busy
-_MAX_SPLITS = 32
 _MIN_SPLIT_KEYS = 256  # below, a split costs more than it brings
 
 
@@ -84,7 +83,7 @@ class TritonAttention:
     def _num_splits(self, num_programs: int, num_keys: int) -> int:
         """Of the keys of each sequence, a power of two, so that there is work for all processors."""
         wanted = _PROGRAMS_PER_PROCESSOR * self._num_processors // max(1, num_programs)
-        affordable = min(wanted, num_keys // _MIN_SPLIT_KEYS, _MAX_SPLITS)
+        affordable = min(wanted, num_keys // _MIN_SPLIT_KEYS, MAX_SPLITS)
         return 1 << max(0, affordable.bit_length() - 1)
 
 

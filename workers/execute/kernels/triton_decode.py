@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+MAX_SPLITS = 32  # of the keys of a sequence: one kernel combines so many or fewer
+
 
 class DecodeTile(NamedTuple):
     """How a kernel is cut. What it computes does not depend on it but for rounding."""
@@ -74,16 +76,17 @@ def _decode(
     query_token, query_head, key_slot, key_head, value_slot, value_head,
     P: tl.constexpr, G: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    IS_SPLIT: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """One program: one sequence, one key head, one of the splits of the keys."""
     s, j, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    num_splits = tl.num_programs(2)
     g, d, e = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
     head = j * G + g
     context = tl.load(context_lens + s)
     first = tl.maximum(context - window, 0) if HAS_WINDOW else 0
     # Whole tiles a split, so that no tile is loaded by two programs.
-    share = tl.cdiv(tl.cdiv(context - first, BLOCK_N), SPLITS) * BLOCK_N
+    share = tl.cdiv(tl.cdiv(context - first, BLOCK_N), num_splits) * BLOCK_N
     start = first + split * share
     end = tl.minimum(start + share, context)
     q_row = query + s.to(tl.int64) * query_token + head[:, None] * query_head + d[None, :]
@@ -113,27 +116,27 @@ def _decode(
         most = new_most
     is_empty = total == 0.0
     mixed = mixed / tl.where(is_empty, 1.0, total)[:, None]
-    place = (s.to(tl.int64) * tl.num_programs(1) * G + head) * SPLITS + split
+    place = (s.to(tl.int64) * tl.num_programs(1) * G + head) * num_splits + split
     is_head = g < G
     tl.store(output + place[:, None] * E + e[None, :], mixed.to(output.dtype.element_ty),
              mask=is_head[:, None] & (e < E)[None, :])  # fmt: skip
-    if SPLITS > 1:
+    if IS_SPLIT:
         log_total = most + tl.log2(tl.where(is_empty, 1.0, total))
         tl.store(weights + place, tl.where(is_empty, float("-inf"), log_total), mask=is_head)
 
 
-@triton.jit
-def _combine(parts, weights, output, E: tl.constexpr, BLOCK_E: tl.constexpr,
-             SPLITS: tl.constexpr, BLOCK_SPLITS: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["num_splits"])
+def _combine(parts, weights, output, num_splits,
+             E: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_SPLITS: tl.constexpr):  # fmt: skip
     """One program: the splits of one head of one sequence become its output, always in the same order."""
     row = tl.program_id(0).to(tl.int64)
     split, e = tl.arange(0, BLOCK_SPLITS), tl.arange(0, BLOCK_E)
-    exponent = tl.load(weights + row * SPLITS + split, mask=split < SPLITS, other=float("-inf"))
+    exponent = tl.load(weights + row * num_splits + split, mask=split < num_splits, other=float("-inf"))
     most = tl.max(exponent, 0)
     share = tl.exp2(exponent - tl.where(most == float("-inf"), 0.0, most))
-    tile = parts + (row * SPLITS + split)[:, None] * E + e[None, :]
+    tile = parts + (row * num_splits + split)[:, None] * E + e[None, :]
     # A split without keys was given the weight 0 and zeros for an output.
-    part = tl.load(tile, mask=(split < SPLITS)[:, None] & (e < E)[None, :], other=0.0)
+    part = tl.load(tile, mask=(split < num_splits)[:, None] & (e < E)[None, :], other=0.0)
     total = tl.sum(share, 0)
     mixed = tl.sum(part * share[:, None], 0) / tl.where(total == 0.0, 1.0, total)
     tl.store(output + row * E + e, mixed.to(output.dtype.element_ty), mask=e < E)
@@ -176,13 +179,14 @@ def decode_attention(
         P=page_size, G=group, D=key_dim, E=value_dim,
         BLOCK_G=max(16, triton.next_power_of_2(group)),  # a matrix product has 16 rows at least
         BLOCK_D=max(16, triton.next_power_of_2(key_dim)), BLOCK_E=max(16, triton.next_power_of_2(value_dim)),
-        BLOCK_N=tile.num_keys, SPLITS=num_splits,
+        BLOCK_N=tile.num_keys, IS_SPLIT=num_splits > 1,
         HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if num_splits > 1:
+        block_dim, block_splits = triton.next_power_of_2(value_dim), max(MAX_SPLITS, triton.next_power_of_2(num_splits))
         _combine[(num_seqs * num_heads,)](
-            parts, weights, output, E=value_dim, BLOCK_E=triton.next_power_of_2(value_dim),
-            SPLITS=num_splits, BLOCK_SPLITS=triton.next_power_of_2(num_splits), num_warps=2,
+            parts, weights, output, num_splits, E=value_dim, BLOCK_E=block_dim, BLOCK_SPLITS=block_splits,
+            num_warps=min(16, max(1, block_dim * block_splits // 1024)),
         )  # fmt: skip
     return output

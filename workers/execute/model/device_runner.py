@@ -83,9 +83,13 @@ class DeviceRunner(StepRunner):
         return 0 if self._graphs is None else self._graphs.num_replays
 
     def warm_up(self) -> float:
-        """As ``StepRunner.warm_up``; besides, what sampling and scoring take at most is taken once."""
+        """As ``StepRunner.warm_up``; besides, what sampling and scoring take at most is taken once.
+
+        And what steps outside of graphs need: decodes of short contexts have a kernel of their own.
+        """
         seconds = super().warm_up()
         decodes = trash_decodes(self._decode_rows)
+        self._step(dataclasses.replace(decodes, sample_rows=decodes.sample_rows[:0], sampled=[]))
         for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.5)):
             nobody = dataclasses.replace(decodes.sampled[0], params=params)
             self._step(dataclasses.replace(decodes, sampled=[nobody] * self._decode_rows))

@@ -181,7 +181,8 @@ def launch_many_steps() -> None:
         query = torch.empty(size, 4, 64, dtype=torch.bfloat16)
         ints, tables = shared[size : 2 * size], shared[size : size + size * size].view(size, size)
         write_slots(torch.empty(size, 2, 64, dtype=torch.bfloat16), pages, ints)
-        decode_attention(query, pages, pages, block_tables=tables, context_lens=ints, num_splits=1, **form)
+        for num_splits in (1, 2, 4, 32):
+            decode_attention(query, pages, pages, block_tables=tables, context_lens=ints, num_splits=num_splits, **form)
         chunk_attention(
             query, pages, pages, torch.empty_like(query), block_tables=tables, context_lens=ints,
             query_starts=shared[size : 2 * size + 1], max_query_len=size, **form,

@@ -237,6 +237,23 @@ def test_the_largest_prefill_fills_the_budget_with_sequences_that_may_be(
     assert inputs.positions.max() < max_len
 
 
+@pytest.mark.parametrize("capture", [None, lambda run: run], ids=["no graphs", "graphs"])
+def test_decodes_outside_of_graphs_are_warmed_up_too(capture: GraphCapture | None) -> None:
+    """Their short block tables ask for a kernel that no graph needs: keys that are not split."""
+
+    class Notes(NextToken):
+        def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
+            noted.add((step.num_decodes, step.block_tables.shape[1]))
+            return super().__call__(step, token_ids)
+
+    noted: set[tuple[int, int]] = set()
+    runner = make_runner(Notes(), capture)
+    runner.capture_graphs(lambda done, total: None)
+    noted.clear()
+    runner.warm_up()
+    assert (4, 1) in noted
+
+
 def test_on_a_cpu_nothing_is_measured() -> None:
     def refuse(_size: PoolSize) -> Any:
         raise AssertionError("a runner was made")
