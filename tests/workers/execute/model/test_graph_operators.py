@@ -1,0 +1,87 @@
+"""What graphs hold, on a device that has shapes and no values: nothing waits for the host, all tensors are on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from tests.conftest import HAS_GPU
+from tests.workers.execute.model.native import make_checkpoint
+from triptych.workers.execute.attention.interface import LayerCache
+from triptych.workers.execute.model.decoder_spec import describe_decoder, find_rope
+from triptych.workers.execute.model.graphs import GraphKey
+from triptych.workers.execute.model.native_weights import Checkpoint
+from triptych.workers.execute.sampling.kinds import SamplingKind
+from triptych.workers.execute.sampling.sampler import Sampler
+
+pytest.importorskip("triton")
+
+from triton.runtime.interpreter import InterpretedFunction
+
+from triptych.workers.execute.attention.triton import TritonAttention
+from triptych.workers.execute.model.device_runner import DeviceRunner
+from triptych.workers.execute.model.fused_decoder import FusedDecoder
+from triptych.workers.execute.model.fused_weights import Format, FusedLoader
+
+pytestmark = pytest.mark.skipif(HAS_GPU, reason="the kernels that are launched are interpreted ones")
+
+DEVICE = torch.device("meta")
+KERNELS = {"_add_norm": 3, "_rotate_write": 1, "_silu_mul": 1}  # in a model of one layer
+
+
+@pytest.fixture(name="launched")
+def fixture_launched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Kernels that are launched, by name. They compute nothing; whatever they are given must be on the device."""
+    launched: Counter[str] = Counter()
+
+    def launch(kernel: Any, *arguments: Any, **_: Any) -> None:
+        launched[kernel.fn.__name__] += 1
+        assert {x.device.type for x in arguments if isinstance(x, torch.Tensor)} == {"meta"}
+
+    monkeypatch.setattr(InterpretedFunction, "run", launch)
+    monkeypatch.setattr("triptych.workers.execute.attention.triton.num_processors", lambda _device: 132)
+    return launched
+
+
+@pytest.fixture(name="make_runner")
+def fixture_make_runner(tmp_path: Path) -> Callable[[bool], DeviceRunner]:
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    folder = make_checkpoint("qwen3", tmp_path / "checkpoint", num_hidden_layers=1, **heads)
+    config, checkpoint = AutoConfig.from_pretrained(folder), Checkpoint(folder)
+    spec, tensors = describe_decoder(config, checkpoint.shapes()), {name: checkpoint[name] for name in checkpoint}
+
+    def make_runner(is_invariant: bool) -> DeviceRunner:
+        format_ = Format(torch.bfloat16, is_invariant=is_invariant)
+        weights = FusedLoader(spec, tensors, format_=format_, device=DEVICE, progress=lambda *_: None).load()
+        pages = torch.zeros(9, 64, spec.num_kv_heads, spec.head_dim, dtype=torch.bfloat16, device=DEVICE)
+        kernel = TritonAttention(DEVICE, is_invariant=is_invariant)
+        decoder = FusedDecoder(weights, kernel, [LayerCache(pages, pages.clone())], rope=find_rope(config).tables(512))
+        return DeviceRunner(
+            [], decoder, Sampler(()), device=DEVICE, max_sampled=8, max_pages=8, capture=lambda run: run,
+            prefill_tokens=64, decode_rows=4,
+        )  # fmt: skip
+
+    return make_runner
+
+
+@pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT])
+def test_no_operator_of_a_graph_waits_for_the_host(
+    kind: SamplingKind, launched: Counter[str], make_runner: Callable[[bool], DeviceRunner]
+) -> None:
+    with torch.inference_mode():
+        make_runner(False)._graph_run(GraphKey(4, kind))()
+    assert launched == {**KERNELS, "_decode": 1, "_combine": 1}
+
+
+def test_nor_does_one_of_a_deterministic_graph(
+    launched: Counter[str], make_runner: Callable[[bool], DeviceRunner]
+) -> None:
+    with torch.inference_mode():
+        make_runner(True)._graph_run(GraphKey(4, SamplingKind.GREEDY))()
+    assert launched == {**KERNELS, "_chunk": 1, "_matmul": 5}
