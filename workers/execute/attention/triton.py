@@ -60,6 +60,9 @@ class TritonAttention:
             window=form.sliding_window,
             softcap=form.softcap,
             sinks=form.sinks,
+            # Decodes alone, which every start has tried: where chunks have few tokens by chance, a kernel of their own
+            # would be compiled while they wait.
+            has_few_rows=self._is_invariant and step.max_query_len <= 1,
         )
         return output
 

@@ -32,13 +32,19 @@ class ChunkTile(NamedTuple):
     num_stages: int = 5
 
 
-def chunk_tile(dim: int, dtype: torch.dtype) -> ChunkTile:
-    """A tile that fits into the registers of a program: of head sizes up to 128 in half precision the usual one."""
+def chunk_tile(dim: int, dtype: torch.dtype, *, has_few_rows: bool = False) -> ChunkTile:
+    """A tile that fits into the registers of a program: of head sizes up to 128 in half precision the usual one.
+
+    With few rows it is half as high, and two programs fit into a processor. A warp has 16 rows in both, and does the
+    same with them in the same order, so the bits of a row are the same.
+    """
     if dtype.itemsize > 2:
         return ChunkTile(num_rows=16, num_keys=32, num_warps=4 if dim <= 128 else 8, num_stages=1)
     if dim > 256:
         return ChunkTile(num_rows=32, num_keys=32, num_stages=3)
-    return ChunkTile() if dim <= 128 else ChunkTile(num_rows=64, num_keys=32)
+    if dim > 128:
+        return ChunkTile(num_rows=64, num_keys=32)
+    return ChunkTile(num_rows=64, num_warps=4) if has_few_rows else ChunkTile()
 
 
 # As for ``_decode``: what changes from step to step must not make a new kernel.
@@ -119,6 +125,7 @@ def chunk_attention(
     window: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
+    has_few_rows: bool = False,
     tile: ChunkTile | None = None,
 ) -> None:
     """Writes ``output`` [T, H, E] at the tokens that ``query_starts`` int32 [C + 1] names, from queries [T, H, D].
@@ -131,7 +138,7 @@ def chunk_attention(
         return
     num_heads, key_dim = query.shape[1:]
     _, page_size, num_kv_heads, value_dim = values.shape
-    tile = tile or chunk_tile(max(key_dim, value_dim), query.dtype)
+    tile = tile or chunk_tile(max(key_dim, value_dim), query.dtype, has_few_rows=has_few_rows)
     group = num_heads // num_kv_heads
     _chunk[triton.cdiv(max_query_len * group, tile.num_rows), num_chunks, num_kv_heads](
         query, keys, values, output, block_tables, context_lens, query_starts, output if sinks is None else sinks,

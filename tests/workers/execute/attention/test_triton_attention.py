@@ -27,7 +27,7 @@ from triptych.workers.execute.attention.reference import ReferenceAttention
 pytest.importorskip("triton")
 
 from triptych.workers.execute.attention.triton import TritonAttention
-from triptych.workers.execute.kernels.triton_chunk import ChunkTile, chunk_attention
+from triptych.workers.execute.kernels.triton_chunk import ChunkTile, chunk_attention, chunk_tile
 from triptych.workers.execute.kernels.triton_decode import decode_attention
 
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
@@ -168,15 +168,39 @@ def test_a_sequence_of_not_a_numbers_spoils_its_own_output_only() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 37])
-def test_a_row_of_the_chunk_kernel_does_not_depend_on_company_or_chunking(window: int | None) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "dim"), [(torch.float32, 8), pytest.param(torch.bfloat16, 128, marks=pytest.mark.gpu)], ids=str
+)
+def test_a_row_of_the_chunk_kernel_does_not_depend_on_company_or_chunking(
+    window: int | None, dtype: torch.dtype, dim: int
+) -> None:
     """What ``--deterministic`` builds on: the last tokens of a prompt, as one chunk, as two, and one by one."""
-    whole = make_scene([(0, 150), (3, 20)], heads=(4, 2), dtype=torch.float32)
+    whole = make_scene([(0, 150), (3, 20)], heads=(4, 2), dims=(dim, dim), dtype=dtype)
     form = AttentionForm(scale=0.3, sliding_window=window)
     together = run(whole, form, is_invariant=True)[:150]
     # The same sequence alone, its first 149 or 100 tokens in its pages already.
     for cached in (100, 149):
         alone = cut(whole, cached, 150)
         assert torch.equal(run(alone, form, is_invariant=True), together[cached:])
+
+
+@pytest.mark.parametrize(("is_invariant", "expected"), [(True, [True, False]), (False, [False])])
+def test_decodes_of_the_chunk_kernel_take_a_tile_of_few_rows(
+    is_invariant: bool, expected: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[bool] = []
+    monkeypatch.setattr(
+        "triptych.workers.execute.attention.triton.chunk_attention",
+        lambda *_, has_few_rows, **__: found.append(has_few_rows),
+    )
+    for step in ("decodes of one length", "mixed"):
+        run(make_scene(STEPS[step], dtype=torch.float32), AttentionForm(scale=0.3), is_invariant=is_invariant)
+    assert found == expected
+
+
+def test_a_tile_of_few_rows_has_as_many_a_warp() -> None:
+    few, many = (chunk_tile(128, torch.bfloat16, has_few_rows=has_few) for has_few in (True, False))
+    assert few == many._replace(num_rows=many.num_rows // 2, num_warps=many.num_warps // 2)
 
 
 def cut(scene: Scene, cached: int, end: int) -> Scene:

@@ -127,13 +127,14 @@ def launches() -> list[Callable[[], object]]:
         {"dtype": torch.float32, "dim": 512},  # of whose tile 256 needs less
     ]
     # Without splits the decode is the same code less the parts that combine: one form of it is enough.
-    kernels = [(form, kernel) for form in forms for kernel in (1, 2)] + [({"page_size": 64}, 0)]
+    kernels = [(form, kernel) for form in forms for kernel in (1, 2)]
+    kernels += [({"page_size": 64}, 0), ({"has_few": True}, 2)]
     return found + [lambda form=form, kernel=kernel: attend(kernel, **form) for form, kernel in kernels]
 
 
 def attend(
     kernel: int, *, dim: int = 128, group: int = 4, page_size: int = 16, dtype: torch.dtype = torch.bfloat16,
-    window: int | None = None, softcap: float | None = None, sinks: torch.Tensor | None = None,
+    window: int | None = None, softcap: float | None = None, sinks: torch.Tensor | None = None, has_few: bool = False,
 ) -> None:  # fmt: skip
     """Kernel 0 is the decode without splits, 1 with 8 of them, 2 that of chunks."""
     from triptych.workers.execute.kernels.triton_chunk import chunk_attention
@@ -147,7 +148,7 @@ def attend(
     if kernel == 2:
         chunk_attention(
             query, pages, pages, torch.empty_like(query), block_tables=tables, context_lens=ints[:8],
-            query_starts=ints[:9], max_query_len=512, **form,
+            query_starts=ints[:9], max_query_len=512, has_few_rows=has_few, **form,
         )  # fmt: skip
     else:
         splits = (1, 8)[kernel]
