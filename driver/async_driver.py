@@ -57,7 +57,7 @@ class AsyncDriver:
     async def _stop_after(self, starting: asyncio.Task[None]) -> None:
         await asyncio.gather(starting, return_exceptions=True)
         # It may have been ready just then.
-        await asyncio.to_thread(self.driver.stop, mode="keep" if self.driver.keeps_journal else "abort", timeout=0)
+        await asyncio.to_thread(self.driver.abandon)
 
     async def stop(self, *, mode: Literal["drain", "abort"] = "drain", timeout: float = 30.0) -> None:
         """Stop the pipeline; see ``Driver.stop``."""

@@ -85,7 +85,7 @@ class Driver:
         try:
             self.stop(mode="abort" if kind else "drain")
         except BaseException:  # a signal has ended the wait for answers
-            self.stop(mode="keep" if self.keeps_journal else "abort")
+            self.abandon()
             raise
 
     def start(self, *, wait: bool = True, progress: Callable[[Driver], None] | None = None) -> Driver:
@@ -170,7 +170,7 @@ class Driver:
                     progress(self)
         except BaseException:
             # No request of an earlier driver ends because this one was not ready.
-            self.stop(mode="keep" if self.keeps_journal else "abort", timeout=0)
+            self.abandon()
             raise
         with suppress(OSError, TriptychError):  # another thread may have stopped it meanwhile
             card = ModelCard.from_json((self.run_dir / CARD_FILE).read_text(encoding="utf-8"))
@@ -213,6 +213,10 @@ class Driver:
                     client.session.hear_the_ends(LAST_WORDS_S)  # the workers are gone, their words may be under way
         logger.info("stopped, exit codes %s", codes)
         return codes
+
+    def abandon(self) -> None:
+        """Stop at once. What another driver can go on with is kept for it; where none can, it ends with "abort"."""
+        self.stop(mode="keep" if self.keeps_journal else "abort")
 
     def drain(self, timeout: float = 30.0) -> bool:
         """Refuse new requests and wait for the accepted ones; True if all were answered in time."""
