@@ -39,9 +39,9 @@ class JournalKeeper:
         except BaseException:
             os.close(self._lock)
             raise
-        if service.journal is not None and service.journal_flush == "interval":
+        if (interval_s := service.flush_interval_s) is not None:
             self._thread = threading.Thread(
-                target=self._flush_for_ever, args=[service.journal_flush_ms / 1e3], name="triptych-journal", daemon=True
+                target=self._flush_for_ever, args=[interval_s], name="triptych-journal", daemon=True
             )
             self._thread.start()
 

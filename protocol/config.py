@@ -261,6 +261,21 @@ class ServiceConfig:
         """Records of one client, with those that are kept for answers it does not read: others want some too."""
         return max(self.max_client_requests, self.max_records // 2)
 
+    @property
+    def flushes_accepted(self) -> bool:
+        """Whether a request is on the disk before its client is told ACCEPTED."""
+        return self.journal is not None and self.journal_flush in ("accept", "step")
+
+    @property
+    def flushes_steps(self) -> bool:
+        """Whether a token is on the disk before anybody is told of it."""
+        return self.journal is not None and self.journal_flush == "step"
+
+    @property
+    def flush_interval_s(self) -> float | None:
+        """Between two flushes for which nobody waits; None where there are none."""
+        return self.journal_flush_ms / 1e3 if self.journal is not None and self.journal_flush == "interval" else None
+
     def _check_endpoint(self, name: str, endpoint: str | None) -> None:
         if endpoint is None or endpoint.startswith("ipc://"):
             return

@@ -105,8 +105,7 @@ class Execute:
         self._search: tuple[int, int] | None = None  # the beam search that was adopted last
         self._quarantine = Quarantine(context.journal, num_steps=depth + 1)
         self._intent = StepIntent(context.intent)
-        service = context.config.service
-        self._flushes = service.journal is not None and service.journal_flush == "step"
+        self._flushes = context.config.service.flushes_steps
         self._books = Bookkeeper(context.journal, eos_token_ids=frozenset(card.eos_token_ids))
         self._held: dict[int, int] = {}  # adopted and not released: slot -> generation
         self._next_scan = 0.0

@@ -11,9 +11,8 @@ class Confirmations:
     """Said at once where the journal lies in memory; where it lies on a disk, once it is written there."""
 
     def __init__(self, context: WorkerContext, router: Router) -> None:
-        service = context.config.service
         self._context, self._router = context, router
-        self._flushes = service.journal is not None and service.journal_flush in ("accept", "step")
+        self._flushes = context.config.service.flushes_accepted
         self._waiting: list[tuple[bytes, Accepted]] = []
 
     def say(self, peer: bytes, accepted: Accepted) -> None:

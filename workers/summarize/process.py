@@ -73,7 +73,7 @@ class Summarize:
         self._generations = np.zeros(context.journal.num_records, np.uint64)  # last known in each slot
         self._damaged: dict[int, int] = {}  # slot -> generation that was last complained of
         self._deadlines = Deadlines(context.journal, context.board)
-        self._flushes = service.journal is not None and service.journal_flush == "step"
+        self._flushes = service.flushes_steps
         self._has_found = False  # tokens in the journal, for which execute may still wait for the disk
         self._has_looked = False  # into the journal, since the frame came that is heard now
         self._figures = Figures()
