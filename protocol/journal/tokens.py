@@ -201,6 +201,12 @@ def read_times(journal: Journal, view: RequestView, num_tokens: int) -> TokenTim
     )
 
 
+def was_scheduled(journal: Journal, slot: int, accepted_ns: int) -> bool:
+    """Whether a step of the request in ``slot``, which was accepted at ``accepted_ns``, was begun."""
+    # The time may still be that of an earlier request there.
+    return int(journal.records["scheduled_ns"][slot]) >= accepted_ns
+
+
 def pack_logprobs(
     chosen: float, token_ids: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32], num_alternatives: int
 ) -> npt.NDArray[np.uint32]:

@@ -20,6 +20,7 @@ from ...protocol.journal.tokens import (
     read_finish,
     read_times,
     read_tokens,
+    was_scheduled,
 )
 from ...protocol.messages import FINISH_REASONS, StepDone
 from .engine import StepOutputs
@@ -101,8 +102,7 @@ class Bookkeeper:
         """Whether a step of this request was begun, for whichever of its sequences."""
         is_alone = view.record.params.group_size == 1
         slots = [view.slot] if is_alone else slots_of_group(self._journal, view.group)
-        # What is from before it was accepted an earlier request has left there.
-        return any(int(self._journal.records["scheduled_ns"][slot]) >= view.accepted_ns for slot in slots)
+        return any(was_scheduled(self._journal, slot, view.accepted_ns) for slot in slots)
 
     def _has_ended(self, view: RequestView) -> bool:
         """Whether all hypotheses of a search are written: that of its last record is, and none is before it."""

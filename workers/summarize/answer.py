@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ...protocol.journal.layout import Journal
 from ...protocol.journal.requests import RequestView
-from ...protocol.journal.tokens import read_logprobs, read_scores, read_times
+from ...protocol.journal.tokens import read_logprobs, read_scores, read_times, was_scheduled
 from ...protocol.messages import DeltaRow, Failed, Finished
 from ...protocol.scores import ScoreColumns
 from .ledger import Ledger, Marks, make_ledger
@@ -115,8 +115,7 @@ class Answer:
 
     def has_begun(self, journal: Journal) -> bool:
         """Whether execute has computed something of it."""
-        # The time may still be that of an earlier request in the slot.
-        return self.num_seen > 0 or int(journal.records["scheduled_ns"][self.view.slot]) >= self.view.accepted_ns
+        return self.num_seen > 0 or was_scheduled(journal, self.view.slot, self.view.accepted_ns)
 
     def _row(self, journal: Journal, stop: int) -> DeltaRow:
         token_ids, text = self.stream.delta(self.num_sent, stop)
