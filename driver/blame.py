@@ -59,7 +59,7 @@ class Blame:
     def _request_of(self, key: int) -> tuple[int, int]:
         """What the records of one request have in common; of one that is gone, what no other has."""
         slot, generation = split_word(key)
-        if slot >= self._journal.num_records or split_word(self._journal.prepare_words[slot])[0] != generation:
+        if slot >= self._journal.num_records or self._journal.generation(slot) != generation:
             return key, -1
         entry = self._journal.records[slot]
         return int(entry["last_slot"]), int(entry["last_generation"])

@@ -218,12 +218,20 @@ class Journal:
         except OSError as error:
             raise JournalError(f"{self.path} cannot be written: {error.strerror}") from error
 
+    def generation(self, slot: int) -> int:
+        """The generation that prepare last published in ``slot``."""
+        return int(self.prepare_words[slot]) >> 32
+
     def generations(self) -> npt.NDArray[np.uint64]:
-        """uint64 [num_records], the generation that prepare last published in each slot."""
+        """uint64 [num_records], the same for each slot."""
         return self.prepare_words >> np.uint64(32)
 
+    def state(self, slot: int) -> int:
+        """FREE, ACCEPTED or DISPATCHED."""
+        return int(self.prepare_words[slot]) & 0xFFFFFFFF
+
     def states(self) -> npt.NDArray[np.uint64]:
-        """uint64 [num_records], FREE, ACCEPTED or DISPATCHED."""
+        """uint64 [num_records], the same for each slot."""
         return self.prepare_words & np.uint64(0xFFFFFFFF)
 
     def release_states(self) -> npt.NDArray[np.uint64]:

@@ -82,8 +82,7 @@ def read_request(journal: Journal, slot: int) -> RequestView | None:
 
 def _is_published(journal: Journal, slot: int, generation: int) -> bool:
     """Whether this record was ever published. Generations are used in order, so it may be over long since."""
-    current, _ = split_word(journal.prepare_words[slot])
-    return (current - generation) & 0xFFFFFFFF < 1 << 31
+    return (journal.generation(slot) - generation) & 0xFFFFFFFF < 1 << 31
 
 
 def slots_of_group(journal: Journal, group: tuple[int, int]) -> list[int]:
@@ -101,9 +100,8 @@ def drop(journal: Journal, slot: int) -> None:
     the id must not count as answered.
     """
     entry = journal.records[slot]
-    generation, _ = split_word(entry["prepare_word"])
     entry["id_generation"] = 0
-    entry["prepare_word"] = word(generation, FREE)
+    entry["prepare_word"] = word(journal.generation(slot), FREE)
 
 
 def _crc(payload: bytes, *numbers: int) -> int:
@@ -204,7 +202,7 @@ class RequestWriter:
         return offsets
 
     def _next_generation(self, slot: int) -> int:
-        return (split_word(self._journal.prepare_words[slot])[0] + 1) & 0xFFFFFFFF or 1
+        return (self._journal.generation(slot) + 1) & 0xFFFFFFFF or 1
 
     def _write(
         self, slot: int, offset: int, payload: bytes, record: RequestRecord, times: AcceptTimes, last: tuple[int, int]
@@ -265,7 +263,7 @@ class RequestWriter:
             # Not a state a killed process can leave (the word is stored last): the file was damaged. Nothing in this
             # record can be trusted, so it is given up; its client is told that the id is unknown.
             view = None
-        if view is None and split_word(self._journal.prepare_words[slot])[1] != FREE:
+        if view is None and self._journal.state(slot) != FREE:
             drop(self._journal, slot)
         return view
 

@@ -42,8 +42,7 @@ def _not_free(journal: Journal, views: list[RequestView]) -> list[RequestView]:
 
 
 def _read(journal: Journal, slot: int) -> RequestView:
-    _, state = split_word(journal.prepare_words[slot])
-    if state > DISPATCHED:
+    if (state := journal.state(slot)) > DISPATCHED:
         raise JournalError(f"its state is {state}, the greatest is {DISPATCHED}")
     view = read_request(journal, slot)
     if view is None:
@@ -55,7 +54,7 @@ def _read(journal: Journal, slot: int) -> RequestView:
 
 def _reset_impossible_ends(journal: Journal, slot: int, lines: list[str]) -> None:
     """A word that nobody can have written is as if it were not written: the request goes on."""
-    generation, _ = split_word(journal.prepare_words[slot])
+    generation = journal.generation(slot)
     entry = journal.records[slot]
     limits = {"finish_word": len(FINISH_REASONS) - 1, "release_word": UNREAD}
     for name, limit in limits.items():

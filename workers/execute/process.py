@@ -14,7 +14,7 @@ from ...protocol import messages as m
 from ...protocol.config import ModelCard
 from ...protocol.errors import JournalError, Poisoned
 from ...protocol.journal.deaths import POISONED, held_against
-from ...protocol.journal.layout import DISPATCHED, split_word
+from ...protocol.journal.layout import DISPATCHED
 from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import RequestView, read_request
 from ...protocol.journal.tokens import read_finish
@@ -221,7 +221,7 @@ class Execute:
                 self._release(key)
 
     def _holds(self, slot: int) -> bool:
-        return self._held.get(slot) == split_word(self._journal.prepare_words[slot])[0]
+        return self._held.get(slot) == self._journal.generation(slot)
 
     def _adopt(self, slot: int) -> None:
         try:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ...protocol.errors import JournalError
 from ...protocol.journal.deaths import note_survival, suspects
-from ...protocol.journal.layout import Journal, split_word
+from ...protocol.journal.layout import Journal
 from ...protocol.journal.requests import RequestView, read_request, slots_of_group
 from .scheduling.plan import Plan
 from .scheduling.progress import Progress
@@ -106,7 +106,7 @@ def _units(journal: Journal) -> list[_Unit]:
 
 
 def _key_of(journal: Journal, slot: int) -> Key:
-    return slot, split_word(journal.prepare_words[slot])[0]
+    return slot, journal.generation(slot)
 
 
 def _read(journal: Journal, slot: int) -> RequestView | None:

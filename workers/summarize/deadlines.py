@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ...protocol.board import Board
 from ...protocol.errors import DeadlineExceeded
-from ...protocol.journal.layout import ACCEPTED, Journal, split_word
+from ...protocol.journal.layout import ACCEPTED, Journal
 from ...protocol.record import RequestRecord
 from .answer import Answer
 
@@ -61,7 +61,7 @@ class Deadlines:
             return DeadlineExceeded(f"deadline exceeded after {answer.stream.num_tokens} tokens")
         if any(each.has_begun(self._journal) for each in answer.choices.answers.values()):
             return None
-        has_no_credit = split_word(self._journal.prepare_words[answer.view.slot])[1] == ACCEPTED
+        has_no_credit = self._journal.state(answer.view.slot) == ACCEPTED
         if has_no_credit or not self._board.ready("execute"):
             return DeadlineExceeded("deadline exceeded before the request was scheduled")
         heapq.heappush(self._heap, (now_ns + LOOK_AGAIN_NS, answer.key))  # execute alone knows what has just begun

@@ -217,7 +217,7 @@ class Summarize:
             view = read_request(self._journal, slot)
         except JournalError as error:
             # It is looked at again: on a weakly ordered machine its bytes may only not be here yet.
-            generation, _ = split_word(self._journal.prepare_words[slot])
+            generation = self._journal.generation(slot)
             if self._damaged.get(slot) != generation:
                 self._damaged[slot] = generation
                 logger.error("a record of the journal is damaged: %s", error)
