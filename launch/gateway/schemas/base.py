@@ -21,7 +21,6 @@ _LIMITS = {item.name: item.metadata for item in fields(SamplingParams)}
 T = TypeVar("T")
 # With its first fault only: a body of 8 MB may have millions, and an account of all of them takes a minute.
 List = Annotated[list[T], Field(fail_fast=True)]
-
 MAX_MESSAGES = MAX_PARTS = 1024  # the pipeline's limits; told before each of a million is looked at
 _HALF = re.compile("[\ud800-\udfff]")
 ANYTHING: tuple[Any, ...] = (...,)  # the field changes nothing here, whatever it says
