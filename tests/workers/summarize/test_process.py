@@ -83,24 +83,16 @@ def test_a_request_that_nobody_ever_asked_for_is_given_up_with_its_lease(world: 
     assert int(world.journal.release_words[KEY[0]]) == word(KEY[1], UNREAD)
 
 
-def test_the_lease_of_who_is_told_again_begins_again(world: World) -> None:
-    body = begin(world)
-    turn_after(world, body, LEASE_NS * 3 // 4)
-    RequestWriter(world.journal).note_told(KEY[0], world.journal.now_ns())
-    turn_after(world, body, LEASE_NS * 3 // 4)
-    assert not is_released(world.journal, *KEY)
-    turn_after(world, body, LEASE_NS // 2)
-    assert is_released(world.journal, *KEY)
-
-
 def follow(body: Summarize) -> None:
     body._hear_safely(b"client", encode(m.Follow([["a", 0, True]])))
 
 
-def test_so_does_the_lease_of_who_is_told_again_of_what_somebody_has_followed(world: World) -> None:
+@pytest.mark.parametrize("was_followed", [False, True], ids=["nobody came", "somebody has followed"])
+def test_the_lease_of_who_is_told_again_begins_again(world: World, was_followed: bool) -> None:
     """ACCEPTED is a promise: a client that began anew asks at once, and must not hear that its request is unknown."""
     body = begin(world)
-    follow(body)
+    if was_followed:
+        follow(body)
     turn_after(world, body, LEASE_NS * 3 // 4)
     RequestWriter(world.journal).note_told(KEY[0], world.journal.now_ns())
     turn_after(world, body, LEASE_NS * 3 // 4)
