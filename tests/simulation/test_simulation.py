@@ -17,6 +17,19 @@ from tests.simulation.world import World
 
 NUM_SEEDS, SEEDS_A_TEST = 1000, 100
 SEEDS_TO_FIND_A_MUTATION = 400
+FOUND_BY = {  # any of the seeds will do; that which found a mistake last is tried first, for each takes some 50 ms
+    "no_deduplication": 71,
+    "count_before_token": 47,
+    "state_before_record": 19,
+    "records_are_reused_while_execute_still_writes": 37,
+    "new_connections_are_not_noticed": 62,
+    "kills_from_outside_blame": 82,
+    "only_a_beam_that_fails_now_ends_its_search": 225,  # 32 finds it too, in ten seconds
+    "pages_are_handed_out_under_a_step_in_flight": 38,
+    "tokens_are_carried_from_those_who_still_run": 30,
+    "the_intent_ends_with_the_first_of_two_steps": 87,
+    "suspects_are_acquitted_after_one_token": 23,
+}
 REGRESSIONS = {  # seeds that once failed, and why
     479: "a request that was named as poison is taken once more when its client sends it again, and kills twice more",
     855: "a client whose ACCEPTED was lost, with prepare away for longer than its lease, is told that its id is taken",
@@ -50,13 +63,17 @@ def test_what_once_failed_does_not_fail_again(overlaps: bool) -> None:
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_planted_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTATIONS[name](monkeypatch)
-    assert any(violates(seed, groups=True) for seed in range(SEEDS_TO_FIND_A_MUTATION))
+    assert any(violates(seed, groups=True) for seed in seeds_to_find(name))
 
 
 @pytest.mark.parametrize("name", OVERLAP_MUTATIONS)
 def test_a_planted_mistake_with_a_step_in_flight_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     OVERLAP_MUTATIONS[name](monkeypatch)
-    assert any(violates(seed, overlaps=True) for seed in range(SEEDS_TO_FIND_A_MUTATION))
+    assert any(violates(seed, overlaps=True) for seed in seeds_to_find(name))
+
+
+def seeds_to_find(name: str) -> list[int]:
+    return sorted(range(SEEDS_TO_FIND_A_MUTATION), key=lambda seed: seed != FOUND_BY.get(name))
 
 
 @pytest.mark.parametrize("name", PROPOSAL_MUTATIONS)
