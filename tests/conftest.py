@@ -27,10 +27,21 @@ if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+# While all tests are imported there is much to look at and nothing to find.
+gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Shared out among processes, long tests begin first: one that begins last leaves the others nothing to do."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_collection_finish() -> None:
     """What was imported stays: no collection looks at it again. Each start of a model makes one, over all of torch."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
