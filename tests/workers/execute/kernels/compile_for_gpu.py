@@ -1,7 +1,7 @@
 """Compiles every Triton kernel for a Hopper GPU on a machine that has none, through the wrappers that launch them.
 
-Prints a JSON line for each kernel that was compiled: its name, its matrix instructions, how often its code looks into a
-block table ahead of the use, its registers, stack and shared memory.
+Prints a JSON line for each kernel that a part compiled: its name, its matrix instructions, how often its code looks
+into a block table ahead of the use, its registers, stack and shared memory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +46,13 @@ class NoDevice:
 def main() -> None:
     driver.set_active(NoDevice())
     run = JITFunction.run
+    for part, launch in {"every": launch_every, "products": launch_products, "steps": launch_many_steps}.items():
+        JITFunction.run = compiling(run, part)
+        launch()
 
+
+def compiling(run: Callable[..., Any], part: str) -> Callable[..., None]:
+    """In place of ``JITFunction.run``: it launches nothing."""
     seen = set()
 
     def compile_only(self: Any, *args: Any, **options: Any) -> None:
@@ -57,17 +62,11 @@ def main() -> None:
         seen.add(compiled.hash)
         ptx = compiled.asm["ptx"]
         products = sorted(set(re.findall(r"wgmma\.mma_async\S+|mma\.sync\S+", ptx)))
-        found = {"kernel": self.__name__, "products": products, "lookups": len(re.findall(r"cp\.async.*0x4,", ptx))}
+        lookups = len(re.findall(r"cp\.async.*0x4,", ptx))
+        found = {"part": part, "kernel": self.__name__, "products": products, "lookups": lookups}
         print(json.dumps({**found, **resources(compiled)}), flush=True)
 
-    JITFunction.run = compile_only
-    if sys.argv[1:] == ["--steps"]:
-        launch_many_steps()
-    elif sys.argv[1:] == ["--matmul"]:
-        launch_products()
-    else:
-        for launch in launches():
-            launch()
+    return compile_only
 
 
 def resources(compiled: Any) -> dict[str, int]:
@@ -81,6 +80,11 @@ def resources(compiled: Any) -> dict[str, int]:
     shared = compiled.metadata.shared
     assert shared <= MAX_SHARED_BYTES, f"{shared} bytes of shared memory, the limit is {MAX_SHARED_BYTES}"
     return {"registers": int(found["REG"]), "stack_bytes": int(found["STACK"]), "shared_bytes": shared}
+
+
+def launch_every() -> None:
+    for launch in launches():
+        launch()
 
 
 def launches() -> list[Callable[[], object]]:

@@ -15,21 +15,27 @@ import pytest
 pytest.importorskip("triton.backends.nvidia")
 
 SCRIPT, ROOT = Path(__file__).with_name("compile_for_gpu.py"), Path(__file__).parents[4]
+Kernels = dict[str, list[dict[str, Any]]]
+
+pytestmark = pytest.mark.slow
 
 
-def compile_kernels(cache: Path, *arguments: str) -> list[dict[str, Any]]:
-    env = {**os.environ, "TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    """What each part of the script has compiled."""
+    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("kernels")), "PYTHONPATH": str(ROOT)}
     env.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, str(SCRIPT), *arguments]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(SCRIPT)], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    parts: Kernels = {}
+    for line in done.stdout.splitlines():
+        kernel = json.loads(line)
+        parts.setdefault(kernel["part"], []).append(kernel)
+    return parts
 
 
-@pytest.mark.slow
-def test_every_kernel_compiles_and_fits_into_a_processor(tmp_path: Path) -> None:
+def test_every_kernel_compiles_and_fits_into_a_processor(kernels: Kernels) -> None:
     """A kernel whose registers spill into memory would be slow without a sign."""
-    kernels = compile_kernels(tmp_path)
     names = {
         "_write",
         "_rotate_write",
@@ -41,32 +47,27 @@ def test_every_kernel_compiles_and_fits_into_a_processor(tmp_path: Path) -> None
         "_combine",
         "_chunk",
     }
-    assert {kernel["kernel"] for kernel in kernels} == names
-    assert [kernel for kernel in kernels if kernel["stack_bytes"]] == []
+    every = kernels["every"]
+    assert {kernel["kernel"] for kernel in every} == names
+    assert [kernel for kernel in every if kernel["stack_bytes"]] == []
     # Pages of 16 tokens against pages of 64, of which no tile of keys has two.
-    decodes, chunks = ([k["lookups"] for k in kernels if k["kernel"] == name] for name in ("_decode", "_chunk"))
+    decodes, chunks = ([k["lookups"] for k in every if k["kernel"] == name] for name in ("_decode", "_chunk"))
     assert decodes[-1] <= decodes[0] / 2
     assert chunks[3] <= chunks[0] / 2
     # With few rows as with many the same instructions, or a row's bits would depend on how many there are.
-    products = [kernel["products"] for kernel in kernels if kernel["kernel"] == "_chunk"]
+    products = [kernel["products"] for kernel in every if kernel["kernel"] == "_chunk"]
     assert products[-1] == products[0] == [f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16" for n in (128, 64)]
 
 
-@pytest.mark.slow
-def test_few_and_many_rows_of_the_invariant_product_take_the_same_instruction(tmp_path: Path) -> None:
+def test_few_and_many_rows_of_the_invariant_product_take_the_same_instruction(kernels: Kernels) -> None:
     """Another one might sum in another order, and a row's bits would depend on how many rows there are."""
-    *kernels, in_float32 = compile_kernels(tmp_path, "--matmul")
-    few, many, few_wide, many_wide = (kernel["products"] for kernel in kernels)
-    assert [kernel for kernel in [*kernels, in_float32] if kernel["stack_bytes"]] == []
+    few, many, few_wide, many_wide, _ = (kernel["products"] for kernel in kernels["products"])
+    assert [kernel for kernel in kernels["products"] if kernel["stack_bytes"]] == []
     assert few == many == ["wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16"]
     assert few_wide == many_wide == ["wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"]
 
 
-@pytest.mark.slow
-def test_steps_of_all_sizes_share_their_kernels(tmp_path: Path) -> None:
-    """A size or an address that made a kernel of its own would stop the service for seconds when it is first met.
-
-    Decodes have one whose keys are split, however often, and one whose keys are not.
-    """
-    counts = Counter(kernel["kernel"] for kernel in compile_kernels(tmp_path, "--steps"))
+def test_steps_of_all_sizes_share_their_kernels(kernels: Kernels) -> None:
+    """A size or an address that made a kernel of its own would stop the service for seconds when it is first met."""
+    counts = Counter(kernel["kernel"] for kernel in kernels["steps"])
     assert counts == {"_write": 1, "_decode": 2, "_combine": 1, "_chunk": 1, "_matmul": 1}
