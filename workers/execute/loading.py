@@ -19,6 +19,7 @@ from ...protocol.errors import ConfigError
 from ...protocol.run_dir import CARD_FILE, write_private
 from ..process import WorkerContext
 from .hash_model import build_hash_runner
+from .importing import MODELS, TORCH, importing
 from .step import Runner
 
 CPU_MIXED_PREFILL_TOKENS = 128  # on a CPU prompts take so long that every token of others would wait for a whole chunk
@@ -27,9 +28,11 @@ CPU_MIXED_PREFILL_TOKENS = 128  # on a CPU prompts take so long that every token
 def preload(config: PipelineConfig) -> None:
     """Import what takes seconds, in a process that waits for its time."""
     if config.model.model != HASH_MODEL:
-        from .model import build  # noqa: F401
+        with importing(TORCH):
+            from .model import build  # noqa: F401
     if config.model.backend == "transformers":  # otherwise an earlier start may have proven what it would be needed for
-        from .model import transformers_build  # noqa: F401
+        with importing(MODELS):
+            from .model import transformers_build  # noqa: F401
 
 
 def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
@@ -102,7 +105,8 @@ def find_folder(model: str) -> Path:
 def _build_torch_runner(context: WorkerContext, cache: CacheConfig) -> tuple[Runner, ModelCard, float]:
     config = context.config
     folder = find_folder(config.model.model)  # first: a model that is not there is told of before torch is imported
-    from .model.build import build_runner  # the one import of torch, which the hash LM does without
+    with importing(TORCH):
+        from .model.build import build_runner  # the one import of torch, which the hash LM does without
 
     runner, card = build_runner(
         config.model,

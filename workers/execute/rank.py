@@ -14,6 +14,7 @@ from io import FileIO
 from pathlib import Path
 
 from ...protocol.lifeline import die_with
+from .importing import TORCH, importing
 
 
 def main() -> None:
@@ -29,7 +30,8 @@ def main() -> None:
     logging.basicConfig(
         level=logging.ERROR, stream=sys.stderr, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s"
     )
-    from .model.follow import follow  # torch, after the signals
+    with importing(TORCH):
+        from .model.follow import follow  # torch, after the signals
 
     # Without a buffer, which would wait for more than one order.
     follow(FileIO(sys.stdin.fileno(), closefd=False), rank=arguments.rank, rendezvous=arguments.rendezvous)

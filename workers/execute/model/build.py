@@ -13,6 +13,7 @@ import torch
 
 from ....protocol.config import CacheConfig, ModelCard, ModelConfig, PipelineConfig, SchedulerConfig
 from ....protocol.errors import ConfigError
+from ..importing import MODELS, TRANSFORMERS, importing
 from ..kernels.support import why_no_triton
 from ..sampling.sampler import Sampler
 from .checkpoint import find_checkpoint, read_config
@@ -136,7 +137,8 @@ class _Loader:
         Raises:
             ConfigError: there is none that can be used.
         """
-        from .tokenizer import load_tokenizer, write_tokenizer
+        with importing(TRANSFORMERS):
+            from .tokenizer import load_tokenizer, write_tokenizer
 
         tokenizer = load_tokenizer(self.folder)
         if run_dir is not None:
@@ -219,7 +221,8 @@ class _Loader:
             raise Unsupported(f"backend is {self.config.backend!r}, it must be 'fused' or 'auto'")
         if (why := why_no_triton(self.device)) is not None:
             raise Unsupported(why)
-        from .fused_build import load_fused  # here, since Triton does not exist for every device
+        with importing(MODELS):
+            from .fused_build import load_fused  # here, since Triton does not exist for every device
 
         return load_fused(
             self.folder,
@@ -273,7 +276,8 @@ class _Loader:
         try:
             if (why_not := self._why_not_native()) is not None:
                 raise Unsupported(why_not)
-            from .native_proof import load_native
+            with importing(MODELS):
+                from .native_proof import load_native
 
             native = load_native(self.folder, self._tokenizer, dtype=config.dtype, setting=self._native_setting)
         except Unsupported as error:
@@ -330,7 +334,8 @@ class _Loader:
         Raises:
             ConfigError: the checkpoint is damaged, or its family cannot run on paged attention.
         """
-        from .transformers_build import load_on_pages
+        with importing(MODELS):
+            from .transformers_build import load_on_pages
 
         on_pages = load_on_pages(
             self.folder,
