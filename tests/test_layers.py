@@ -89,8 +89,13 @@ def nodes(path: Path) -> list[ast.AST]:
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))))
 
 
-def imports(path: Path) -> Iterator[Import]:
+@cache
+def imports(path: Path) -> list[Import]:
     """Every import of a file, wherever it stands in it."""
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[Import]:
     for node in nodes(path):
         where = f"{relative(path)}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Import):
@@ -148,6 +153,13 @@ def test_nothing_can_turn_data_into_code() -> None:
     assert [call for path in sources() for call in dangerous_calls(path)] == []
 
 
+def dotted(node: ast.expr) -> str:
+    """``a.b.c``, or as much of it as follows the last call or index."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def dangerous_calls(path: Path) -> Iterator[str]:
     """Calls that run what they are given, and ``allow_pickle``, ``trust_remote_code`` or ``shell`` switched on."""
     for node in nodes(path):
@@ -159,7 +171,7 @@ def dangerous_calls(path: Path) -> Iterator[str]:
             for k, off in zip(node.keywords, is_off, strict=True)
             if k.arg in ("allow_pickle", "trust_remote_code", "shell") and not off
         ]
-        name = ast.unparse(node.func)
+        name = dotted(node.func)
         if name in RUNS_WHAT_IT_IS_GIVEN or unsafe:
             yield f"{relative(path)}:{node.lineno}: {name} {' '.join(map(str, unsafe))}".rstrip()
 

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.pipeline.checks import assert_quiet
-from tests.tiny import make_tiny_model
+from tests.tiny import make_tiny_model, prove
 from tests.waiting import eventually
 from triptych import Driver
 from triptych.launch.demo_model.entries import OFF_TOPIC_ANSWER, PHRASINGS, load_entries
@@ -42,7 +42,9 @@ def test_every_builtin_is_answered_with_its_documentation() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model("llama", tmp_path_factory.mktemp("llama"))
+    folder = make_tiny_model("llama", tmp_path_factory.mktemp("llama"))
+    prove(folder, "float32")
+    return folder
 
 
 @pytest.fixture(scope="module")
