@@ -24,21 +24,23 @@ class Rule(NamedTuple):
     outside: frozenset[str]  # besides the standard library
 
 
+EVERY_WORKER = ("workers/process", "workers/importing")
 RULES = {
     "protocol": Rule(("protocol",), frozenset({"msgpack", "numpy"})),
     "protocol/channels.py": Rule(("protocol",), frozenset({"zmq"})),
     "protocol/curve.py": Rule(("protocol",), frozenset({"zmq"})),
     "workers/__init__.py": Rule((), frozenset()),
     "workers/process.py": Rule(("protocol",), frozenset()),
+    "workers/importing.py": Rule((), frozenset()),
     "workers/prepare": Rule(
-        ("protocol", "workers/process", "workers/prepare"), frozenset({"numpy", "tokenizers", "jinja2"})
+        ("protocol", *EVERY_WORKER, "workers/prepare"), frozenset({"numpy", "tokenizers", "jinja2"})
     ),
     "workers/prepare/grammar_process.py": Rule(("protocol", "workers/process"), frozenset({"llguidance"})),
-    "workers/summarize": Rule(("protocol", "workers/process", "workers/summarize"), frozenset({"numpy", "tokenizers"})),
-    "workers/execute": Rule(("protocol", "workers/process", "workers/execute"), frozenset({"numpy"})),
+    "workers/summarize": Rule(("protocol", *EVERY_WORKER, "workers/summarize"), frozenset({"numpy", "tokenizers"})),
+    "workers/execute": Rule(("protocol", *EVERY_WORKER, "workers/execute"), frozenset({"numpy"})),
     "workers/execute/scheduling": Rule(("protocol", "workers/execute/scheduling"), frozenset({"numpy"})),
     "workers/execute/grammar": Rule(("protocol", "workers/execute"), frozenset({"numpy", "llguidance"})),
-    "workers/execute/model": Rule(("protocol", "workers/execute"), TORCH),
+    "workers/execute/model": Rule(("protocol", "workers/importing", "workers/execute"), TORCH),
     "workers/execute/model/orders.py": Rule(("protocol", "workers/execute"), frozenset({"numpy", "msgpack"})),
     "workers/execute/model/ranks.py": Rule(("protocol", "workers/execute"), TORCH | {"msgpack"}),
     "workers/execute/model/follow.py": Rule(("protocol", "workers/execute"), TORCH | {"msgpack"}),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from ..process import main
-from .loading import preload
-from .process import run
+from ..importing import NUMPY, importing
 
 if __name__ == "__main__":
+    with importing(NUMPY):
+        from ..process import main
+        from .loading import preload
+        from .process import run
+
     main("execute", run, preload=preload)

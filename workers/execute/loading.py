@@ -17,9 +17,9 @@ from ...protocol.config import (
 )
 from ...protocol.errors import ConfigError
 from ...protocol.run_dir import CARD_FILE, write_private
+from ..importing import MODELS, TORCH, importing
 from ..process import WorkerContext
 from .hash_model import build_hash_runner
-from .importing import MODELS, TORCH, importing
 from .step import Runner
 
 CPU_MIXED_PREFILL_TOKENS = 128  # on a CPU prompts take so long that every token of others would wait for a whole chunk

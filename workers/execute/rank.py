@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 
 from ...protocol.lifeline import die_with
-from .importing import TORCH, importing
+from ..importing import TORCH, importing
 
 
 def main() -> None:

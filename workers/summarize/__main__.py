@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from ..process import main
-from .process import run
+from ..importing import NUMPY, importing
 
 if __name__ == "__main__":
+    with importing(NUMPY):
+        from ..process import main
+        from .process import run
+
     main("summarize", run)

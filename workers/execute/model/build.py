@@ -13,7 +13,7 @@ import torch
 
 from ....protocol.config import CacheConfig, ModelCard, ModelConfig, PipelineConfig, SchedulerConfig
 from ....protocol.errors import ConfigError
-from ..importing import MODELS, TRANSFORMERS, importing
+from ...importing import MODELS, TRANSFORMERS, importing
 from ..kernels.support import why_no_triton
 from ..sampling.sampler import Sampler
 from .checkpoint import find_checkpoint, read_config

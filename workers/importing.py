@@ -1,4 +1,4 @@
-"""Libraries that take seconds to be imported, imported without looking for garbage among what stays."""
+"""What a process needs, imported without looking for garbage among what stays."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+NUMPY = "numpy"
 TORCH = "torch"
 TRANSFORMERS = "transformers"
-MODELS = "transformers.modeling_utils"  # most of transformers, and most of the time
+MODELS = "transformers.modeling_utils"  # most of transformers, and most of its time
 
 
 @contextmanager
 def importing(library: str) -> Iterator[None]:
     """Around the statement that imports ``library`` first; one that is there already changes nothing.
 
-    transformers makes a million objects. The collections that look at them, again and again, are a quarter of a start.
+    transformers makes a million objects. The collections that look at them, again and again, are a quarter of a start,
+    and a tenth of one that needs numpy only.
     """
     if library in sys.modules or not gc.isenabled():
         yield

@@ -6,11 +6,11 @@ import gc
 import subprocess
 import sys
 
-from triptych.workers.execute.importing import importing
+from triptych.workers.importing import importing
 
 PROBE = """
 import gc, sys
-from triptych.workers.execute.importing import importing
+from triptych.workers.importing import importing
 with importing("fractions"):
     was_enabled = gc.isenabled()
     import fractions
