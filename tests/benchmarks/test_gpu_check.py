@@ -77,6 +77,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_hangs_or_is_killed_is_named_and_the_others_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

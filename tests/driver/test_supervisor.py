@@ -138,7 +138,6 @@ def test_a_failed_start_shows_the_traceback(tmp_path: Path) -> None:
     assert "JSONDecodeError" in caught.value.stderr
 
 
-@pytest.mark.slow
 def test_a_model_that_is_not_there_is_named() -> None:
     with pytest.raises(WorkerDied, match="/nonexistent") as caught:
         Driver("/nonexistent").start()

@@ -72,6 +72,7 @@ def replace_too_late(supervisor: Supervisor, board: Board, role: str, **_: float
     raise ConfigError("it was too late")
 
 
+@pytest.mark.slow
 def test_weights_are_reloaded_without_a_client_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "other"
     shutil.copytree(DEMO_CHECKPOINT, other)

@@ -61,6 +61,7 @@ def wait_for_end(rank: psutil.Process) -> None:
     eventually(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.slow
 def test_two_ranks_answer_as_transformers_does_whichever_is_killed(folder: Path) -> None:
     expected = expected_tokens(folder)
     with make_driver(folder) as driver:

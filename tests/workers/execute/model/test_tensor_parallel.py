@@ -61,6 +61,7 @@ def greedy(runner: TorchRunner) -> tuple[dict[Any, list[int]], int]:
     return run(engine), engine.stats.num_swaps
 
 
+@pytest.mark.slow
 def test_two_ranks_say_what_one_says_until_one_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that two ranks show, since it takes seconds to start them. Another family does what one rank does in
     tests/pipeline/test_tensor_parallel.py.
