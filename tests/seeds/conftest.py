@@ -32,12 +32,6 @@ def _small_pipeline() -> Iterator[Driver]:
         yield driver
 
 
-@pytest.fixture(scope="session")
-def _demo_pipeline() -> Iterator[Driver]:
-    with Driver("demo", device="cpu", threads=1, num_pages=256, lease_s=60.0) as driver:
-        yield driver
-
-
 @pytest.fixture
 def driver(_fast_pipeline: Driver) -> Iterator[Driver]:
     """The hash LM as fast as it goes, with memory for everybody."""
@@ -60,10 +54,10 @@ def small(_small_pipeline: Driver) -> Iterator[Driver]:
 
 
 @pytest.fixture
-def demo(_demo_pipeline: Driver) -> Iterator[Driver]:
+def demo(demo_driver: Driver) -> Iterator[Driver]:
     """The model that ships with the package: real text, and a chat template."""
-    yield _demo_pipeline
-    clean_up(_demo_pipeline)
+    yield demo_driver
+    clean_up(demo_driver)
 
 
 @pytest.fixture(scope="session")
