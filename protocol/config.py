@@ -6,7 +6,6 @@ What is found out at run time (the number of pages, the context of the model) is
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import json
 import math
 import re
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from .endpoints import check_endpoint
 from .errors import ConfigError
 from .plain import load_map, make
 
@@ -28,9 +28,6 @@ DEVICES = ("auto", "cpu", "cuda")
 MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0  # an answer that nobody reads takes room for so long
 DEMO_MODEL = "demo"  # the checkpoint that ships with the package
 DEMO_CHECKPOINT = Path(__file__).parent.parent / "launch" / "demo_model" / "checkpoint"
-_TCP = re.compile(r"tcp://(?P<host>[^:/\[\]]+|\[[^\]]*\]):(?P<port>[0-9]{1,5})")
-_EVERYWHERE = ("*", "[*]")
-_ZEROS = re.compile(r"0[0x.]*", re.IGNORECASE)  # 0.0.0.0 in any of the ways in which the system's resolver takes it
 _DEVICE = re.compile(r"cuda:[0-9]{1,3}")
 HASH_MODEL = "hash-lm"  # no weights: a hash of the whole context, for tests of everything around a model
 
@@ -46,17 +43,6 @@ def _between(name: str, value: float, low: float, high: float = math.inf) -> Non
 
 def _one_of(name: str, value: str, names: tuple[str, ...]) -> None:
     _require(value in names, f"{name} is {value!r}, known are: {', '.join(names)}")
-
-
-def _is_everywhere(host: str) -> bool:
-    """Whether a server at this host serves every address that the machine has."""
-    if host in _EVERYWHERE or _ZEROS.fullmatch(host):
-        return True
-    try:
-        address = ipaddress.IPv6Address(host.strip("[]"))
-    except ValueError:
-        return False
-    return address.is_unspecified or (address.ipv4_mapped is not None and address.ipv4_mapped.is_unspecified)
 
 
 def _option(default: Any, text: str) -> Any:
@@ -240,7 +226,7 @@ class ServiceConfig:
 
     def __post_init__(self) -> None:
         for name in ("submit", "follow"):
-            self._check_endpoint(name, getattr(self, name))
+            check_endpoint(name, getattr(self, name), has_keys=self.curve_keys is not None)
         _between("max_queue", self.max_queue, 1, 1 << 20)
         _between("max_frame_bytes", self.max_frame_bytes, 1 << 10, 1 << 30)
         _between("max_pending_bytes", self.max_pending_bytes, self.max_frame_bytes)
@@ -275,23 +261,6 @@ class ServiceConfig:
     def flush_interval_s(self) -> float | None:
         """Between two flushes for which nobody waits; None where there are none."""
         return self.journal_flush_ms / 1e3 if self.journal is not None and self.journal_flush == "interval" else None
-
-    def _check_endpoint(self, name: str, endpoint: str | None) -> None:
-        if endpoint is None or endpoint.startswith("ipc://"):
-            return
-        match = _TCP.fullmatch(endpoint)
-        _require(match is not None, f"{name} is {endpoint!r}, the forms are ipc://PATH and tcp://HOST:PORT")
-        assert match is not None, "it was required"
-        _require(
-            not _is_everywhere(match["host"]),
-            f"{name} is {endpoint!r}: name the address to serve at, not all that this machine has",
-        )
-        _between(f"the port of {name}", int(match["port"]), 1, 65535)
-        _require(
-            self.curve_keys is not None,
-            f"{name} is {endpoint!r}: tcp:// is served to holders of keys only, make some with triptych keys init and"
-            " give their folder as curve_keys",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,44 @@
+"""Where a service may be asked and followed: in the run directory, or at one address, by holders of keys."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from .errors import ConfigError
+
+_TCP = re.compile(r"tcp://(?P<host>[^:/\[\]]+|\[[^\]]*\]):(?P<port>[0-9]{1,5})")
+_EVERYWHERE = ("*", "[*]")
+_ZEROS = re.compile(r"0[0x.]*", re.IGNORECASE)  # 0.0.0.0 in any of the ways in which the system's resolver takes it
+
+
+def check_endpoint(name: str, endpoint: str | None, *, has_keys: bool) -> None:
+    """
+    Raises:
+        ConfigError: nobody may be served there.
+    """
+    if endpoint is None or endpoint.startswith("ipc://"):
+        return
+    match = _TCP.fullmatch(endpoint)
+    if match is None:
+        raise ConfigError(f"{name} is {endpoint!r}, the forms are ipc://PATH and tcp://HOST:PORT")
+    if _is_everywhere(match["host"]):
+        raise ConfigError(f"{name} is {endpoint!r}: name the address to serve at, not all that this machine has")
+    if not 1 <= (port := int(match["port"])) <= 65535:
+        raise ConfigError(f"the port of {name} is {port}, the limits are 1 and 65535")
+    if not has_keys:
+        raise ConfigError(
+            f"{name} is {endpoint!r}: tcp:// is served to holders of keys only, make some with triptych keys init and"
+            " give their folder as curve_keys"
+        )
+
+
+def _is_everywhere(host: str) -> bool:
+    """Whether a server at this host serves every address that the machine has."""
+    if host in _EVERYWHERE or _ZEROS.fullmatch(host):
+        return True
+    try:
+        address = ipaddress.IPv6Address(host.strip("[]"))
+    except ValueError:
+        return False
+    return address.is_unspecified or (address.ipv4_mapped is not None and address.ipv4_mapped.is_unspecified)
