@@ -12,21 +12,24 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..protocol.board import KEEP, STOP, Board, WorkerPage
 from ..protocol.channels import Links, Router, Transport
-from ..protocol.config import PipelineConfig
+from ..protocol.config import ModelCard, PipelineConfig
 from ..protocol.curve import PublicDoor
 from ..protocol.intent import Intent
 from ..protocol.journal.layout import Journal
 from ..protocol.lifeline import die_with, raise_file_limit
-from ..protocol.run_dir import CONFIG_FILE, board_path, journal_path
+from ..protocol.run_dir import CARD_FILE, CONFIG_FILE, board_path, journal_path
 from ..protocol.service import public_door
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 HEARING_S = 0.05  # of a turn at most, and one frame more: whoever asks much does not keep the others waiting
+WAIT_FOR_MODEL_S = 0.02
 TICK_S = 0.25  # an idle worker looks at the journal and shows that it lives so often
 FLUSH_S = 60.0  # a disk may take so long over one flush before the worker that waits for it counts as hung
 
@@ -84,6 +87,21 @@ class WorkerContext:
     @property
     def intent(self) -> Intent:
         return self.board.intent(self.role)
+
+
+def wait_for_model(context: WorkerContext, load: Callable[[Path], T | None]) -> tuple[ModelCard, T] | None:
+    """What execute found out about the model, and what ``load`` makes of the tokenizer in the run directory, once it is
+    there; None if told to stop before both are known.
+    """
+    tokenizer: T | None = None  # made once: a large one takes a second, and the weights may take minutes
+    while not context.stopping:
+        tokenizer = load(context.run_dir) if tokenizer is None else tokenizer
+        card = context.run_dir / CARD_FILE
+        if tokenizer is not None and card.exists():
+            return ModelCard.from_json(card.read_text()), tokenizer
+        context.page.progress()
+        time.sleep(WAIT_FOR_MODEL_S)
+    return None
 
 
 def heard(router: Router, *, max_frames: int) -> Iterator[tuple[bytes, bytes]]:

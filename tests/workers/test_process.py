@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 import gc
+import json
+import time
 from pathlib import Path
 
+import pytest
+
+from tests.cards import CARD
 from tests.protocol.factories import make_journal
 from triptych.protocol.board import Board
 from triptych.protocol.config import PipelineConfig
-from triptych.workers.process import WorkerContext
+from triptych.protocol.run_dir import CARD_FILE
+from triptych.workers.process import WorkerContext, wait_for_model
+
+
+def make_context(folder: Path) -> WorkerContext:
+    return WorkerContext("execute", 1, folder, PipelineConfig(), Board(folder / "board"), make_journal(folder))
+
+
+def test_the_tokenizer_is_read_once_however_long_the_weights_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large one takes a second of a processor, which execute needs for itself."""
+    reads: list[str | None] = []
+    turns = iter([None, None, None, json.dumps(CARD.to_wire())])
+
+    def pass_time(_: float) -> None:
+        if (card := next(turns)) is not None:
+            (tmp_path / CARD_FILE).write_text(card)
+
+    def load(_: Path) -> str | None:
+        reads.append("tokenizer" if reads else None)
+        return reads[-1]
+
+    monkeypatch.setattr(time, "sleep", pass_time)
+    assert wait_for_model(make_context(tmp_path), load) == (CARD, "tokenizer")
+    assert reads == [None, "tokenizer"]
 
 
 def test_what_is_there_when_a_worker_is_ready_is_not_looked_at_by_the_garbage_collector(tmp_path: Path) -> None:
-    journal, board = make_journal(tmp_path), Board(tmp_path / "board")
-    context = WorkerContext("execute", 1, tmp_path, PipelineConfig(), board, journal)
+    context = make_context(tmp_path)
     loaded = [[index] for index in range(1000)]
     context.set_phase("loading")
     before = gc.get_freeze_count()

@@ -28,9 +28,9 @@ from ...protocol.journal.layout import ACCEPTED, DISPATCHED, RELEASED
 from ...protocol.journal.releases import is_forgotten, is_released, was_read
 from ...protocol.journal.requests import AcceptTimes, RequestWriter
 from ...protocol.record import RequestRecord
-from ...protocol.run_dir import CARD_FILE, submit_endpoint
+from ...protocol.run_dir import submit_endpoint
 from ...protocol.service import service_info
-from ..process import TICK_S, StatsPublisher, WorkerContext, heard
+from ..process import TICK_S, StatsPublisher, WorkerContext, heard, wait_for_model
 from .admission import Admission
 from .confirmations import Confirmations
 from .intake import Intake, Known, KnownIds, answered_already, check_member_ids, digest_of, num_waiting_bytes
@@ -42,29 +42,15 @@ from .tokenizing import Tokenizing
 
 logger = logging.getLogger(__name__)
 
-WAIT_FOR_MODEL_S = 0.02
 MAX_FRAMES_A_TURN = 256  # so that credits and replies are not kept waiting by a flood
 
 
 def run(context: WorkerContext) -> None:
     context.set_phase("loading")
-    card, encoder = _wait_for_model(context)
-    if card is not None and encoder is not None:
-        prepare = Prepare(context, card, encoder)
+    if (found := wait_for_model(context, TextEncoder.load)) is not None:
+        prepare = Prepare(context, *found)
         context.set_phase("ready")
         prepare.run()
-
-
-def _wait_for_model(context: WorkerContext) -> tuple[ModelCard | None, TextEncoder | None]:
-    """What execute found out about the model; ``None, None`` if told to stop before it was known."""
-    while not context.stopping:
-        encoder = TextEncoder.load(context.run_dir)
-        card = context.run_dir / CARD_FILE
-        if encoder is not None and card.exists():
-            return ModelCard.from_json(card.read_text()), encoder
-        context.page.progress()
-        time.sleep(WAIT_FOR_MODEL_S)
-    return None, None
 
 
 class Prepare:

@@ -23,9 +23,8 @@ from ...protocol.journal.layout import split_word
 from ...protocol.journal.releases import is_forgotten, read_release
 from ...protocol.journal.requests import read_request
 from ...protocol.journal.tokens import read_finish, read_tokens
-from ...protocol.run_dir import CARD_FILE, follow_endpoint
-from ...protocol.tokenizer_files import load_facts
-from ..process import TICK_S, StatsPublisher, WorkerContext, heard
+from ...protocol.run_dir import follow_endpoint
+from ..process import TICK_S, StatsPublisher, WorkerContext, heard, wait_for_model
 from .answer import Answer
 from .choices import Choices, Requests, unknown
 from .columns import rows_of
@@ -41,22 +40,16 @@ from .vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
-WAIT_FOR_MODEL_S = 0.02
 MAX_FRAMES_A_TURN = 1024
 LAST_WORDS_S = 2.0  # at a stop, clients get so long to ask for their ends and to acknowledge them
 
 
 def run(context: WorkerContext) -> None:
     context.set_phase("loading")
-    while not context.stopping:
-        if load_facts(context.run_dir) is not None and (context.run_dir / CARD_FILE).exists():
-            card = ModelCard.from_json((context.run_dir / CARD_FILE).read_text())
-            summarize = Summarize(context, card, Vocabulary.load(context.run_dir))
-            context.set_phase("ready")
-            summarize.run()
-            return
-        context.page.progress()
-        time.sleep(WAIT_FOR_MODEL_S)
+    if (found := wait_for_model(context, Vocabulary.load)) is not None:
+        summarize = Summarize(context, *found)
+        context.set_phase("ready")
+        summarize.run()
 
 
 class Summarize:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from ...protocol.tokenizer_files import TOKENIZER_FILE
+from ...protocol.tokenizer_files import TOKENIZER_FILE, load_facts
 
 REPLACEMENT = "\ufffd"  # stands for bytes that are not UTF-8
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -33,9 +33,9 @@ class Vocabulary:
         self._pieces = {skip: PieceTable(self, skip) for skip in (False, True)}
 
     @classmethod
-    def load(cls, folder: Path) -> Vocabulary:
-        """The vocabulary of the tokenizer in the run directory."""
-        return cls(Tokenizer.from_file(str(folder / TOKENIZER_FILE)))
+    def load(cls, folder: Path) -> Vocabulary | None:
+        """The vocabulary of the tokenizer in the run directory, or None while execute has not written it."""
+        return None if load_facts(folder) is None else cls(Tokenizer.from_file(str(folder / TOKENIZER_FILE)))
 
     @property
     def amid_text(self) -> tuple[int, ...]:

@@ -44,4 +44,6 @@ def test_a_word_in_the_middle_has_its_space() -> None:
 def test_the_vocabulary_is_read_from_the_run_directory(tmp_path: Path) -> None:
     facts = TokenizerFacts(vocab_size=1, chat_template=None, special_tokens={}, bos_token_id=None)
     save_tokenizer(tmp_path, tokenizer_zoo.byte_level().to_str(), facts)
-    assert Vocabulary.load(tmp_path).is_byte_level
+    vocabulary = Vocabulary.load(tmp_path)
+    assert vocabulary is not None
+    assert vocabulary.is_byte_level
