@@ -10,7 +10,6 @@ import logging
 import os
 import selectors
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -20,8 +19,8 @@ from pathlib import Path
 from ..protocol.board import FAILED, KEEP, ROLES, STARTING, STOP, Board
 from ..protocol.config import SupervisorConfig
 from ..protocol.errors import PipelineClosed, TriptychError, WorkerDied
-from ..protocol.lifeline import child_environment
 from .deaths import OomWatch, is_internal, is_stopped
+from .processes import last_words, start_process
 from .spares import Spares
 from .worker import MAX_BACK_OFF_S, Worker, WorkerHealth
 
@@ -30,8 +29,6 @@ logger = logging.getLogger(__name__)
 CHECK_S = 0.25  # hangs are looked for so often
 START_CHECK_S = 0.02
 MAX_EXPLAINED = 8  # times max_restarts: deaths in all, also those for which a request was named
-KEPT_STDERR_LINES = 40
-KEPT_STDERR_BYTES = 1 << 16
 
 
 class Supervisor:
@@ -169,13 +166,7 @@ class Supervisor:
 
     def last_words(self, role: str) -> str:
         """The end of what the worker wrote to its standard error."""
-        try:
-            with open(self._stderr_path(role), "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - KEPT_STDERR_BYTES))
-                text = file.read().decode(errors="replace")
-        except FileNotFoundError:
-            return ""
-        return "\n".join(text.splitlines()[-KEPT_STDERR_LINES:])
+        return last_words(self._run_dir, role)
 
     # -- everything below runs in the supervisor's thread
 
@@ -243,17 +234,7 @@ class Supervisor:
     def _start_process(
         self, role: str, *, arguments: list[str], stdin: int = subprocess.DEVNULL, log: Path | None = None
     ) -> subprocess.Popen[bytes]:
-        package = f"{__package__.rpartition('.')[0]}.workers.{role}"
-        command = [sys.executable, "-m", package, "--run-dir", str(self._run_dir), "--parent", str(os.getpid())]
-        with open(log or self._stderr_path(role), "wb") as stderr:
-            return subprocess.Popen(
-                [*command, *arguments],
-                stdin=stdin,
-                stdout=stderr,
-                stderr=stderr,
-                env=child_environment(computes=role == "execute"),
-                start_new_session=True,
-            )
+        return start_process(self._run_dir, role, arguments=arguments, stdin=stdin, log=log)
 
     def _fill_spares(self) -> None:
         """One a turn, and none while anybody starts: a recovery has the processors for itself."""
@@ -394,6 +375,3 @@ class Supervisor:
             os.read(self._bell_out, 4096)
         except BlockingIOError:
             return
-
-    def _stderr_path(self, role: str) -> Path:
-        return self._run_dir / f"{role}.log"
