@@ -68,6 +68,9 @@ def test_few_and_many_rows_of_the_invariant_product_take_the_same_instruction(ke
 
 
 def test_steps_of_all_sizes_share_their_kernels(kernels: Kernels) -> None:
-    """A size or an address that made a kernel of its own would stop the service for seconds when it is first met."""
+    """A size or an address that made a kernel of its own would stop the service for seconds when it is first met.
+
+    Decodes have one whose keys are split, however often, and one whose keys are not.
+    """
     counts = Counter(kernel["kernel"] for kernel in kernels["steps"])
     assert counts == {"_write": 1, "_decode": 2, "_combine": 1, "_chunk": 1, "_matmul": 1}
