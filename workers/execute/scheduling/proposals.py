@@ -25,7 +25,7 @@ MIN_MATCH, MAX_MATCH = 2, 8  # tokens that must have been said before; more of t
 MAX_CHECKED_TOKENS = 16  # of a step, proposals and the tokens they follow: beyond, each costs nearly a step of its own
 TOKEN_COST = 0.04  # of one of these, as a share of the step (0.01 to 0.05 for the first eight, 0.03 to 0.06 beyond)
 NEWS = 0.2  # weight of the last proposal among all those before
-RECOVERY = 0.01  # of the chances, with each step that nothing was proposed in
+RECOVERY = 1.02  # times the chances, with each step in which they were too small to propose anything
 
 
 def look_up(sequence: Sequence, max_tokens: int) -> list[int]:
@@ -84,7 +84,7 @@ class Proposals:
         for num_others, sequence in zip(reversed(range(len(sequences))), sequences, strict=True):
             worth = self._worth(sequence, num_decodes)
             if not worth:
-                sequence.chance += RECOVERY  # and never gets to one: it is worth it before, where so few decode
+                sequence.chance *= RECOVERY  # and never gets to one: it is worth it before, where so few decode
             elif are_tokens_known:
                 num_tokens = min(worth, int(num_left // (num_others + 1)), self._room(sequence))
                 proposed = self._propose(sequence, num_tokens) if num_tokens > 0 else []
