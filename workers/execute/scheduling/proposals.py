@@ -69,7 +69,7 @@ class Proposals:
         sequences = list(decoding)
         if not self._max_tokens or len(sequences) >= MAX_CHECKED_TOKENS:
             return False
-        return any(self._worth(sequence, len(sequences)) for sequence in sequences)
+        return any(_is_guessable(sequence) and self._worth(sequence, len(sequences)) for sequence in sequences)
 
     def add(self, draft: Draft, running: Mapping[Key, Sequence], *, are_tokens_known: bool) -> None:
         """Proposals for those who decode in a step without prompts, as far as its budgets go.
@@ -80,7 +80,7 @@ class Proposals:
         num_left = min(MAX_CHECKED_TOKENS - num_decodes, draft.num_tokens_left, draft.num_reads_left)
         if not self._max_tokens or num_left <= 0:
             return
-        sequences = [running[key] for key, chunk in draft.decodes.items() if chunk.samples]
+        sequences = [s for key, chunk in draft.decodes.items() if chunk.samples and _is_guessable(s := running[key])]
         for num_others, sequence in zip(reversed(range(len(sequences))), sequences, strict=True):
             worth = self._worth(sequence, num_decodes)
             if not worth:
@@ -109,7 +109,7 @@ class Proposals:
     def _worth(self, sequence: Sequence, num_decodes: int) -> int:
         """How many proposals are worth their cost: the last one is right with the chance of one, to their number."""
         least = TOKEN_COST * num_decodes
-        if sequence.chance < least or sequence.needs_its_tokens or sequence.params.logprobs is not None:
+        if sequence.chance < least:
             return 0
         return min(int(math.log(least) / math.log(sequence.chance)), self._max_tokens)
 
@@ -118,6 +118,11 @@ class Proposals:
         in_page = self._page_size - 1 - sequence.num_computed_tokens % self._page_size
         in_answer = min(len(sequence.tokens), self._max_model_len) - 1 - sequence.num_tokens
         return min(in_page, in_answer)
+
+
+def _is_guessable(sequence: Sequence) -> bool:
+    """Whether what is drawn at a place depends on the logits alone, and no more than the token is wanted of them."""
+    return not sequence.needs_its_tokens and sequence.params.logprobs is None
 
 
 def _learn(sequence: Sequence, *, is_right: bool) -> None:
