@@ -10,7 +10,7 @@ import pytest
 
 from tests.pipeline.checks import assert_quiet, expected
 from tests.pipeline.conftest import hash_driver
-from tests.pipeline.raw import ACCEPTED, FAILED, GET_INFO, INFO, REJECTED, STATS, SUBMIT, RawClient
+from tests.pipeline.raw import ACCEPTED, FAILED, GET_INFO, GET_STATS, INFO, REJECTED, STATS, SUBMIT, RawClient
 from tests.waiting import eventually
 from triptych import Driver
 from triptych.protocol.errors import DuplicateId, InvalidRequest, Overloaded, RequestError
@@ -50,12 +50,7 @@ def test_ten_thousand_random_messages_leave_the_service_answering(driver: Driver
     with RawClient(driver.run_dir, receive_limit=0) as client:
         for frames in random_frames(random.Random(door), NUM_GARBAGE):
             client.send_bytes(door, *frames)
-        if door == "submit":
-            client.send("submit", GET_INFO)
-            client.receive("submit", INFO, timeout=60)
-        else:
-            client.send("follow", 14)
-            client.receive("follow", STATS, timeout=60)
+        client.ask(door, *((GET_INFO, INFO) if door == "submit" else (GET_STATS, STATS)))
         assert any(f[0] == REJECTED and f[5] == "bad_frame" for f in client.received[door])
     assert driver.generate([4, 5, 6], max_tokens=4).token_ids == expected([4, 5, 6], 4)
     assert driver.stats()["restarts"] == restarts
