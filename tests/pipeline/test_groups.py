@@ -133,11 +133,11 @@ def test_nobody_overtakes_a_group_that_waits_for_its_credits() -> None:
     with hash_driver(hash_step_ms=2.0, max_num_seqs=2) as driver:  # three sequences live
         first = driver.submit([1, 2], max_tokens=60)
         first.accepted(20)
-        group = driver.submit(PROMPT, max_tokens=5, n=3, temperature=1.0, seed=3)
+        group = driver.submit(PROMPT, max_tokens=100, n=3, temperature=1.0, seed=3)
         group.accepted(20)
-        later = driver.submit([3, 4], max_tokens=1)
+        later = driver.submit([3, 4], max_tokens=1)  # waits for the group, for longer than it came later
         assert later.result(20).ledger["stages_ms"]["credit"] > group.result(20).ledger["stages_ms"]["credit"]
-        assert texts(group.result()) == [sample(3 + i, 5) for i in range(3)]
+        assert texts(group.result()) == [sample(3 + i, 100) for i in range(3)]
         first.result(20)
         assert_quiet(driver)
 
