@@ -94,8 +94,8 @@ class Proposals:
                 elif num_tokens > 0:
                     _learn(sequence, is_right=False)
 
-    def check(self, sequence: Sequence, proposed: tuple[int, ...], said: list[int]) -> list[int]:
-        """Of what was said after the last token and after each proposal, [1 + proposals], the part that counts."""
+    def check(self, sequence: Sequence, proposed: tuple[int, ...], said: tuple[int, ...]) -> tuple[int, ...]:
+        """Of what was said after the last token and after each proposal, [1 + proposals], what follows a right one."""
         num_right = 0
         while num_right < len(proposed) and said[num_right] == proposed[num_right] and said[num_right + 1] != VOID:
             num_right += 1
@@ -104,7 +104,7 @@ class Proposals:
             _learn(sequence, is_right=False)
         self.num_proposed += len(proposed)
         self.num_accepted += num_right
-        return said[: 1 + num_right]
+        return said[1 : 1 + num_right]
 
     def _worth(self, sequence: Sequence, num_decodes: int) -> int:
         """How many proposals are worth their cost: the last one is right with the chance of one, to their number."""

@@ -143,9 +143,8 @@ class Scheduler:
         progress = Progress(finished=dict(plan.finished), expired=dict(plan.expired), failed=dict(plan.failed))
         sampled, computing = iter(token_ids), self.roster.groups.computing
         for key, start, num_tokens, samples, proposed in plan.chunks:
-            said = [next(sampled)] if samples else []
-            if proposed:
-                said += islice(sampled, len(proposed))
+            token_id = next(sampled) if samples else None
+            behind = tuple(islice(sampled, len(proposed))) if proposed else ()
             sequence = self.running.get(key)
             if sequence is None:
                 continue
@@ -161,8 +160,11 @@ class Scheduler:
                 sequence.num_scored_tokens = max(sequence.num_scored_tokens, start + num_tokens)
             if candidates and key in candidates:
                 self.roster.branch(sequence, candidates[key], progress)
-            elif said:
-                self._take(sequence, self.proposals.check(sequence, proposed, said) if proposed else said, progress)
+            elif token_id is not None:
+                self._take(sequence, token_id, progress)
+                if proposed:
+                    right = self.proposals.check(sequence, proposed, (token_id, *behind))
+                    self._take_proposed(sequence, right, progress)
             elif sequence.is_complete:
                 progress.finished[key] = "length"
                 self.roster.retire(sequence, "length")
@@ -357,21 +359,22 @@ class Scheduler:
             self.rows.write_pages(sequence, num_pages)
         return True
 
-    def _take(self, sequence: Sequence, token_ids: list[int], progress: Progress) -> None:
-        """The next tokens of a sequence: one in place of its placeholder, and those that were proposed behind it."""
-        reason = None
-        sequence.num_tokens -= 1
-        for token_id in token_ids:
-            sequence.append(token_id)
-            progress.emit(sequence.key, sequence.num_output_tokens - 1, token_id)
-            if reason := sequence.end_reason(self.max_model_len):
-                break
-        if len(token_ids) > 1:
-            sequence.num_computed_tokens = sequence.num_tokens - 1
-            self._publish(sequence)
-        if reason:
+    def _take(self, sequence: Sequence, token_id: int, progress: Progress) -> None:
+        sequence.tokens[sequence.num_tokens - 1] = token_id
+        progress.emit(sequence.key, sequence.num_output_tokens - 1, token_id)
+        if reason := sequence.end_reason(self.max_model_len):
             progress.finished[sequence.key] = reason
             self.roster.retire(sequence, reason)
+
+    def _take_proposed(self, sequence: Sequence, token_ids: tuple[int, ...], progress: Progress) -> None:
+        """What follows tokens that were rightly proposed, and so are computed; no more once one has ended it all."""
+        for token_id in token_ids:
+            if sequence.finish_reason is not None:
+                return
+            sequence.num_computed_tokens += 1
+            sequence.append(token_id)
+            self._publish(sequence)
+            self._take(sequence, token_id, progress)
 
     def _publish(self, sequence: Sequence) -> None:
         """Lets others find the pages that it has computed to their end."""
