@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from .calls import ToolUse
 from .reasoning import Reasoning
@@ -10,6 +10,22 @@ from .thoughts import Thought
 from .tools.parser import Call
 
 Parts = list[Thought | str | Call]
+
+
+class Divided(NamedTuple):
+    """The parts of a whole answer by their kinds."""
+
+    thoughts: str
+    text: str
+    calls: list[Call]
+
+
+def divide(parts: Parts) -> Divided:
+    return Divided(
+        thoughts="".join(part.text for part in parts if isinstance(part, Thought)),
+        text="".join(part for part in parts if isinstance(part, str)),
+        calls=[part for part in parts if isinstance(part, Call)],
+    )
 
 
 class AnswerReader:
@@ -38,6 +54,10 @@ class AnswerReader:
         """What is left when the answer has ended."""
         thought, text = ("", "") if self._thoughts is None else self._thoughts.flush()
         return [*self._told(thought), *(self._calls.push(text) if text else ()), *self._calls.flush()]
+
+    def read(self, text: str) -> Parts:
+        """A whole answer."""
+        return self.push(text) + self.flush()
 
     def finish_reason(self, reason: str) -> str:
         return self._calls.finish_reason(reason)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from ...driver.stream import Completion, Delta
-from .answer import AnswerReader, thought_fields
+from .answer import AnswerReader, divide, thought_fields
 from .calls import ToolUse, tool_use
 from .chat_messages import wire_messages
 from .errors import ApiError
@@ -24,9 +24,7 @@ from .schemas.chat import ChatRequest
 from .schemas.sampling import StreamOptions, says_usage
 from .state import Gateway
 from .structure import structured_options
-from .thoughts import Thought
 from .token_ids import prompt_ids
-from .tools.parser import Call
 from .usage import usage
 
 KIND = "chatcmpl"
@@ -112,11 +110,9 @@ class ChatReply:
 
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
         reader = AnswerReader(self.reasoning, self.tools)
-        parts = reader.push(completion.text) + reader.flush()
-        calls = [part for part in parts if isinstance(part, Call)]
-        text = "".join(part for part in parts if isinstance(part, str))
+        thoughts, text, calls = divide(reader.read(completion.text))
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
-        if thoughts := "".join(part.text for part in parts if isinstance(part, Thought)):
+        if thoughts:
             message |= thought_fields(thoughts)
         if calls:
             message["content"] = text.strip() or None

@@ -8,6 +8,7 @@ from typing import Any
 
 from .errors import ApiError
 from .schemas.chat import ChatMessage, ContentPart, Tool
+from .schemas.messages import TextBlock
 
 
 def wire_messages(messages: Sequence[ChatMessage], *, template: str) -> list[dict[str, Any]]:
@@ -34,7 +35,7 @@ def _wire_message(message: ChatMessage, *, knows_developer: bool) -> dict[str, A
     return wire
 
 
-def text_of(content: str | Sequence[ContentPart] | None) -> str:
+def text_of(content: str | Sequence[ContentPart] | Sequence[TextBlock] | None) -> str:
     """Text parts, joined."""
     if content is None or isinstance(content, str):
         return content or ""

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .chat_messages import json_text
+from .chat_messages import json_text, text_of
 from .errors import ApiError
-from .schemas.chat import ChatMessage, ChatRequest, Function, FunctionCall, NamedFunction, NamedTool, Tool, ToolCall
-from .schemas.messages import AnthropicMessage, Block, CountRequest, MessageRequest, TextBlock
+from .schemas.chat import (
+    ChatMessage,
+    ChatRequest,
+    FunctionCall,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolCall,
+    function_tools,
+)
+from .schemas.messages import AnthropicMessage, Block, CountRequest, MessageRequest
 from .schemas.structure import JsonSchema, ResponseFormat
 
 
@@ -17,7 +26,7 @@ def chat_of(body: CountRequest) -> ChatRequest:
     Raises:
         ApiError: a block is not where it belongs, or lacks something.
     """
-    system = [ChatMessage(role="system", content=_text(body.system))] if body.system else []
+    system = [ChatMessage(role="system", content=text_of(body.system))] if body.system else []
     turns = [turn for index, message in enumerate(body.messages) for turn in _turns(f"messages[{index}]", message)]
     if turns[-1].role == "assistant":
         name = f"messages[{len(body.messages) - 1}]"
@@ -45,12 +54,7 @@ def chat_of(body: CountRequest) -> ChatRequest:
 
 
 def _tools(body: CountRequest) -> list[Tool] | None:
-    if not body.tools:
-        return None
-    functions = [
-        Function(name=tool.name, description=tool.description, parameters=tool.input_schema) for tool in body.tools
-    ]
-    return [Tool(type="function", function=function) for function in functions]
+    return function_tools((tool.name, tool.description, tool.input_schema) for tool in body.tools or ())
 
 
 def _choice(body: CountRequest) -> str | NamedTool | None:
@@ -88,7 +92,7 @@ def _turns(name: str, message: AnthropicMessage) -> Iterator[ChatMessage]:
                     yield ChatMessage(role="user", content=text)
                     text = None
                 call_id = _of(block, "tool_use_id", at)
-                yield ChatMessage(role="tool", content=_text(block.content), tool_call_id=call_id)
+                yield ChatMessage(role="tool", content=text_of(block.content), tool_call_id=call_id)
             else:
                 raise _misplaced(block, message.role, at)
         if text is not None or not message.content:
@@ -125,9 +129,3 @@ def _missing(param: str) -> ApiError:
 
 def _misplaced(block: Block, role: str, at: str) -> ApiError:
     return ApiError(f"{at} is a {block.type}, which a turn of the role {role} cannot have", param=at)
-
-
-def _text(content: str | Sequence[TextBlock] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part.text for part in content)

@@ -75,7 +75,7 @@ class MessageReply:
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         [completion] = completions
         reader = AnswerReader(self.reasoning, self.tools)
-        blocks = blocks_of(reader.push(completion.text) + reader.flush(), reader)
+        blocks = blocks_of(reader.read(completion.text), reader)
         return self._message(blocks, **_stop(reader, completion), usage=self._usage(completion))
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from ...driver.stream import Completion, Logprobs
-from .answer import AnswerReader
+from .answer import AnswerReader, divide
 from .calls import ToolUse, tool_use
 from .chat_messages import text_of, wire_messages
 from .errors import ApiError
@@ -22,7 +22,7 @@ from .logprobs import chat_logprobs
 from .parameters import check_stream, named_as, pipeline_options
 from .reasoning import Reasoning, reasoning_of
 from .response_events import EventWriter, reasoning_item
-from .schemas.chat import ChatMessage, Function, FunctionCall, NamedFunction, NamedTool, Tool, ToolCall
+from .schemas.chat import ChatMessage, FunctionCall, NamedFunction, NamedTool, Tool, ToolCall, function_tools
 from .schemas.responses import InputItem, ResponseRequest
 from .schemas.structure import JsonSchema, ResponseFormat
 from .state import Gateway
@@ -95,12 +95,7 @@ def _message(index: int, item: InputItem) -> ChatMessage:
 
 
 def _tools(body: ResponseRequest) -> list[Tool] | None:
-    if not body.tools:
-        return None
-    functions = [
-        Function(name=tool.name, description=tool.description, parameters=tool.parameters) for tool in body.tools
-    ]
-    return [Tool(type="function", function=function) for function in functions]
+    return function_tools((tool.name, tool.description, tool.parameters) for tool in body.tools or ())
 
 
 def _choice(body: ResponseRequest) -> str | NamedTool | None:
@@ -142,14 +137,11 @@ class ResponseReply:
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         [completion] = completions
         reader = AnswerReader(self.reasoning, self.tools)
-        parts = reader.push(completion.text) + reader.flush()
-        thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
-        text = "".join(part for part in parts if isinstance(part, str))
-        calls = [call_item(reader, part) for part in parts if isinstance(part, Call)]
+        thoughts, text, calls = divide(reader.read(completion.text))
         logprobs = self._logprobs(completion.token_ids, completion.logprobs)[self._num_thoughts(completion.token_ids) :]
         output = [reasoning_item(f"rs_{uuid.uuid4().hex}", thoughts)] if thoughts else []
         output += [] if calls and not text.strip() else [self.message(text, logprobs)]
-        return self.response(completion, output + calls)
+        return self.response(completion, output + [call_item(reader, call) for call in calls])
 
     def response(self, completion: Completion | None, output: list[dict[str, Any]]) -> dict[str, Any]:
         """The response object; without a completion it is under way."""

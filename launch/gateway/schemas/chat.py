@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -69,6 +70,12 @@ class Function(ApiModel):
 class Tool(ApiModel):
     type: Literal["function"]
     function: Function
+
+
+def function_tools(described: Iterable[tuple[str, str | None, dict[str, Any] | None]]) -> list[Tool] | None:
+    """Tools that other routes describe by name, description and parameters; None if there are none."""
+    functions = [Function(name=name, description=text, parameters=schema) for name, text, schema in described]
+    return [Tool(type="function", function=function) for function in functions] or None
 
 
 class NamedFunction(ApiModel):

@@ -11,11 +11,12 @@ Decoding". Other than in the first, a proposal has no probability that would hav
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from .plan import Draft
+from .rows import Rows
 from .sequence import Key, Sequence
 
 Propose = Callable[[Sequence, int], list[int]]  # (sequence, how many at most) -> tokens that may follow its last one
@@ -64,12 +65,11 @@ class Proposals:
         self.num_proposed = 0
         self.num_accepted = 0
 
-    def are_due(self, decoding: Iterable[Sequence]) -> bool:
+    def are_due(self, rows: Rows) -> bool:
         """Whether a step of these may have proposals, for which all tokens before it must be known."""
-        sequences = list(decoding)
-        if not self._max_tokens or len(sequences) >= MAX_CHECKED_TOKENS:
+        if not self._max_tokens or len(rows) >= MAX_CHECKED_TOKENS:
             return False
-        return any(_is_guessable(sequence) and self._worth(sequence, len(sequences)) for sequence in sequences)
+        return any(_is_guessable(sequence) and self._worth(sequence, len(rows)) for sequence in rows.seated)
 
     def add(self, draft: Draft, running: Mapping[Key, Sequence], *, are_tokens_known: bool) -> None:
         """Proposals for those who decode in a step without prompts, as far as its budgets go.
