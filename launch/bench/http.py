@@ -17,6 +17,7 @@ from .record import Record
 from .workload import Query
 
 MAX_ERROR_BYTES = 1 << 16
+DELTA_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")  # thoughts and calls are tokens too
 TIMEOUT_S = 30.0  # to connect, and for the first question
 
 
@@ -109,8 +110,7 @@ def _note(event: dict[str, Any], record: Record, now: float) -> None:
         raise Failure(str(error.get("code") or error.get("type") or "error"), str(error.get("message")))
     for choice in event.get("choices") or ():
         delta = choice.get("delta") or {}
-        # A reasoning model's thoughts are tokens too.
-        if choice.get("text") or any(delta.get(key) for key in ("content", "reasoning_content", "tool_calls")):
+        if choice.get("text") or any(delta.get(key) for key in DELTA_KEYS):
             record.event_times_s.append(now)
         record.finish_reason = choice.get("finish_reason") or record.finish_reason
     if usage := event.get("usage"):

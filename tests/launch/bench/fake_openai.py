@@ -18,6 +18,7 @@ class FakeOpenAI:
     token_s: float = 0.002
     status: int = 200
     with_usage: bool = True
+    delta_key: str = "content"  # of the text in a chat's events
     stages_ms: dict[str, float] | None = None  # told as our gateway tells them
     cut_after: int | None = None  # events, after which the connection is closed
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -55,7 +56,7 @@ class FakeOpenAI:
             if index == self.cut_after:
                 return
             await asyncio.sleep(self.token_s)
-            self._send(writer, {"choices": [{"delta": {"content": "x"}} if is_chat else {"text": "x"}]})
+            self._send(writer, {"choices": [{"delta": {self.delta_key: "x"}} if is_chat else {"text": "x"}]})
             await writer.drain()
         self._send(writer, {"choices": [{"text": "", "delta": {}, "finish_reason": "length"}]})
         if self.with_usage:

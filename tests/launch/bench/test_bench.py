@@ -76,6 +76,13 @@ def test_a_server_without_usage_is_taken_to_send_a_token_an_event(bench: Triptyc
     assert server.asked[0]["model"] == "mine"
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])  # DeepSeek says the first, vLLM the second
+def test_thoughts_are_tokens_under_whichever_name(bench: Triptych, tmp_path: Path, key: str) -> None:
+    with serving(FakeOpenAI(with_usage=False, delta_key=key)) as server:
+        assert bench("--url", server.url, "--endpoint", "chat").code == 0
+    assert result_in(tmp_path)["summary"]["num_output_tokens"] == 30
+
+
 def test_the_stages_of_our_gateway_are_shown(bench: Triptych, tmp_path: Path) -> None:
     with serving(FakeOpenAI(stages_ms={"prefill": 2.0, "decode": 8.0})) as server:
         outcome = bench("--url", server.url)
