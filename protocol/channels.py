@@ -19,6 +19,7 @@ import zmq
 from .codec import Frame, decode, encode
 from .curve import CurveKeys, PublicDoor, Socket, arm_client, arm_server, start_gatekeeper
 from .errors import BadFrame, ConfigError
+from .unsent import MIN_LARGE_BYTES, Unsent
 
 MAX_IPC_PATH = 107  # bytes, sun_path of a Unix socket
 SEND_LIMIT = 1000  # messages under way to one peer
@@ -215,6 +216,7 @@ class Router:
             _bind(self.socket, public.endpoint)
         self.endpoint = endpoint
         self._owners: OrderedDict[bytes, bytes] = OrderedDict()
+        self._unsent = Unsent()
         self._epoch = epoch
         self._seq = 0
         self.num_bad_frames = 0
@@ -254,8 +256,15 @@ class Router:
         Raises:
             ConnectionError: it is gone, and will never be called so again.
         """
+        if self._unsent.is_full(peer):
+            return False
+        frame = encode(message, epoch=self._epoch, seq=self._seq)
         try:
-            self.socket.send_multipart([peer, encode(message, epoch=self._epoch, seq=self._seq)], _NO_WAIT)
+            if len(frame) < MIN_LARGE_BYTES:
+                self.socket.send_multipart([peer, frame], _NO_WAIT)
+            else:
+                tracker: Any = self.socket.send_multipart([peer, frame], _NO_WAIT, copy=False, track=True)
+                self._unsent.add(peer, tracker, len(frame))
         except zmq.Again:
             return False
         except zmq.ZMQError as error:  # EHOSTUNREACH

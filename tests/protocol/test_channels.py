@@ -28,6 +28,7 @@ from triptych.protocol.channels import (
 )
 from triptych.protocol.codec import decode, encode
 from triptych.protocol.errors import ConfigError
+from triptych.protocol.unsent import MAX_UNSENT_BYTES, MIN_LARGE_BYTES
 
 FRAME_LIMIT = 4096
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -291,6 +292,41 @@ def test_a_client_that_does_not_read_is_refused_and_not_waited_for(router: Route
     dealer.send(b"hello")
     peer = eventually(router.recv)[0]
     eventually(lambda: not router.send(peer, m.Info({"x": "y" * 1000})), interval=0)
+
+
+@pytest.fixture
+def deaf(context: Context, router: Router) -> zmq.Socket[bytes]:
+    """A client that says hello, and of which one message is enough until it reads."""
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.RCVHWM, 1)
+    socket.connect(router.endpoint)
+    socket.send(b"hello")
+    return socket
+
+
+LARGE = m.Info({"x": bytes(1 << 20)})
+
+
+def test_of_large_messages_few_wait_for_a_client_that_does_not_read(router: Router, deaf: zmq.Socket[bytes]) -> None:
+    """ZeroMQ counts messages: a thousand of the largest are the memory of the machine."""
+    peer = eventually(router.recv)[0]
+    num_sent = sum(router.send(peer, LARGE) for _ in range(100))
+    assert MAX_UNSENT_BYTES >> 20 <= num_sent <= (MAX_UNSENT_BYTES >> 20) + 8  # some are in the kernel, or the client
+    assert not router.send(peer, m.Info({}))
+    for _ in range(num_sent):
+        deaf.recv()
+    eventually(lambda: router.send(peer, LARGE))
+
+
+def test_of_clients_that_took_their_large_messages_or_left_nothing_is_kept(context: Context, router: Router) -> None:
+    for _ in range(200):
+        with context.socket(zmq.DEALER) as socket:
+            socket.connect(router.endpoint)
+            socket.send(b"hello")
+            peer = eventually(router.recv)[0]
+            assert router.send(peer, m.Info({"x": bytes(MIN_LARGE_BYTES)}))
+            socket.recv()
+    assert len(router._unsent) <= 129
 
 
 def test_numbers_count_what_was_sent_only(router: Router, dealer: zmq.Socket[bytes]) -> None:

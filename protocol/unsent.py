@@ -1,0 +1,45 @@
+"""How much ZeroMQ holds for each client that does not read: it counts messages, here it is bytes."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+MIN_LARGE_BYTES = 1 << 16  # below this a thousand messages, ZeroMQ's own limit, are no more than 64 MiB
+MAX_UNSENT_BYTES = 16 << 20  # of larger ones to one client; who reads has them all in a hundredth of a second
+
+
+class Tracker(Protocol):
+    """``zmq.MessageTracker``."""
+
+    @property
+    def done(self) -> bool:
+        """Whether ZeroMQ has given the message to the kernel, or has thrown it away with its connection."""
+
+
+class Unsent:
+    """The large messages that are under way, oldest first, by connection."""
+
+    def __init__(self) -> None:
+        self._messages: dict[bytes, deque[tuple[Tracker, int]]] = {}
+        self._tidy_at = 64
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def is_full(self, peer: bytes) -> bool:
+        """Whether this client has to read before it is sent more."""
+        messages = self._messages.get(peer)
+        if messages is None:
+            return False
+        while messages and messages[0][0].done:
+            messages.popleft()
+        if not messages:
+            del self._messages[peer]
+        return sum(num_bytes for _, num_bytes in messages) >= MAX_UNSENT_BYTES
+
+    def add(self, peer: bytes, tracker: Tracker, num_bytes: int) -> None:
+        self._messages.setdefault(peer, deque()).append((tracker, num_bytes))
+        if len(self._messages) > self._tidy_at:  # many are of clients that left
+            self._messages = {peer: each for peer, each in self._messages.items() if not each[-1][0].done}
+            self._tidy_at = 2 * len(self._messages) + 64
