@@ -39,6 +39,7 @@ MAX_CHUNK_ENDS = 6
 FREE, ACCEPTED, DISPATCHED = 0, 1, 2
 # release_word
 RELEASED, FORGOTTEN, UNREAD = 1, 2, 3  # UNREAD: forgotten as well, and no client has acknowledged it
+ACKNOWLEDGED = 4  # released; it was read, and is kept with the other choices of its request
 
 HEADER = np.dtype(
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..messages import FINISH_REASONS, finish_reason
-from .layout import FORGOTTEN, RELEASED, UNREAD, Journal, split_word, word
+from .layout import ACKNOWLEDGED, FORGOTTEN, RELEASED, UNREAD, Journal, split_word, word
 
 
 class ReleaseWriter:
@@ -18,6 +18,10 @@ class ReleaseWriter:
         entry["end_tokens"], entry["end_reason"] = num_tokens, FINISH_REASONS.index(reason)
         entry["end_code"] = code.encode()
         entry["release_word"] = word(generation, RELEASED)
+
+    def acknowledge(self, slot: int, generation: int) -> None:
+        """A client has this choice; those that it has not keep the request."""
+        self._journal.records["release_word"][slot] = word(generation, ACKNOWLEDGED)
 
     def forget(self, slot: int, generation: int) -> None:
         """The client has its answer: prepare may use the record again."""
@@ -40,6 +44,11 @@ def read_release(journal: Journal, slot: int, generation: int) -> tuple[int, str
 def read_end_code(journal: Journal, slot: int, generation: int) -> str:
     """The error that summarize itself ended this request with; empty if it did not, or if the request goes on."""
     return bytes(journal.records["end_code"][slot]).decode() if is_released(journal, slot, generation) else ""
+
+
+def is_acknowledged(journal: Journal, slot: int, generation: int) -> bool:
+    """Whether a client has this choice of a request that is kept for the others."""
+    return int(journal.release_words[slot]) == word(generation, ACKNOWLEDGED)
 
 
 def is_forgotten(journal: Journal, slot: int, generation: int) -> bool:

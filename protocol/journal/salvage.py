@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import JournalError
 from ..messages import FINISH_REASONS
-from .layout import ACCEPTED, DISPATCHED, FREE, UNREAD, Journal, split_word, word
+from .layout import ACCEPTED, ACKNOWLEDGED, DISPATCHED, FREE, Journal, split_word, word
 from .releases import is_forgotten, read_release
 from .requests import RequestView, drop, read_request
 from .tokens import read_finish, read_tokens
@@ -56,7 +56,7 @@ def _reset_impossible_ends(journal: Journal, slot: int, lines: list[str]) -> Non
     """A word that nobody can have written is as if it were not written: the request goes on."""
     generation = journal.generation(slot)
     entry = journal.records[slot]
-    limits = {"finish_word": len(FINISH_REASONS) - 1, "release_word": UNREAD}
+    limits = {"finish_word": len(FINISH_REASONS) - 1, "release_word": ACKNOWLEDGED}
     for name, limit in limits.items():
         current, value = split_word(entry[name])
         if current == generation and value > limit:

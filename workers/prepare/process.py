@@ -24,7 +24,7 @@ from ...protocol.errors import (
     encodable,
 )
 from ...protocol.groups import check_request_id, member_id, member_seed, request_of
-from ...protocol.journal.layout import ACCEPTED, DISPATCHED, RELEASED
+from ...protocol.journal.layout import ACCEPTED, ACKNOWLEDGED, DISPATCHED, RELEASED
 from ...protocol.journal.releases import is_forgotten, is_released, was_read
 from ...protocol.journal.requests import AcceptTimes, RequestWriter
 from ...protocol.record import RequestRecord
@@ -155,7 +155,7 @@ class Prepare:
         states = self._journal.release_states()
         for slot in np.flatnonzero(states).tolist():
             if (known := self._slots.get(slot)) is not None:
-                if states[slot] == RELEASED:
+                if states[slot] in (RELEASED, ACKNOWLEDGED):
                     self._released(slot, known[0])
                 else:
                     self._forget(slot, known[0])

@@ -46,6 +46,7 @@ class Answer:
         self.score: float | None = None  # by which it was chosen, if others competed with it
         self.candidates: Sequence[Answer] = ()  # these others and itself
         self.num_seen = 0  # tokens taken from execute, also those after the end
+        self.is_acknowledged = False  # a client has its end
         self.is_suspect = False  # this process died with it once, see protocol/journal/deaths.py
         self.number = view.slot << 32 | view.generation
         self.error: tuple[str, str] | None = None  # code and message, if the finish reason is "error"

@@ -42,7 +42,6 @@ class Choices:
         self._is_ranked, self.is_beam_search = params.is_ranked, params.is_beam_search
         self._choices: dict[int, Answer] = {}
         self._readers: dict[int, _Reader] = {}
-        self._acknowledged: set[int] = set()
 
     def join(self, answer: Answer) -> None:
         index = answer.view.record.index
@@ -109,14 +108,21 @@ class Choices:
                 answer.follow(*reader)
         return list(self._choices.values())
 
-    def acknowledge(self, wire_id: str) -> bool:
-        """A client has the end of a choice, or of all; whether that was the last one of the request."""
+    def acknowledge(self, wire_id: str) -> list[Answer]:
+        """A client has the end of a choice, or of all: those of which it was not known."""
         index = self.index_of(wire_id)
         if index is None and wire_id != self.request_id:
-            return False
-        indices = range(self._n) if index is None else [index]
-        self._acknowledged |= {i for i in indices if i in self._choices and self._choices[i].stream.is_finished}
-        return len(self._acknowledged) == self._n
+            return []
+        named = [answer for i, answer in self._choices.items() if index in (None, i)]
+        news = [answer for answer in named if answer.stream.is_finished and not answer.is_acknowledged]
+        for answer in news:
+            answer.is_acknowledged = True
+        return news
+
+    @property
+    def are_acknowledged(self) -> bool:
+        """Whether a client has the ends of all."""
+        return len(self._choices) == self._n and all(answer.is_acknowledged for answer in self._choices.values())
 
     @property
     def are_complete(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from ...protocol.errors import RequestError
 from ...protocol.journal.layout import Journal
@@ -90,6 +91,11 @@ class Ends:
         """Tell the readers, if it is known now which answers are the choices."""
         for answer in choices.decide(self._journal):
             self._delivery.mark(answer)
+
+    def acknowledge(self, answers: Iterable[Answer]) -> None:
+        """The client has these, and not yet the other choices of their request."""
+        for answer in answers:
+            self._writer.acknowledge(*answer.key)
 
     def forget(self, choices: Choices) -> None:
         """The client has all that ended."""

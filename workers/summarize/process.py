@@ -20,7 +20,7 @@ from ...protocol.config import ModelCard
 from ...protocol.errors import BadFrame, JournalError, PipelineFailed, Poisoned
 from ...protocol.journal.deaths import POISONED, held_against
 from ...protocol.journal.layout import split_word
-from ...protocol.journal.releases import is_forgotten, read_release
+from ...protocol.journal.releases import is_acknowledged, is_forgotten, read_release
 from ...protocol.journal.requests import read_request
 from ...protocol.journal.tokens import read_finish, read_tokens
 from ...protocol.run_dir import follow_endpoint
@@ -239,6 +239,7 @@ class Summarize:
         if ended is not None:
             tokens = read_tokens(self._journal, answer.view)
             token_ids = [] if tokens is None else tokens[: ended[0]].tolist()
+            answer.is_acknowledged = is_acknowledged(self._journal, *answer.key)
             if self._texts.push(answer, token_ids, self._journal.now_ns()):
                 self._ends.close(answer, ended[1])
                 self._ends.decide(answer.choices)
@@ -326,9 +327,13 @@ class Summarize:
     # -- ends
 
     def _acknowledge(self, wire_id: str) -> None:
-        if (choices := self._requests.get(wire_id)) and choices.acknowledge(wire_id):
+        choices = self._requests.get(wire_id)
+        news = [] if choices is None else choices.acknowledge(wire_id)
+        if choices is not None and choices.are_acknowledged:
             self._ends.forget(choices)
             self._drop(choices)
+        else:
+            self._ends.acknowledge(news)
 
     def _drop(self, choices: Choices) -> None:
         """Nobody can ask for it any more."""

@@ -17,7 +17,14 @@ from triptych.protocol import messages as m
 from triptych.protocol.codec import encode
 from triptych.protocol.journal.deaths import DeathWriter
 from triptych.protocol.journal.layout import UNREAD, word
-from triptych.protocol.journal.releases import ReleaseWriter, is_released, read_end_code, read_release
+from triptych.protocol.journal.releases import (
+    ReleaseWriter,
+    is_forgotten,
+    is_released,
+    read_end_code,
+    read_release,
+    was_read,
+)
 from triptych.protocol.journal.requests import RequestWriter, read_request
 from triptych.protocol.journal.tokens import TokenWriter
 from triptych.workers.process import HEARING_S
@@ -229,6 +236,23 @@ def test_a_search_ends_with_the_beam_that_the_last_life_ended_before_it_died(wor
     assert [read_end_code(world.journal, *key) for key in keys] == ["deadline_exceeded"] * 2
     [search] = [choices for choices in body._requests.overdue(float("inf")) if choices.request_id == "b"]
     assert search.have_ended
+
+
+@pytest.mark.parametrize("asked", [{"n": 2}, {"n": 2, "best_of": 3}], ids=["samples", "the best"])
+def test_what_was_acknowledged_of_several_choices_is_known_to_the_next_life(
+    world: World, asked: dict[str, int]
+) -> None:
+    """Its client follows it no more: the request would stay for a lease, and count as one that nobody has read."""
+    writer, size = RequestWriter(world.journal), max(asked.values())
+    keys = writer.accept_all([replace(make_record(f"b {i}", **asked), index=i) for i in range(size)], TIMES)
+    for key in keys:
+        ReleaseWriter(world.journal).release(*key, num_tokens=0, reason="length")
+    body = begin(world)
+    body._hear_safely(b"client", encode(m.Acknowledge(["b 0"])))
+    body._links.close()
+    assert not [key for key in keys if is_forgotten(world.journal, *key)]
+    begin(world)._hear_safely(b"client", encode(m.Acknowledge(["b 1"])))
+    assert [was_read(world.journal, *key) for key in keys] == [True] * size
 
 
 # -- much to do at once
