@@ -77,6 +77,7 @@ class Driver:
         self._keeper: JournalKeeper | None = None
         self._control: ControlServer | None = None
         self._doorkeepers: list[Doorkeeper] = []
+        self._num_left = 0
 
     def __enter__(self) -> Driver:
         return self.start()
@@ -147,7 +148,7 @@ class Driver:
         check_socket_paths(run_dir.path)
         with writing(run_dir):
             keeper = self._keeper = JournalKeeper(run_dir.path, self.config)
-            undo.callback(keeper.close)
+            undo.callback(self._close_journal, keeper)
             prepare_run_dir(run_dir.path, self.config, keeper)
             prepare_keys(run_dir.path, self.config)
             board = self._board = Board(board_path(run_dir.path))
@@ -204,7 +205,7 @@ class Driver:
             codes = supervisor.stop(CLEAN_STOP_S, mode=how)
             with ExitStack() as closing:  # also if a signal interrupts what follows
                 closing.callback(self._leave, run_dir)
-                closing.callback(keeper.close)
+                closing.callback(self._close_journal, keeper)
                 closing.callback(board.close)
                 closing.callback(client.close)
                 self._forget()  # first: whoever asks from now on is told that nothing runs
@@ -242,6 +243,11 @@ class Driver:
         return self._keeper.num_unanswered
 
     @property
+    def num_left(self) -> int:
+        """Accepted requests that had no whole answer at the last stop, or when a start was broken off."""
+        return self._num_left
+
+    @property
     def keeps_journal(self) -> bool:
         """Whether another driver can go on with what this one leaves unanswered."""
         return self._given_run_dir is not None or self.config.service.journal is not None
@@ -252,6 +258,10 @@ class Driver:
         else:
             run_dir.remove_sockets()
             run_dir.unlock()
+
+    def _close_journal(self, keeper: JournalKeeper) -> None:
+        self._num_left = keeper.num_unanswered
+        keeper.close()
 
     def _close_doorkeepers(self) -> None:
         while self._doorkeepers:

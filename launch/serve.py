@@ -113,8 +113,8 @@ def _stop(driver: Driver) -> int:
     """Stop at once; what is not answered is kept for the next driver, where there can be one. The exit code."""
     try:
         has_failed, num_left = driver.health().status == "failed", driver.num_unanswered
-    except PipelineClosed:
-        return 0  # it never ran
+    except PipelineClosed:  # its start was broken off
+        has_failed, num_left = False, driver.num_left
     if num_left:
         outcome = "kept for the next driver" if driver.keeps_journal else "cut short"
         logger.warning("requests %s: %d", outcome, num_left)

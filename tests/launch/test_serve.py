@@ -1,0 +1,45 @@
+"""How ``serve`` ends, where a process of its own could not be met in the middle."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.protocol.factories import TIMES, make_record
+from triptych.launch import startup
+from triptych.launch.gateway.config import GatewayConfig
+from triptych.launch.serve import Task, serve
+from triptych.protocol.config import PipelineConfig
+from triptych.protocol.journal.layout import Journal
+from triptych.protocol.journal.requests import RequestWriter
+
+
+@contextmanager
+def interrupted() -> Iterator[list[int]]:
+    yield [signal.SIGINT]
+
+
+@pytest.mark.parametrize("num_kept", [0, 1])
+def test_a_start_that_is_interrupted_ends_with_0_only_if_nothing_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, num_kept: int
+) -> None:
+    tmp_path.chmod(0o700)
+    journal = Journal.create(tmp_path / "journal", num_records=4, arena_bytes=1 << 16)
+    for _ in range(num_kept):
+        RequestWriter(journal).accept(make_record(), TIMES)
+    monkeypatch.setattr(startup, "interrupts_noted", interrupted)
+    monkeypatch.setattr(signal, "signal", lambda *_: signal.SIG_DFL)
+    task = Task(
+        config=PipelineConfig.from_options(model="hash-lm"),
+        gateway=GatewayConfig(),
+        run_dir=tmp_path,
+        drain_timeout=0.0,
+        log_level="info",
+    )
+    assert serve(task, console=Console(quiet=True)) == num_kept
+    assert ("requests kept for the next driver: 1" in caplog.text) == bool(num_kept)
