@@ -19,7 +19,7 @@ class RequestRecord:
     """Written by prepare, read by execute and summarize, in the journal and in ``Prepared``."""
 
     request_id: str
-    digest: int  # CRC-32 of the request as it was sent, which tells a repeat from another request of the same id
+    digest: int  # CRC-32 of the request as its owner sent it, which tells a repeat from another request of the same id
     prompt: bytes  # int32 token ids, after truncation
     num_truncated_tokens: int
     token_capacity: int  # output tokens at most; max_tokens cut to what context and pool leave
@@ -33,6 +33,7 @@ class RequestRecord:
     sampling: dict[str, Any]  # SamplingParams.to_wire()
     index: int = 0  # among the sequences of one request, of which each has a record
     grammar: str = ""  # that the answer must match, as llguidance reads it; it was compiled once, to see that it can be
+    owner: int = 0  # whose it is, see owners
 
     @property
     def prompt_ids(self) -> npt.NDArray[np.int32]:

@@ -30,6 +30,7 @@ CONFIG_VALUES: dict[str, Any] = {
     "follow": "ipc:///tmp/b",
     "journal": "/tmp/journal",
     "curve_keys": "/tmp/keys",
+    "share_requests": True,
     "page_size": 32,
     "prefix_cache": False,
     "recovery": "exact",

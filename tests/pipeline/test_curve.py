@@ -16,8 +16,16 @@ from tests.pipeline.checks import expected
 from tests.pipeline.conftest import hash_driver
 from tests.waiting import eventually
 from triptych import Client, Driver
+from triptych.protocol import messages as m
 from triptych.protocol.curve import new_key_pair
-from triptych.protocol.errors import ConfigError, Overloaded, PipelineFailed, RequestTimeout
+from triptych.protocol.errors import (
+    ConfigError,
+    DuplicateId,
+    Overloaded,
+    PipelineFailed,
+    RequestTimeout,
+    UnknownRequest,
+)
 from triptych.protocol.keys import ClientKeys, KeyFolder
 
 UNHEARD_S = 1.5  # in which somebody who may come in would long have been answered
@@ -119,6 +127,30 @@ def test_a_quota_is_of_the_key_and_not_of_the_connection(driver: Driver, folder:
         for stream in streams:
             stream.abort()
         eventually(lambda: answered(other))
+
+
+def test_a_request_is_for_the_key_that_submitted_it_alone(driver: Driver, folder: KeyFolder) -> None:
+    keys = [folder.add(name) for name in ("erin", "frank")]
+    with connect(driver, keys[0]) as erin, connect(driver, keys[0]) as again, connect(driver, keys[1]) as frank:
+        stream = erin.submit([1, 2], max_tokens=3000, request_id="private")
+        next(iter(stream))
+        assert [ids_of(client) for client in (again, frank)] == [["private"], []]
+        abort = m.Abort("private")
+        frank.session._order(lambda: frank.session._connection.queue("follow", "abort", abort))
+        with pytest.raises(UnknownRequest):
+            frank.resume("private").result(20)
+        with pytest.raises(DuplicateId):
+            frank.submit([1, 2], max_tokens=3000, request_id="private").accepted(20)
+        assert frank.status("private").state == "unknown"
+        assert again.status("private").state == "running"
+        assert ids_of(driver.client) == ["private"]  # whoever can read the run directory sees all
+        stream.abort()
+        assert stream.result(20).finish_reason == "abort"
+        assert [frank.requests().ended, again.requests().ended[0].request_id] == [[], "private"]
+
+
+def ids_of(client: Client) -> list[str]:
+    return [line.request_id for line in client.requests().lines if line.state != "ended"]
 
 
 def test_who_refuses_in_the_place_of_prepare_hears_holders_of_keys_only(folder: KeyFolder) -> None:

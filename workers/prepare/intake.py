@@ -13,6 +13,7 @@ from ...protocol.errors import DuplicateId, InvalidRequest
 from ...protocol.groups import member_id
 from ...protocol.journal.layout import MAX_ID_BYTES
 from ...protocol.messages import Accepted
+from ...protocol.owners import HOUSE
 from .request import GenerationRequest
 
 INLINE_BYTES = 16 << 10  # prompts up to this size are tokenised at once, larger ones and chats by a thread beside
@@ -71,9 +72,9 @@ def check_member_ids(request_id: str, size: int) -> None:
         )
 
 
-def digest_of(request: Any) -> int:
-    """CRC-32 of a request, the same in whatever order its fields came."""
-    return zlib.crc32(pack(_sorted(request)))
+def digest_of(request: Any, *, owner: int = HOUSE) -> int:
+    """CRC-32 of a request, the same in whatever order its fields came; of two owners the same request is two."""
+    return zlib.crc32(pack(_sorted(request)), owner & 0xFFFFFFFF)
 
 
 def _sorted(value: Any) -> Any:

@@ -27,6 +27,7 @@ from ...protocol.groups import check_request_id, member_id, member_seed, request
 from ...protocol.journal.layout import ACCEPTED, ACKNOWLEDGED, DISPATCHED, RELEASED
 from ...protocol.journal.releases import is_forgotten, is_released, was_read
 from ...protocol.journal.requests import AcceptTimes, RequestWriter
+from ...protocol.owners import Owners
 from ...protocol.record import RequestRecord
 from ...protocol.run_dir import submit_endpoint
 from ...protocol.service import service_info
@@ -80,6 +81,7 @@ class Prepare:
             max_unread=service.max_client_records,
         )
         self._stats = StatsPublisher(context.page, self._collect)
+        self._owners = Owners(context.run_dir, service)
         self._adopt_journal()
         self._links = context.links("execute")
         self._bell = self._links.bell()
@@ -238,7 +240,7 @@ class Prepare:
         request_id = message.request_id
         try:
             check_request_id(request_id)
-            digest = digest_of(message.request)
+            digest = digest_of(message.request, owner=self._owners.number(self._router.owner(peer)))
             if (known := self._ids.seen(request_id, digest)) is not None:
                 self._answer_again(peer, request_id, known)
                 return
@@ -305,6 +307,7 @@ class Prepare:
         request, params = intake.request, intake.request.sampling
         first = RequestRecord(
             request_id=member_id(intake.request_id, 0, params.group_size),
+            owner=self._owners.number(intake.owner),
             digest=intake.digest,
             prompt=admission.token_ids.astype("<i4").tobytes(),
             num_truncated_tokens=admission.num_truncated,

@@ -11,6 +11,7 @@ from ...protocol.journal.layout import Journal
 from ...protocol.journal.requests import RequestView
 from ...protocol.journal.tokens import read_logprobs
 from ...protocol.messages import Failed
+from ...protocol.owners import HOUSE, may_ask
 from .answer import Answer
 
 
@@ -32,7 +33,7 @@ class Choices:
     def __init__(self, view: RequestView, lease_until: float) -> None:
         params = view.record.params
         self.request_id = request_of(view.record.request_id)
-        self.group = view.group
+        self.group, self.owner = view.group, view.record.owner
         self.lease_s = view.record.lease_s
         self.lease_until = lease_until  # time.monotonic()
         self.was_followed = False  # as far as this process knows
@@ -150,9 +151,10 @@ class Requests:
     def __init__(self) -> None:
         self._by_id: dict[str, Choices] = {}
 
-    def get(self, wire_id: str) -> Choices | None:
-        """The request of this id, or of which a choice has it."""
-        return self._by_id.get(request_of(wire_id))
+    def get(self, wire_id: str, *, asker: int = HOUSE) -> Choices | None:
+        """The request of this id, or of which a choice has it, if ``asker`` may ask for it."""
+        choices = self._by_id.get(request_of(wire_id))
+        return choices if choices is not None and may_ask(asker, choices.owner) else None
 
     def join(self, answer: Answer) -> None:
         view = answer.view

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Iterable
 from itertools import islice
 
 from ...protocol import messages as m
 from ...protocol.journal.layout import DISPATCHED, Journal, word
 from ...protocol.journal.tokens import read_times
+from ...protocol.owners import HOUSE, may_ask
 from .answer import Answer
 from .ledger import Marks, book_stages
 
@@ -18,23 +19,27 @@ class Ended:
     """The last requests that ended, also those whose answer is not kept any more."""
 
     def __init__(self) -> None:
-        self._rows: deque[m.RequestRow] = deque(maxlen=m.MAX_ENDED_ROWS)
+        self._rows: deque[tuple[int, m.RequestRow]] = deque(maxlen=m.MAX_ENDED_ROWS)  # and whose each is
 
     def add(self, journal: Journal, answer: Answer) -> None:
         row = _row(journal, answer)
         row[1] = answer.stream.finish_reason or "error"
-        self._rows.appendleft(row)
+        self._rows.appendleft((answer.view.record.owner, row))
 
-    def newest(self, limit: int) -> list[m.RequestRow]:
-        return list(islice(self._rows, limit))
+    def newest(self, limit: int, *, asker: int) -> list[m.RequestRow]:
+        return list(islice((row for owner, row in self._rows if may_ask(asker, owner)), limit))
 
 
-def list_requests(journal: Journal, answers: Collection[Answer], limit: int, ended: Ended) -> m.Requests:
-    """The first ``limit`` of the answers in order of arrival, and as many of those that ended."""
+def list_requests(
+    journal: Journal, answers: Iterable[Answer], limit: int, ended: Ended, *, asker: int = HOUSE
+) -> m.Requests:
+    """Of what ``asker`` may ask for the first ``limit`` answers in order of arrival, and as many that ended."""
     num_rows = max(0, min(limit, m.MAX_REQUEST_ROWS))
-    first = heapq.nsmallest(num_rows, answers, key=lambda answer: answer.view.arrival)
+    listed = [answer for answer in answers if may_ask(asker, answer.view.record.owner)]
+    first = heapq.nsmallest(num_rows, listed, key=lambda answer: answer.view.arrival)
     rows = [_row(journal, answer) for answer in first]
-    return m.Requests(limit, rows, len(answers) - len(rows), journal.now_ns(), ended.newest(num_rows))
+    left_out = len(listed) - len(rows)
+    return m.Requests(limit, rows, left_out, journal.now_ns(), ended.newest(num_rows, asker=asker))
 
 
 def _row(journal: Journal, answer: Answer) -> m.RequestRow:

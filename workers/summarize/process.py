@@ -23,6 +23,7 @@ from ...protocol.journal.layout import split_word
 from ...protocol.journal.releases import is_acknowledged, is_forgotten, read_release
 from ...protocol.journal.requests import read_request
 from ...protocol.journal.tokens import read_finish, read_tokens
+from ...protocol.owners import Owners
 from ...protocol.run_dir import follow_endpoint
 from ..process import TICK_S, StatsPublisher, WorkerContext, heard, wait_for_model
 from .answer import Answer
@@ -60,6 +61,7 @@ class Summarize:
     def __init__(self, context: WorkerContext, card: ModelCard, vocabulary: Vocabulary) -> None:
         service = context.config.service
         self._context, self._service = context, service
+        self._owners = Owners(context.run_dir, service)
         self._journal = context.journal
         self._answers: dict[int, Answer] = {}  # by slot
         self._requests = Requests()
@@ -264,24 +266,26 @@ class Summarize:
         except BadFrame as error:
             self._refuse(peer, error)
             return
+        asker = self._owners.number(self._router.owner(peer))
         match message:
             case m.Follow():
-                self._follow(peer, message)
+                self._follow(peer, message, asker)
             case m.Abort():
-                for answer in self._find(message.request_id):
+                for answer in self._find(message.request_id, asker):
                     self._ends.end(answer, "abort")
             case m.Acknowledge():
                 for request_id in message.request_ids:
                     if type(request_id) is str:
-                        self._acknowledge(request_id)
+                        self._acknowledge(request_id, asker)
             case m.GetStats():
                 self._router.send(peer, m.Stats(self._context.board.stats()))
             case m.GetStatus():
-                self._router.send(peer, status_of(message.request_id, self._find(message.request_id), self._journal))
+                found = self._find(message.request_id, asker)
+                self._router.send(peer, status_of(message.request_id, found, self._journal))
             case m.GetRequests():
                 self._discover()
-                rows = list_requests(self._journal, self._answers.values(), message.limit, self._ends.latest)
-                self._router.send(peer, rows)
+                answers, ended = self._answers.values(), self._ends.latest
+                self._router.send(peer, list_requests(self._journal, answers, message.limit, ended, asker=asker))
             case _:
                 self._refuse(peer, BadFrame(f"{type(message).__name__} is not spoken at the follow socket"))
 
@@ -289,7 +293,7 @@ class Summarize:
         self._figures.num_bad_frames += 1
         self._router.send(peer, m.Rejected("", error.code, error.message, error.param))
 
-    def _follow(self, peer: bytes, message: m.Follow) -> None:
+    def _follow(self, peer: bytes, message: m.Follow, asker: int) -> None:
         if (count := len(message.entries)) > m.MAX_FOLLOW_ENTRIES:
             self._refuse(peer, BadFrame(f"a FOLLOW has {count} entries, the limit is {m.MAX_FOLLOW_ENTRIES}"))
             return
@@ -299,7 +303,7 @@ class Summarize:
                 self._refuse(peer, BadFrame(f"a FOLLOW entry is [request id, tokens, again], got {entry!r:.100}"))
                 return
             request_id, offset, again = entry
-            choices = self._request(request_id)
+            choices = self._request(request_id, asker)
             if choices is not None and not choices.are_complete:
                 choices = None  # a life that died while it forgot the request has left these records of it
             index = None if choices is None else choices.index_of(request_id)
@@ -310,24 +314,24 @@ class Summarize:
             if answer := choices.follow(index, peer, offset, again):
                 self._delivery.mark(answer)
 
-    def _request(self, wire_id: str) -> Choices | None:
-        """The request to which what a client names so belongs."""
-        choices = self._requests.get(wire_id)
+    def _request(self, wire_id: str, asker: int) -> Choices | None:
+        """The request to which what a client names so belongs, if it may ask for it."""
+        choices = self._requests.get(wire_id, asker=asker)
         # A client names what prepare has told it of, so the journal has it when the frame comes: one look is enough.
         if not self._has_looked and (choices is None or not choices.are_complete):
             self._discover()
             self._has_looked = True
-        return self._requests.get(wire_id)
+        return self._requests.get(wire_id, asker=asker)
 
-    def _find(self, wire_id: str) -> list[Answer]:
+    def _find(self, wire_id: str, asker: int) -> list[Answer]:
         """The answers of a choice, or of a whole request."""
-        choices = self._request(wire_id)
+        choices = self._request(wire_id, asker)
         return [] if choices is None else choices.of(wire_id)
 
     # -- ends
 
-    def _acknowledge(self, wire_id: str) -> None:
-        choices = self._requests.get(wire_id)
+    def _acknowledge(self, wire_id: str, asker: int) -> None:
+        choices = self._requests.get(wire_id, asker=asker)
         news = [] if choices is None else choices.acknowledge(wire_id)
         if choices is not None and choices.are_acknowledged:
             self._ends.forget(choices)

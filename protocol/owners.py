@@ -1,0 +1,31 @@
+"""Whose requests are: the holder of a key follows, ends and lists what was submitted with that key."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from pathlib import Path
+
+from .config import ServiceConfig
+from .keys import own_keys
+
+HOUSE = 0  # whoever can read the run directory: its requests are no key's, and every request is open to it
+
+
+class Owners:
+    """Numbers for who speaks through a connection, the same in every life of the service."""
+
+    def __init__(self, run_dir: Path, service: ServiceConfig) -> None:
+        self._are_told_apart = service.curve_keys is not None and not service.share_requests
+        keys = own_keys(run_dir) if self._are_told_apart else None
+        self._house = b"" if keys is None else keys.public.encode()
+
+    def number(self, owner: bytes) -> int:
+        """``owner`` is what ``Router.owner`` says."""
+        if not self._are_told_apart or owner == self._house:
+            return HOUSE
+        return int.from_bytes(blake2b(owner, digest_size=8).digest()) or 1
+
+
+def may_ask(asker: int, owner: int) -> bool:
+    """Whether ``asker`` may follow, end and list the requests of ``owner``."""
+    return asker in (HOUSE, owner)
