@@ -10,20 +10,15 @@ import os
 import selectors
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from ...protocol.errors import Overloaded, RequestError
 from .structured import Structured, refusal
 
 logger = logging.getLogger(__name__)
 
 MAX_KNOWN = 256  # verdicts that are remembered
-MAX_WAITING = 256  # forms that wait for the compiler; each may take it grammar_timeout_s
 START_TIMEOUT_S = 60.0
 REMEMBER_S = 60.0  # that a grammar passed a limit; others are remembered as long as there is room
 _READ_BYTES = 1 << 16
@@ -93,40 +88,6 @@ class GrammarChecker:
             error = str(unusable)
         self.close()
         return Verdict(error=error, until=time.monotonic() + REMEMBER_S)
-
-
-class GrammarQueue:
-    """A checker with a thread of its own, and a bound on those who wait for it."""
-
-    def __init__(self, checker: GrammarChecker) -> None:
-        self._checker = checker
-        self._places = threading.BoundedSemaphore(MAX_WAITING)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compiler")
-
-    def compile(self, structured: Structured, done: Callable[[str | RequestError], None]) -> None:
-        """Calls ``done`` once with the grammar or why there is none: at once if that is known, else from the thread."""
-        if (verdict := self._checker.known(structured)) is not None:
-            done(refusal(verdict.error) if verdict.error else verdict.grammar)
-        elif self._places.acquire(blocking=False):
-            self._thread.submit(self._compile, structured, done)
-        else:
-            done(Overloaded(f"{MAX_WAITING} requests wait for the grammar compiler, which is the limit"))
-
-    def close(self) -> None:
-        """What waits is dropped. The compiler itself ends with the thread, or with this process."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def _compile(self, structured: Structured, done: Callable[[str | RequestError], None]) -> None:
-        result: str | RequestError
-        try:
-            result = self._checker.compile(structured)
-        except RequestError as error:
-            result = error
-        except Exception as error:  # whoever waits must hear something
-            logger.exception("a grammar could not be compiled")
-            result = RequestError(f"the grammar could not be compiled: {type(error).__name__}")
-        self._places.release()
-        done(result)
 
 
 class _Unusable(Exception):

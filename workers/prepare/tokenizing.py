@@ -12,7 +12,8 @@ from ...protocol.errors import RequestError, TokenizationFailed
 from ..process import WorkerContext
 from .admission import Admission, admit
 from .beside import Beside
-from .grammar_checker import GrammarChecker, GrammarQueue
+from .grammar_checker import GrammarChecker
+from .grammar_queue import GrammarQueue
 from .intake import Intake
 from .quotas import Quotas
 from .suspects import Suspects
@@ -68,7 +69,9 @@ class Tokenizing:
     def begin(self, intake: Intake) -> None:
         if (form := intake.request.structured) is not None:
             self._begin_wait(intake)
-            self._grammars.compile(form, lambda result: self._later(lambda: self._compiled(intake, result)))
+            self._grammars.compile(
+                intake.owner, form, lambda result: self._later(lambda: self._compiled(intake, result))
+            )
         else:
             self._tokenize_soon(intake)
 

@@ -1,0 +1,75 @@
+"""Forms wait for the compiler in turns of those who sent them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import eventually
+from triptych.protocol.errors import Overloaded, RequestError
+from triptych.workers.prepare.grammar_checker import GrammarChecker
+from triptych.workers.prepare.grammar_queue import MAX_WAITING, MAX_WAITING_OF_ONE, GrammarQueue
+from triptych.workers.prepare.structured import Structured
+
+
+class Slow(GrammarChecker):
+    """Compiles nothing before it may."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nowhere"), timeout_s=1.0, memory_bytes=1)
+        self.began, self.may = threading.Event(), threading.Event()
+
+    def compile(self, structured: Structured) -> str:
+        self.began.set()
+        self.may.wait(20)
+        return structured.source
+
+
+class Clients:
+    def __init__(self) -> None:
+        self.checker = Slow()
+        self.queue = GrammarQueue(self.checker)
+        self.results: list[str | RequestError] = []
+
+    def send(self, owner: bytes, *forms: str) -> None:
+        for form in forms:
+            self.queue.compile(owner, Structured("regex", form), self.results.append)
+
+    def receive(self, count: int) -> list[str | RequestError]:
+        self.checker.may.set()
+        eventually(lambda: len(self.results) >= count)
+        self.queue.close()
+        return self.results
+
+
+def test_who_sends_many_forms_waits_for_himself() -> None:
+    clients = Clients()
+    clients.send(b"greedy", "a0")
+    assert clients.checker.began.wait(20)
+    clients.send(b"greedy", "a1", "a2", "a3")
+    clients.send(b"modest", "b0", "b1")
+    clients.send(b"third", "c0")
+    assert clients.receive(7) == ["a0", "a1", "b0", "c0", "a2", "b1", "a3"]
+
+
+@pytest.mark.parametrize("num_owners", [1, MAX_WAITING])
+def test_what_waits_is_bounded_for_one_and_for_all(num_owners: int) -> None:
+    clients = Clients()
+    for number in range(2 * MAX_WAITING):
+        clients.send(str(number % num_owners).encode(), f"{number}")
+    refused = [each for each in clients.results if isinstance(each, Overloaded)]
+    limit = MAX_WAITING_OF_ONE if num_owners == 1 else MAX_WAITING
+    assert len(refused) == 2 * MAX_WAITING - limit
+    assert f"{limit}" in refused[0].message
+    assert len(clients.receive(2 * MAX_WAITING)) == 2 * MAX_WAITING
+
+
+def test_who_was_answered_has_room_again() -> None:
+    clients = Clients()
+    clients.send(b"one", *(f"{number}" for number in range(MAX_WAITING_OF_ONE)))
+    clients.checker.may.set()
+    eventually(lambda: len(clients.results) == MAX_WAITING_OF_ONE)
+    clients.send(b"one", "more")
+    assert clients.receive(MAX_WAITING_OF_ONE + 1)[-1] == "more"

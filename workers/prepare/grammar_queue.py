@@ -1,0 +1,81 @@
+"""Forms that wait for the grammar compiler, which may take seconds for each."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from ...protocol.errors import Overloaded, RequestError
+from .grammar_checker import GrammarChecker
+from .structured import Structured, refusal
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 256  # forms that wait, or are compiled; each may take grammar_timeout_s
+MAX_WAITING_OF_ONE = MAX_WAITING // 2  # of one client
+
+Done = Callable[[str | RequestError], None]
+
+
+class GrammarQueue:
+    """A checker with a thread of its own. Those who wait for it take turns: each client has one form compiled before
+    any has the next, so who sends many waits for himself.
+    """
+
+    def __init__(self, checker: GrammarChecker) -> None:
+        self._checker = checker
+        self._lock = threading.Lock()  # of the two below
+        self._waiting: dict[bytes, deque[tuple[Structured, Done]]] = {}  # by owner, whose turn is next first
+        self._num_forms: Counter[bytes] = Counter()  # by owner: waiting, and the one that is being compiled
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compiler")
+
+    def compile(self, owner: bytes, structured: Structured, done: Done) -> None:
+        """Calls ``done`` once with the grammar or why there is none: at once if that is known, else from the thread."""
+        if (verdict := self._checker.known(structured)) is not None:
+            done(refusal(verdict.error) if verdict.error else verdict.grammar)
+        elif (refused := self._add(owner, structured, done)) is not None:
+            done(refused)
+        else:
+            self._thread.submit(self._compile_next)
+
+    def _add(self, owner: bytes, structured: Structured, done: Done) -> Overloaded | None:
+        with self._lock:
+            if self._num_forms.total() >= MAX_WAITING:
+                return Overloaded(f"{MAX_WAITING} requests wait for the grammar compiler, which is the limit")
+            if self._num_forms[owner] >= MAX_WAITING_OF_ONE:
+                return Overloaded(
+                    f"{MAX_WAITING_OF_ONE} requests of this client wait for the grammar compiler, which is the limit"
+                )
+            self._num_forms[owner] += 1
+            self._waiting.setdefault(owner, deque()).append((structured, done))
+        return None
+
+    def close(self) -> None:
+        """What waits is dropped. The compiler itself ends with the thread, or with this process."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _compile_next(self) -> None:
+        with self._lock:
+            owner = next(iter(self._waiting))
+            forms = self._waiting.pop(owner)
+            structured, done = forms.popleft()
+            if forms:
+                self._waiting[owner] = forms  # behind the others
+        result = self._compile(structured)
+        with self._lock:
+            self._num_forms[owner] -= 1
+            if not self._num_forms[owner]:
+                del self._num_forms[owner]
+        done(result)
+
+    def _compile(self, structured: Structured) -> str | RequestError:
+        try:
+            return self._checker.compile(structured)
+        except RequestError as error:
+            return error
+        except Exception as error:  # whoever waits must hear something
+            logger.exception("a grammar could not be compiled")
+            return RequestError(f"the grammar could not be compiled: {type(error).__name__}")
