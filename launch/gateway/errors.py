@@ -107,6 +107,8 @@ def validation_error(errors: list[Any]) -> ApiError:
     if first["type"] == "half":
         param = _dotted([*path, first["ctx"]["param"]])
         return ApiError(f"{param}: {first['msg']}", param=param)
+    if first["type"] == "too_many":
+        return ApiError(f"{param}: {first['msg']}", param=param)
     return ApiError(f"{param or 'the body'}: {first['msg']}, got {first.get('input')!r:.80}", param=param)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, ApiModel, List, Neutral, limited
+from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, ApiModel, List, Neutral, few_parts, limited
 from .sampling import COMMON_NEUTRAL, SamplingFields
 from .structure import ResponseFormat
 
@@ -120,3 +120,5 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables for the chat template")
     separate_reasoning: bool | None = Field(None, description="false: thoughts stay in the content, with their tags")
     include_reasoning: bool | None = Field(None, description="false: thoughts are left out of the reply")
+
+    _few_parts = field_validator("messages", mode="before")(few_parts)

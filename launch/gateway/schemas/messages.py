@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, ApiModel, List, Neutral, limited
+from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, ApiModel, List, Neutral, few_parts, limited
 
 
 class Block(ApiModel):
@@ -95,6 +95,8 @@ class CountRequest(ApiModel):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables for the chat template")
+
+    _few_parts = field_validator("messages", mode="before")(few_parts)
 
 
 class MessageRequest(CountRequest):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from .base import ANYTHING, MAX_MESSAGES, ApiModel, List, Neutral
+from .base import ANYTHING, MAX_MESSAGES, ApiModel, List, Neutral, few_parts
 from .chat import ChatMessage, Tool
 
 Messages = Annotated[List[ChatMessage], Field(max_length=MAX_MESSAGES)]
@@ -23,6 +23,8 @@ class TokenizeRequest(ApiModel):
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = Field(None, description="of a text; true by default")
     return_token_strs: bool | None = None
+
+    _few_parts = field_validator("messages", mode="before")(few_parts)
 
 
 class DetokenizeRequest(ApiModel):
@@ -69,3 +71,5 @@ class DecisionRequest(ApiModel):
     cache_salt: str | None = Field(None, max_length=256)
     priority: int | None = Field(None, ge=-1000, le=1000)
     deadline_ms: float | None = Field(None, gt=0, le=1e9)
+
+    _few_parts = field_validator("input", mode="before")(few_parts)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from .base import ANYTHING, MAX_MESSAGES, ApiModel, List, Neutral, limited, small_map
+from .base import ANYTHING, MAX_MESSAGES, ApiModel, List, Neutral, few_parts, limited, small_map
 from .chat import Parts
 from .sampling import COMMON_NEUTRAL, SamplingFields
 
@@ -106,6 +106,8 @@ class ResponseRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     separate_reasoning: bool | None = None
     include_reasoning: bool | None = None
+
+    _few_parts = field_validator("input", mode="before")(few_parts)
 
     def num_logprobs(self) -> int | None:
         """Alternatives beside each token; None for no logprobs at all."""

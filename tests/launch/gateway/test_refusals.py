@@ -264,6 +264,30 @@ def test_no_account_is_made_of_a_million_faults(path: str, body: dict[str, Any])
     assert refusal.value.error_count() <= 8
 
 
+PARTS = [{"type": "text", "text": "a"}] * 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "param", "turn"),
+    [
+        (CHAT, "messages", {"role": "user", "content": PARTS}),
+        (CHAT, "messages", {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": ""}}] * 1000}),
+        (RESPONSES, "input", {"role": "user", "content": PARTS}),
+        ("/v1/messages", "messages", {"role": "user", "content": PARTS}),
+        ("/v1/messages", "messages", {"role": "user", "content": [{"type": "tool_result", "content": PARTS}]}),
+        ("/tokenize", "messages", {"role": "user", "content": PARTS}),
+        ("/v1/decisions", "input", {"role": "user", "content": PARTS}),
+    ],
+)
+def test_a_conversation_of_too_many_parts_is_refused_before_each_is_looked_at(
+    api: Site, path: str, param: str, turn: dict[str, Any]
+) -> None:
+    """Three hundred thousand, which fit into a body, held everybody up for seven seconds."""
+    status, error = api.refusal(path, **{param: [turn] * 9})
+    text = f"{param}: more than 8192 messages, parts and calls, which is the limit"
+    assert (status, error["message"], error["param"]) == (400, text, param)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
