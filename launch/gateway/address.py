@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from ...protocol.errors import ConfigError
@@ -25,6 +27,19 @@ def listen(address: str) -> socket.socket:
         return _listen_unix(address[5:]) if address.startswith("unix:") else _listen_tcp(*split_address(address))
     except OSError as error:
         raise ConfigError(f"cannot listen at {address}: {error}", param="http") from error
+
+
+@contextlib.contextmanager
+def listening(address: str) -> Iterator[socket.socket]:
+    """``listen`` for the length of a block, after which no file of a Unix socket is left."""
+    with listen(address) as listener:
+        file = listener.getsockname() if listener.family == socket.AF_UNIX else None
+        try:
+            yield listener
+        finally:
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(file)
 
 
 def check_address(address: str) -> None:

@@ -12,7 +12,8 @@ import typer
 
 from ...protocol.errors import TriptychError
 from ..flags import option, with_flags
-from .address import listen, url_of
+from ..signals import exit_on_signals
+from .address import listening, url_of
 from .config import MAX_WORKERS, GatewayConfig
 from .processes import check_installed
 
@@ -36,7 +37,8 @@ def gateway(
     from .server import logger, make_gateway, serve
 
     config = replace(config, http=config.http or DEFAULT_ADDRESS)
-    with listen(config.http or DEFAULT_ADDRESS) as listener:
+    exit_on_signals()  # uvicorn hands on what it was stopped by, and the socket's file is removed all the same
+    with listening(config.http or DEFAULT_ADDRESS) as listener:
         made = make_gateway(config, run_dir, index=MAX_WORKERS + os.getpid())  # those of `serve` are below
         logger.info("%s serves the pipeline in %s", url_of(listener), run_dir)
         serve(made, listener)

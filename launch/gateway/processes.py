@@ -23,7 +23,7 @@ from pathlib import Path
 from ...protocol.errors import ConfigError
 from ...protocol.lifeline import child_environment
 from ...protocol.run_dir import write_private
-from .address import URL_FILE, listen, url_of
+from .address import URL_FILE, listening, url_of
 from .config import GatewayConfig
 from .counters import forget_counts
 from .settings import Settings
@@ -49,7 +49,7 @@ def gateways(config: GatewayConfig, run_dir: Path, *, log_level: str) -> Iterato
         return
     check_installed()
     config.api_keys()
-    with listen(config.http) as listener:
+    with listening(config.http) as listener:
         url = url_of(listener)
         write_private(run_dir / URL_FILE, url)
         forget_counts(run_dir)
@@ -66,9 +66,6 @@ def gateways(config: GatewayConfig, run_dir: Path, *, log_level: str) -> Iterato
                 process.begin_stop()
             for process in running:
                 process.join()
-            if listener.family == socket.AF_UNIX:
-                with suppress(OSError):
-                    os.unlink(listener.getsockname())
 
 
 def check_installed() -> None:

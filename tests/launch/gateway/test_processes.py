@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -247,8 +248,8 @@ def test_an_address_that_is_taken_is_refused_with_its_name() -> None:
 
 
 @contextmanager
-def standing_alone(driver: Driver, path: Path) -> Iterator[httpx2.Client]:
-    """A gateway that somebody started with its own command, at a socket file."""
+def standing_alone(driver: Driver, path: Path, end: signal.Signals) -> Iterator[httpx2.Client]:
+    """A gateway that somebody started with its own command, at a socket file, until this signal ends it."""
     command = [sys.executable, "-m", "triptych.launch.gateway", "--run-dir", str(driver.run_dir)]
     with subprocess.Popen([*command, "--http", f"unix:{path}"], stderr=subprocess.PIPE, text=True) as gateway:
         try:
@@ -256,14 +257,15 @@ def standing_alone(driver: Driver, path: Path) -> Iterator[httpx2.Client]:
             eventually(path.exists)
             with httpx2.Client(base_url="http://gateway", transport=transport, timeout=60) as http:
                 yield http
-            gateway.send_signal(signal.SIGINT)
+            gateway.send_signal(end)
             gateway.wait(20)
+            assert not path.exists()
         finally:
             gateway.kill()
 
 
 def test_the_gateway_is_a_command_too(pipeline: Driver, tmp_path: Path) -> None:
-    with standing_alone(pipeline, tmp_path / "socket") as http:
+    with standing_alone(pipeline, tmp_path / "socket", signal.SIGTERM) as http:
         assert http.post(PATH, json={"prompt": "hi", "max_tokens": 2}).status_code == 200
 
 
@@ -274,7 +276,8 @@ def test_each_gateway_counts_for_itself_whoever_started_it(pipeline: Driver, tmp
         return sorted(map(float, rows))
 
     with served(pipeline) as http:
-        with standing_alone(pipeline, tmp_path / "a") as one, standing_alone(pipeline, tmp_path / "b") as two:
+        alone = partial(standing_alone, pipeline)
+        with alone(tmp_path / "a", signal.SIGINT) as one, alone(tmp_path / "b", signal.SIGTERM) as two:
             for client, times in ((http, 1), (one, 2), (two, 3)):
                 for _ in range(times):
                     assert client.get("/version").status_code == 200
