@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -50,6 +51,7 @@ def _lifespan(gateway: Gateway) -> Any:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await gateway.client.close()
+        await asyncio.to_thread(gateway.tracer.close)
 
     return lifespan
 

@@ -23,7 +23,7 @@ from .health import is_loaded
 from .page.feed import Feed
 from .thoughts import find_reasoning_parser
 from .tools.parser import find_parser
-from .tracing import Tracer, no_tracer
+from .tracing import Tracer
 from .words import Words
 
 
@@ -34,7 +34,7 @@ class Gateway:
     config: GatewayConfig
     run_dir: Path
     index: int = 0  # among the gateway processes of one pipeline
-    tracer: Tracer = no_tracer
+    tracer: Tracer = field(default_factory=Tracer)
     created: int = field(default_factory=lambda: int(time.time()))
     open_prompts: dict[str, bool] = field(default_factory=dict)  # by the template's variables: do they end in thoughts
 

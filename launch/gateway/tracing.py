@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -15,11 +16,17 @@ from ...protocol.messages import LEDGER_STAGES
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
 
-Tracer = Callable[[Request, Sequence[Completion]], None]
+FLUSH_S = 1.0  # that a stop waits for who collects spans
 
 
-def no_tracer(_: Request, __: Sequence[Completion]) -> None:
+class Tracer:
     """Traces nothing, for nothing."""
+
+    def __call__(self, request: Request, completions: Sequence[Completion]) -> None:
+        """Record that a request has ended."""
+
+    def close(self) -> None:
+        """Send what waits to be sent."""
 
 
 def make_tracer(endpoint: str | None) -> Tracer:
@@ -29,7 +36,7 @@ def make_tracer(endpoint: str | None) -> Tracer:
         ConfigError: the extra ``otel`` is not installed.
     """
     if endpoint is None:
-        return no_tracer
+        return Tracer()
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -37,22 +44,26 @@ def make_tracer(endpoint: str | None) -> Tracer:
         raise ConfigError(
             f"otlp_traces_endpoint needs pip install 'triptych[otel]': {error}", param="otlp_traces_endpoint"
         ) from error
-    return tracer_to(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    return SpanTracer(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
 
 
-def tracer_to(processor: SpanProcessor) -> Tracer:
+class SpanTracer(Tracer):
     """A tracer whose spans go to ``processor``."""
-    from opentelemetry import trace
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    provider = TracerProvider(resource=Resource.create({"service.name": "triptych"}))
-    provider.add_span_processor(processor)
-    source, propagator = provider.get_tracer("triptych"), TraceContextTextMapPropagator()
+    def __init__(self, processor: SpanProcessor) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    def record(request: Request, completions: Sequence[Completion]) -> None:
-        parent = propagator.extract(dict(request.headers))
+        resource = Resource.create({"service.name": "triptych"})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(processor)
+        self._source, self._propagator = self._provider.get_tracer("triptych"), TraceContextTextMapPropagator()
+
+    def __call__(self, request: Request, completions: Sequence[Completion]) -> None:
+        from opentelemetry import trace
+
+        source, parent = self._source, self._propagator.extract(dict(request.headers))
         for completion in completions:
             # The ledger's times are durations: the request ended just now, and its stages follow each other.
             end_ns = time.time_ns()
@@ -66,7 +77,11 @@ def tracer_to(processor: SpanProcessor) -> Tracer:
                     now_ns += duration_ns
             span.end(end_ns)
 
-    return record
+    def close(self) -> None:
+        # In a thread that is left to itself: nothing of OpenTelemetry's gives up before half a minute.
+        sending = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
+        sending.start()
+        sending.join(FLUSH_S)
 
 
 def _attributes(completion: Completion) -> dict[str, Any]:
