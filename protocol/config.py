@@ -206,7 +206,7 @@ class ServiceConfig:
     follow: str | None = _option(None, "endpoint for answers, as for submit")
     curve_keys: str | None = _option(None, "a folder made by triptych keys init; tcp:// endpoints need one")
     share_requests: bool = _option(False, "each key may follow, end and list the requests of every other, by their ids")
-    max_client_requests: int = _option(768, "of one client that are accepted and not answered")
+    max_client_requests: int = _option(768, "of one client that are not answered; n choices or beams count as n")
     max_client_bytes: int = _option(48 << 20, "of prompts of one client that wait for the tokenizer")
     tokenize_timeout_s: float = _option(30.0, "for one long prompt or chat, beyond which it is refused")
     max_queue: int = _option(1024, "accepted requests that wait for a credit")

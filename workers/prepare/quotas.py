@@ -8,8 +8,9 @@ from ...protocol.errors import Overloaded
 
 
 class Quotas:
-    """Counts for each owner (see ``Router.owner``) the requests that are accepted and not released, those whose record
-    the journal keeps, also for an answer that nobody reads, and the bytes of prompts that wait for the tokenizer.
+    """Counts for each owner (see ``Router.owner``) the sequences of requests that are accepted and not released, those
+    whose record the journal keeps, also for an answer that nobody reads, and the bytes of prompts that wait for the
+    tokenizer. A request of several choices or beams counts as so many: each takes a record, a credit and a row.
 
     After a restart nobody knows whose the requests of the last life were: they count for no one.
     """
@@ -30,12 +31,12 @@ class Quotas:
         """
         if self._requests[owner] >= self._max_requests:
             raise Overloaded(
-                f"this client has {self._requests[owner]} requests that are not answered,"
-                f" the limit is max_client_requests, {self._max_requests}"
+                f"this client has {self._requests[owner]} sequences that are not answered (a request of several choices"
+                f" or beams has so many), the limit is max_client_requests, {self._max_requests}"
             )
         if self._records[owner] >= self._max_unread:
             raise Overloaded(
-                f"this client has {self._records[owner]} requests whose ends it has not acknowledged,"
+                f"this client has {self._records[owner]} sequences whose ends it has not acknowledged,"
                 f" the limit is {self._max_unread}"
             )
         if num_bytes and self._bytes[owner] + num_bytes > self._max_bytes:
