@@ -66,6 +66,8 @@ class BlockWriter:
                 self._space = block["text"] if block["text"].isspace() else ""
                 if self._space:
                     continue
+            elif kind != "text":
+                self._space = ""
             name = _TEXTS.get(kind, "input")
             if kind != self._open or kind == "tool_use":
                 yield from self.close()

@@ -26,6 +26,7 @@ class Thought:
 
 class _Stage(Enum):
     BEFORE = auto()  # anything but white space
+    OPENED = auto()  # and no thought yet
     INSIDE = auto()
     BEHIND = auto()  # the end tag, and no answer yet
     ANSWER = auto()
@@ -59,11 +60,11 @@ class ThoughtReader:
         self._text += text
         if self._is_at(_Stage.BEFORE):
             self._begin()
+        if self._is_at(_Stage.OPENED):
+            self._skip_space(_Stage.INSIDE)
         thought = self._think() if self._is_at(_Stage.INSIDE) else ""
         if self._is_at(_Stage.BEHIND):
-            self._text = self._text.lstrip()
-            if self._text:
-                self._stage = _Stage.ANSWER
+            self._skip_space(_Stage.ANSWER)
         answer = ""
         if self._is_at(_Stage.ANSWER):
             answer, self._text = self._text, ""
@@ -79,12 +80,17 @@ class ThoughtReader:
 
     def _begin(self) -> None:
         begun = self._text.lstrip()
-        if begun.startswith(START):
-            self._is_open, begun = True, begun.removeprefix(START).lstrip()
         if self._is_open:
             self._text = begun
-        if not START.startswith(begun):
-            self._stage = _Stage.INSIDE if self._is_open else _Stage.ANSWER
+        if begun.startswith(START):
+            self._is_open, self._stage, self._text = True, _Stage.OPENED, begun.removeprefix(START)
+        elif not START.startswith(begun):
+            self._stage = _Stage.OPENED if self._is_open else _Stage.ANSWER
+
+    def _skip_space(self, following: _Stage) -> None:
+        self._text = self._text.lstrip()
+        if self._text:
+            self._stage = following
 
     def _think(self) -> str:
         before, tag, after = self._text.partition(END)

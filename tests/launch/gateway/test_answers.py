@@ -1,0 +1,79 @@
+"""An answer is what it is, however its text is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.launch.gateway.sse import Event
+from tests.launch.gateway.test_messages import built, without_ids
+from triptych.launch.gateway.answer import AnswerReader, Parts
+from triptych.launch.gateway.calls import ToolUse
+from triptych.launch.gateway.message_blocks import BlockWriter, blocks_of
+from triptych.launch.gateway.reasoning import Reasoning
+from triptych.launch.gateway.thoughts import Thought
+
+CALL = '<tool_call>{"name": "time", "arguments": {"a": 1}}</tool_call>'
+WORDS = (
+    "<think>", "</think>", "<thi", "</th", " ", "\n", "\u3000", "a", "b ", "<tool_call>", "</tool_call>", CALL,
+    '{"name": "f", "arguments": {}}', "{", "}", "[", "]", ",", ";", "[TOOL_CALLS]", "<|python_tag|>",
+)  # fmt: skip
+TEXTS = st.lists(st.sampled_from(WORDS), max_size=9).map("".join)
+CUTS = st.sets(st.integers(0, 60))
+PARSERS = ("none", "hermes", "llama3_json", "mistral", "required", "named:f")
+
+
+def reader_of(parser: str, is_open: bool) -> AnswerReader:
+    return AnswerReader(Reasoning(is_split=True, is_open=is_open), ToolUse(parser=parser))
+
+
+def pieces(text: str, cuts: set[int]) -> list[str]:
+    return [text[start:end] for start, end in pairwise([0, *sorted(cut for cut in cuts if cut < len(text)), len(text)])]
+
+
+def joined(parts: Parts) -> Parts:
+    """Neighbours of a kind as one."""
+    found: Parts = []
+    for part in parts:
+        match (found[-1] if found else None), part:
+            case Thought(before), Thought(text):
+                found[-1] = Thought(before + text)
+            case str(before), str(text):
+                found[-1] = before + text
+            case _:
+                found.append(part)
+    return found
+
+
+def events_of(told: bytes) -> list[Event]:
+    found = [json.loads(event.partition("data: ")[2]) for event in told.decode().split("\n\n")[:-1]]
+    return [Event(data, None, data["type"]) for data in found]
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@given(text=TEXTS, cuts=CUTS, is_open=st.booleans())
+@example(text="<think><think>a", cuts={7}, is_open=True)  # one start tag is the template's, and one the model's
+def test_the_parts_of_an_answer_do_not_depend_on_its_pieces(
+    parser: str, text: str, cuts: set[int], is_open: bool
+) -> None:
+    reader = reader_of(parser, is_open)
+    found = [part for piece in pieces(text, cuts) for part in reader.push(piece)] + reader.flush()
+    assert joined(found) == joined(reader_of(parser, is_open).read(text))
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@given(text=TEXTS, cuts=CUTS, is_open=st.booleans())
+@example(text=f" {CALL}a", cuts=set(), is_open=False)  # white space in front of a call is none of the text behind it
+def test_the_events_of_a_message_tell_of_the_blocks_of_the_whole(
+    parser: str, text: str, cuts: set[int], is_open: bool
+) -> None:
+    reader = reader_of(parser, is_open)
+    writer = BlockWriter(reader)
+    parts = [reader.push(piece) for piece in pieces(text, cuts)] + [reader.flush()]
+    told = b"".join(event for each in parts for event in writer.parts(each)) + b"".join(writer.close())
+    whole = reader_of(parser, is_open)
+    assert without_ids(built(events_of(told))) == without_ids(blocks_of(whole.read(text), whole))
