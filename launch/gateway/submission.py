@@ -69,7 +69,7 @@ class Choices:
             own_id = f"{request_id}.{index}" if index else request_id
 
             def send(attempt: int) -> AsyncStream:
-                name = f"{own_id}.{attempt}" if attempt else own_id
+                name = f"{request_id}.{index}.{attempt}" if attempt else own_id
                 return client.submit(request_id=name, keep=keep, **request)
 
             async with room:

@@ -125,18 +125,19 @@ def test_a_prompt_that_found_no_room_does_not_wait_for_one_that_is_refused() -> 
     asyncio.run(ask())
 
 
-def test_a_prompt_that_found_no_room_has_another_id_when_it_is_sent_again() -> None:
+@pytest.mark.parametrize("refused", [0, 1])
+def test_a_prompt_that_found_no_room_has_another_id_when_it_is_sent_again(refused: int) -> None:
     """A repetition of the first one may be accepted yet, and ended by its client: then that id is used up."""
 
     async def ask() -> list[str]:
         client = Refuser()
         asked = asyncio.create_task(Choices.submit(client, "x", [{}, {}]))  # type: ignore[arg-type]
-        first, second = [await client.sent.get() for _ in range(2)]
-        await answer(first)
-        await answer(second, Overloaded("full"))
-        third = await asyncio.wait_for(client.sent.get(), 10)
-        await answer(third)
+        sent = [await client.sent.get() for _ in range(2)]
+        await answer(sent[1 - refused])
+        await answer(sent[refused], Overloaded("full"))
+        sent.append(await asyncio.wait_for(client.sent.get(), 10))
+        await answer(sent[2])
         await asyncio.wait_for(asked, 10)
-        return [stream.request_id for stream in (first, second, third)]
+        return [stream.request_id for stream in sent]
 
     assert len(set(asyncio.run(ask()))) == 3
