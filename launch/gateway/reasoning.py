@@ -18,7 +18,7 @@ from .words import Words
 
 _ON, _OFF = "/think", "/no_think"  # in messages, where a template looks for them
 _QUESTION = {"role": "user", "content": "?"}
-MAX_KNOWN = 256  # sets of variables for the template
+MAX_KNOWN = 256  # sets of variables for the template, and of who spoke last
 MAX_KNOWN_CHARS = 1024  # of one of them
 _END_TOKENS = 32  # of a prompt: more than the start tag has
 
@@ -86,17 +86,19 @@ async def reasoning_of(
 async def _is_open(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> bool:
     """Whether the prompt ends within the thoughts.
 
-    That is up to the template and its variables, so it is asked once for each of them; only the messages themselves
-    tell it where the template looks for switches in them.
+    That is up to the template, its variables and who spoke last, so it is asked once for each of them; only the
+    messages themselves tell it where the template looks for switches in them.
     """
-    variables = asked.get("chat_template_kwargs", {})
-    is_switched = any(word in message["content"] for message in asked["messages"] for word in (_ON, _OFF))
+    variables, messages = asked.get("chat_template_kwargs", {}), asked["messages"]
+    is_switched = any(word in message["content"] for message in messages for word in (_ON, _OFF))
     if is_switched and _OFF in (gateway.facts.chat_template or ""):
         return await _ends_open(gateway, request, asked)
-    key = json_text(sorted(variables.items()), "chat_template_kwargs")
+    last = messages[-1]["role"] if messages else "user"
+    key = json_text([last, sorted(variables.items())], "chat_template_kwargs")
     if (known := gateway.open_prompts.get(key)) is None:
         try:
-            known = await _ends_open(gateway, request, {"messages": [_QUESTION], "chat_template_kwargs": variables})
+            question = {**asked, "messages": [_QUESTION]} if last == "user" else asked
+            known = await _ends_open(gateway, request, question)
         except TokenizationFailed:  # a template that wants more than a question
             return await _ends_open(gateway, request, asked)
         if len(gateway.open_prompts) < MAX_KNOWN and len(key) <= MAX_KNOWN_CHARS:
@@ -105,7 +107,8 @@ async def _is_open(gateway: Gateway, request: Request, asked: Mapping[str, Any])
 
 
 async def _ends_open(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> bool:
-    ids = (await chat_ids(gateway, request, asked))[-_END_TOKENS:]
+    end_only = {**asked, "truncation": "left", "max_prompt_tokens": _END_TOKENS}
+    ids = await chat_ids(gateway, request, end_only)
     # In a thread: the tokenizer may have to be loaded first.
     end = await asyncio.to_thread(lambda: gateway.words.decode(ids, skip_special_tokens=False))
     return end.rstrip().endswith(START)

@@ -36,7 +36,7 @@ class Gateway:
     index: int = 0  # among the gateway processes of one pipeline
     tracer: Tracer = field(default_factory=Tracer)
     created: int = field(default_factory=lambda: int(time.time()))
-    open_prompts: dict[str, bool] = field(default_factory=dict)  # by the template's variables: do they end in thoughts
+    open_prompts: dict[str, bool] = field(default_factory=dict)  # do they end in thoughts: see reasoning
 
     @cached_property
     def pipeline(self) -> PipelineConfig:

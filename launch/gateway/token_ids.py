@@ -12,7 +12,11 @@ from .generation import Generation
 from .ids import new_id
 from .state import Gateway
 
-_OF_THE_PROMPT = ("messages", "tools", "chat_template_kwargs")
+# What the question for a prompt has in common with the request that will bring it.
+_IN_COMMON = (
+    "messages", "tools", "chat_template_kwargs", "truncation", "max_prompt_tokens", "cache_salt", "priority",
+    "deadline_ms", "max_queue_ms",
+)  # fmt: skip
 
 
 def prompt_ids(summary: Mapping[str, Any]) -> list[int]:
@@ -26,7 +30,7 @@ async def chat_ids(gateway: Gateway, request: Request, asked: Mapping[str, Any])
     Raises:
         RequestError: it was refused.
     """
-    wanted = {name: asked[name] for name in _OF_THE_PROMPT if name in asked} | {"max_tokens": 0, "return_prompt": True}
+    wanted = {name: asked[name] for name in _IN_COMMON if name in asked} | {"max_tokens": 0, "return_prompt": True}
     generation = await Generation.begin(gateway, request, new_id("tok"), [wanted])
     [completion] = await generation.results()
     return prompt_ids(completion.summary)

@@ -19,6 +19,8 @@ SUMMARY: dict[str, Any] = {
     "matched": None,
 }
 
+FIRST_TURN = '["user", []]'  # who spoke last, and variables of the template
+
 
 class ScriptedClient:
     """Answers every request with ``pieces``, one delta each, and keeps what was asked."""
@@ -56,7 +58,7 @@ class Dictation:
         self.asked: list[dict[str, Any]] = []
         self._client, self._text = api.gateway.client, text
         monkeypatch.setattr(self._client, "submit", self._submit)
-        monkeypatch.setattr(api.gateway, "open_prompts", {"[]": is_open})
+        monkeypatch.setattr(api.gateway, "open_prompts", {FIRST_TURN: is_open})
 
     def _submit(self, **asked: Any) -> AsyncStream:
         self.asked.append(asked)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.launch.gateway.conftest import Site, site
-from tests.launch.gateway.scripted import Dictation, ScriptedClient
+from tests.launch.gateway.scripted import FIRST_TURN, Dictation, ScriptedClient
 from tests.launch.gateway.sse import Event, stream
 from triptych import Driver
 
@@ -116,7 +116,7 @@ def test_a_choice_of_tools_is_kept(
 ) -> None:
     client = ScriptedClient('[{"name": "time", "arguments": {}}]' if form == "array" else "{}")
     monkeypatch.setitem(thinking.gateway.__dict__, "client", client)
-    monkeypatch.setattr(thinking.gateway, "open_prompts", {"[]": False})
+    monkeypatch.setattr(thinking.gateway, "open_prompts", {FIRST_TURN: False})
     reply = thinking.ask(PATH, **BASE, tools=[TOOL], tool_choice=choice)
     assert [block["type"] for block in reply["content"]] == ["tool_use" if form else "text"]
     assert client.asked[0].get("structured", {}).get("json_schema", {}).get("type") == form
@@ -135,7 +135,7 @@ def test_whether_to_think_is_told_to_the_template(thinking: Site, monkeypatch: p
 @pytest.mark.parametrize("pieces", [("",), ("\n", " "), ("\n", "a ", "b")])
 def test_white_space_is_no_block(thinking: Site, monkeypatch: pytest.MonkeyPatch, pieces: tuple[str, ...]) -> None:
     monkeypatch.setitem(thinking.gateway.__dict__, "client", ScriptedClient(*pieces))
-    monkeypatch.setattr(thinking.gateway, "open_prompts", {"[]": False})
+    monkeypatch.setattr(thinking.gateway, "open_prompts", {FIRST_TURN: False})
     text = "".join(pieces)
     expected = [{"type": "text", "text": text}] if text.strip() else []
     assert thinking.ask(PATH, **BASE)["content"] == built(stream(thinking.http, PATH, **BASE)[1:-2]) == expected

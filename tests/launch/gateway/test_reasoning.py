@@ -243,3 +243,24 @@ def test_a_template_that_looks_for_words_in_messages_is_asked_with_them(
         script.asked.clear()
         api.ask(CHAT, messages=messages)
         assert [asked["messages"] for asked in script.asked] == [messages] * num_asked
+
+
+def test_how_a_prompt_ends_is_asked_again_where_another_one_spoke_last(
+    api: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSeek-R1's template opens no thoughts behind what came of a tool."""
+    script = Dictation(api, monkeypatch, "Yes.", is_open=True)
+    messages = [*MESSAGES, {"role": "assistant", "content": "so"}]
+    for _ in range(2):
+        assert api.ask(CHAT, messages=messages)["choices"][0]["message"]["content"] == "Yes."
+    assert [asked["max_tokens"] == 0 for asked in script.asked] == [True, False, False]
+
+
+def test_the_question_how_a_prompt_ends_is_asked_as_its_request_is(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Dictation(api, monkeypatch, "Yes.")
+    monkeypatch.setattr(api.gateway, "open_prompts", {})
+    service = {"cache_salt": "a", "priority": -3, "deadline_ms": 9e6, "max_queue_ms": 8e6}
+    api.ask(CHAT, messages=MESSAGES, truncate_prompt_tokens=100, **service)
+    question, asked = script.asked
+    assert {name: question[name] for name in service} == {name: asked[name] for name in service} == service
+    assert (question["truncation"], question["max_prompt_tokens"]) == ("left", 32)  # nothing but the end is computed
