@@ -18,7 +18,7 @@ from .generation import Generation
 from .ids import new_id
 from .logprobs import chat_logprobs, prompt_logprobs
 from .parameters import check_stream, form_name, named_as, pipeline_options
-from .reasoning import Reasoning, reasoning_of
+from .reasoning import Reasoning, with_reasoning
 from .replies import CHAT_TEXT, ChunkWriter, Head
 from .schemas.chat import ChatRequest
 from .schemas.sampling import StreamOptions, says_usage
@@ -44,11 +44,7 @@ async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: R
     asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     form = "tool_choice" if tools.form else form_name(body)
     with named_as(max_tokens=asked, logprobs="top_logprobs", structured=form):
-        wanted = chat_request(gateway, body, tools)
-        reasoning = await reasoning_of(
-            gateway, request, wanted, separate=body.separate_reasoning, include=body.include_reasoning
-        )
-        wanted |= reasoning.options(gateway)
+        wanted, reasoning = await with_reasoning(gateway, request, chat_request(gateway, body, tools), body)
         n, mark = body.n or 1, reasoning.mark
         head = Head(new_id(KIND + tools.id_part, body.request_id, num_choices=n, thoughts=mark), OBJECT, model)
         generation = await Generation.begin(gateway, request, head.request_id, [wanted], keep=bool(body.resumable))

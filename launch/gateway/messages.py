@@ -20,7 +20,7 @@ from .generation import Generation
 from .message_blocks import BlockWriter, blocks_of
 from .message_turns import chat_of
 from .parameters import named_as
-from .reasoning import Reasoning, reasoning_of
+from .reasoning import Reasoning, with_reasoning
 from .schemas.messages import CountRequest, MessageRequest
 from .state import Gateway
 from .streaming import event
@@ -41,9 +41,7 @@ async def create_message(gateway: Gateway, body: MessageRequest, request: Reques
     chat = chat_of(body)
     tools = tool_use(gateway, chat.tools, chat.tool_choice, single=chat.parallel_tool_calls is False)
     with named_as(stop="stop_sequences", structured="tool_choice" if tools.form else "output_config.format"):
-        wanted = chat_request(gateway, chat, tools)
-        reasoning = await reasoning_of(gateway, request, wanted, separate=None, include=chat.include_reasoning)
-        wanted |= reasoning.options(gateway)
+        wanted, reasoning = await with_reasoning(gateway, request, chat_request(gateway, chat, tools), chat)
         reply = MessageReply(gateway, f"msg_{uuid.uuid4().hex}", model, tools, reasoning)
         generation = await Generation.begin(gateway, request, reply.message_id, [wanted])
         if body.stream:

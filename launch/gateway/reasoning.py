@@ -11,6 +11,8 @@ from starlette.requests import Request
 
 from ...protocol.errors import TokenizationFailed
 from .chat_messages import json_text
+from .schemas.chat import ChatRequest
+from .schemas.responses import ResponseRequest
 from .state import Gateway
 from .thoughts import END, START, ThoughtReader
 from .token_ids import chat_ids
@@ -44,10 +46,6 @@ class Reasoning:
     def of_mark(cls, mark: str) -> Reasoning:
         return cls(is_split=bool(mark), is_open=mark in ("o", "O"), is_told=mark.islower())
 
-    def options(self, gateway: Gateway) -> dict[str, Any]:
-        """What the pipeline is asked for besides: the text keeps its special tokens if the tags are among them."""
-        return {"skip_special_tokens": False} if self.is_split and gateway.words.is_special_word(END) else {}
-
     def num_tokens(self, gateway: Gateway, answers: Sequence[Sequence[int]]) -> int:
         """Of all thoughts in these answers, with their tags."""
         return sum(_num_tokens(gateway.words, ids, self.is_open) for ids in answers) if self.is_split else 0
@@ -68,19 +66,21 @@ def _num_tokens(words: Words, token_ids: Sequence[int], is_open: bool) -> int:
     return num_tokens
 
 
-async def reasoning_of(
-    gateway: Gateway, request: Request, asked: Mapping[str, Any], *, separate: bool | None, include: bool | None
-) -> Reasoning:
-    """What is to be done with the thoughts of an answer to ``asked``, a request for the pipeline.
+async def with_reasoning(
+    gateway: Gateway, request: Request, asked: dict[str, Any], body: ChatRequest | ResponseRequest
+) -> tuple[dict[str, Any], Reasoning]:
+    """``asked``, what ``body`` asks of the pipeline, as the thoughts of its answer want it, and what becomes of these.
 
     An answer that must have a form has it from its first token on, so there are none.
 
     Raises:
         RequestError: the pipeline refused the question how the prompt ends.
     """
-    if gateway.reasoning_parser == "none" or separate is False or "structured" in asked:
-        return Reasoning()
-    return Reasoning(True, await _is_open(gateway, request, asked), include is not False)
+    if gateway.reasoning_parser == "none" or body.separate_reasoning is False or "structured" in asked:
+        return asked, Reasoning()
+    reasoning = Reasoning(True, await _is_open(gateway, request, asked), body.include_reasoning is not False)
+    # The text keeps its special tokens if the tags are among them.
+    return asked | ({"skip_special_tokens": False} if gateway.words.is_special_word(END) else {}), reasoning
 
 
 async def _is_open(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> bool:

@@ -20,7 +20,7 @@ from .generation import Generation
 from .ids import new_id
 from .logprobs import chat_logprobs
 from .parameters import check_stream, named_as, pipeline_options
-from .reasoning import Reasoning, reasoning_of
+from .reasoning import Reasoning, with_reasoning
 from .response_events import EventWriter, reasoning_item
 from .schemas.chat import ChatMessage, FunctionCall, NamedFunction, NamedTool, Tool, ToolCall, function_tools
 from .schemas.responses import InputItem, ResponseRequest
@@ -51,10 +51,7 @@ async def create_response(gateway: Gateway, body: ResponseRequest, request: Requ
     form = "tool_choice" if tools.form else "structured_outputs" if body.structured_outputs else "text.format"
     with named_as(max_tokens="max_output_tokens", logprobs="top_logprobs", messages="input", structured=form):
         options["messages"] = wire_messages(_messages(body), template=gateway.facts.chat_template or "")
-        reasoning = await reasoning_of(
-            gateway, request, options, separate=body.separate_reasoning, include=body.include_reasoning
-        )
-        options |= reasoning.options(gateway)
+        options, reasoning = await with_reasoning(gateway, request, options, body)
         reply = ResponseReply(gateway, body, new_id(KIND, body.request_id), model, tools, reasoning)
         generation = await Generation.begin(gateway, request, reply.request_id, [options])
         if body.stream:
