@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 from starlette.requests import Request
@@ -23,6 +24,7 @@ from .replies import CHAT_TEXT, ChunkWriter, Head
 from .schemas.chat import ChatRequest
 from .schemas.sampling import StreamOptions, says_usage
 from .state import Gateway
+from .streaming import DONE
 from .structure import structured_options
 from .token_ids import prompt_ids
 from .usage import usage
@@ -83,7 +85,8 @@ class ChatReply:
     stream_options: StreamOptions | None = None
     with_ids: bool = False  # an id for each event, for a stream that can be resumed
     num_choices: int = 1
-    known: list[list[int]] | None = None  # tokens of each choice that the client has; None: it has just asked
+    positions: list[int] | None = None  # of each choice the client has so many tokens; None: it has just asked
+    known: list[list[int]] | None = None  # these tokens, where what comes depends on them
 
     @classmethod
     def of(cls, gateway: Gateway, head: Head, body: ChatRequest, tools: ToolUse, reasoning: Reasoning) -> ChatReply:
@@ -96,6 +99,11 @@ class ChatReply:
             with_ids=bool(body.resumable),
             num_choices=body.n or 1,
         )  # fmt: skip
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all of the answer is text as it comes."""
+        return not self.reasoning.is_split and self.tools.parser == "none"
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         choices = [self._choice(index, completion) for index, completion in enumerate(completions)]
@@ -139,13 +147,14 @@ class ChatReply:
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         head = Head(self.head.request_id, "chat.completion.chunk", self.head.model, self.head.created)
         with_usage = bool(self.stream_options and self.stream_options.include_usage)
-        spoken = [_Spoken(index, self._reader(index), self._num_known(index)) for index in range(self.num_choices)]
+        starts = self.positions or [0] * self.num_choices
+        spoken = [_Spoken(index, self._reader(index), self.with_ids) for index in range(self.num_choices)]
         writer = ChunkWriter(
             head, shape=CHAT_TEXT,
-            with_usage=with_usage, positions=[choice.num_tokens for choice in spoken] if self.with_ids else None,
+            with_usage=with_usage, positions=list(starts) if self.with_ids else None,
             num_prompt_tokens=generation.num_prompt_tokens if says_usage(self.stream_options) else None,
         )  # fmt: skip
-        for index in range(self.num_choices if self.known is None else 0):
+        for index in range(self.num_choices if self.positions is None else 0):
             first = {"role": "assistant", "content": "", "refusal": None}
             yield writer.choice(_chunk(index, first), num_tokens=0)
         is_plain = not (self.with_logprobs or self.with_token_ids)
@@ -153,7 +162,7 @@ class ChatReply:
             choice = spoken[piece.index]
             if piece.end is not None:
                 choice.end(piece.end.finish_reason)
-                for event in choice.say(writer, self._num_known(piece.index) + len(piece.end.token_ids)):
+                for event in choice.say(writer, starts[piece.index] + len(piece.end.token_ids)):
                     yield event
                 continue
             text, num_tokens = "".join(delta.text for delta in piece.deltas), piece.deltas[-1].num_tokens
@@ -168,10 +177,7 @@ class ChatReply:
                 yield event
         if with_usage:
             yield writer.usage(self._usage(generation.ends))
-        yield b"data: [DONE]\n\n"
-
-    def _num_known(self, index: int) -> int:
-        return 0 if self.known is None else len(self.known[index])
+        yield DONE
 
     def _reader(self, index: int) -> AnswerReader:
         """One for a choice, that has read what the client has of it."""
@@ -195,7 +201,7 @@ class _Spoken:
 
     index: int
     reader: AnswerReader
-    num_tokens: int  # of what was said
+    is_resumable: bool
     waiting: list[dict[str, Any]] = field(default_factory=list)  # chunks to come
 
     def hear(self, text: str, extra: dict[str, Any]) -> None:
@@ -209,11 +215,23 @@ class _Spoken:
         self.waiting.append(_chunk(self.index, {}, self.reader.finish_reason(finish_reason)))
 
     def say(self, writer: ChunkWriter, num_tokens: int) -> Iterator[bytes]:
-        """What waits. The last chunk counts its tokens: who lost the connection before it has not got them all."""
-        for left in range(len(self.waiting), 0, -1):
-            self.num_tokens = num_tokens if left == 1 else self.num_tokens
-            yield writer.choice(self.waiting[-left], num_tokens=self.num_tokens)
+        """What waits. It is one chunk where a client goes on behind the tokens of a chunk: else it would get twice what
+        the first of several said.
+        """
+        if self.is_resumable and self.waiting:
+            self.waiting = [{**reduce(_sum, self.waiting), "index": self.index}]
+        for chunk in self.waiting:
+            yield writer.choice(chunk, num_tokens=num_tokens)
         self.waiting.clear()
+
+
+def _sum(first: Any, second: Any) -> Any:
+    """Of texts, lists, and maps of these."""
+    if first is None or second is None:
+        return second if first is None else first
+    if isinstance(first, dict):
+        return {name: _sum(first.get(name), second.get(name)) for name in {**first, **second}}
+    return first + second
 
 
 def _chunk(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from .replies import COMPLETION_TEXT, ChunkWriter, Head
 from .schemas.completions import MAX_PROMPTS, CompletionRequest
 from .schemas.sampling import says_usage
 from .state import Gateway
+from .streaming import DONE
 from .structure import structured_options
 from .text_offsets import TextOffsets, prompt_offsets
 from .token_ids import prompt_ids
@@ -161,4 +162,4 @@ class _Reply:
                 yield writer.choice(choice, num_tokens=piece.deltas[-1].num_tokens)
         if options and options.include_usage:
             yield writer.usage(usage(generation.ends, num_choices=n))
-        yield b"data: [DONE]\n\n"
+        yield DONE

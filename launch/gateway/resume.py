@@ -24,10 +24,10 @@ from .errors import ApiError, aborted, json_response
 from .generation import Generation
 from .ids import read_id
 from .reasoning import Reasoning
-from .replies import CHAT_TEXT, COMPLETION_TEXT, ChunkWriter, Head
+from .replies import COMPLETION_TEXT, ChunkWriter, Head
 from .schemas.sampling import StreamOptions
 from .state import Gateway
-from .streaming import answered
+from .streaming import DONE, answered
 from .submission import Choices
 from .usage import usage
 
@@ -40,7 +40,7 @@ async def resume_request(
     """The rest of an answer as a stream of chunks, or the whole of it in one reply.
 
     ``known``: how many tokens the client has of each choice, as the id of an event says it; None: none. Thoughts are
-    divided from the answer as they were before; calls of tools are read out of whole answers only.
+    divided from the answer, and calls of tools read out of it, as they were before.
 
     Raises:
         ApiError: 404, no request of this id is live or kept; 400, ``known`` is not what it should be.
@@ -54,22 +54,17 @@ async def resume_request(
     for name in {request_id, *choice_ids(request_id, n)}:
         gateway.client.let_go(name, DuplicateId("another connection reads this answer now"))
     is_chat, reasoning = kind == CHAT, Reasoning.of_mark(thoughts)
-    is_split = is_chat and reasoning.is_split
-    first = await _first_tokens(gateway, request, request_id, positions) if stream and is_split else None
-    generation = Generation.resumed(gateway, request, Choices(_follow(gateway, request_id, positions, keep=True)))
     head = Head(request_id, ("chat.completion" if is_chat else "text_completion"), gateway.model_names[0])
-    if stream and is_split:
-        options = StreamOptions.model_validate({"include_usage": True})
-        reply = ChatReply(
-            gateway, head, ToolUse(), reasoning, stream_options=options, with_ids=True, num_choices=n, known=first
-        )
-        return generation.stream(reply.events(generation))
+    reply = ChatReply(gateway, head, ToolUse(parser=parser or "none"), reasoning, num_choices=n)
+    if stream and is_chat:
+        reply.stream_options = StreamOptions.model_validate({"include_usage": True})
+        reply.with_ids, reply.positions = True, positions
+        if not reply.is_plain:
+            reply.known = await _first_tokens(gateway, request, request_id, positions)
+    generation = Generation.resumed(gateway, request, Choices(_follow(gateway, request_id, positions, keep=True)))
     if stream:
-        return generation.stream(_events(generation, head, positions, is_chat=is_chat))
-    if is_chat:
-        tools = ToolUse(parser=parser or "none")
-        return await generation.reply(ChatReply(gateway, head, tools, reasoning, num_choices=n).whole)
-    return await generation.reply(lambda completions: _whole_text(head, completions))
+        return generation.stream(reply.events(generation) if is_chat else _events(generation, head, positions))
+    return await generation.reply(reply.whole if is_chat else lambda completions: _whole_text(head, completions))
 
 
 def _whole_text(head: Head, completions: list[Completion]) -> dict[str, Any]:
@@ -132,26 +127,26 @@ async def _take(gateway: Gateway, name: str, num_tokens: int) -> list[int]:
     if not num_tokens:
         return []
     stream, ids = gateway.client.resume(name, keep=True), list[int]()
-    while len(ids) < num_tokens and (deltas := await stream.take()):
-        ids += [token_id for delta in deltas for token_id in delta.token_ids]
-    stream.let_go()
+    try:
+        while len(ids) < num_tokens and (deltas := await stream.take()):
+            ids += [token_id for delta in deltas for token_id in delta.token_ids]
+    finally:
+        stream.let_go()
     return ids[:num_tokens]
 
 
-async def _events(generation: Generation, head: Head, positions: list[int], *, is_chat: bool) -> AsyncIterator[bytes]:
-    head = Head(head.request_id, "chat.completion.chunk" if is_chat else head.object, head.model, head.created)
-    shape = CHAT_TEXT if is_chat else COMPLETION_TEXT
-    writer = ChunkWriter(head, shape=shape, with_usage=True, positions=positions)
+async def _events(generation: Generation, head: Head, positions: list[int]) -> AsyncIterator[bytes]:
+    """Of a completion."""
+    writer = ChunkWriter(head, shape=COMPLETION_TEXT, with_usage=True, positions=positions)
     async for piece in generation.pieces():
         if piece.end is None:
             text = "".join(delta.text for delta in piece.deltas)
             yield writer.text(piece.index, text, num_tokens=piece.deltas[-1].num_tokens)
             continue
-        last: dict[str, Any] = {"delta": {}} if is_chat else {"text": ""}
-        choice = {"index": piece.index, **last, "logprobs": None, "finish_reason": piece.end.finish_reason}
+        choice = {"index": piece.index, "text": "", "logprobs": None, "finish_reason": piece.end.finish_reason}
         yield writer.choice(choice, num_tokens=positions[piece.index])
     yield writer.usage(usage(generation.ends, num_choices=len(positions)))
-    yield b"data: [DONE]\n\n"
+    yield DONE
 
 
 def _positions(known: str | None, num_choices: int) -> list[int]:

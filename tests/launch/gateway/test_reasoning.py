@@ -166,10 +166,6 @@ def test_who_resumes_gets_the_rest_of_the_thoughts_and_of_the_answer(
     whole = api.http.get(path, params={"stream": False}).json()["choices"][0]["message"]
     assert (whole["reasoning"], whole["content"]) == ("Let me see.", "It is <b>.")
     assert api.http.delete(path).status_code == 200
-    for number, event in enumerate(found[:-1], 1):  # who goes on at an event has all that its tokens say
-        thoughts, answer = ThoughtReader(is_open=is_open).push(text[: int(event.id or 0)])
-        assert thoughts_of(found[:number]).startswith(thoughts)
-        assert text_of(found[:number]).startswith(answer)
 
 
 @pytest.mark.parametrize(

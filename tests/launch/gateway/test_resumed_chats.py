@@ -1,0 +1,62 @@
+"""A chat that is taken up again, at whatever event, says what it would have said: thoughts, text and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.scripted import Dictation
+from tests.launch.gateway.sse import Event, events, stream
+from triptych import Driver
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+TOOLS = [{"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
+TEXT = f"<think>\nLet me see.\n</think>\n\nI look. {CALL} and {CALL}\n<b>."
+
+
+@pytest.fixture(scope="module", params=[1, 7, 1000])
+def api(pipeline: Driver, request: pytest.FixtureRequest) -> Iterator[Site]:
+    """Of a gateway whose events have one token, a few, or all of them."""
+    options = {"tool_parser": "hermes", "reasoning_parser": "think", "stream_interval": request.param}
+    with site(pipeline.run_dir, **options) as served:
+        yield served
+
+
+def said(found: list[Event], index: int = 0) -> dict[str, Any]:
+    """What the deltas of a choice say together, but for the ids of calls."""
+    whole: dict[str, Any] = {"reasoning": "", "content": "", "tool_calls": [], "finish_reason": None}
+    for choice in [c for e in found if e.data != "[DONE]" for c in e.data["choices"] if c["index"] == index]:
+        assert whole["finish_reason"] is None, "nothing comes after the end"
+        whole["finish_reason"] = choice["finish_reason"]
+        for name in ("reasoning", "content"):
+            whole[name] += choice["delta"].get(name) or ""
+        whole["tool_calls"] += [(each["index"], each["function"]) for each in choice["delta"].get("tool_calls", ())]
+    return whole
+
+
+def together(first: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
+    return {name: rest[name] if name == "finish_reason" else first[name] + rest[name] for name in first}
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("asked", [{}, {"tools": TOOLS}, {"separate_reasoning": False}], ids=["", "tools", "plain"])
+def test_who_goes_on_at_an_event_gets_the_rest_and_nothing_twice(
+    api: Site, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], n: int
+) -> None:
+    Dictation(api, monkeypatch, TEXT)
+    found = stream(api.http, CHAT, messages=MESSAGES, resumable=True, n=n, **asked)
+    path = f"/v1/requests/{found[0].data['id']}"
+    wanted = said(stream(api.http, CHAT, messages=MESSAGES, **asked))
+    try:
+        for number in range(1, len(found), 1 + len(found) // 20):
+            with api.http.stream("GET", path, headers={"last-event-id": found[number - 1].id or ""}) as reply:
+                rest = list(events(reply))
+            for index in range(n):
+                assert together(said(found[:number], index), said(rest, index)) == wanted
+    finally:
+        assert api.http.delete(path).status_code == 200
