@@ -86,9 +86,10 @@ class Client:
     ) -> Stream:
         """Send a request and return at once.
 
-        ``prompt`` is text or token ids; ``messages`` is a chat. Options are the fields of ``SamplingParams``, and
-        ``truncation`` ("none", "left", "right", "middle"), ``lease_s``, ``priority``, ``deadline_ms``, ``max_queue_ms``
-        and ``cache_salt`` (see docs/protocol.md). What is wrong with them is raised by the stream, as is every other
+        ``prompt`` is text or token ids; ``messages`` is a chat, with whose last message the model goes on if
+        ``continue_final_message`` is true. Options are the fields of ``SamplingParams``, and ``truncation`` ("none",
+        "left", "right", "middle"), ``lease_s``, ``priority``, ``deadline_ms``, ``max_queue_ms`` and ``cache_salt`` (see
+        docs/protocol.md). What is wrong with them is raised by the stream, as is every other
         error of this request. With ``n`` above 1 the stream has the deltas of all choices, and a stream for each in
         ``choices``; its result is the first choice, with all of them in ``choices``.
         """

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from .calls import ToolUse
 from .reasoning import Reasoning
-from .thoughts import Thought
+from .thoughts import START, Thought
 from .tools.parser import Call
 
 Parts = list[Thought | str | Call]
@@ -26,6 +26,13 @@ def divide(parts: Parts) -> Divided:
         text="".join(part for part in parts if isinstance(part, str)),
         calls=[part for part in parts if isinstance(part, Call)],
     )
+
+
+def echo_of(begun: str, reasoning: Reasoning) -> Parts:
+    """What a client began, in front of the answer that goes on with it."""
+    if not reasoning.is_open:
+        return [begun]
+    return [Thought(begun.lstrip().removeprefix(START).lstrip())] if reasoning.is_told else []
 
 
 class AnswerReader:

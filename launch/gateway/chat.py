@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from ...driver.stream import Completion, Delta
-from .answer import AnswerReader, divide, thought_fields
+from .answer import AnswerReader, Parts, divide, echo_of, thought_fields
 from .calls import ToolUse, tool_use
-from .chat_messages import wire_messages
-from .errors import ApiError
+from .chat_messages import text_of, wire_messages
+from .errors import ApiError, unsupported
 from .generation import Generation
 from .ids import new_id
 from .logprobs import chat_logprobs, prompt_logprobs
@@ -66,8 +66,9 @@ def chat_request(gateway: Gateway, body: ChatRequest, tools: ToolUse) -> dict[st
         body, gateway.config, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=body.prompt_logprobs
     )
     options |= structured_options(body.response_format, body.structured_outputs) | tools.options()
-    if body.chat_template_kwargs:
-        options["chat_template_kwargs"] = body.chat_template_kwargs
+    options |= body.template_options()
+    if body.echo and not body.continue_final_message:
+        raise unsupported("echo", "echo is true, which goes with continue_final_message: true")
     return {"messages": wire_messages(body.messages, template=gateway.facts.chat_template or ""), **options}
 
 
@@ -85,6 +86,7 @@ class ChatReply:
     stream_options: StreamOptions | None = None
     with_ids: bool = False  # an id for each event, for a stream that can be resumed
     num_choices: int = 1
+    echo: Parts = field(default_factory=list)  # in front of each choice
     positions: list[int] | None = None  # of each choice the client has so many tokens; None: it has just asked
     known: list[list[int]] | None = None  # these tokens, where what comes depends on them
 
@@ -98,6 +100,7 @@ class ChatReply:
             stream_options=body.stream_options,
             with_ids=bool(body.resumable),
             num_choices=body.n or 1,
+            echo=echo_of(text_of(body.messages[-1].content), reasoning) if body.echo else [],
         )  # fmt: skip
 
     @property
@@ -114,7 +117,7 @@ class ChatReply:
 
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
         reader = AnswerReader(self.reasoning, self.tools)
-        thoughts, text, calls = divide(reader.read(completion.text))
+        thoughts, text, calls = divide([*self.echo, *reader.read(completion.text)])
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
         if thoughts:
             message |= thought_fields(thoughts)
@@ -156,7 +159,8 @@ class ChatReply:
         )  # fmt: skip
         for index in range(self.num_choices if self.positions is None else 0):
             first = {"role": "assistant", "content": "", "refusal": None}
-            yield writer.choice(_chunk(index, first), num_tokens=0)
+            for delta in (first, *spoken[index].reader.deltas(self.echo)):
+                yield writer.choice(_chunk(index, delta), num_tokens=0)
         is_plain = not (self.with_logprobs or self.with_token_ids)
         async for piece in generation.pieces():
             choice = spoken[piece.index]

@@ -6,7 +6,7 @@ import re
 import uuid
 from typing import NamedTuple
 
-_LAST = re.compile("([0-9]{0,2})([toTO]?)")  # together, since ids have a limit
+_LAST = re.compile("([0-9]{0,2})([tobTOB]?)")  # together, since ids have a limit
 
 
 class AnswerId(NamedTuple):
@@ -17,7 +17,7 @@ class AnswerId(NamedTuple):
     kind: str  # "chatcmpl", "cmpl" or "resp"
     parser: str  # of the calls of tools in it; empty: there are none to look for
     num_choices: int
-    thoughts: str  # "t": before the answer; "o": the prompt opened them; "T", "O": and are left out; empty: no matter
+    thoughts: str  # "t": before the answer; "o", "b": opened, begun by the prompt; capitals: left out; empty: no matter
 
 
 def new_id(kind: str, given: str | None = None, *, num_choices: int = 1, thoughts: str = "") -> str:

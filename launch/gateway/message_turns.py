@@ -28,9 +28,8 @@ def chat_of(body: CountRequest) -> ChatRequest:
     """
     system = [ChatMessage(role="system", content=text_of(body.system))] if body.system else []
     turns = [turn for index, message in enumerate(body.messages) for turn in _turns(f"messages[{index}]", message)]
-    if turns[-1].role == "assistant":
-        name = f"messages[{len(body.messages) - 1}]"
-        raise ApiError(f"{name} is the assistant's: a turn that has begun cannot be continued here", param=name)
+    if has_begun := turns[-1].role == "assistant":
+        _check_begun(f"messages[{len(body.messages) - 1}]", turns[-1])
     is_parallel = body.tool_choice is None or not body.tool_choice.disable_parallel_tool_use
     variables: dict[str, Any] = {}
     is_told = True
@@ -40,6 +39,7 @@ def chat_of(body: CountRequest) -> ChatRequest:
         is_told = is_wanted and thinking.display != "omitted"
     asked: dict[str, Any] = {
         "messages": system + turns,
+        "continue_final_message": has_begun,
         "tools": _tools(body),
         "tool_choice": _choice(body),
         "parallel_tool_calls": is_parallel,
@@ -51,6 +51,16 @@ def chat_of(body: CountRequest) -> ChatRequest:
         asked |= {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
         asked["stop"] = body.stop_sequences
     return ChatRequest.model_construct(**asked)
+
+
+def _check_begun(name: str, turn: ChatMessage) -> None:
+    """Whether the model can go on with this turn."""
+    text = text_of(turn.content)
+    end = "a call" if turn.tool_calls else "white space" if text[-1:].isspace() else ""
+    if not text and turn.reasoning_content:
+        end = end or "thoughts"
+    if end:
+        raise ApiError(f"{name} is the assistant's and ends with {end}: it cannot be continued", param=name)
 
 
 def _tools(body: CountRequest) -> list[Tool] | None:

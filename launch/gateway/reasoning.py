@@ -32,19 +32,31 @@ class Reasoning:
     is_split: bool = False  # from the answer
     is_open: bool = False  # the prompt ends within them
     is_told: bool = True
+    is_begun: bool = False  # and there are some in it already
 
     def reader(self) -> ThoughtReader | None:
-        return ThoughtReader(is_open=self.is_open) if self.is_split else None
+        return ThoughtReader(is_open=self.is_open, is_begun=self.is_begun) if self.is_split else None
+
+    @classmethod
+    def continued(cls, begun: str, *, is_told: bool) -> Reasoning:
+        """Of an answer that goes on where ``begun`` ends: all of it is content if that had an end of thoughts, or none
+        in front of it.
+        """
+        begun = begun.lstrip()
+        if begun and (END in begun or not begun.startswith(START)):
+            return cls()
+        return cls(True, bool(begun), is_told, is_begun=bool(begun.removeprefix(START).strip()))
 
     @property
     def mark(self) -> str:
         """What the id of the answer says of it, for whoever resumes it."""
-        mark = ("o" if self.is_open else "t") if self.is_split else ""
+        mark = ("b" if self.is_begun else "o" if self.is_open else "t") if self.is_split else ""
         return mark if self.is_told else mark.upper()
 
     @classmethod
     def of_mark(cls, mark: str) -> Reasoning:
-        return cls(is_split=bool(mark), is_open=mark in ("o", "O"), is_told=mark.islower())
+        kind = mark.lower()
+        return cls(bool(kind), kind in ("o", "b"), is_told=mark == kind, is_begun=kind == "b")
 
     def num_tokens(self, gateway: Gateway, answers: Sequence[Sequence[int]]) -> int:
         """Of all thoughts in these answers, with their tags."""
@@ -78,7 +90,11 @@ async def with_reasoning(
     """
     if gateway.reasoning_parser == "none" or body.separate_reasoning is False or "structured" in asked:
         return asked, Reasoning()
-    reasoning = Reasoning(True, await _is_open(gateway, request, asked), body.include_reasoning is not False)
+    is_told = body.include_reasoning is not False
+    if asked.get("continue_final_message"):
+        reasoning = Reasoning.continued(asked["messages"][-1]["content"], is_told=is_told)
+    else:
+        reasoning = Reasoning(True, await _is_open(gateway, request, asked), is_told)
     # The text keeps its special tokens if the tags are among them.
     return asked | ({"skip_special_tokens": False} if gateway.words.is_special_word(END) else {}), reasoning
 

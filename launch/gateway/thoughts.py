@@ -38,9 +38,10 @@ class ThoughtReader:
     White space around the thoughts is part of neither.
     """
 
-    def __init__(self, *, is_open: bool) -> None:
+    def __init__(self, *, is_open: bool, is_begun: bool = False) -> None:
+        """``is_begun``: the prompt has more of the thoughts than their tag, and the answer goes on in their midst."""
         self._is_open = is_open  # a start tag is nothing new then; some models write it all the same
-        self._stage = _Stage.BEFORE
+        self._stage = _Stage.INSIDE if is_begun else _Stage.BEFORE
         self._text = ""  # that was not told yet
 
     @property

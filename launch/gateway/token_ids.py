@@ -14,8 +14,8 @@ from .state import Gateway
 
 # What the question for a prompt has in common with the request that will bring it.
 _IN_COMMON = (
-    "messages", "tools", "chat_template_kwargs", "truncation", "max_prompt_tokens", "cache_salt", "priority",
-    "deadline_ms", "max_queue_ms",
+    "messages", "continue_final_message", "tools", "chat_template_kwargs", "truncation", "max_prompt_tokens",
+    "cache_salt", "priority", "deadline_ms", "max_queue_ms",
 )  # fmt: skip
 
 

@@ -21,6 +21,8 @@ async def tokenize(gateway: Gateway, body: TokenizeRequest, request: Request) ->
     gateway.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError("exactly one of prompt and messages is needed", param="prompt")
+    if body.prompt is not None and body.continue_final_message:
+        raise ApiError("continue_final_message is true: it needs messages", param="continue_final_message")
     ids = None if body.messages is None else await _chat_ids(gateway, body, request)
     # A text of 8 MB takes seconds, in which the event loop would answer nobody and be taken for hung.
     return await asyncio.to_thread(_tokenized, gateway, body, ids)
@@ -38,11 +40,9 @@ def _tokenized(gateway: Gateway, body: TokenizeRequest, ids: list[int] | None) -
 async def _chat_ids(gateway: Gateway, body: TokenizeRequest, request: Request) -> list[int]:
     assert body.messages is not None, "one of the two is there"
     messages = wire_messages(body.messages, template=gateway.facts.chat_template or "")
-    wanted: dict[str, Any] = {"messages": messages}
+    wanted = {"messages": messages, **body.template_options()}
     if body.tools:
         wanted["tools"] = wire_tools(body.tools)
-    if body.chat_template_kwargs:
-        wanted["chat_template_kwargs"] = body.chat_template_kwargs
     return await chat_ids(gateway, request, wanted)
 
 

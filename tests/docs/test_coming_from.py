@@ -24,7 +24,8 @@ FIELDS = table("coming-from.md", "Fields of a request")[1:]
 VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OURS = {flag for verb in ("serve", "generate") for p in VERBS[verb].params for flag in (*p.opts, *p.secondary_opts)}
 OF_OTHERS = [cell for row in FLAGS for cell in row[1:]]
-OF_CHATS = ("reasoning_effort", "separate_reasoning", "include_reasoning", "chat_template")
+OF_CHATS = ("reasoning_effort", "separate_reasoning", "include_reasoning", "chat_template", "continue_final_message")
+CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "So"}]
 VALUES: dict[str, Any] = {  # what asks for something; 1 for all others
     "min_p": 0.1,
     "ignore_eos": True,
@@ -46,6 +47,7 @@ VALUES: dict[str, Any] = {  # what asks for something; 1 for all others
     "reasoning_effort": "high",
     "separate_reasoning": False,
     "include_reasoning": False,
+    "continue_final_message": True,
     "chat_template": "a",
     "resumable": True,
     "deadline_ms": 60_000,
@@ -109,7 +111,7 @@ def test_a_route_that_is_not_there_is_a_404(api: Site, cell: str) -> None:
 def test_a_field_is_taken_or_refused_by_its_name(api: Site, row: list[str]) -> None:
     for name in re.findall(r"`(\w+)`", row[0].replace("`timings`", "")):
         route = "chat/completions" if name in OF_CHATS else "completions"
-        prompt = {"messages": [{"role": "user", "content": "hi"}]} if route[:4] == "chat" else {"prompt": "hi"}
+        prompt = {"messages": CHAT} if route[:4] == "chat" else {"prompt": "hi"}
         reply = api.post(f"/v1/{route}", **prompt, max_tokens=2, **{name: VALUES.get(name, 1)})
         if row[2].startswith("400"):
             assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import jinja2
 
 _NONE: Mapping[str, Any] = {}
+_END = "<|the model goes on here|> "  # with a space, for a template may cut white space off a message
 
 
 class ChatTemplate:
@@ -22,24 +23,47 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)  # "bos_token" -> "<s>": variables of the template
 
     def render(
-        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, variables: Mapping[str, Any] = _NONE
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] = _NONE,
+        continue_final_message: bool = False,
     ) -> str:
-        """The chat's text, ending where the model is to answer; special tokens are in it as text.
+        """The chat's text, ending where the model is to answer, or to go on with the last message; special tokens are
+        in it as text.
 
         ``variables`` are what the checkpoint's template knows besides, such as ``enable_thinking``.
 
         Raises whatever the template raises: it comes with the checkpoint and may do anything.
         """
+        turns: list[dict[str, Any]] = [dict(m) for m in messages]
+        begun = turns[-1]["content"] if continue_final_message else ""
+        if continue_final_message:
+            turns[-1]["content"] += _END
         own = {
-            "messages": [dict(m) for m in messages],
+            "messages": turns,
             "tools": tools,
             "documents": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": not continue_final_message,
         }
-        return self._compiled.render({**self._special_tokens, **variables, **own})
+        text = self._compiled.render({**self._special_tokens, **variables, **own})
+        return _up_to_the_end(text, begun) if continue_final_message else text
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
         from .template_language import compile_template  # here, since a start takes a fifth longer with jinja2
 
         return compile_template(self._source)
+
+
+def _up_to_the_end(text: str, begun: str) -> str:
+    """Of the last message, as transformers finds it.
+
+    Raises:
+        ValueError: the template does not show the message as it is.
+    """
+    end = text.rfind(_END.rstrip())
+    if end < 0 or begun.strip() not in text:
+        raise ValueError("it leaves out a part of the message that is to be continued")
+    return text[:end] if text.startswith(_END, end) else text[:end].rstrip()

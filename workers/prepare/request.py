@@ -36,6 +36,7 @@ class GenerationRequest:
     prompt: str | None = None
     prompt_token_ids: Int32 | None = None  # on the wire a list of integers, or int32 little-endian bytes
     messages: tuple[Message, ...] | None = None  # a chat; the template then asks the model to answer
+    continue_final_message: bool = False  # the model goes on with the last message instead, a turn of the assistant
     truncation: Truncation = "none"  # where a prompt that is too long is cut; "none" refuses it
     lease_s: float | None = None  # None: the service's own
     priority: int = 0  # the lowest goes first, with the policy "priority"
@@ -56,6 +57,19 @@ class GenerationRequest:
             )
         if self.structured is not None and self.sampling.ignore_eos:
             raise refusal("and ignore_eos exclude each other: the end of sequence is what ends such an answer")
+        if self.continue_final_message:
+            self._check_final_message()
+
+    def _check_final_message(self) -> None:
+        name, last = "continue_final_message", self.messages[-1] if self.messages else None
+        if last is None:
+            raise InvalidRequest(f"{name} is true: it needs messages", param=name)
+        if last["role"] != "assistant":
+            raise InvalidRequest(
+                f"{name} is true: the last message must be the assistant's, got {last['role']!r}", param=name
+            )
+        if last.get("tool_calls"):
+            raise InvalidRequest(f"{name} is true: the last message ends with a call, there is no going on", param=name)
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> GenerationRequest:
@@ -81,6 +95,7 @@ class GenerationRequest:
             tools=checked_tools(wire.get("tools")),
             chat_template_kwargs=checked_template_kwargs(wire.get("chat_template_kwargs")),
             max_prompt_tokens=_checked_max_prompt(wire.get("max_prompt_tokens")),
+            continue_final_message=_checked_bool("continue_final_message", wire.get("continue_final_message", False)),
             return_prompt=_checked_bool("return_prompt", wire.get("return_prompt", False)),
             structured=checked_structured(wire.get("structured")),
             sampling=SamplingParams.from_wire({k: v for k, v in wire.items() if k not in _OWN_FIELDS}),

@@ -48,7 +48,12 @@ class TextEncoder:
         """
         messages, tools = chat_values(request.messages or (), request.tools)
         if request.messages is not None:
-            return self.encode_chat(messages, tools=tools, variables=request.chat_template_kwargs)
+            return self.encode_chat(
+                messages,
+                tools=tools,
+                variables=request.chat_template_kwargs,
+                continue_final_message=request.continue_final_message,
+            )
         if request.prompt is not None:
             return self.encode(request.prompt)
         assert request.prompt_token_ids is not None, "a request has one of three prompts"
@@ -61,13 +66,20 @@ class TextEncoder:
         return self._at_least_one(ids, param="prompt")
 
     def encode_chat(
-        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, variables: Mapping[str, Any] = _NONE
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] = _NONE,
+        continue_final_message: bool = False,
     ) -> Int32:
         """int32 [num_tokens] of the rendered chat; the template wrote the special tokens itself."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template, send a prompt", param="messages")
         with _blaming("messages", "the chat template"):
-            text = self._template.render(messages, tools=tools, variables=variables)
+            text = self._template.render(
+                messages, tools=tools, variables=variables, continue_final_message=continue_final_message
+            )
         with _blaming("messages", "the tokenizer"):
             ids = self._ids(text, add_special_tokens=False)
         return self._at_least_one(ids, param="messages")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from ..errors import ApiError, unsupported
 from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, ApiModel, List, Neutral, few_parts, limited
 from .sampling import COMMON_NEUTRAL, SamplingFields
 from .structure import ResponseFormat
@@ -87,7 +88,33 @@ class NamedTool(ApiModel):
     function: NamedFunction
 
 
-class ChatRequest(SamplingFields):
+class TemplateFields(ApiModel):
+    """How a chat becomes a prompt."""
+
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables for the chat template")
+    continue_final_message: bool | None = Field(
+        None, description="the model goes on with the last message, which is the assistant's"
+    )
+    add_generation_prompt: bool | None = Field(None, description="the opposite of continue_final_message")
+
+    def template_options(self) -> dict[str, Any]:
+        """As the pipeline takes them.
+
+        Raises:
+            ApiError: a turn is to be begun and to be continued, or neither.
+        """
+        continues = bool(self.continue_final_message)
+        if continues and self.add_generation_prompt:
+            text = "add_generation_prompt and continue_final_message are both true: a turn is begun, or continued"
+            raise ApiError(text, param="add_generation_prompt")
+        if self.add_generation_prompt is False and not continues:
+            text = "add_generation_prompt is false, which goes with continue_final_message: true"
+            raise unsupported("add_generation_prompt", text)
+        options: dict[str, Any] = {"continue_final_message": True} if continues else {}
+        return options | ({"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {})
+
+
+class ChatRequest(SamplingFields, TemplateFields):
     """The next turn of a conversation."""
 
     NEUTRAL: ClassVar[Neutral] = {
@@ -100,10 +127,7 @@ class ChatRequest(SamplingFields):
         "function_call": ("none",),
         "verbosity": ("medium",),
         "reasoning_effort": ("none",),
-        "echo": (False,),
         "best_of": (1,),
-        "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
         "documents": ([],),
         "chat_template": (),
         "mm_processor_kwargs": ({},),
@@ -117,7 +141,7 @@ class ChatRequest(SamplingFields):
     tools: List[Tool] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="false: the first call only")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables for the chat template")
+    echo: bool | None = Field(None, description="a message that is continued from its beginning on")
     separate_reasoning: bool | None = Field(None, description="false: thoughts stay in the content, with their tags")
     include_reasoning: bool | None = Field(None, description="false: thoughts are left out of the reply")
 

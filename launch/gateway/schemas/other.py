@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from .base import ANYTHING, MAX_MESSAGES, ApiModel, List, Neutral, few_parts
-from .chat import ChatMessage, Tool
+from .chat import ChatMessage, TemplateFields, Tool
 
 Messages = Annotated[List[ChatMessage], Field(max_length=MAX_MESSAGES)]
 
 
-class TokenizeRequest(ApiModel):
+class TokenizeRequest(TemplateFields):
     """A text or a chat."""
 
-    NEUTRAL: ClassVar[Neutral] = {"add_generation_prompt": (True,), "continue_final_message": (False,)}
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
     tools: List[Tool] | None = Field(None, max_length=128)
-    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = Field(None, description="of a text; true by default")
     return_token_strs: bool | None = None
 

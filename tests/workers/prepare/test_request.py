@@ -98,6 +98,29 @@ REFUSED: dict[str, tuple[dict[Any, Any], str, str]] = {
     "a salt of bytes": ({"prompt": "x", "cache_salt": b"a"}, "cache_salt", "must be a string"),
     "a long salt": ({"prompt": "x", "cache_salt": "a" * 257}, "cache_salt", "has 257 characters, the limit is 256"),
     "temperature of nan": ({"prompt": "x", "temperature": math.nan}, "temperature", "is nan"),
+    "a turn to continue that is none": (
+        {"prompt": "x", "continue_final_message": True},
+        "continue_final_message",
+        "it needs messages",
+    ),
+    "a turn to continue of the user": (
+        {"messages": [HELLO], "continue_final_message": True},
+        "continue_final_message",
+        "must be the assistant's, got 'user'",
+    ),
+    "a turn to continue that ends with a call": (
+        {
+            "messages": [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}],
+            "continue_final_message": True,
+        },
+        "continue_final_message",
+        "ends with a call",
+    ),
+    "a turn to continue by a number": (
+        {"messages": [HELLO], "continue_final_message": 1},
+        "continue_final_message",
+        "true or false",
+    ),
 }
 
 

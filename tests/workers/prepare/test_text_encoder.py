@@ -103,6 +103,22 @@ def test_a_chat_has_the_ids_of_transformers(name: str, template: str, tmp_path: 
     assert make_encoder(tokenizer, template).encode_chat(CHAT).tolist() == theirs["input_ids"]
 
 
+@pytest.mark.parametrize("begun", ["So", " So\n", "a</s>b", "Hello", "<think>\nLet", ""], ids=ascii)
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_a_turn_that_has_begun_has_the_ids_of_transformers(template: str, begun: str, tmp_path: Path) -> None:
+    chat = [*CHAT, {"role": "assistant", "content": begun}]
+    tokenizer = with_bos(tokenizer_zoo.byte_level())
+    encoder = make_encoder(tokenizer, template)
+    request = GenerationRequest.from_wire({"messages": chat, "continue_final_message": True})
+    try:
+        theirs = reference(tokenizer, tmp_path, template).apply_chat_template(chat, continue_final_message=True)
+    except ValueError:  # the template shows less than the message
+        with pytest.raises(TokenizationFailed, match="a part of the message that is to be continued"):
+            encoder.encode_request(request)
+    else:
+        assert encoder.encode_request(request).tolist() == theirs["input_ids"]
+
+
 BROKEN = {
     "refuses the role": (GEMMA, "System role not supported"),
     "does not parse": ("{% if %}", "TemplateSyntaxError"),
