@@ -24,7 +24,7 @@ from .reasoning import Reasoning, with_reasoning
 from .schemas.messages import CountRequest, MessageRequest
 from .state import Gateway
 from .streaming import event
-from .token_ids import chat_ids
+from .token_ids import num_chat_tokens
 from .usage import message_usage
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
@@ -57,7 +57,8 @@ async def count_tokens(gateway: Gateway, body: CountRequest, request: Request) -
     gateway.check_model(body.model)
     chat = chat_of(body)
     tools = tool_use(gateway, chat.tools, chat.tool_choice, single=False)
-    return json_response({"input_tokens": len(await chat_ids(gateway, request, chat_request(gateway, chat, tools)))})
+    num_tokens = await num_chat_tokens(gateway, request, chat_request(gateway, chat, tools))
+    return json_response({"input_tokens": num_tokens})
 
 
 @dataclass

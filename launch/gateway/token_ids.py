@@ -15,7 +15,7 @@ from .state import Gateway
 # What the question for a prompt has in common with the request that will bring it.
 _IN_COMMON = (
     "messages", "continue_final_message", "tools", "chat_template_kwargs", "truncation", "max_prompt_tokens",
-    "cache_salt", "priority", "deadline_ms", "max_queue_ms",
+    "return_prompt", "cache_salt", "priority", "deadline_ms", "max_queue_ms",
 )  # fmt: skip
 
 
@@ -30,7 +30,22 @@ async def chat_ids(gateway: Gateway, request: Request, asked: Mapping[str, Any])
     Raises:
         RequestError: it was refused.
     """
-    wanted = {name: asked[name] for name in _IN_COMMON if name in asked} | {"max_tokens": 0, "return_prompt": True}
+    return prompt_ids(await _prompt(gateway, request, {**asked, "return_prompt": True}))
+
+
+async def num_chat_tokens(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> int:
+    """Of the prompt of a chat, which may be longer than the context: none but the last of them is computed.
+
+    Raises:
+        RequestError: it was refused.
+    """
+    use = (await _prompt(gateway, request, {**asked, "truncation": "left", "max_prompt_tokens": 1}))["usage"]
+    return int(use["prompt_tokens"] + use["truncated_tokens"])
+
+
+async def _prompt(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the pipeline says of it in the summary of a request that wants no answer."""
+    wanted = {name: asked[name] for name in _IN_COMMON if name in asked} | {"max_tokens": 0}
     generation = await Generation.begin(gateway, request, new_id("tok"), [wanted])
     [completion] = await generation.results()
-    return prompt_ids(completion.summary)
+    return completion.summary

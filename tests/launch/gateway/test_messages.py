@@ -153,6 +153,15 @@ def test_tokens_are_counted_as_they_are_asked(thinking: Site) -> None:
     assert count == thinking.ask("/tokenize", messages=messages)["count"]
 
 
+def test_to_count_tokens_computes_none_and_knows_no_limit(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Dictation(api, monkeypatch, "")
+    most = api.gateway.card.max_model_len
+    messages = [{"role": "user", "content": "x" * most}]
+    assert api.ask(COUNT, messages=messages)["input_tokens"] == most + len("user: \nassistant: ")
+    assert script.asked[0]["max_prompt_tokens"] == 1
+    assert api.refusal(PATH, **{**BASE, "messages": messages})[0] == 400
+
+
 def block(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [fields]}]}
 
