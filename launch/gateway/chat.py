@@ -45,7 +45,7 @@ async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: R
     tools = tool_use(gateway, body.tools, body.tool_choice, single=body.parallel_tool_calls is False)
     asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     form = "tool_choice" if tools.form else form_name(body)
-    with named_as(max_tokens=asked, logprobs="top_logprobs", structured=form):
+    with named_as(prompt="messages", max_tokens=asked, logprobs="top_logprobs", structured=form):
         wanted, reasoning = await with_reasoning(gateway, request, chat_request(gateway, body, tools), body)
         n, mark = body.n or 1, reasoning.mark
         head = Head(new_id(KIND + tools.id_part, body.request_id, num_choices=n, thoughts=mark), OBJECT, model)

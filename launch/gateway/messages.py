@@ -40,7 +40,8 @@ async def create_message(gateway: Gateway, body: MessageRequest, request: Reques
     model = gateway.check_model(body.model)
     chat = chat_of(body)
     tools = tool_use(gateway, chat.tools, chat.tool_choice, single=chat.parallel_tool_calls is False)
-    with named_as(stop="stop_sequences", structured="tool_choice" if tools.form else "output_config.format"):
+    form = "tool_choice" if tools.form else "output_config.format"
+    with named_as(prompt="messages", stop="stop_sequences", structured=form):
         wanted, reasoning = await with_reasoning(gateway, request, chat_request(gateway, chat, tools), chat)
         reply = MessageReply(gateway, f"msg_{uuid.uuid4().hex}", model, tools, reasoning)
         generation = await Generation.begin(gateway, request, reply.message_id, [wanted])

@@ -49,7 +49,8 @@ async def create_response(gateway: Gateway, body: ResponseRequest, request: Requ
     if body.chat_template_kwargs:
         options["chat_template_kwargs"] = body.chat_template_kwargs
     form = "tool_choice" if tools.form else "structured_outputs" if body.structured_outputs else "text.format"
-    with named_as(max_tokens="max_output_tokens", logprobs="top_logprobs", messages="input", structured=form):
+    names = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "structured": form}
+    with named_as(prompt="input", messages="input", **names):
         options["messages"] = wire_messages(_messages(body), template=gateway.facts.chat_template or "")
         options, reasoning = await with_reasoning(gateway, request, options, body)
         reply = ResponseReply(gateway, body, new_id(KIND, body.request_id), model, tools, reasoning)

@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from .generation import Generation
 from .ids import new_id
+from .parameters import named_as
 from .state import Gateway
 
 # What the question for a prompt has in common with the request that will bring it.
@@ -46,6 +47,7 @@ async def num_chat_tokens(gateway: Gateway, request: Request, asked: Mapping[str
 async def _prompt(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the pipeline says of it in the summary of a request that wants no answer."""
     wanted = {name: asked[name] for name in _IN_COMMON if name in asked} | {"max_tokens": 0}
-    generation = await Generation.begin(gateway, request, new_id("tok"), [wanted])
-    [completion] = await generation.results()
+    with named_as(prompt="messages"):
+        generation = await Generation.begin(gateway, request, new_id("tok"), [wanted])
+        [completion] = await generation.results()
     return completion.summary

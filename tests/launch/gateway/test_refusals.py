@@ -150,6 +150,22 @@ def test_an_unknown_model_is_a_404(api: Site) -> None:
     assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
 
 
+@pytest.mark.parametrize(
+    ("path", "param", "more"),
+    [
+        (CHAT, "messages", {}),
+        (RESPONSES, "input", {}),
+        ("/v1/messages", "messages", {"max_tokens": 5}),
+        ("/tokenize", "messages", {}),
+    ],
+)
+def test_a_chat_that_is_too_long_is_named_as_it_was_sent(
+    api: Site, path: str, param: str, more: dict[str, Any]
+) -> None:
+    status, error = api.refusal(path, **{param: [{"role": "user", "content": "a" * 5000}]}, **more)
+    assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+
+
 def test_a_prompt_that_is_too_long_says_so_as_openai_does(api: Site) -> None:
     status, error = api.refusal(COMPLETIONS, prompt=[5] * 5000)
     assert (status, error["code"]) == (400, "context_length_exceeded")
