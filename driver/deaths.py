@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -47,6 +49,20 @@ def _read_vmstat() -> str:
 def _num_kills(text: str) -> int | None:
     """None where they are not counted: by the root group of version 2, and by kernels before 4.13."""
     return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), None)
+
+
+def exit_code(process: subprocess.Popen[bytes], pidfd: int, *, phase: str) -> int:
+    """How a process that has ended did so, negative for a signal; ``phase`` is the last that it showed.
+
+    Where this program ignores SIGCHLD, or waits for every child, the code is lost, which ``Popen`` takes for a 0. Then
+    what did not say that it has stopped has failed, for one that fails without an end would be started for ever.
+    """
+    try:
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:
+        process.wait()
+        return 0 if phase == "stopped" else 1
+    return process.wait()
 
 
 def is_internal(code: int, *, was_hung: bool, out_of_memory: bool) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 from ..protocol.board import FAILED, KEEP, ROLES, STARTING, STOP, Board
 from ..protocol.config import SupervisorConfig
 from ..protocol.errors import PipelineClosed, TriptychError, WorkerDied
-from .deaths import OomWatch, is_internal, is_stopped
+from .deaths import OomWatch, exit_code, is_internal, is_stopped
 from .processes import last_words, start_process
 from .spares import Spares
 from .worker import MAX_BACK_OFF_S, Worker, WorkerHealth
@@ -258,7 +258,7 @@ class Supervisor:
 
     def _bury(self, worker: Worker) -> None:
         assert worker.process is not None
-        code = worker.process.wait()
+        code = exit_code(worker.process, worker.pidfd, phase=self._board.phase(worker.role))
         self._selector.unregister(worker.pidfd)
         os.close(worker.pidfd)
         worker.process, worker.pidfd = None, -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +76,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     open_closed_streams()
     replace_what_cannot_be_written()
     exit_on_signals()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may leave it ignored: then no child has an exit code
     try:
         app(arguments)
     except TriptychError as error:

@@ -157,6 +157,7 @@ def main(
     # Ctrl-C and a service manager's SIGTERM reach the whole group; the driver alone decides what they mean.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the host ignores it, no child of ours would have an exit code
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"
     )

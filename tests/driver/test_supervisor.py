@@ -326,3 +326,29 @@ def test_a_process_without_a_descriptor_is_ended_and_started_again(monkeypatch: 
         assert driver.healthy
         with pytest.raises(ProcessLookupError):
             os.kill(pids[0], 0)
+
+
+@pytest.fixture
+def _sigchld_ignored() -> Iterator[None]:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("_sigchld_ignored")
+def test_a_failed_start_is_one_also_where_the_kernel_keeps_no_exit_codes(tmp_path: Path) -> None:
+    """They read as 0, and a worker that ended by itself was started again at once, for ever."""
+    run_before(tmp_path).write_text("{")
+    with pytest.raises(WorkerDied, match="Traceback") as caught:
+        Driver("hash-lm", run_dir=tmp_path, start_timeout_s=10.0).start()
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.usefixtures("_sigchld_ignored")
+def test_where_the_kernel_keeps_no_exit_codes_a_death_is_taken_for_the_worker_s_own_fault() -> None:
+    with Driver("hash-lm", max_restarts=1000) as driver:
+        os.kill(old := pid_of(driver, "execute"), signal.SIGABRT)
+        soon(lambda: is_replaced(driver, "execute", old))
+        assert driver.health().workers["execute"].recent_deaths == 1
+        assert driver.generate([5, 6], max_tokens=3, timeout=20).token_ids == expected_tokens([5, 6], 3, VOCAB_SIZE)
+        assert driver.stop() == {"prepare": 0, "execute": 0, "summarize": 0}
