@@ -63,6 +63,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._bell_out, self._bell_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._bell_out, selectors.EVENT_READ, None)
+        self._stop_out, self._stop_in = os.pipe2(os.O_CLOEXEC)  # of all workers: what nobody reads wakes each of them
         self._thread = threading.Thread(target=self._run, name="triptych-supervisor", daemon=True)
         self._changed = threading.Condition()
         self._orders: deque[Callable[[], None]] = deque()
@@ -232,8 +233,9 @@ class Supervisor:
         logger.info("started %s, life %d, as process %d", worker.role, epoch, worker.process.pid)
 
     def _start_process(
-        self, role: str, *, arguments: list[str], stdin: int = subprocess.DEVNULL, log: Path | None = None
+        self, role: str, *, arguments: list[str], stdin: int | None = None, log: Path | None = None
     ) -> subprocess.Popen[bytes]:
+        stdin = self._stop_out if stdin is None else stdin
         return start_process(self._run_dir, role, arguments=arguments, stdin=stdin, log=log)
 
     def _fill_spares(self) -> None:
@@ -351,6 +353,7 @@ class Supervisor:
         # Said once more, here, where a worker may have been given up meanwhile: FAILED would keep the others at work.
         self._board.set_mode(mode)
         self._stopping = True
+        os.write(self._stop_in, b"\0")
         for worker in self._workers.values():
             # It has nothing to say to anybody, and an import or a model may keep it from hearing of the stop.
             if self._board.phase(worker.role) in STARTING:
@@ -362,7 +365,8 @@ class Supervisor:
         self._ended = True
         self._spares.close()
         self._selector.close()
-        os.close(self._bell_out)
+        for file in (self._bell_out, self._stop_out, self._stop_in):
+            os.close(file)
 
     def _order(self, order: Callable[[], None]) -> None:
         with self._changed:

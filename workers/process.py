@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -45,6 +46,7 @@ class WorkerContext:
     board: Board
     journal: Journal
     transport: Transport = field(default_factory=Transport)
+    stop_files: tuple[int, ...] = ()  # readable, and left so, once the board says that this worker shall leave
 
     def links(self, *peers: str) -> Links:
         """This worker's inbox, and channels to ``peers``."""
@@ -166,7 +168,7 @@ def main(
         if preload is not None:
             preload(read_config(arguments.run_dir))
         arguments.epoch = int(sys.stdin.readline() or sys.exit(0))
-    context = open_context(role, arguments.epoch, arguments.run_dir)
+    context = open_context(role, arguments.epoch, arguments.run_dir, stop_files=() if arguments.spare else stop_files())
     context.page.set_phase(context.epoch, "starting", since=process_start())
     context.page.set_patience(0)  # an earlier life may have ended in the middle of a flush
     try:
@@ -181,10 +183,20 @@ def main(
     os._exit(0)  # nothing is left to be done, and torch alone takes long to take itself apart
 
 
-def open_context(role: str, epoch: int, run_dir: Path) -> WorkerContext:
+def open_context(role: str, epoch: int, run_dir: Path, *, stop_files: tuple[int, ...]) -> WorkerContext:
     config = read_config(run_dir)
     journal = Journal.open(journal_path(run_dir, config.service))
-    return WorkerContext(role, epoch, run_dir, config, Board(board_path(run_dir)), journal)
+    return WorkerContext(role, epoch, run_dir, config, Board(board_path(run_dir)), journal, stop_files=stop_files)
+
+
+def stop_files() -> tuple[int, ...]:
+    """The pipe that a driver gives a worker for its standard input, out of its children's reach."""
+    if not stat.S_ISFIFO(os.fstat(0).st_mode):
+        return ()  # started by hand
+    file = os.dup(0)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    return (file,)
 
 
 def read_config(run_dir: Path) -> PipelineConfig:

@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -352,3 +353,25 @@ def test_where_the_kernel_keeps_no_exit_codes_a_death_is_taken_for_the_worker_s_
         assert driver.health().workers["execute"].recent_deaths == 1
         assert driver.generate([5, 6], max_tokens=3, timeout=20).token_ids == expected_tokens([5, 6], 3, VOCAB_SIZE)
         assert driver.stop() == {"prepare": 0, "execute": 0, "summarize": 0}
+
+
+WITH_A_LONG_TICK = """
+import runpy, sys
+import triptych.workers.process as process
+process.TICK_S = 60.0
+runpy.run_module(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+def test_workers_that_have_nothing_to_do_are_woken_by_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    popen = subprocess.Popen
+
+    def start_with_a_long_tick(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        python, _, *rest = command
+        return popen([python, "-c", WITH_A_LONG_TICK, *rest], **options)
+
+    driver = Driver("hash-lm", hang_s=100.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("triptych.driver.processes.subprocess.Popen", start_with_a_long_tick)
+        driver.start()
+    assert driver.stop() == {"prepare": 0, "execute": 0, "summarize": 0}

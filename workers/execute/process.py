@@ -120,7 +120,7 @@ class Execute:
         self._links = context.links("summarize")
         self._reports = Reports(self._links)
         self._grammars = GrammarIntake(GrammarCompiler(context.run_dir, card), self._links.bell())
-        self._poller = self._links.poller(self._grammars.bell.file)
+        self._poller = self._links.poller(self._grammars.bell.file, *context.stop_files)
 
     def run(self) -> None:
         try:

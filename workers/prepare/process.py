@@ -93,7 +93,7 @@ class Prepare:
             public=context.public_door(service.submit),
         )
         self._confirmations = Confirmations(context, self._router)
-        self._poller = self._links.poller(self._router.socket, self._bell.file)
+        self._poller = self._links.poller(self._router.socket, self._bell.file, *context.stop_files)
 
     def run(self) -> None:
         try:

@@ -85,7 +85,7 @@ class Summarize:
         self._delivery = Delivery(self._router, context.journal, window=service.window_tokens)
         self._ends = Ends(context.journal, self._delivery, self._notices, self._stats)
         self._texts = Texts(context, card, vocabulary, self._ends)
-        self._poller = self._links.poller(self._router.socket)
+        self._poller = self._links.poller(self._router.socket, *context.stop_files)
         self._discover()
         self._figures = Figures()  # what was found an earlier life has counted
 
@@ -126,6 +126,7 @@ class Summarize:
     def _end_all(self) -> None:
         """The pipeline stops: whoever still waits is told, and may ask and acknowledge for a moment."""
         deadline = time.monotonic() + LAST_WORDS_S
+        poller = self._links.poller(self._router.socket)  # without what said that this is the end, and says it still
         while True:
             is_last = not self._has_readers() or time.monotonic() > deadline
             self._discover()
@@ -134,7 +135,7 @@ class Summarize:
             self.turn()
             if is_last:
                 return
-            self._poller.wait(RETRY_S)
+            poller.wait(RETRY_S)
 
     def _has_readers(self) -> bool:
         """Whether prepare may accept a last request, a first FOLLOW may be under way, or an end is not acknowledged."""
