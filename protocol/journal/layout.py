@@ -18,6 +18,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
+import weakref
 from pathlib import Path
 from typing import NamedTuple
 
@@ -147,8 +148,11 @@ class Journal:
             self._map = mmap.mmap(file, 0)
             header = _checked_header(self._map, path)
             self.header: np.void = np.frombuffer(self._map, HEADER, 1)[0]
-        finally:
+        except BaseException:
             os.close(file)
+            raise
+        self._file = file
+        self._close_file = weakref.finalize(self, os.close, file)  # also of one that nobody has closed
         self.num_records = int(header["num_records"])
         self.arena_bytes = int(header["arena_bytes"])
         self._clock_shift_ns = int(header["clock_shift_ns"])
@@ -215,7 +219,7 @@ class Journal:
             JournalError: the disk does not take it.
         """
         try:
-            self._map.flush()
+            os.fdatasync(self._file)  # what msync would do, which Python calls without letting other threads run
         except OSError as error:
             raise JournalError(f"{self.path} cannot be written: {error.strerror}") from error
 
@@ -253,6 +257,7 @@ class Journal:
             "release_words",
         ):
             self.__dict__.pop(name, None)
+        self._close_file()
         try:
             self._map.close()
         except BufferError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -160,3 +162,28 @@ def patch(path: Path, offset: int, content: bytes) -> None:
     with open(path, "r+b") as file:
         file.seek(offset)
         file.write(content)
+
+
+def test_other_threads_run_while_a_flush_waits_for_the_disk(tmp_path: Path) -> None:
+    journal, times, done = make_journal(tmp_path, arena_bytes=32 << 20), [0.0], threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.0005):
+            times.append(time.monotonic())
+
+    def is_seen() -> bool:
+        journal.arena[:] = len(times) % 256
+        began = time.monotonic()
+        journal.flush()
+        ended = time.monotonic()
+        if ended - began < 0.002:
+            pytest.skip("this disk takes no time")
+        return sum(began < at < ended for at in times) > (ended - began) / 0.004
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        assert any(is_seen() for _ in range(4))
+    finally:
+        done.set()
+        thread.join()
