@@ -170,8 +170,10 @@ class Driver:
                 if progress is not None:
                     progress(self)
         except BaseException:
-            # No request of an earlier driver ends because this one was not ready.
-            self.abandon()
+            with self._lock:
+                if self._supervisor is supervisor:  # another thread may have stopped that one, and started the next
+                    # No request of an earlier driver ends because this one was not ready.
+                    self.abandon()
             raise
         with suppress(OSError, TriptychError):  # another thread may have stopped it meanwhile
             card = ModelCard.from_json((self.run_dir / CARD_FILE).read_text(encoding="utf-8"))

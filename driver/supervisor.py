@@ -6,6 +6,7 @@ that forked, so a worker must not be started by a thread that may end before the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
@@ -145,7 +146,7 @@ class Supervisor:
     def stop(self, timeout_s: float, *, mode: int) -> dict[str, int | None]:
         """Tell the workers to leave, by STOP or KEEP on the board, wait for them, then kill who stays.
 
-        Returns the exit codes by role.
+        Returns the exit codes by role. One that was interrupted, by a signal, is said again.
         """
         self._order(lambda: self._begin_stop(mode))
         if not self._wait_for_ends(timeout_s):
@@ -155,8 +156,9 @@ class Supervisor:
         self._order(self._end)
         self._thread.join()
         with self._changed:
-            os.close(self._bell_in)
-            self._bell_in = -1
+            if self._bell_in >= 0:
+                os.close(self._bell_in)
+                self._bell_in = -1
         return dict(self._exit_codes)
 
     def _wait_for_ends(self, timeout_s: float | None) -> bool:
@@ -362,6 +364,8 @@ class Supervisor:
             self._changed.notify_all()
 
     def _end(self) -> None:
+        if self._ended:
+            return
         self._ended = True
         self._spares.close()
         self._selector.close()
@@ -372,7 +376,8 @@ class Supervisor:
         with self._changed:
             if self._bell_in >= 0:  # a worker may be replaced by one thread while another one stops all
                 self._orders.append(order)
-                os.write(self._bell_in, b"\0")
+                with contextlib.suppress(BrokenPipeError):  # the thread has ended, for a stop that was interrupted then
+                    os.write(self._bell_in, b"\0")
 
     def _drain_bell(self) -> None:
         try:

@@ -263,6 +263,37 @@ def test_a_stop_that_is_interrupted_at_its_end_leaves_nothing(tmp_path: Path, mo
     RunDir(tmp_path).unlock()
 
 
+def test_a_stop_that_is_interrupted_when_the_workers_are_gone_can_be_said_again() -> None:
+    driver = Driver("hash-lm").start()
+    assert driver._supervisor is not None
+    run_dir, thread = driver.run_dir, driver._supervisor._thread
+    join = thread.join
+
+    def join_and_interrupt() -> None:
+        join()
+        thread.join = join  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    thread.join = join_and_interrupt  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        driver.stop()
+    assert driver.stop() == dict.fromkeys(ROLES, 0)
+    assert not run_dir.exists()
+
+
+def test_a_start_that_another_thread_has_stopped_leaves_the_next_one_alone() -> None:
+    driver = Driver("hash-lm")
+
+    def stop_and_start(_: Driver) -> None:
+        driver.stop(mode="abort")
+        driver.start()
+
+    with pytest.raises(PipelineClosed, match="stopped while it started"):
+        driver.start(progress=stop_and_start)
+    assert answers(driver)
+    driver.stop()
+
+
 def test_a_signal_while_a_driver_drains_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
