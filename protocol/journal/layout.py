@@ -153,6 +153,7 @@ class Journal:
             raise
         self._file = file
         self._close_file = weakref.finalize(self, os.close, file)  # also of one that nobody has closed
+        self._close_file.atexit = False  # a thread may be flushing
         self.num_records = int(header["num_records"])
         self.arena_bytes = int(header["arena_bytes"])
         self._clock_shift_ns = int(header["clock_shift_ns"])
