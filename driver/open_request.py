@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..protocol import messages as m
-from ..protocol.codec import decode_public, encode
+from ..protocol.codec import MAX_DEPTH, decode_public, encode
 from ..protocol.errors import InvalidRequest, TriptychError
 from ..protocol.groups import check_request_id
 from .stream import Assembly, Listener
@@ -80,6 +80,17 @@ class LastIds:
 
     def discard(self, request_id: str) -> None:
         self._ids.pop(request_id, None)
+
+
+def copied(value: Any, depth: int = MAX_DEPTH) -> Any:
+    """The value, in lists and maps that its caller has not got: a request is said until it is answered, and each time
+    the same. What is deeper than the service takes is left as it is, to be refused.
+    """
+    if depth and isinstance(value, dict):
+        return {key: copied(item, depth - 1) for key, item in value.items()}
+    if depth and isinstance(value, (list, tuple)):
+        return [copied(item, depth - 1) for item in value]
+    return value
 
 
 def check_name(request_id: str) -> None:

@@ -21,7 +21,7 @@ from ..protocol.channels import Connection
 from ..protocol.errors import DuplicateId, InvalidRequest, PipelineClosed, RequestError, TriptychError, from_wire
 from ..protocol.groups import request_of
 from .choices import Whole, choice_ids, is_read_by
-from .open_request import LastIds, OpenRequest, check_name, checked_size
+from .open_request import LastIds, OpenRequest, check_name, checked_size, copied
 from .origin import Origin
 from .questions import Question, Questions
 from .stream import NOBODY, Assembly, Listener
@@ -68,7 +68,7 @@ class Session:
         keep: bool = False,
     ) -> None:
         """Send a request. One with several choices has a listener for each, and one that hears of all."""
-        message, assembly = m.Submit(request_id, request), Assembly(request_id)
+        message, assembly = m.Submit(request_id, copied(request)), Assembly(request_id)
         if choices:
             whole = Whole(request_id, listener, choices)
             self._order(lambda: self._begin(OpenRequest(message, assembly, whole, choices=whole.choices, keep=keep)))

@@ -30,6 +30,14 @@ def test_a_request_is_said_again_until_it_is_answered(service: FakeService, sess
     assert [service.hear(m.Submit) for _ in range(4)] == [m.Submit("a", {"prompt": "hello"})] * 4
 
 
+def test_what_a_caller_changes_after_a_request_was_said_ends_nobody(service: FakeService, session: Session) -> None:
+    stop: list[Any] = ["x"]
+    submit(session, "a", stop=stop, chat=({"role": "user"},))
+    first = service.hear(m.Submit)
+    stop.append(object())
+    assert service.hear(m.Submit) == first == m.Submit("a", {"stop": ["x"], "chat": [{"role": "user"}]})
+
+
 def test_an_accepted_request_is_not_said_again(service: FakeService, session: Session) -> None:
     submit(session)
     service.accept("a")
