@@ -165,9 +165,10 @@ class Engine:
     @property
     def may_plan(self) -> bool:
         """Whether the next step can be planned now: nothing is in flight, or nothing that it must wait for."""
-        if not self._in_flight:
+        if (latest := self.latest_plan) is None:
             return True
-        return len(self._in_flight) <= self._depth and self._runner.may_go_on and may_plan_ahead(self.scheduler)
+        must_wait = len(self._in_flight) > self._depth or latest.has_proposals
+        return not must_wait and self._runner.may_go_on and may_plan_ahead(self.scheduler)
 
     def step_tokens(self) -> dict[Key, int]:
         """Runs one step; the tokens it brought, by sequence."""

@@ -178,6 +178,16 @@ def test_with_proposals_no_step_of_few_is_planned_ahead(num_speculative_tokens: 
     assert engine.num_in_flight == (0 if num_speculative_tokens else 1)
 
 
+def test_no_step_is_planned_behind_proposals_of_a_few_among_many() -> None:
+    """Where a budget lets only some of them decode, these may have proposals."""
+    sizes: dict[str, Any] = {"page_size": 64, "max_num_seqs": 14, "prefill_chunk": 64, "max_kv_reads": 18}
+    clients = Clients(**sizes, depth=1, num_speculative_tokens=8)
+    for index in range(14):
+        clients.add(make_sequence(index, num_tokens=2, max_tokens=20))
+    clients.close()
+    assert clients.engine.stats.num_accepted_tokens > 0
+
+
 class Failing(HashRunner):
     """Has no token for the rows of proposals that are named."""
 
