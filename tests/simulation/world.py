@@ -161,7 +161,7 @@ class World:
             WORKER_ERRORS.removeHandler(handler)
 
     def _report(self, text: str) -> str:
-        flags = {"overlaps": self.plan.overlaps, "groups": self.has_groups}
+        flags = {"overlaps": self.plan.overlaps, "groups": self.has_groups, "proposals": self.has_proposals}
         said = " ".join(f"--{'' if value else 'no-'}{name}" for name, value in flags.items())
         replay = f"python -m tests.simulation --seed {self.seed} {said}"
         return "\n".join([f"seed {self.seed}: {text}", f"(again with: {replay})", *self.log])
