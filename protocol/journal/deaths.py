@@ -40,17 +40,20 @@ class DeathWriter:
         return deaths
 
 
+def num_deaths(journal: Journal, role: str, slot: int, generation: int) -> int:
+    """Deaths that this request was ever suspected of, or ``POISONED``."""
+    return _value(journal.records[_DEATHS[role]][slot], generation)
+
+
 def held_against(journal: Journal, role: str, slot: int, generation: int) -> int:
     """0, the deaths that this request is suspected of, or ``POISONED``."""
-    entry = journal.records[slot]
-    deaths = _value(entry[_DEATHS[role]], generation)
-    return deaths if deaths > _value(entry[_SURVIVED[role]], generation) else 0
+    deaths = num_deaths(journal, role, slot, generation)
+    return deaths if deaths > _value(journal.records[_SURVIVED[role]][slot], generation) else 0
 
 
 def note_survival(journal: Journal, role: str, slot: int, generation: int) -> None:
     """The request was run alone and did no harm. For the worker of that role."""
-    entry = journal.records[slot]
-    entry[_SURVIVED[role]] = word(generation, _value(entry[_DEATHS[role]], generation))
+    journal.records[_SURVIVED[role]][slot] = word(generation, num_deaths(journal, role, slot, generation))
 
 
 def suspects(journal: Journal, role: str) -> list[int]:

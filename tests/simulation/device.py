@@ -147,9 +147,9 @@ def _writers(plan: Plan, engine: Engine) -> dict[int, Key]:
 
 
 def _killer_in(inputs: StepInputs) -> list[int] | None:
-    """The prompt of a sequence of which this step computes the token that kills."""
-    for sequence in inputs.sampled:
+    """The prompt of a sequence of which this step computes the token that kills, be it behind guesses."""
+    for sequence, length in zip(inputs.sampled, inputs.sampled_lengths.tolist(), strict=True):
         prompt: list[int] = sequence.tokens[: sequence.num_prompt_tokens].tolist()
-        if prompt[0] == EXECUTE_KILLER and sequence.num_output_tokens == num_tokens_before_death(prompt):
+        if prompt[0] == EXECUTE_KILLER and length - len(prompt) == num_tokens_before_death(prompt):
             return prompt
     return None

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 from tests.simulation.plan import Plan
-from tests.simulation.requests import EXECUTE_KILLER, num_tokens_before_death
 from triptych.workers.execute.hash_lm import expected_tokens
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 from triptych.workers.execute.scheduling.sequence import Sequence
@@ -19,14 +18,10 @@ def allow_proposals(plan: Plan, dice: random.Random) -> None:
 
 
 def propose(sequence: Sequence, max_tokens: int) -> list[int]:
-    """Not the token that kills, nor what would follow it: who computes that, does so to say it."""
     prompt = tuple(sequence.tokens[: sequence.num_prompt_tokens].tolist())
     first = sequence.num_output_tokens
-    last = min(first + max_tokens, sequence.max_tokens)
-    if prompt[0] == EXECUTE_KILLER:
-        last = min(last, num_tokens_before_death(list(prompt)) - 1)
     said = _said(prompt, sequence.max_tokens, sequence.params.temperature, sequence.seed)
-    return [token % (VOCAB_SIZE - 1) + 1 if token % 4 == 0 else token for token in said[first:last]]
+    return [token % (VOCAB_SIZE - 1) + 1 if token % 4 == 0 else token for token in said[first : first + max_tokens]]
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ import numpy as np
 from ...protocol import messages as m
 from ...protocol.config import ModelCard
 from ...protocol.errors import JournalError, Poisoned
-from ...protocol.journal.deaths import POISONED, held_against
+from ...protocol.journal.deaths import POISONED, held_against, num_deaths
 from ...protocol.journal.layout import DISPATCHED
 from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import RequestView, read_request
@@ -103,7 +103,8 @@ class Execute:
         self._is_degraded = context.board.is_degraded
         self._max_live = 1 if self._is_degraded else card.max_live
         self._search: tuple[int, int] | None = None  # the beam search that was adopted last
-        self._quarantine = Quarantine(context.journal, num_steps=depth + 1)
+        num_alone = 1 + depth + context.config.scheduler.num_speculative_tokens
+        self._quarantine = Quarantine(context.journal, num_steps=num_alone)
         self._intent = StepIntent(context.intent)
         self._flushes = context.config.service.flushes_steps
         self._books = Bookkeeper(context.journal, eos_token_ids=frozenset(card.eos_token_ids))
@@ -247,6 +248,8 @@ class Execute:
         self._intent.begin_one((slot, view.generation))
         sequence = self._books.adopt(view)
         self._intent.end_one()
+        if num_deaths(self._journal, "execute", *sequence.key):
+            sequence.chance = 0.0  # it may have been a guess, which nobody has asked for: no more are made
         self._held[slot] = view.generation
         self._stats.changed = True
         reason = sequence.end_reason(len(sequence.tokens)) if sequence.num_output_tokens else None

@@ -31,10 +31,10 @@ _NOBODY = _Unit([])
 class Quarantine:
     """The suspects of earlier lives, in order of arrival. Nobody else is adopted while ``is_on``.
 
-    They come one by one, but for the beams of a search, which take their steps together or not at all. Each takes as
-    many steps as may have been in flight when the last life ended: the tokens of the first of them were not known yet,
-    so the step that killed may be the last of as many. A search goes on to its end: it began anew, and nobody knows how
-    far it was.
+    They come one by one, but for the beams of a search, which take their steps together or not at all. Each takes
+    ``num_steps``: as many tokens as the last life may have been ahead of what it had written, with steps in flight and
+    with guesses, so that the one that killed is among them. A search goes on to its end: it began anew, and nobody
+    knows how far it was.
     """
 
     def __init__(self, journal: Journal, *, num_steps: int) -> None:

@@ -85,6 +85,21 @@ def test_a_beam_search_that_came_through_a_run_of_its_own_goes_on(world: World) 
     assert [read_finish(world.journal, *key) for key in keys] == [("length", "")] * 2
 
 
+@pytest.mark.parametrize("is_suspect", [False, True])
+def test_nothing_is_guessed_for_who_was_ever_suspected(is_suspect: bool) -> None:
+    """It may have been a guess that killed, of a token that nobody would ever have said."""
+    world = World(0, proposals=True)
+    with installed(world.clock):
+        view = dispatch(world)
+        if is_suspect:
+            DeathWriter(world.journal).add("execute", view.slot << 32 | view.generation, is_alone=False)
+        execute = make_execute(world)
+        execute._engine.scheduler.proposals._propose = lambda sequence, max_tokens: [1] * max_tokens
+        run(execute, num_turns=30)
+    assert read_finish(world.journal, view.slot, view.generation) == ("length", "")
+    assert (execute._engine.stats.num_proposed_tokens == 0) == is_suspect
+
+
 def test_a_search_that_got_the_record_of_a_suspect_waits_until_all_its_beams_may_run(world: World) -> None:
     """Taken for the suspect, that beam would be tried alone, which it can never be."""
     writer, releases = RequestWriter(world.journal), ReleaseWriter(world.journal)

@@ -70,7 +70,7 @@ class Sequence:
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
     num_preemptions: int = 0
     num_overtaken: int = 0  # sequences behind it that started while it did not fit
-    chance: float = 0.5  # that a token which is proposed to follow is right, as it was lately
+    chance: float = 0.5  # that a token which is proposed to follow is right, as it was lately; 0: none ever is proposed
     last_step: int = 0  # number of the last step that reads or writes its pages
 
     @property
