@@ -122,7 +122,8 @@ class IsolatingRunner:
         if len(plan.chunks) == 1:
             chunk = plan.chunks[0]
             if chunk.proposed:  # which nobody has asked for
-                alone = self._run(replace(plan, chunks=(chunk._replace(num_tokens=1, proposed=()),)))
+                decode = chunk._replace(num_tokens=1, proposed=())
+                alone = self._run(replace(plan, chunks=(decode,), num_decodes=1, num_checked=0))
                 return replace(alone, token_ids=alone.token_ids + [VOID] * len(chunk.proposed))
             return Computed([0] * chunk.samples, failed={chunk.key: f"{type(error).__name__}: {error}"})
         logger.warning("step %d failed with %d sequences, now each half", plan.step, len(plan.chunks), exc_info=error)

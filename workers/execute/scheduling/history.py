@@ -39,7 +39,7 @@ class StepRecord(NamedTuple):
             step=plan.step,
             began_at=began_at,
             elapsed_ns=collected_at - began_at,
-            num_decodes=len(plan.chunks) - len(plan.prefills),
+            num_decodes=plan.num_decodes + plan.num_checked,
             num_prefill_tokens=plan.num_prefill_tokens,
             num_preempted=len(plan.preempted),
             num_swapped_out_pages=len(plan.moves.swap_out),

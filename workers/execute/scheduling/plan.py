@@ -40,6 +40,7 @@ class Plan:
     step: int  # counts from 1
     chunks: tuple[Chunk, ...]  # decodes, in row order; those with proposals; prompts, in the order they were chosen
     num_decodes: int  # of one token each
+    num_checked: int = 0  # behind these, with proposals
     moves: Moves = NO_MOVES  # before the forward pass
     starts: tuple[Start, ...] = ()
     preempted: tuple[Key, ...] = ()  # gave their pages back, and wait
@@ -60,7 +61,7 @@ class Plan:
 
     @property
     def has_proposals(self) -> bool:
-        return any(chunk.proposed for chunk in self.chunks[self.num_decodes :])
+        return self.num_checked > 0
 
     @property
     def num_tokens(self) -> int:
@@ -76,8 +77,8 @@ class Plan:
         return sum(chunk.num_tokens for chunk in self.prefills)
 
     @property
-    def prefills(self) -> list[Chunk]:
-        return [chunk for chunk in self.chunks[self.num_decodes :] if not chunk.proposed]
+    def prefills(self) -> tuple[Chunk, ...]:
+        return self.chunks[self.num_decodes + self.num_checked :]
 
     def halves(self) -> tuple[Plan, Plan]:
         """This step as two, once its moves are done; it has at least two chunks."""
@@ -86,8 +87,9 @@ class Plan:
 
     def part(self, is_in: Seq[bool]) -> Plan:
         """Those of the chunks, once this step's moves are done."""
+        num_decodes, num_checked = sum(is_in[: self.num_decodes]), sum(is_in[self.num_decodes :][: self.num_checked])
         chunks = tuple(compress(self.chunks, is_in))
-        return replace(self, chunks=chunks, num_decodes=sum(is_in[: self.num_decodes]), moves=NO_MOVES)
+        return replace(self, chunks=chunks, num_decodes=num_decodes, num_checked=num_checked, moves=NO_MOVES)
 
 
 MAX_SCORED_TOKENS = 512  # of prompts whose logprobs are wanted, in a step: each takes a row of logits
@@ -169,6 +171,7 @@ class Draft:
             step=self.step,
             chunks=(*self.decodes.values(), *self.checked.values(), *self.prefills.values()),
             num_decodes=len(self.decodes),
+            num_checked=len(self.checked),
             moves=moves,
             starts=tuple(self.starts.values()),
             preempted=tuple(self.preempted),
