@@ -79,19 +79,19 @@ class _Visit:
     def refusal(self) -> ApiError | None:
         """Why this request is not let in."""
         keys = self._gateway.api_keys
-        if keys and self._scope["path"] not in OPEN_ROUTES and not is_known_key(self._given_key(), keys):
+        if keys and self._scope["path"] not in OPEN_ROUTES and not self._has_one_of(keys):
             return ApiError("no valid API key was given", status=401, code="invalid_api_key")
         length = self._headers.get("content-length", "")
         if length.isascii() and length.isdigit() and int(length) > self._gateway.config.max_body_bytes:
             return self._too_large(int(length))
         return None
 
-    def _given_key(self) -> bytes:
-        """The bytes that were sent: in a header they are characters of Latin-1, whatever they mean."""
-        scheme, _, key = self._headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            key = self._headers.get("x-api-key", "")  # as Anthropic's clients send it
-        return key.strip().encode("latin-1")
+    def _has_one_of(self, keys: tuple[str, ...]) -> bool:
+        """Anthropic's clients send ``x-api-key``, and beside it a token for others if their environment has one."""
+        scheme, _, token = self._headers.get("authorization", "").partition(" ")
+        given = (token if scheme.lower() == "bearer" else "", self._headers.get("x-api-key", ""))
+        # The bytes that were sent: in a header they are characters of Latin-1, whatever they mean.
+        return any(is_known_key(key.strip().encode("latin-1"), keys) for key in given)
 
     def _too_large(self, num_bytes: int) -> ApiError:
         limit = self._gateway.config.max_body_bytes

@@ -49,6 +49,12 @@ def several_turns(client: Anthropic, model: str) -> None:
     assert again.content
 
 
+def begun_turn(client: Anthropic, model: str) -> None:
+    begun = ANSWER[: ANSWER.index(" ")]
+    reply = ask(client, model, messages=[*MESSAGES, {"role": "assistant", "content": begun}])
+    assert begun + reply.content[0].text == ANSWER
+
+
 def forced_call(client: Anthropic, model: str) -> None:
     choice = {"type": "tool", "name": TOOL["name"]}
     reply = ask(client, model, tools=[TOOL], tool_choice=choice)
@@ -96,7 +102,7 @@ def many_at_once(client: Anthropic, model: str) -> None:
 
 
 CHECKS = [
-    message, message_streamed, several_turns, forced_call, structured, ends, count_of_tokens, refusals,
+    message, message_streamed, several_turns, begun_turn, forced_call, structured, ends, count_of_tokens, refusals,
     many_at_once,
 ]  # fmt: skip
 

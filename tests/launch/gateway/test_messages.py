@@ -202,7 +202,11 @@ def test_errors_have_the_names_that_its_clients_know(pipeline: Driver, monkeypat
     with site(pipeline.run_dir, api_key="secret") as api:
         reply = api.post(PATH, **BASE)
         assert (reply.status_code, reply.json()["error"]["type"]) == (401, "authentication_error")
-        for headers in ({"x-api-key": "secret"}, {"authorization": "Bearer secret"}):
+        for headers in (
+            {"x-api-key": "secret"},
+            {"authorization": "Bearer secret"},
+            {"authorization": "Bearer of another service", "x-api-key": "secret"},
+        ):
             assert api.http.post(PATH, json=BASE, headers=headers).status_code == 200
         key = {"x-api-key": "secret"}
         reply = api.http.post(PATH, json={**BASE, "model": "other"}, headers=key)
