@@ -45,7 +45,7 @@ async def create_completion(gateway: Gateway, body: CompletionRequest, request: 
         requests = _requests(gateway, body)
         generation = await Generation.begin(gateway, request, head.request_id, requests, keep=bool(body.resumable))
         echoes = await asyncio.to_thread(_echoes, gateway, body) if body.echo else [""] * len(body.prompts())
-        reply = _Reply(gateway, head, body, echoes)
+        reply = CompletionReply(gateway, head, body, echoes)
         if body.stream:
             return generation.stream(reply.events(generation))
         return await generation.reply(reply.whole)
@@ -85,13 +85,14 @@ def _echoes(gateway: Gateway, body: CompletionRequest) -> list[str]:
 
 
 @dataclass
-class _Reply:
+class CompletionReply:
     """The shapes of one reply."""
 
     gateway: Gateway
     head: Head
     body: CompletionRequest
-    echoes: list[str]
+    echoes: list[str]  # in front of the choices of each prompt
+    positions: list[int] | None = None  # of each choice the client has so many tokens; None: it has just asked
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         n = self.body.n or 1
@@ -130,14 +131,15 @@ class _Reply:
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         options, n = self.body.stream_options, self.body.n or 1
+        echoes = [echo for echo in self.echoes for _ in range(n)]
+        starts = self.positions or [0] * len(echoes)
         writer = ChunkWriter(
             self.head, shape=COMPLETION_TEXT,
             with_usage=bool(options and options.include_usage),
-            positions=[0] * n if self.body.resumable else None,
+            positions=list(starts) if self.body.resumable else None,
             num_prompt_tokens=generation.num_prompt_tokens if says_usage(options) else None,
         )  # fmt: skip
         is_plain = self.body.logprobs is None and not self.body.return_token_ids
-        echoes = [echo for echo in self.echoes for _ in range(n)]
         offsets = [self._offsets(echo) for echo in echoes]
         for index, echo in enumerate(echoes):
             if echo:
@@ -146,7 +148,7 @@ class _Reply:
             text = "".join(delta.text for delta in piece.deltas)
             if piece.end is not None:
                 choice = {"index": piece.index, "text": "", "logprobs": None, "finish_reason": piece.end.finish_reason}
-                yield writer.choice(choice, num_tokens=len(piece.end.token_ids))
+                yield writer.choice(choice, num_tokens=starts[piece.index] + len(piece.end.token_ids))
             elif is_plain:
                 yield writer.text(piece.index, text, num_tokens=piece.deltas[-1].num_tokens)
             else:

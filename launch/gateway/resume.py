@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,24 +10,26 @@ from starlette.types import ASGIApp
 
 from ...driver.async_client import AsyncStream
 from ...driver.choices import choice_ids
-from ...driver.stream import Completion
 from ...protocol.board import FAILED
 from ...protocol.errors import DuplicateId, PipelineFailed, RequestError
 from ...protocol.sampling import MAX_SAMPLES
 from .calls import ToolUse
 from .chat import KIND as CHAT
+from .chat import OBJECT as CHAT_OBJECT
 from .chat import ChatReply
 from .completions import KIND as COMPLETION
+from .completions import OBJECT as COMPLETION_OBJECT
+from .completions import CompletionReply
 from .errors import ApiError, aborted, json_response
 from .generation import Generation
 from .ids import read_id
 from .reasoning import Reasoning
-from .replies import COMPLETION_TEXT, ChunkWriter, Head
+from .replies import Head
+from .schemas.completions import CompletionRequest
 from .schemas.sampling import StreamOptions
 from .state import Gateway
-from .streaming import DONE, answered
+from .streaming import answered
 from .submission import Choices
-from .usage import usage
 
 POSITIONS = "^[0-9]{1,10}(,[0-9]{1,10})*$"  # a number for each choice
 
@@ -45,7 +45,7 @@ async def resume_request(
     Raises:
         ApiError: 404, no request of this id is live or kept; 400, ``known`` is not what it should be.
     """
-    kind, parser, n, thoughts = read_id(request_id)
+    kind, _, n, _ = read_id(request_id)
     positions = _positions(known if stream else None, n)
     request.state.request_id = request_id
     if kind not in (CHAT, COMPLETION) or n > MAX_SAMPLES or await _state(gateway, request_id) == "unknown":
@@ -53,26 +53,25 @@ async def resume_request(
     # A connection that is lost may not be known to be: whoever asks last reads.
     for name in {request_id, *choice_ids(request_id, n)}:
         gateway.client.let_go(name, DuplicateId("another connection reads this answer now"))
-    is_chat, reasoning = kind == CHAT, Reasoning.of_mark(thoughts)
-    head = Head(request_id, ("chat.completion" if is_chat else "text_completion"), gateway.model_names[0])
-    reply = ChatReply(gateway, head, ToolUse(parser=parser or "none"), reasoning, num_choices=n)
-    if stream and is_chat:
-        reply.stream_options = StreamOptions.model_validate({"include_usage": True})
-        reply.with_ids, reply.positions = True, positions
-        if not reply.is_plain:
-            reply.known = await _first_tokens(gateway, request, request_id, positions)
+    reply = _reply(gateway, request_id, positions)
+    if stream and isinstance(reply, ChatReply) and not reply.is_plain:
+        reply.known = await _first_tokens(gateway, request, request_id, positions)
     generation = Generation.resumed(gateway, request, Choices(_follow(gateway, request_id, positions, keep=True)))
-    if stream:
-        return generation.stream(reply.events(generation) if is_chat else _events(generation, head, positions))
-    return await generation.reply(reply.whole if is_chat else lambda completions: _whole_text(head, completions))
+    return generation.stream(reply.events(generation)) if stream else await generation.reply(reply.whole)
 
 
-def _whole_text(head: Head, completions: list[Completion]) -> dict[str, Any]:
-    choices = [
-        {"index": index, "text": whole.text, "logprobs": None, "finish_reason": whole.finish_reason}
-        for index, whole in enumerate(completions)
-    ]
-    return {**head.fields(), "choices": choices, "usage": usage(completions, num_choices=len(completions))}
+def _reply(gateway: Gateway, request_id: str, positions: list[int]) -> ChatReply | CompletionReply:
+    """What writes this answer, as far as its id says how."""
+    kind, parser, n, thoughts = read_id(request_id)
+    options, model = StreamOptions.model_validate({"include_usage": True}), gateway.model_names[0]
+    if kind == CHAT:
+        head, tools = Head(request_id, CHAT_OBJECT, model), ToolUse(parser=parser or "none")
+        return ChatReply(
+            gateway, head, tools, Reasoning.of_mark(thoughts),
+            stream_options=options, with_ids=True, num_choices=n, positions=positions,
+        )  # fmt: skip
+    body = CompletionRequest.model_construct(n=n, resumable=True, stream_options=options)
+    return CompletionReply(gateway, Head(request_id, COMPLETION_OBJECT, model), body, [""], positions)
 
 
 async def forget_request(gateway: Gateway, request_id: str) -> Response:
@@ -133,20 +132,6 @@ async def _take(gateway: Gateway, name: str, num_tokens: int) -> list[int]:
     finally:
         stream.let_go()
     return ids[:num_tokens]
-
-
-async def _events(generation: Generation, head: Head, positions: list[int]) -> AsyncIterator[bytes]:
-    """Of a completion."""
-    writer = ChunkWriter(head, shape=COMPLETION_TEXT, with_usage=True, positions=positions)
-    async for piece in generation.pieces():
-        if piece.end is None:
-            text = "".join(delta.text for delta in piece.deltas)
-            yield writer.text(piece.index, text, num_tokens=piece.deltas[-1].num_tokens)
-            continue
-        choice = {"index": piece.index, "text": "", "logprobs": None, "finish_reason": piece.end.finish_reason}
-        yield writer.choice(choice, num_tokens=positions[piece.index])
-    yield writer.usage(usage(generation.ends, num_choices=len(positions)))
-    yield DONE
 
 
 def _positions(known: str | None, num_choices: int) -> list[int]:
