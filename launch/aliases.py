@@ -12,6 +12,7 @@ ALIASES = {
     "num-gpu-blocks-override": "num-pages",  # vLLM
     "no-enable-prefix-caching": "no-prefix-cache",  # vLLM
     "disable-radix-cache": "no-prefix-cache",  # SGLang
+    "lora-paths": "lora-modules",  # SGLang
     "max-running-requests": "max-num-seqs",  # SGLang
     "chunked-prefill-size": "prefill-chunk",  # SGLang
     "max-queued-requests": "max-queue",  # SGLang

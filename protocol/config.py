@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 
 from .endpoints import check_endpoint
 from .errors import ConfigError
+from .lora import parse_modules
 from .plain import load_map, make
 
 POLICIES = ("fifo", "prefill_first", "round_robin", "priority")
@@ -68,6 +69,9 @@ class ModelConfig:
     cuda_graphs: bool = _option(True, "on a GPU, decodes run as CUDA graphs")
     overlap: bool = _option(True, "a step is planned and launched while the last one runs (GPU, compiled kernels)")
     max_model_len: int | None = _option(None, "tokens of prompt and output together; by default the model's own limit")
+    lora_modules: tuple[str, ...] = _option(
+        (), "NAME=PATH of a LoRA adapter, which requests ask for by its name; may be given several times"
+    )
     threads: int | None = _option(None, "of execute on a CPU, of each rank; by default one per physical core in all")
     tensor_parallel_size: int = _option(1, "processes, one a GPU, that share each layer of the model on this machine")
     hash_step_ms: float = _option(0.0, f"{HASH_MODEL} only: what a step pretends to cost, in ms")
@@ -84,6 +88,11 @@ class ModelConfig:
         _one_of("quantization", self.quantization, QUANTIZATIONS)
         if self.max_model_len is not None:
             _between("max_model_len", self.max_model_len, 2)
+        if parse_modules(self.lora_modules) and self.tensor_parallel_size > 1:
+            raise ConfigError(
+                f"lora_modules are served by one rank, tensor_parallel_size is {self.tensor_parallel_size}",
+                param="lora_modules",
+            )
         if self.threads is not None:
             _between("threads", self.threads, 1, 4096)
         _between("tensor_parallel_size", self.tensor_parallel_size, 1, 64)
@@ -302,7 +311,7 @@ class PipelineConfig:
         """
         parts: dict[str, dict[str, Any]] = {}
         for name, value in options.items():
-            parts.setdefault(_owner(name), {})[name] = value
+            parts.setdefault(_owner(name), {})[name] = tuple(value) if isinstance(value, list) else value
         hints = get_type_hints(cls)
         return cls(**{owner: hints[owner](**values) for owner, values in parts.items()})
 
@@ -348,6 +357,7 @@ class ModelCard:
     max_num_seqs: int
     max_live: int
     load_s: float
+    adapters: dict[str, str] = field(default_factory=dict)  # digest of each, by its name
     why_slow: str = ""  # no faster backend runs it here; empty where it is the fastest
 
     @classmethod

@@ -71,7 +71,7 @@ def make_tiny_model(family: str, folder: Path, **overrides: Any) -> Path:
     return folder
 
 
-def prove(checkpoint: Path, dtype: str = "auto") -> None:
+def prove(checkpoint: Path, dtype: str = "auto", *, lora_modules: tuple[str, ...] = ()) -> None:
     """Find out here what the first start of a checkpoint on the compiled kernels does.
 
     A worker that starts after it needs no transformers, whose import is most of such a start; here it is imported.
@@ -81,7 +81,8 @@ def prove(checkpoint: Path, dtype: str = "auto") -> None:
 
     with tempfile.TemporaryDirectory() as run_dir:
         build_runner(
-            ModelConfig(model=str(checkpoint), device="cpu", dtype=dtype), CacheConfig(num_pages=16), SchedulerConfig(),
+            ModelConfig(model=str(checkpoint), device="cpu", dtype=dtype, lora_modules=lora_modules),
+            CacheConfig(num_pages=16), SchedulerConfig(),
             model_dir=checkpoint, run_dir=Path(run_dir), progress=lambda done, total: None,
         )  # fmt: skip
 

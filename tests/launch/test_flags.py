@@ -49,6 +49,7 @@ CONFIG_VALUES: dict[str, Any] = {
     "kv_memory_fraction": 0.25,
     "safety_margin": 0.5,
     "tensor_parallel_size": 4,
+    "lora_modules": ("chat=/adapters/chat",),
     "policy": "fifo",
     "max_pending_bytes": 1 << 30,
 }
@@ -101,15 +102,16 @@ FIELDS = [(owner, name, 64 if name in ("threads", "max_num_seqs") else value) fo
 def test_every_config_field_is_a_flag_and_an_environment_variable(owner: str, name: str, value: Any) -> None:
     flag = f"--{name.replace('_', '-')}"
     switch = {True: [flag], False: [f"--no-{flag[2:]}"]}
-    by_flag, _ = parse(switch[value] if isinstance(value, bool) else [flag, str(value)])
-    by_env, _ = parse([], env={f"TRIPTYCH_{name.upper()}": str(value)})
+    text = " ".join(value) if isinstance(value, tuple) else str(value)
+    by_flag, _ = parse(switch[value] if isinstance(value, bool) else [flag, text])
+    by_env, _ = parse([], env={f"TRIPTYCH_{name.upper()}": text})
     assert value_of(by_flag, owner, name) == value_of(by_env, owner, name) == value
 
 
 def test_what_other_servers_call_it_is_understood() -> None:
     for alias, name in ALIASES.items():
         if name != "drain-timeout":  # of serve alone
-            value = [] if name.startswith("no-") else ["64"]
+            value = [] if name.startswith("no-") else ["a=b" if name == "lora-modules" else "64"]
             assert parse([f"--{alias}", *value]) == parse([f"--{name}", *value]) != parse([])
 
 

@@ -67,8 +67,14 @@ def build_inputs(
         sample_rows=sample_rows,
         sampled=sampled,
         carried=_carried(plan, last_rows, carried_rows) if carried_rows else None,
+        adapters=_adapters(scheduled),
         **(_scored(plan, query_starts, spans) if spans else {}),
     )
+
+
+def _adapters(scheduled: list[Sequence]) -> Int32 | None:
+    adapters = [sequence.adapter for sequence in scheduled]
+    return np.array(adapters, np.int32) if any(adapters) else None
 
 
 def _tokens(sequence: Sequence, chunk: Chunk) -> Int32:

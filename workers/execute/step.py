@@ -54,6 +54,7 @@ class StepInputs:
     sampled: Rows[Sequence]  # [R], the sequences these rows belong to
     # [T], rows of the step before whose token is meant, which the host does not know yet; -1 where token_ids has it
     carried: Int32 | None = None
+    adapters: Int32 | None = None  # [S], each sequence's, counted from 1; 0: none. None: nobody has one
     score_rows: Int32 = field(default_factory=_no_rows)  # [C], indices into the T tokens: those of ``scored``, in order
     scored: Rows[ScoreSpan] = ()  # of prompts whose logprobs are wanted
 

@@ -53,6 +53,15 @@ class Layer(ctypes.Structure):
     ]
 
 
+class Update(ctypes.Structure):
+    _fields_ = [
+        ("down", Matrix),
+        ("up", c_void_p),
+        ("rank", c_int32),
+        ("num_vectors", c_int32),
+    ]
+
+
 class Model(ctypes.Structure):
     _fields_ = [
         ("layers", c_void_p),
@@ -61,6 +70,7 @@ class Model(ctypes.Structure):
         ("final_norm", c_void_p),
         ("cosines", c_void_p),
         ("sines", c_void_p),
+        ("updates", c_void_p),
         ("format", c_int32),
         ("embedding_is_bf16", c_int32),
         ("num_layers", c_int32),
@@ -74,6 +84,8 @@ class Model(ctypes.Structure):
         ("score_divisor", c_float),
         ("embedding_multiplier", c_float),
         ("residual_multiplier", c_float),
+        ("max_rank", c_int32),
+        ("adapted_products", c_int32),
         ("unused", c_int32),
     ]
 
@@ -99,6 +111,7 @@ class Step(ctypes.Structure):
         ("sample_rows", c_void_p),
         ("carried", c_void_p),
         ("last_tokens", c_void_p),
+        ("adapters", c_void_p),
         ("logits", c_void_p),
         ("tokens", c_void_p),
         ("greatest", c_void_p),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -13,6 +13,7 @@ import torch
 
 from ....protocol.config import CacheConfig, ModelCard, ModelConfig, PipelineConfig, SchedulerConfig
 from ....protocol.errors import ConfigError
+from ....protocol.lora import parse_modules
 from ...importing import MODELS, TRANSFORMERS, importing
 from ..kernels.support import why_no_triton
 from ..sampling.sampler import Sampler
@@ -21,6 +22,7 @@ from .decoder_spec import Unsupported
 from .facts import ModelFacts, Progress, take_device, wanted_len
 from .give_back import trim_heap
 from .group import ALONE, Group, check_divides
+from .lora import Adapter, load_adapters
 from .memory import available_bytes
 from .native_build import NativeModel, NativeSetting, load_proven
 from .native_runner import NativeRunner
@@ -72,7 +74,8 @@ def build_runner(
     start = time.monotonic()
     device = take_device(model_config.device)
     folder = find_checkpoint(model_dir)
-    loader = _Loader(model_config, cache_config, scheduler_config, device, folder, progress)
+    adapters = _load_adapters(model_config, device)
+    loader = _Loader(model_config, cache_config, scheduler_config, device, folder, progress, adapters=adapters)
     proofs = ProofStore(folder, model_config)
     loaded = loader.load_proven(proofs, run_dir)
     if loaded is None:
@@ -112,6 +115,13 @@ def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> Tor
     return cast("TorchRunner", runner)  # the transformers path was asked for
 
 
+def _load_adapters(config: ModelConfig, device: torch.device) -> list[Adapter]:
+    modules = parse_modules(config.lora_modules)
+    if modules and device.type != "cpu":
+        raise ConfigError(f"lora_modules are served on a CPU only, the device is {device}", param="lora_modules")
+    return load_adapters(modules)
+
+
 def _no_progress(done: int, total: int) -> None: ...
 
 
@@ -126,6 +136,7 @@ class _Loader:
     folder: Path
     progress: Progress
     tokenizer: PreTrainedTokenizerFast | None = None
+    adapters: Sequence[Adapter] = ()
     group: Group = ALONE
     ranks: Ranks | None = None  # the others of the group, on rank 0
     obstacles: list[str] = field(default_factory=list)  # why a faster way was not taken
@@ -320,6 +331,7 @@ class _Loader:
             page_size=self.cache.page_size,
             threads=config.threads,
             overlaps=config.overlap and num_processors() > 1,
+            adapters=self.adapters,
             progress=self.progress,
         )
 
@@ -343,6 +355,7 @@ class _Loader:
             self.config,
             device=self.device,
             group=self.group,
+            adapters=self.adapters,
             progress=self.progress,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,7 +15,9 @@ from ..kernels.structures import Format
 from .checkpoint import check_weights
 from .decoder_spec import DecoderSpec, Unsupported
 from .facts import Progress
+from .lora import Adapter
 from .native_decoder import NativeDecoder
+from .native_lora import PackedAdapters
 from .native_weights import Checkpoint, PackedWeights
 from .pool import LayerShape
 from .proof import Proof
@@ -45,6 +47,7 @@ class NativeSetting:
     page_size: int  # tokens
     threads: int | None  # None: as many as are worth it
     overlaps: bool = False  # whether steps go on while nobody waits for them
+    adapters: Sequence[Adapter] = ()
     progress: Progress  # over the tensors that are packed
 
     def num_threads(self, spec: DecoderSpec) -> int:
@@ -70,7 +73,14 @@ class NativeSetting:
             spec, checkpoint, library=library, format_=format_, num_threads=threads, progress=self.progress
         )
 
-    def model(self, library: Kernels, weights: PackedWeights, proof: Proof) -> NativeModel:
+    def pack_adapters(self, weights: PackedWeights) -> PackedAdapters:
+        """
+        Raises:
+            ConfigError: one of them does not fit the model.
+        """
+        return PackedAdapters(weights.spec, self.adapters, weights.format)
+
+    def model(self, library: Kernels, weights: PackedWeights, adapters: PackedAdapters, proof: Proof) -> NativeModel:
         """The model that ``proof`` is about."""
         spec, format_, threads = weights.spec, weights.format, self.num_threads(weights.spec)
 
@@ -78,6 +88,7 @@ class NativeSetting:
             return NativeDecoder(
                 library, weights, proof.rope.tables(max_model_len),
                 num_pages=num_pages, page_size=self.page_size, num_threads=threads, overlaps=self.overlaps,
+                adapters=adapters,
             )  # fmt: skip
 
         cached = torch.float32 if format_ is Format.FLOAT32 else torch.bfloat16
@@ -97,10 +108,10 @@ def load_proven(folder: Path, proof: Proof, setting: NativeSetting) -> NativeMod
 
     Raises:
         Unsupported: the kernels cannot be built any more.
-        ConfigError: the weights are damaged.
+        ConfigError: the weights are damaged, or an adapter does not fit them.
     """
     check_weights(folder)
     checkpoint = Checkpoint(folder)
     library, weights = setting.pack(checkpoint, proof.spec, getattr(torch, proof.dtype))
     checkpoint.forget()
-    return setting.model(library, weights, proof)
+    return setting.model(library, weights, setting.pack_adapters(weights), proof)

@@ -16,6 +16,7 @@ from ....protocol.errors import ConfigError
 from ..kernels.memory import Arena, padded
 from ..kernels.structures import Layer, Model, Sharing, Step
 from ..step import Float32, Int32, Int64, StepInputs
+from .native_lora import PackedAdapters
 from .native_weights import PackedWeights
 from .threads import WORTH, Worth
 
@@ -70,6 +71,7 @@ class NativeDecoder:
         num_threads: int,
         overlaps: bool = False,
         worth: Worth = WORTH,
+        adapters: PackedAdapters | None = None,
     ) -> None:
         """``num_threads`` compute at a time. With ``overlaps`` steps go on while nobody waits for them."""
         self._library = library
@@ -82,6 +84,10 @@ class NativeDecoder:
         model.layers = ctypes.addressof(self._layers)
         model.cosines, model.sines = (table.ctypes.data for table in self._rope)
         model.page_size = page_size
+        self._adapters = adapters
+        if adapters is not None and adapters.names:
+            model.updates = ctypes.addressof(adapters.updates)
+            model.max_rank, model.adapted_products = adapters.max_rank, adapters.adapted_products
         self.overlaps = overlaps
         sharing = Sharing(*worth, num_threads=num_threads, num_own=max(num_threads - 1, int(overlaps)))
         self._decoder = library.triptych_decoder_new(model, sharing)
@@ -191,6 +197,8 @@ def _packed(inputs: StepInputs, rows: Int32) -> tuple[Int32, dict[str, int]]:
     }
     if inputs.carried is not None:
         arrays["carried"] = inputs.carried
+    if inputs.adapters is not None:
+        arrays["adapters"] = np.repeat(inputs.adapters - np.int32(1), np.diff(inputs.query_starts))
     packed = np.concatenate(list(arrays.values()), dtype=np.int32, casting="same_kind")
     ends = accumulate((4 * array.size for array in arrays.values()), initial=packed.ctypes.data)
     return packed, dict(zip(arrays, ends, strict=False))

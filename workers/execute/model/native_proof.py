@@ -18,12 +18,16 @@ def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str,
 
     Raises:
         Unsupported: the kernels do not compute this model, or not here; the text says why.
-        ConfigError: the checkpoint is missing something or damaged.
+        ConfigError: the checkpoint is missing something or damaged, or an adapter does not fit it.
     """
     config, checkpoint, spec = open_checkpoint(folder, tokenizer)
     compute_dtype = choose_dtype(config, dtype, FORMATS)
     library, weights = setting.pack(checkpoint, spec, compute_dtype)
-    difference = check_native(library, weights, config, checkpoint, num_threads=setting.num_threads(spec))
+    adapters = setting.pack_adapters(weights)
+    difference = check_native(
+        library, weights, config, checkpoint,
+        num_threads=setting.num_threads(spec), packed=adapters, adapters=setting.adapters,
+    )  # fmt: skip
     checkpoint.forget()
     proof = Proof(
         spec=spec,
@@ -32,4 +36,4 @@ def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str,
         facts=read_facts(config, folder, tokenizer, checkpoint),
         difference=difference,
     )
-    return setting.model(library, weights, proof)
+    return setting.model(library, weights, adapters, proof)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,8 +17,11 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from ..kernels.structures import Format
 from ..step import StepInputs
 from .decoder_spec import Unsupported, find_rope
+from .lora import Adapter
 from .native_decoder import NativeDecoder
+from .native_lora import PackedAdapters
 from .native_weights import PackedWeights
+from .torch_lora import merged
 
 Int32 = npt.NDArray[np.int32]
 
@@ -36,15 +41,18 @@ def check_native(
     checkpoint: Mapping[str, torch.Tensor],
     *,
     num_threads: int,
+    packed: PackedAdapters | None = None,
+    adapters: Sequence[Adapter] = (),
 ) -> float:
-    """Run three short sequences in two ragged steps; the greatest difference, relative to the greatest logit.
+    """Run three short sequences in two ragged steps, without an adapter and with each; the greatest difference,
+    relative to the greatest logit. ``packed`` are the ``adapters`` as the kernels have them.
 
     Raises:
         Unsupported: the logits differ; the text says by how much.
     """
     sequences = random_sequences(weights.spec.vocab_size)
     dtype = torch.float32 if weights.format is Format.FLOAT32 else torch.bfloat16
-    plain = plain_logits(mapped_model(config, checkpoint, dtype), sequences)
+    model = mapped_model(config, checkpoint, dtype)
     decoder = NativeDecoder(
         library,
         weights,
@@ -52,14 +60,19 @@ def check_native(
         num_pages=NUM_PAGES,
         page_size=PAGE_SIZE,
         num_threads=num_threads,
+        adapters=packed,
     )
-    difference = float((_native_logits(decoder, sequences) - plain).abs().max() / plain.abs().max())
-    limit = _TOLERANCES[weights.format]
-    if not difference <= limit:  # a not-a-number fails too
-        raise Unsupported(
-            f"its logits differ from transformers' by {difference:.2g} of the greatest, the limit is {limit}"
-        )
-    return difference
+    greatest, limit = 0.0, _TOLERANCES[weights.format]
+    for number, adapter in enumerate((None, *adapters)):
+        with nullcontext() if adapter is None else merged(model, adapter):
+            plain = plain_logits(model, sequences)
+        difference = float((_native_logits(decoder, sequences, number) - plain).abs().max() / plain.abs().max())
+        if not difference <= limit:  # a not-a-number fails too
+            name = "" if adapter is None else f"with the adapter {adapter.name!r} "
+            text = f"{name}its logits differ from transformers' by {difference:.2g} of the greatest"
+            raise Unsupported(f"{text}, the limit is {limit}")
+        greatest = max(greatest, difference)
+    return greatest
 
 
 def mapped_model(
@@ -86,9 +99,14 @@ def plain_logits(model: PreTrainedModel, sequences: list[Int32]) -> torch.Tensor
     return torch.cat(rows).float()
 
 
-def _native_logits(decoder: NativeDecoder, sequences: list[Int32]) -> torch.Tensor:
+def _native_logits(decoder: NativeDecoder, sequences: list[Int32], adapter: int) -> torch.Tensor:
     """The same logits out of two ragged steps."""
-    return paged_logits(lambda inputs: torch.from_numpy(decoder.run(inputs).logits).clone(), sequences)
+    adapters = np.full(len(sequences), adapter, np.int32) if adapter else None
+
+    def run(inputs: StepInputs) -> torch.Tensor:
+        return torch.from_numpy(decoder.run(replace(inputs, adapters=adapters)).logits).clone()
+
+    return paged_logits(run, sequences)
 
 
 def paged_logits(run: Callable[[StepInputs], torch.Tensor], sequences: list[Int32]) -> torch.Tensor:

@@ -23,6 +23,7 @@ import torch
 
 from ....protocol.config import ModelConfig
 from ....protocol.errors import ConfigError
+from ....protocol.lora import parse_modules
 from ....protocol.plain import load_map, make
 from ....protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, load_facts, save_tokenizer
 from ..kernels.cache import cache_folder, keep_newest, note_use
@@ -102,10 +103,12 @@ class ProofStore:
 def _key(checkpoint: Path, config: ModelConfig) -> str:
     """Changes with everything that the outcome depends on. Of weight files it sees size and time, not the content."""
     digest = hashlib.sha256(f"{config.dtype} {config.quantization} {_kernels()}\n".encode())
+    modules = parse_modules(config.lora_modules)
     digest.update(" ".join(version(library) for library in _LIBRARIES).encode())
     for file in sorted(file for folder in _OWN_FOLDERS for file in folder.glob("*.py")):
         digest.update(file.read_bytes())
-    for file in sorted(file for file in checkpoint.iterdir() if file.is_file()):
+    files = sorted(file for file in checkpoint.iterdir() if file.is_file())
+    for file in (*files, *(file for module in modules for file in module.files)):
         stat = file.stat()
         is_weights = file.suffix == _WEIGHTS
         digest.update(f"\n{file.name} {stat.st_size} {stat.st_mtime_ns if is_weights else ''}\n".encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -13,10 +14,13 @@ from ..sampling.sampler import Sampler
 from ..step import StepInputs, StepResult, resolve
 from .forward import RaggedForward
 from .step_runner import StepRunner
+from .torch_lora import TorchAdapters
 
 
 class TorchRunner(StepRunner):
     """Owns the model and, in ``layers``, the pages."""
+
+    adapters: TorchAdapters | None = None  # that are hooked into the model
 
     def __init__(self, model: PreTrainedModel, layers: PagedLayers, sampler: Sampler, **sizes: int) -> None:
         """``sizes`` are those of ``StepRunner``."""
@@ -45,5 +49,6 @@ class TorchRunner(StepRunner):
     def compute_logits(self, inputs: StepInputs) -> torch.Tensor:
         """Logits float32 [R + C, V] of the step's logit rows; its keys and values are in their pages then."""
         self._layers.kernel.begin_step(inputs)
-        with attending(self._layers):
+        adapted = nullcontext() if self.adapters is None else self.adapters.applied(inputs)
+        with attending(self._layers), adapted:
             return self._forward(inputs.token_ids, inputs.positions, inputs.logit_rows)

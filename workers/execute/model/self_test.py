@@ -8,7 +8,8 @@ So it is tried, with random tokens, on a few pages of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -21,7 +22,9 @@ from ..attention.forward_context import PagedLayers, attending, use_paged_attent
 from ..attention.interface import AttentionForm, PagedAttention
 from ..step import StepInputs
 from .forward import RaggedForward
+from .lora import Adapter
 from .pool import LayerShape, allocate_pool
+from .torch_lora import TorchAdapters, merged
 
 Int32 = npt.NDArray[np.int32]
 
@@ -35,8 +38,11 @@ _OUTLIERS = 3
 
 
 @torch.inference_mode()
-def switch_to_pages(model: PreTrainedModel, kernel: PagedAttention, *, max_model_len: int) -> dict[int, LayerShape]:
-    """Route the model's attention through pages, prove that it computes the same, and return what its layers store.
+def switch_to_pages(
+    model: PreTrainedModel, kernel: PagedAttention, *, max_model_len: int, adapters: TorchAdapters | None = None
+) -> dict[int, LayerShape]:
+    """Route the model's attention through pages, prove that it computes the same, with each adapter too, and return
+    what its layers store.
 
     Raises:
         ConfigError: this family cannot run on paged attention; the message says what was measured.
@@ -45,15 +51,19 @@ def switch_to_pages(model: PreTrainedModel, kernel: PagedAttention, *, max_model
         raise ConfigError(f"{_family(model)} does not let its attention be replaced", param="model")
     forward = RaggedForward(model)
     sequences = _random_sequences(model.config.get_text_config().vocab_size)
+    cases: list[Adapter | None] = [None, *(adapters.adapters if adapters else ())]
     with _refusing(model):
         # Two, since each may be off: some versions of sdpa leave out a soft cap, and eager rounds more in bfloat16.
-        plain = [_plain_logits(forward, sequences, name) for name in (model.config._attn_implementation, "eager")]
+        names = model.config._attn_implementation, "eager"
+        plain = [[_plain_logits(forward, sequences, name, case) for name in names] for case in cases]
         use_paged_attention(model)
         probe = _probe(forward)
         _check_windows(model, probe.windows, max_model_len)
         caches = allocate_pool(probe.shapes, _PAGES.size, page_size=_PAGE_SIZE, device=forward.device)
-        paged = _paged_logits(forward, PagedLayers(kernel, caches), sequences)
-    _compare(model, plain, paged)
+        layers = PagedLayers(kernel, caches)
+        paged = [_paged_logits(forward, layers, sequences, adapters, number) for number in range(len(cases))]
+    for case, expected, found in zip(cases, plain, paged, strict=True):
+        _compare(model, expected, found, "" if case is None else f" with the adapter {case.name!r}")
     return probe.shapes
 
 
@@ -105,20 +115,26 @@ def _check_windows(model: PreTrainedModel, windows: dict[int, int | None], max_m
             )
 
 
-def _plain_logits(forward: RaggedForward, sequences: list[Int32], implementation: str) -> torch.Tensor:
+def _plain_logits(
+    forward: RaggedForward, sequences: list[Int32], implementation: str, adapter: Adapter | None
+) -> torch.Tensor:
     """Logits [tokens, V] of each sequence by itself, by one of transformers' attention implementations."""
     forward.model.set_attn_implementation(implementation)
-    return torch.cat([forward(ids, _range(len(ids)), _range(len(ids))) for ids in sequences])
+    with nullcontext() if adapter is None else merged(forward.model, adapter):
+        return torch.cat([forward(ids, _range(len(ids)), _range(len(ids))) for ids in sequences])
 
 
-def _paged_logits(forward: RaggedForward, layers: PagedLayers, sequences: list[Int32]) -> torch.Tensor:
+def _paged_logits(
+    forward: RaggedForward, layers: PagedLayers, sequences: list[Int32], adapters: TorchAdapters | None, adapter: int
+) -> torch.Tensor:
     """The same logits out of two ragged steps, the second of which mixes decode and prefill."""
     pieces: list[list[torch.Tensor]] = [[] for _ in sequences]
     for step in range(2):
         starts = [sum(chunks[:step]) for chunks in _CHUNKS]
         inputs = _inputs(sequences, starts, [chunks[step] for chunks in _CHUNKS])
         layers.kernel.begin_step(inputs)
-        with attending(layers):
+        inputs = replace(inputs, adapters=np.full(len(sequences), adapter, np.int32))
+        with attending(layers), adapters.applied(inputs) if adapters else nullcontext():
             logits = forward(inputs.token_ids, inputs.positions, _range(len(inputs.token_ids)))
         for s, (start, end) in enumerate(pairwise(inputs.query_starts.tolist())):
             pieces[s].append(logits[start:end])
@@ -141,7 +157,7 @@ def _inputs(sequences: list[Int32], starts: list[int], lengths: list[int]) -> St
     )
 
 
-def _compare(model: PreTrainedModel, plain: list[torch.Tensor], paged: torch.Tensor) -> None:
+def _compare(model: PreTrainedModel, plain: list[torch.Tensor], paged: torch.Tensor, case: str) -> None:
     """Refuse unless the paged logits [tokens, V] are one of the plain ones."""
     num_outliers = 0 if model.dtype == torch.float32 else _OUTLIERS
     greatest = float(plain[0].abs().max())
@@ -151,7 +167,7 @@ def _compare(model: PreTrainedModel, plain: list[torch.Tensor], paged: torch.Ten
     tolerance = _TOLERANCES[model.dtype] * greatest
     if not difference <= tolerance:  # a not-a-number is refused too
         raise ConfigError(
-            f"{_family(model)} computes something else on paged attention: its logits differ by {difference:.2g} "
+            f"{_family(model)}{case} computes something else on paged attention: its logits differ by {difference:.2g} "
             f"from the plain forward pass, the limit is {tolerance:.2g}",
             param="model",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,12 +21,14 @@ from .device_forward import DeviceAttention, DeviceForward, TransformersForward
 from .facts import ModelFacts, Progress, wanted_len
 from .group import Group
 from .loader import load_model
+from .lora import Adapter
 from .pool import LayerShape, PoolSize, allocate_pool
 from .ranks import LeadingRunner, Ranks
 from .runner import TorchRunner
 from .self_test import switch_to_pages
 from .step_runner import StepRunner
 from .threads import num_threads
+from .torch_lora import TorchAdapters
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ class ModelOnPages:
     shapes: dict[int, LayerShape]
     device: torch.device
     group: Group
+    adapters: TorchAdapters | None
 
     @property
     def backend(self) -> str:
@@ -64,7 +67,9 @@ class ModelOnPages:
         sampler = Sampler(self.facts.eos_token_ids)
         if ranks is not None:
             return LeadingRunner(ranks, self.model, layers, sampler, **sizes)
-        return TorchRunner(self.model, layers, sampler, **sizes)
+        runner = TorchRunner(self.model, layers, sampler, **sizes)
+        runner.adapters = self.adapters
+        return runner
 
 
 def load_on_pages(
@@ -74,17 +79,20 @@ def load_on_pages(
     *,
     device: torch.device,
     group: Group,
+    adapters: Sequence[Adapter],
     progress: Progress,
 ) -> ModelOnPages:
     """
     Raises:
-        ConfigError: the checkpoint is missing something or damaged, or its family cannot run on paged attention.
+        ConfigError: the checkpoint is missing something or damaged, its family cannot run on paged attention, or an
+            adapter does not fit it.
     """
     model, facts = load_model(folder, tokenizer, dtype=config.dtype, device=device, progress=progress, group=group)
     torch.set_num_threads(num_threads(config.threads, facts.num_parameters, num_ranks=group.size))
     kernel = CpuAttention() if device.type == "cpu" else _device_kernel(device, group)
-    shapes = switch_to_pages(model, kernel, max_model_len=wanted_len(config, facts))
-    return ModelOnPages(model, facts, kernel, shapes, device, group)
+    hooks = TorchAdapters(model, adapters) if adapters else None
+    shapes = switch_to_pages(model, kernel, max_model_len=wanted_len(config, facts), adapters=hooks)
+    return ModelOnPages(model, facts, kernel, shapes, device, group, hooks)
 
 
 def _device_kernel(device: torch.device, group: Group) -> DeviceAttention | ReferenceAttention:

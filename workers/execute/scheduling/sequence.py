@@ -52,7 +52,8 @@ class Sequence:
     accepted_at: int = 0  # when the service took it, ns of the engine's clock; nothing is decided by it
     final_ids: frozenset[int] = frozenset()  # end of sequence under a grammar: ends it also before min_tokens
     grammar: object | None = None  # what says which tokens may follow, see execute/grammar; None: all of them
-    cache_salt: str = ""  # prefixes are shared among sequences of the same salt only
+    cache_salt: str = ""  # prefixes are shared among sequences of the same salt only; other adapters, other salts
+    adapter: int = 0  # that it is computed with, counted from 1; 0: none
     deadline_at: int = 0  # ns of the engine's clock by which it must have ended; 0: none
     queue_deadline_at: int = 0  # by which it must have begun
     priority: int = 0  # the lowest goes first, see policy.Priority

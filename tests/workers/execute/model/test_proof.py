@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.adapters import make_adapter
 from tests.workers.execute.model.native import FAMILIES, make_checkpoint
 from triptych.launch.report import model_line
 from triptych.protocol.config import CacheConfig, ModelCard, ModelConfig, SchedulerConfig
@@ -41,11 +43,11 @@ def fixture_start(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Loads the checkpoint into a run directory of that name; nothing was proven before."""
     monkeypatch.setattr(proof, "cache_folder", lambda: tmp_path / "cache")  # but for the kernels: they take seconds
 
-    def start(name: str, **model: str) -> ModelCard:
+    def start(name: str, **model: Any) -> ModelCard:
         run_dir = tmp_path / name
         run_dir.mkdir()
         _, card = build_runner(
-            ModelConfig(model=str(checkpoint), device="cpu", threads=1, **model),  # type: ignore[arg-type]
+            ModelConfig(model=str(checkpoint), device="cpu", threads=1, **model),
             CacheConfig(num_pages=64),
             SchedulerConfig(),
             model_dir=checkpoint,
@@ -113,6 +115,19 @@ def test_what_changes_is_proven_again(change: str, start: Start, proofs: list[st
             file.write_bytes(file.read_bytes())
         start("second")
     assert len(proofs) == 2
+
+
+def test_an_adapter_is_proven_with_its_model_until_it_changes(
+    start: Start, proofs: list[str], checkpoint: Path, tmp_path: Path
+) -> None:
+    modules = (f"a={make_adapter(tmp_path / 'a', checkpoint)}",)
+    for name in ("first", "second"):
+        start(name, lora_modules=modules)  # type: ignore[call-arg]
+    assert len(proofs) == 1
+    make_adapter(tmp_path / "a", checkpoint, rank=3)
+    start("third", lora_modules=modules)  # type: ignore[call-arg]
+    start("without")
+    assert len(proofs) == 3
 
 
 @pytest.mark.parametrize("damage", ["{", "{}", '{"spec": {"vocab_size": "many"}}'])

@@ -35,6 +35,18 @@ struct Layer {
   int32_t turns;   // else its queries and keys are the same at every position
 };
 
+enum Tensor : int32_t { kQuery, kKey, kValue, kOutput, kGate, kUp, kDown, kNumTensors };
+enum Product : int32_t { kQkvProduct, kOutputProduct, kGateUpProduct, kDownProduct };
+
+// What an adapter adds to the outputs of one tensor: B (A x). Of A and of B 16 outputs are one run of memory,
+// [outputs / 16][steps][16] groups.
+struct Update {
+  Matrix down;          // A, in the model's format
+  const uint32_t* up;   // B times the adapter's scale, in the format of keys and values; null: nothing is added
+  int32_t rank;         // padded to 16
+  int32_t num_vectors;  // of outputs
+};
+
 struct Model {
   const Layer* layers;
   Matrix head;
@@ -42,6 +54,7 @@ struct Model {
   const float* final_norm;
   const float* cosines;     // [positions][head_dim / 2]
   const float* sines;
+  const Update* updates;  // [adapters][layers][kNumTensors], or null
   int32_t format;
   int32_t embedding_is_bf16;  // else float
   int32_t num_layers;
@@ -55,6 +68,8 @@ struct Model {
   float score_divisor;  // in most models the root of head_dim
   float embedding_multiplier;
   float residual_multiplier;  // of what is added to the residual
+  int32_t max_rank;           // of the updates, padded
+  int32_t adapted_products;   // bit p: some adapter adds to Product p
   int32_t unused;
 };
 
@@ -78,6 +93,7 @@ struct Step {
   const int32_t* sample_rows;
   const int32_t* carried;      // [num_tokens], or null
   const int32_t* last_tokens;  // of the step before, for those that are carried
+  const int32_t* adapters;     // [num_tokens], -1: none; or null
   float* logits;       // [num_rows][64 * head.num_blocks]
   int32_t* tokens;     // [num_rows], the first of the greatest logits
   float* greatest;     // [num_rows], its logit; not a number where any logit is none

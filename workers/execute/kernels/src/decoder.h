@@ -5,6 +5,7 @@
 #pragma once
 
 #include "buffers.h"
+#include "lora.h"
 #include "rows.h"
 #include "team.h"
 
@@ -25,11 +26,13 @@ class FormatDecoder : public Decoder {
  public:
   using Cache = typename Format::Cache;
   using Written = typename Buffers<Format>::Written;
+  using Added = Addition<Format>;
 
   FormatDecoder(const Model& model, const Sharing& sharing)
       : model_(model),
         sharing_(sharing),
         buffers_(sharing.num_own + 1),
+        adapters_(model_),
         team_(*this, stages_, sharing.num_own) {
     for (int i = 0; i < model.num_layers; ++i) {
       const Layer& layer = model.layers[i];
@@ -38,7 +41,10 @@ class FormatDecoder : public Decoder {
     }
   }
 
-  void reserve(int num_tokens) override { buffers_.reserve(model_, num_tokens); }
+  void reserve(int num_tokens) override {
+    buffers_.reserve(model_, num_tokens);
+    if (model_.updates) adapters_.reserve(num_tokens);
+  }
 
   bool submit(const Step& step) override {
     const int64_t work = num_multiplications(step);
@@ -52,6 +58,7 @@ class FormatDecoder : public Decoder {
   void begin(const Step& step, int max_members) override {
     step_ = &step;
     reserve(std::max(step.num_tokens, step.num_rows));
+    adapters_.begin(step);
     plan_queries(max_members);
   }
 
@@ -62,21 +69,25 @@ class FormatDecoder : public Decoder {
     });
     for (int i = 0; i < model_.num_layers; ++i) {
       const Layer& layer = model_.layers[i];
-      const Rows normed = norm(num_rows, layer.attention_norm, me);
-      product(layer.qkv, normed, me, Store{buffers_.qkv.get(), qkv_width()});
+      const bool is_last = i + 1 == model_.num_layers;
+      const auto added = [&](Product product) { return adapters_.to(product, i, is_last && product != kQkvProduct); };
+      const Added to_qkv = added(kQkvProduct), to_output = added(kOutputProduct);
+      const Added to_gate_up = added(kGateUpProduct), to_down = added(kDownProduct);
+      const Rows normed = norm(num_rows, layer.attention_norm, to_qkv, me);
+      product(layer.qkv, normed, to_qkv, me, Store{buffers_.qkv.get(), qkv_width()});
       stages_.run(me, [&] { turn(layer, me); });
       stages_.run(me, [&] { attend(layer, me); });
-      if (i + 1 == model_.num_layers) num_rows = keep_sampled(me);
-      const Rows attended = inputs_of(buffers_.attended, num_rows, heads_width(), me);
-      product(layer.output, attended, me, Add{residual(0), hidden_width(), model_.residual_multiplier});
-      const Rows again = norm(num_rows, layer.mlp_norm, me);
-      product(layer.gate_up, again, me, Gate<Written>{buffers_.gated.get(), inner_width()});
-      const Rows gated = inputs_of(buffers_.gated, num_rows, inner_width(), me);
-      product(layer.down, gated, me, Add{residual(0), hidden_width(), model_.residual_multiplier});
+      if (is_last) num_rows = keep_sampled(me);
+      const Rows attended = inputs_of(buffers_.attended, num_rows, heads_width(), to_output, me);
+      product(layer.output, attended, to_output, me, Add{residual(0), hidden_width(), model_.residual_multiplier});
+      const Rows again = norm(num_rows, layer.mlp_norm, to_gate_up, me);
+      product(layer.gate_up, again, to_gate_up, me, Gate<Written>{buffers_.gated.get(), inner_width()});
+      const Rows gated = inputs_of(buffers_.gated, num_rows, inner_width(), to_down, me);
+      product(layer.down, gated, to_down, me, Add{residual(0), hidden_width(), model_.residual_multiplier});
     }
-    const Rows last = norm(num_rows, model_.final_norm, me);
+    const Rows last = norm(num_rows, model_.final_norm, Added{}, me);
     const size_t width = size_t(model_.head.num_blocks) * 64;
-    product(model_.head, last, me, Store{step_->logits, width});
+    product(model_.head, last, Added{}, me, Store{step_->logits, width});
     stages_.run(me, [&] {
       for (int r : part(num_rows, me))
         step_->greatest[r] = choose(step_->logits + r * width, step_->vocab_size, step_->tokens + r);
@@ -115,6 +126,13 @@ class FormatDecoder : public Decoder {
   }
 
   template <class Write>
+  void product(const Matrix& matrix, const Rows& rows, const Added& added, Member& me, const Write& write) {
+    if (!added) return product(matrix, rows, me, write);
+    stages_.run(me, [&] { stages_.for_items(added.num_items(), [&](int item) { added.compress(rows, item); }); });
+    product(matrix, rows, me, AddFirst<Format, Write>{added, write});
+  }
+
+  template <class Write>
   void product(const Matrix& matrix, const Rows& rows, Member& me, const Write& write) {
     stages_.run(me, [&] {
       const int num_blocks = matrix.num_blocks, num_halves = 2 * num_blocks, num_members = stages_.num_members();
@@ -130,12 +148,12 @@ class FormatDecoder : public Decoder {
   }
 
   // make(row, operand) for all rows: many by all threads in a stage of its own, few by every thread for itself before
-  // the stage that needs them.
+  // the stages that need them, which are two where adapters add something.
   template <class Make>
-  Rows make_rows(int count, size_t width, Member& me, const Make& make) {
+  Rows make_rows(int count, size_t width, const Added& added, Member& me, const Make& make) {
     if (count <= ThreadBuffers<Format>::kOwnRows) {
       Operand<Format>& own = buffers_.threads[me.place].operand;
-      for (int row = 0; stages_.is_in_time(me) && row < count; ++row) make(row, own);
+      for (int row = 0; stages_.is_in_time(me, added ? 2 : 1) && row < count; ++row) make(row, own);
       return own.rows(count, int(width));
     }
     stages_.run(me, [&] {
@@ -144,17 +162,17 @@ class FormatDecoder : public Decoder {
     return buffers_.operand.rows(count, int(width));
   }
 
-  Rows norm(int count, const float* weight, Member& me) {
+  Rows norm(int count, const float* weight, const Added& added, Member& me) {
     const int width = int(hidden_width());
-    return make_rows(count, width, me, [&](int row, Operand<Format>& to) {
+    return make_rows(count, width, added, me, [&](int row, Operand<Format>& to) {
       norm_row(residual(row), weight, model_.hidden_size, model_.norm_eps, buffers_.threads[me.place].row.get(),
                to.row(row, width), to.scale(row));
     });
   }
 
-  Rows inputs_of(const Buffer<Written>& written, int count, size_t width, Member& me) {
+  Rows inputs_of(const Buffer<Written>& written, int count, size_t width, const Added& added, Member& me) {
     if constexpr (Buffers<Format>::kIsQuantised) {
-      return make_rows(count, width, me, [&](int row, Operand<Format>& to) {
+      return make_rows(count, width, added, me, [&](int row, Operand<Format>& to) {
         write_row(written.get() + row * width, int(width), to.row(row, int(width)), to.scale(row));
       });
     } else {
@@ -252,6 +270,7 @@ class FormatDecoder : public Decoder {
   Model model_;
   const Sharing sharing_;
   Buffers<Format> buffers_;
+  Adapters<Format> adapters_;
   const Step* step_ = nullptr;
   int64_t num_weights_ = 0;
   int num_query_blocks_ = 0;

@@ -73,8 +73,10 @@ class Stages {
     cross(member.next_stage);
   }
 
-  // Whether the next stage is one that the member takes part in.
-  bool is_in_time(const Member& member) const { return member.next_stage >= member.first_stage; }
+  // Whether the member takes part in one of the next so many stages.
+  bool is_in_time(const Member& member, int num_stages) const {
+    return member.next_stage + num_stages > member.first_stage;
+  }
 
   // visit(item) for 0..count by whichever member is free, once in a stage.
   template <class Visit>

@@ -1,0 +1,145 @@
+"""What is read of an adapter's folder, and what is refused in it by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.adapters import write_adapter
+from triptych.protocol.config import ModelConfig
+from triptych.protocol.errors import ConfigError
+from triptych.protocol.lora import LoraModule
+from triptych.workers.execute.model.build import _load_adapters
+from triptych.workers.execute.model.lora import Adapter, load_adapters
+
+Tensors = dict[str, torch.Tensor]
+QUERY, UP = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj"
+
+
+def tensors_of(*modules: str, rank: int = 4) -> Tensors:
+    shapes = {"A": (rank, 6), "B": (8, rank)}
+    return {
+        f"base_model.model.{m}.lora_{side}.weight": torch.ones(shape) for m in modules for side, shape in shapes.items()
+    }
+
+
+def load(folder: Path, tensors: Tensors, **config: Any) -> Adapter:
+    write_adapter(folder, tensors, **{"r": 4, "lora_alpha": 8, **config})
+    [adapter] = load_adapters([LoraModule("mine", folder)])
+    return adapter
+
+
+@pytest.mark.parametrize(
+    ("config", "query", "up"),
+    [
+        ({}, 2.0, 2.0),
+        ({"use_rslora": True}, 4.0, 4.0),
+        ({"alpha_pattern": {"q_proj": 1}}, 0.25, 2.0),
+        ({"alpha_pattern": {r"layers\.[1-9]\.mlp\.up_proj": 1, "up_proj": 4}}, 2.0, 0.25),
+        ({"alpha_pattern": {"proj": 1}}, 2.0, 2.0),  # the end of a name is its last parts
+        ({"rank_pattern": {"q_proj": 4}, "r": 4, "use_rslora": True, "alpha_pattern": {"up_proj": 16}}, 4.0, 8.0),
+    ],
+)
+def test_scales_are_those_of_peft(config: dict[str, Any], query: float, up: float, tmp_path: Path) -> None:
+    adapter = load(tmp_path, tensors_of(QUERY, UP), **config)
+    assert {name: float(update.b[0, 0]) for name, update in adapter.updates.items()} == {QUERY: query, UP: up}
+
+
+def test_ranks_may_differ_by_module(tmp_path: Path) -> None:
+    tensors = tensors_of(QUERY) | tensors_of(UP, rank=2)
+    adapter = load(tmp_path, tensors, rank_pattern={"up_proj": 2}, lora_alpha=4)
+    assert {name: (len(a), float(b[0, 0])) for name, (a, b) in adapter.updates.items()} == {
+        QUERY: (4, 1.0),
+        UP: (2, 2.0),
+    }
+
+
+def test_a_name_of_the_adapter_in_the_tensors_is_understood(tmp_path: Path) -> None:
+    tensors = {name.replace(".weight", ".default.weight"): each for name, each in tensors_of(QUERY).items()}
+    assert list(load(tmp_path, tensors).updates) == [QUERY]
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"peft_type": "IA3"}, "its peft_type is 'IA3', the one that can be served is 'LORA'"),
+        ({"use_dora": True}, "its use_dora is True, which cannot be served"),
+        ({"bias": "all"}, "its bias is 'all', the one that can be served is 'none'"),
+        ({"modules_to_save": ["lm_head"]}, "its modules_to_save is .'lm_head'., which cannot be served"),
+        ({"init_lora_weights": "pissa"}, "its init_lora_weights is 'pissa'"),
+        ({"fan_in_fan_out": True}, "its fan_in_fan_out is True"),
+        ({"an_idea_of_tomorrow": {"on": 1}}, "its an_idea_of_tomorrow is"),
+        ({"r": 5}, "its config says rank 5"),
+        ({"r": None}, "adapter_config.json is damaged"),
+        ({"rank_pattern": {"(": 1}}, "adapter_config.json is damaged"),
+        ({"rank_pattern": [1]}, "adapter_config.json is damaged"),
+    ],
+)
+def test_what_is_more_than_a_low_rank_addition_is_refused(config: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"the adapter 'mine' cannot be served: .*{why}"):
+        load(tmp_path, tensors_of(QUERY), **config)
+
+
+HARMLESS = {
+    "use_dora": False, "modules_to_save": None, "lora_dropout": 0.1, "target_modules": ["q_proj"],
+    "init_lora_weights": True, "layers_to_transform": [0], "peft_version": "1", "megatron_core": "megatron.core",
+    "base_model_name_or_path": "x",
+}  # fmt: skip
+
+
+def test_what_is_about_its_training_is_passed_over(tmp_path: Path) -> None:
+    assert list(load(tmp_path, tensors_of(QUERY), **HARMLESS).updates) == [QUERY]
+
+
+def test_a_rank_beyond_the_limit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"the rank of {QUERY} is 513, the limits are 1 and 512"):
+        load(tmp_path, tensors_of(QUERY, rank=513), r=513)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda t: t.pop(f"base_model.model.{QUERY}.lora_B.weight"), f"of {QUERY} it has only lora_A"),
+        (
+            lambda t: t.update({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(1)}),
+            "embedding_A is no",
+        ),
+        (
+            lambda t: t.update({f"base_model.model.{QUERY}.lora_magnitude_vector": torch.ones(1)}),
+            "magnitude_vector is no",
+        ),
+        (lambda t: t.clear(), "has no tensors"),
+        (lambda t: t.update({f"base_model.model.{QUERY}.lora_B.weight": torch.ones(4)}), "it has .4, 6. and .4."),
+    ],
+)
+def test_tensors_that_are_no_pairs_are_refused(change: Callable[[Tensors], Any], why: str, tmp_path: Path) -> None:
+    tensors = tensors_of(QUERY)
+    change(tensors)
+    with pytest.raises(ConfigError, match=why):
+        load(tmp_path, tensors)
+
+
+@pytest.mark.parametrize(("name", "content"), [("adapter_config.json", b"{"), ("adapter_model.safetensors", b"xx")])
+def test_a_damaged_file_is_named(name: str, content: bytes, tmp_path: Path) -> None:
+    write_adapter(tmp_path, tensors_of(QUERY), r=4, lora_alpha=8)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{name} is damaged"):
+        load_adapters([LoraModule("mine", tmp_path)])
+
+
+def test_a_config_that_is_no_map_is_damaged(tmp_path: Path) -> None:
+    write_adapter(tmp_path, tensors_of(QUERY), r=4)
+    (tmp_path / "adapter_config.json").write_text(json.dumps([1]))
+    with pytest.raises(ConfigError, match=r"adapter_config\.json is damaged"):
+        load_adapters([LoraModule("mine", tmp_path)])
+
+
+def test_a_gpu_serves_none_yet() -> None:
+    config = ModelConfig(lora_modules=("a=x",))
+    with pytest.raises(ConfigError, match="lora_modules are served on a CPU only, the device is cuda"):
+        _load_adapters(config, torch.device("cuda"))

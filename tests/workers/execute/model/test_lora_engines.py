@@ -1,0 +1,127 @@
+"""Adapters under the engine, on both backends of a CPU: token for token what transformers says on merged weights."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tests.adapters import make_adapter, merge
+from tests.tiny import make_tiny_model
+from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_request
+from tests.workers.execute.model.test_native_runner import some_of
+from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.scheduling.sequence import Sequence
+
+LENGTHS = (1, 7, 16, 45, 45, 90)
+MAX_TOKENS = 24
+
+
+class Engines(Protocol):
+    def __call__(self, dtype: str = "float32", quantization: str = "none", backend: str = "native") -> NativeEngine: ...
+
+
+@pytest.fixture(name="folder", scope="module")
+def fixture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint, two adapters, and what each of them makes of it."""
+    folder = tmp_path_factory.mktemp("lora")
+    checkpoint = make_checkpoint("qwen3", folder / "0")
+    make_adapter(folder / "a", checkpoint, rank=8, seed=1)
+    make_adapter(folder / "b", checkpoint, rank=20, seed=2, targets=("v_proj", "up_proj"))
+    for index, name in enumerate("ab", 1):
+        merge(checkpoint, folder / name, folder / str(index))
+    return folder
+
+
+@pytest.fixture(name="engines", scope="module")
+def fixture_engines(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    modules = tuple(f"{name}={folder / name}" for name in "ab")
+
+    @cache
+    def engine_of(dtype: str = "float32", quantization: str = "none", backend: str = "native") -> NativeEngine:
+        return NativeEngine(
+            folder / "0", tmp_path_factory.mktemp("run"),
+            dtype=dtype, quantization=quantization, backend=backend, lora_modules=modules,
+        )  # fmt: skip
+
+    return engine_of
+
+
+def requests() -> list[Sequence]:
+    """Of each adapter and of none, two that begin alike among them."""
+    made = [make_request(index, length, MAX_TOKENS) for index, length in enumerate(LENGTHS)]
+    made[4].tokens[:] = made[3].tokens
+    for index, sequence in enumerate(made):
+        adapt(sequence, index % 3)
+    return made
+
+
+def adapt(sequence: Sequence, adapter: int) -> Sequence:
+    sequence.adapter, sequence.cache_salt = adapter, str(adapter)
+    return sequence
+
+
+@pytest.fixture(name="expected", scope="module")
+def fixture_expected(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    merged = [
+        NativeEngine(folder / str(i), tmp_path_factory.mktemp("merged"), backend="transformers") for i in range(3)
+    ]
+    return [merged[r.adapter].greedy(r.tokens[: r.num_prompt_tokens].tolist(), MAX_TOKENS) for r in requests()]
+
+
+@pytest.mark.parametrize("backend", ["native", "transformers"])
+def test_greedy_tokens_are_those_of_merged_weights(backend: str, engines: Engines, expected: list[list[int]]) -> None:
+    engine = engines(backend=backend)
+    assert engine.card.backend.startswith(backend)
+    assert expected[3] != expected[4], "one prompt, two adapters"
+    for chunk in (1, 7, 512):
+        assert engine.run(*requests(), prefill_chunk=chunk) == expected, f"chunks of {chunk}"
+    sequences = requests()
+    assert engine.run(*sequences, num_pages=9, safety_margin=0.0) == expected
+    assert sum(sequence.num_preemptions for sequence in sequences) > 0
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "none"), ("bfloat16", "int8"), ("float32", "none")])
+def test_company_chunks_preemption_and_guesses_change_nothing(dtype: str, quantization: str, engines: Engines) -> None:
+    engine = engines(dtype, quantization)
+    alone = [engine.run(request)[0] for request in requests()]
+    for chunk in (1, 7, 512):
+        assert engine.run(*requests(), prefill_chunk=chunk, prefix_cache=True) == alone
+    assert engine.run(*requests(), num_pages=9, safety_margin=0.0) == alone
+    assert engine.run(*requests(), num_speculative_tokens=15, propose=some_of(alone)) == alone
+
+
+def test_who_finds_the_prefix_of_its_adapter_says_the_same(engines: Engines) -> None:
+    engine = engines("bfloat16")
+    sequences = [adapt(make_request(3, 45, MAX_TOKENS), 1) for _ in range(2)]
+    sequences[1].key, sequences[1].arrival = (4, 0), 4
+    alone = engine.run(adapt(make_request(3, 45, MAX_TOKENS), 1))
+    assert engine.run(*sequences, prefill_chunk=48, prefix_cache=True) == alone * 2
+    assert [sequence.num_cached_tokens for sequence in sequences] == [0, 32]
+
+
+def test_other_families_have_adapters_on_transformers_modules(tmp_path: Path) -> None:
+    checkpoint = make_tiny_model("gemma2", tmp_path / "model")
+    adapter = make_adapter(tmp_path / "a", checkpoint, rank=4)
+    merged = merge(checkpoint, adapter, tmp_path / "merged")
+    engine = NativeEngine(checkpoint, tmp_path, backend="auto", lora_modules=(f"a={adapter}",))
+    other = NativeEngine(merged, tmp_path, backend="auto")
+    plain = make_request(0, 9, 12)
+    prompt = plain.tokens[:9].tolist()
+    assert engine.run(adapt(make_request(0, 9, 12), 1)) == [other.greedy(prompt, 12)]
+    assert engine.run(plain) == [engine.greedy(prompt, 12)]
+
+
+@pytest.mark.parametrize("backend", ["native", "transformers"])
+@pytest.mark.parametrize(
+    ("targets", "why"), [(("lm_head",), "it changes lm_head, which is no linear layer"), (("q_proj",), "is .* in the")]
+)
+def test_an_adapter_of_another_model_is_refused(
+    backend: str, targets: tuple[str, ...], why: str, folder: Path, tmp_path: Path
+) -> None:
+    other = make_checkpoint("qwen3", tmp_path / "other", hidden_size=96, tie_word_embeddings=False)
+    adapter = make_adapter(tmp_path / "a", other, targets=targets)
+    with pytest.raises(ConfigError, match=f"the adapter 'wrong' cannot be served: .*{why}"):
+        NativeEngine(folder / "0", tmp_path, backend=backend, lora_modules=(f"wrong={adapter}",))

@@ -1,0 +1,113 @@
+"""Adapters on the compiled kernels: the numbers of merged weights, and bit for bit the same in any company."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.adapters import ALL_LINEAR, make_adapter, merge
+from tests.workers.execute.model.native import EVERY_STEP, make_checkpoint, make_decoder, make_inputs
+from triptych.protocol.lora import LoraModule
+from triptych.workers.execute.kernels.compile import available_levels
+from triptych.workers.execute.kernels.structures import Format
+from triptych.workers.execute.model.decoder_spec import describe_decoder
+from triptych.workers.execute.model.lora import load_adapters
+from triptych.workers.execute.model.native_decoder import NativeDecoder
+from triptych.workers.execute.model.native_lora import PackedAdapters
+from triptych.workers.execute.model.native_weights import Checkpoint
+
+Int32 = npt.NDArray[np.int32]
+NUM_PAGES, NUM_TOKENS = 12, 60
+TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.06, Format.INT8: 0.2}  # of the greatest logit
+PHI3 = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+# Of a family: its sizes, what is adapted, and by which rank.
+CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], int]] = {
+    "all of llama": ("llama", {}, ALL_LINEAR, 8),
+    "queries and values": ("qwen3", {"head_dim": 48, "hidden_size": 100}, ("q_proj", "v_proj"), 16),
+    "odd sizes": ("llama", {"hidden_size": 100, "intermediate_size": 70, "vocab_size": 77}, ALL_LINEAR, 3),
+    "biases, a high rank": ("llama", {"attention_bias": True, "mlp_bias": True}, ALL_LINEAR, 40),
+    "up alone": ("granite", {"residual_multiplier": 0.3}, ("up_proj",), 5),
+    "merged tensors": ("phi3", {"intermediate_size": 70, "hidden_size": 100}, PHI3, 17),
+}
+
+
+def random_tokens(seed: int = 0) -> Int32:
+    return np.random.default_rng(seed).integers(0, 77, NUM_TOKENS, dtype=np.int32)
+
+
+def make_adapted(checkpoint: Path, adapters: list[Path], level: str, format_: Format, **options: Any) -> NativeDecoder:
+    config = AutoConfig.from_pretrained(checkpoint)
+    spec = describe_decoder(config, Checkpoint(checkpoint).shapes())
+    loaded = load_adapters(LoraModule(folder.name, folder) for folder in adapters)
+    return make_decoder(
+        checkpoint, level, format_,
+        num_pages=NUM_PAGES, worth=EVERY_STEP, adapters=PackedAdapters(spec, loaded, format_),
+        **{"num_threads": 2, **options},
+    )  # fmt: skip
+
+
+def run_chunks(decoder: NativeDecoder, tokens: Int32, sizes: list[int], adapter: int) -> npt.NDArray[np.float32]:
+    """Logits [tokens, V] of one sequence in chunks."""
+    pieces, start = [], 0
+    for size in sizes:
+        inputs = make_inputs([(tokens, start, size)], num_pages=NUM_PAGES)
+        pieces.append(decoder.run(replace(inputs, adapters=np.array([adapter], np.int32))).logits.copy())
+        start += size
+    return np.concatenate(pieces)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_merged_weights_in_float64(case: str, tmp_path: Path) -> None:
+    family, sizes, targets, rank = CASES[case]
+    checkpoint = make_checkpoint(family, tmp_path / "model", **{"initializer_range": 0.1, **sizes})
+    adapter = make_adapter(tmp_path / "a", checkpoint, targets=targets, rank=rank)
+    tokens, exact = random_tokens(), {}
+    for index, folder in enumerate((checkpoint, merge(checkpoint, adapter, tmp_path / "merged"))):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
+        with torch.inference_mode():
+            exact[index] = model(torch.from_numpy(tokens)[None].long(), use_cache=False).logits[0].numpy()
+    greatest = np.abs(exact[1]).max()
+    assert np.abs(exact[1] - exact[0]).max() > 0.1 * greatest, "the adapter is to be seen"
+    for level in available_levels():
+        for format_ in Format:
+            decoder = make_adapted(checkpoint, [adapter], level, format_)
+            for index, expected in exact.items():
+                difference = np.abs(run_chunks(decoder, tokens, [40, 1, 19], index) - expected).max()
+                assert difference < TOLERANCES[format_] * greatest, f"{level} {format_.name} {index}"
+
+
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
+def test_logits_have_the_same_bits_in_any_chunks_and_company(level: str, format_: Format, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("mistral", tmp_path / "model", sliding_window=20)
+    folders = [
+        make_adapter(tmp_path / "a", checkpoint, rank=8, seed=1),
+        make_adapter(tmp_path / "b", checkpoint, rank=20, seed=2, targets=("q_proj", "down_proj")),
+    ]
+    decoder = make_adapted(checkpoint, folders, level, format_)
+    plain = make_decoder(checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=2, worth=EVERY_STEP)
+    tokens = random_tokens()
+    alone = [run_chunks(decoder, tokens, [NUM_TOKENS], adapter) for adapter in range(3)]
+    bare = plain.run(make_inputs([(tokens, 0, NUM_TOKENS)], num_pages=NUM_PAGES)).logits
+    assert np.array_equal(alone[0], bare), "without an adapter nothing is different"
+    assert not np.array_equal(alone[1], alone[0]), "and with one it is"
+    for sizes in ([1] * NUM_TOKENS, [7] * 8 + [4], [25, 25, 10], [59, 1]):
+        for adapter in range(3):
+            assert np.array_equal(run_chunks(decoder, tokens, sizes, adapter), alone[adapter]), sizes
+    together = decoder.run(
+        replace(
+            make_inputs([(tokens, 0, 30), (tokens, 0, 17), (tokens, 0, 40), (tokens, 0, 9)], num_pages=NUM_PAGES),
+            adapters=np.array([1, 0, 2, 1], np.int32),
+        )
+    ).logits
+    expected = [alone[1][:30], alone[0][:17], alone[2][:40], alone[1][:9]]
+    assert np.array_equal(together, np.concatenate(expected))
+    single = make_adapted(checkpoint, folders, level, format_, num_threads=1)
+    assert np.array_equal(run_chunks(single, tokens, [NUM_TOKENS], 2), alone[2])

@@ -1,0 +1,180 @@
+// Low-rank adapters: y += B (A x) for each row of a product, with the A and B of its own adapter, or of none.
+//
+// Rows of one adapter that lie side by side pass over its A together. B is added to a row's values before anything
+// becomes of them, so a row without an adapter is computed as if there were none. Every sum has one order, whoever
+// shares the step.
+//
+// Source: LoRA, Hu et al. 2021; batches of several adapters: Punica, Chen et al. 2023.
+#pragma once
+
+#include <vector>
+
+#include "buffers.h"
+
+namespace triptych {
+
+// The tensors that a packed matrix was made of: side by side, or, as gate and up, 32 columns of each in turn.
+struct Parts {
+  int first;    // Tensor
+  int count;
+  int ends[2];  // vectors of 16 columns up to the end of the first part and of the second; 0: they take turns
+
+  struct Place {
+    int part;
+    int vector;  // in the part
+  };
+  Place place(int block, int vector) const {
+    const int place = 4 * block + vector;
+    if (count == 1) return {0, place};
+    if (ends[0] == 0) return {vector / 2, 2 * block + vector % 2};
+    if (place < ends[0]) return {0, place};
+    return place < ends[1] ? Place{1, place - ends[0]} : Place{2, place - ends[1]};
+  }
+};
+
+inline Parts parts_of(const Model& model, Product product) {
+  const int queries = model.num_heads * model.head_dim / kLanes, keys = model.num_kv_heads * model.head_dim / kLanes;
+  switch (product) {
+    case kQkvProduct: return {kQuery, 3, {queries, queries + keys}};
+    case kOutputProduct: return {kOutput, 1, {}};
+    case kGateUpProduct: return {kGate, 2, {}};
+    default: return {kDown, 1, {}};
+  }
+}
+
+// Rows of a step by their adapters.
+struct AdapterRows {
+  struct Run {  // rows side by side of the same adapter, no more than a tile takes
+    int adapter;
+    Range rows;
+  };
+  std::vector<int32_t> adapters;  // of each row, -1: none
+  std::vector<Run> runs;
+
+  template <class AdapterOf>
+  void assign(int count, const AdapterOf& adapter_of) {
+    adapters.clear();
+    runs.clear();
+    for (int row = 0; row < count; ++row) {
+      const int adapter = adapter_of(row);
+      adapters.push_back(adapter);
+      if (adapter < 0) continue;
+      const bool goes_on = !runs.empty() && runs.back().adapter == adapter && runs.back().rows.end == row &&
+                           row - runs.back().rows.begin < kTileRows;
+      if (goes_on) {
+        ++runs.back().rows.end;
+      } else {
+        runs.push_back({adapter, {row, row + 1}});
+      }
+    }
+  }
+};
+
+// What adapters add to one product of a step; or nothing.
+template <class Format>
+struct Addition {
+  using Inner = typename Format::Cache;
+  using Element = typename Inner::Element;
+
+  const Update* updates = nullptr;  // of the layer's first tensor, of the first adapter
+  size_t adapter_stride = 0;        // updates from adapter to adapter
+  Parts parts{};
+  const AdapterRows* rows = nullptr;  // null: nothing is added
+  Element* inner = nullptr;           // A x, [rows][parts][max_rank]
+  size_t inner_stride = 0;            // elements from part to part
+
+  explicit operator bool() const { return rows != nullptr; }
+  int num_items() const { return int(rows->runs.size()) * parts.count; }
+  const Update& update(int adapter, int part) const {
+    return updates[adapter * adapter_stride + parts.first + part];
+  }
+  Element* inner_of(int row, int part) const {
+    return inner + (size_t(row) * parts.count + part) * inner_stride;
+  }
+
+  // A x of one part, for one run of rows.
+  void compress(const Rows& inputs, int item) const {
+    const AdapterRows::Run& run = rows->runs[item / parts.count];
+    const int part = item % parts.count, first = run.rows.begin, count = run.rows.end - first;
+    const Update& update = this->update(run.adapter, part);
+    if (!update.up) return;
+    const int steps = num_steps<Format>(update.down);
+    const uint32_t* pointers[kTileRows];
+    for (int r = 0; r < count; ++r) pointers[r] = inputs.groups + (first + r) * inputs.stride;
+    Weights weights;
+    weights.segment_steps = steps;
+    weights.stride = kLanes;
+    for (int column = 0; column < update.rank; column += kLanes) {
+      weights.start[0][0] = update.down.blocks + size_t(column) * steps;
+      typename Format::Accumulators sums[kTileRows] = {};
+      add_rows<Format, 1>(count, sums, 1, pointers, weights, steps, PrefetchLines<0>{});
+      for (int r = 0; r < count; ++r)
+        store_as(inner_of(first + r, part) + column, finished(sums[r], update.down, inputs, first + r, column));
+    }
+  }
+
+  // The values of 16 columns with what the row's adapter adds to them.
+  Floats added(Floats values, int row, int block, int vector) const {
+    const Parts::Place place = parts.place(block, vector);
+    const Update& update = this->update(rows->adapters[row], place.part);
+    if (!update.up || place.vector >= update.num_vectors) return values;
+    const int steps = update.rank / Inner::kGroup;
+    const uint32_t* weights = update.up + size_t(place.vector) * steps * kLanes;
+    const auto* groups = reinterpret_cast<const uint32_t*>(inner_of(row, place.part));
+    for (int k = 0; k < steps; ++k)
+      values = Inner::dot(values, Inner::activation(groups[k]), load<Ints>(weights + k * kLanes));
+    return values;
+  }
+};
+
+// What becomes of the values, once the adapters' are added.
+template <class Format, class Write>
+struct AddFirst {
+  const Addition<Format>& addition;
+  const Write& write;
+  void operator()(int row, int block, int vector, Floats low, Floats high) const {
+    if (addition.rows->adapters[row] >= 0) {
+      low = addition.added(low, row, block, vector);
+      high = addition.added(high, row, block, vector + 2);
+    }
+    write(row, block, vector, low, high);
+  }
+};
+
+// The adapters of a model, and who has which in the step under way.
+template <class Format>
+class Adapters {
+ public:
+  explicit Adapters(const Model& model) : model_(model) {}
+
+  void reserve(int num_tokens) {
+    constexpr int kMostParts = 3;
+    inner_.reserve(size_t(num_tokens) * kMostParts * model_.max_rank);
+    for (AdapterRows* rows : {&all_, &sampled_}) {
+      rows->adapters.reserve(num_tokens);
+      rows->runs.reserve(num_tokens);
+    }
+  }
+
+  void begin(const Step& step) {
+    const int32_t* const adapters = step.adapters;
+    is_used_ = adapters != nullptr;
+    if (!is_used_) return;
+    all_.assign(step.num_tokens, [&](int row) { return adapters[row]; });
+    sampled_.assign(step.num_rows, [&](int row) { return adapters[step.sample_rows[row]]; });
+  }
+
+  Addition<Format> to(Product product, int layer, bool is_sampled) const {
+    if (!is_used_ || !(model_.adapted_products >> product & 1)) return {};
+    return {model_.updates + size_t(layer) * kNumTensors, size_t(model_.num_layers) * kNumTensors,
+            parts_of(model_, product), is_sampled ? &sampled_ : &all_, inner_.get(), size_t(model_.max_rank)};
+  }
+
+ private:
+  const Model& model_;
+  bool is_used_ = false;
+  AdapterRows all_, sampled_;
+  Buffer<typename Format::Cache::Element> inner_;
+};
+
+}  // namespace triptych

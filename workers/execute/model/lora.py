@@ -1,0 +1,157 @@
+"""A LoRA adapter as PEFT saves it: read, checked field by field, and its scales worked out.
+
+Source: LoRA, Hu et al. 2021; rank-stabilised scales: Kalajdzievski 2023.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ....protocol.errors import ConfigError
+from ....protocol.lora import MAX_RANK, LoraModule
+
+_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
+# What an adapter may have beside its ranks and scales, and the only values with which it is what is computed here.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others have changed the model's own weights
+    "task_type": ("CAUSAL_LM",),
+}
+# These are about its training, or name what its tensors say too.
+_WITHOUT_EFFECT = {
+    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "ephemeral_gpu_offload",
+    "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config",
+    "lora_dropout", "megatron_config", "megatron_core", "peft_version", "qalora_group_size", "revision",
+    "runtime_config", "target_modules",
+}  # fmt: skip
+_SCALES = {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
+
+
+class LowRank(NamedTuple):
+    """``B @ A`` is what is added to a matrix [outputs, inputs]."""
+
+    a: torch.Tensor  # [rank, inputs]
+    b: torch.Tensor  # float32 [outputs, rank], with the adapter's scale in it
+
+
+class Adapter(NamedTuple):
+    """What an adapter adds, by the name of the linear module that it adds to."""
+
+    name: str
+    updates: Mapping[str, LowRank]
+
+    def refused(self, why: str) -> ConfigError:
+        return _refused(self.name, why)
+
+    def check_modules(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """``shapes`` [outputs, inputs] of the linear modules that can be adapted.
+
+        Raises:
+            ConfigError: it adds to others, or to one of another shape.
+        """
+        for module, (a, b) in self.updates.items():
+            if module not in shapes:
+                raise self.refused(f"it changes {module}, which is no linear layer of this model that can be adapted")
+            if (shape := (len(b), a.shape[1])) != tuple(shapes[module]):
+                raise self.refused(f"{module} is {list(shapes[module])} in the model, and {list(shape)} in the adapter")
+
+
+def load_adapters(modules: Iterable[LoraModule]) -> list[Adapter]:
+    """The adapters in these folders.
+
+    Raises:
+        ConfigError: one is damaged, or is more than a low-rank addition to linear layers.
+    """
+    return [_load(module) for module in modules]
+
+
+def _load(module: LoraModule) -> Adapter:
+    config_file, weights_file = module.files
+    scales = _read_scales(module.name, config_file)
+    sides: dict[str, dict[str, torch.Tensor]] = {}
+    try:
+        with safe_open(weights_file, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118, it is no mapping
+                if (match := _TENSOR.fullmatch(name)) is None:
+                    raise _refused(module.name, f"its tensor {name} is no lora_A and no lora_B of a linear layer")
+                sides.setdefault(match["module"], {})[match["side"]] = file.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise _refused(module.name, f"{weights_file} is damaged: {error}") from error
+    if not sides:
+        raise _refused(module.name, f"{weights_file} has no tensors")
+    return Adapter(module.name, {name: _low_rank(module.name, name, sides[name], scales) for name in sorted(sides)})
+
+
+class _Scales(NamedTuple):
+    rank: int
+    alpha: float
+    ranks: dict[str, int]
+    alphas: dict[str, float]
+    is_stabilised: bool
+
+    def rank_of(self, module: str) -> int:
+        return int(_of_pattern(self.ranks, module, self.rank))
+
+    def scale_of(self, module: str) -> float:
+        rank, alpha = self.rank_of(module), _of_pattern(self.alphas, module, self.alpha)
+        return float(alpha / rank**0.5 if self.is_stabilised else alpha / rank)
+
+
+def _of_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
+    """As PEFT looks it up: the first pattern that the end of the module's name matches."""
+    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+
+
+def _read_scales(name: str, file: Path) -> _Scales:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        _check_config(name, config)
+        ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
+        for pattern in (*ranks, *alphas):
+            re.compile(pattern)
+        return _Scales(
+            rank=int(config["r"]),
+            alpha=float(config["lora_alpha"]),
+            ranks={str(key): int(value) for key, value in ranks.items()},
+            alphas={str(key): float(value) for key, value in alphas.items()},
+            is_stabilised=bool(config.get("use_rslora")),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, re.error) as error:
+        raise _refused(name, f"{file} is damaged: {error!r}") from error
+
+
+def _check_config(name: str, config: Mapping[str, Any]) -> None:
+    for field, value in config.items():
+        if field in _NEUTRAL:
+            if value is not None and value not in _NEUTRAL[field]:
+                raise _refused(name, f"its {field} is {value!r:.80}, the one that can be served is {_known(field)}")
+        elif field not in _WITHOUT_EFFECT | _SCALES and value:
+            raise _refused(name, f"its {field} is {value!r:.80}, which cannot be served")
+
+
+def _known(field: str) -> str:
+    return " or ".join(map(repr, _NEUTRAL[field]))
+
+
+def _low_rank(name: str, module: str, sides: Mapping[str, torch.Tensor], scales: _Scales) -> LowRank:
+    if sides.keys() != {"A", "B"}:
+        raise _refused(name, f"of {module} it has only lora_{''.join(sides)}")
+    a, b = sides["A"], sides["B"]
+    rank = scales.rank_of(module)
+    if not (a.dim() == b.dim() == 2 and len(a) == b.shape[1] == rank):
+        raise _refused(name, f"of {module} it has {list(a.shape)} and {list(b.shape)}, and its config says rank {rank}")
+    if not 1 <= rank <= MAX_RANK:
+        raise _refused(name, f"the rank of {module} is {rank}, the limits are 1 and {MAX_RANK}")
+    return LowRank(a, b.float() * scales.scale_of(module))
+
+
+def _refused(name: str, why: str) -> ConfigError:
+    return ConfigError(f"the adapter {name!r} cannot be served: {why}", param="lora_modules")

@@ -1,0 +1,120 @@
+"""Adapters in the layout of the compiled kernels, see ``Update`` in ``kernels/src/abi.h``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from ..kernels.memory import Arena, padded
+from ..kernels.structures import Format, Matrix, Update
+from .decoder_spec import DecoderSpec
+from .lora import Adapter, LowRank
+
+_LANES = 16  # columns of a vector
+_TENSORS = 7  # of a layer: queries, keys, values, output, gate, up, down
+_PRODUCTS = (0, 0, 0, 1, 2, 2, 3)  # the packed matrix that each of them is in
+
+
+class PackedAdapters:
+    """The adapters of a decoder, in their order. Without any, nothing is allocated."""
+
+    def __init__(self, spec: DecoderSpec, adapters: Sequence[Adapter], format_: Format) -> None:
+        """
+        Raises:
+            ConfigError: an adapter does not fit the model.
+        """
+        shapes = _module_shapes(spec)
+        for adapter in adapters:
+            adapter.check_modules(shapes)
+        self.names = [adapter.name for adapter in adapters]
+        self.max_rank = 0  # padded
+        self.adapted_products = 0  # bits
+        self.updates = (Update * (len(adapters) * spec.num_layers * _TENSORS))()
+        self._format = format_
+        self._cached = torch.float32 if format_ is Format.FLOAT32 else torch.bfloat16
+        parts = list(_all_parts(spec, adapters))
+        self._arena = Arena(sum(_num_bytes(part) for part in parts if part is not None)) if parts else None
+        for index, part in enumerate(parts):
+            if part is not None:
+                self._fill(self.updates[index], part)
+                self.adapted_products |= 1 << _PRODUCTS[index % _TENSORS]
+
+    def _fill(self, update: Update, part: LowRank) -> None:
+        rank = padded(len(part.a), _LANES)
+        self.max_rank = max(self.max_rank, rank)
+        update.down = self._down(part.a)
+        update.up = self._keep(in_vectors(part.b.to(self._cached), num_inputs=rank))
+        update.rank = rank
+        update.num_vectors = padded(len(part.b), _LANES) // _LANES
+
+    def _down(self, a: torch.Tensor) -> Matrix:
+        if self._format is not Format.INT8:
+            return Matrix(blocks=self._keep(in_vectors(a.to(self._cached))), num_inputs=a.shape[1])
+        # As the weights of the model, see Narrowing in kernels/src/pack.h.
+        limits = a.float().abs().amax(dim=1).clamp(min=1e-30)
+        quantised = torch.round(a.float() * (127.0 / limits)[:, None]).to(torch.int8)
+        rest = padded(len(a), _LANES) - len(a)
+        return Matrix(
+            blocks=self._keep(in_vectors(quantised)),
+            scales=self._keep(torch.nn.functional.pad(limits / 127.0, (0, rest))),
+            offsets=self._keep(torch.nn.functional.pad(128 * quantised.sum(dim=1, dtype=torch.int32), (0, rest))),
+            num_inputs=a.shape[1],
+        )
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        """The address of a copy that stays."""
+        assert self._arena is not None, "there are adapters"
+        data = tensor.contiguous().view(torch.uint8).numpy().reshape(-1)
+        place = self._arena.take(len(data))
+        place[:] = data
+        return int(place.ctypes.data)
+
+
+def in_vectors(weights: torch.Tensor, *, num_inputs: int = 0) -> torch.Tensor:
+    """[outputs / 16, steps, 16, group] of [outputs, inputs], of at least ``num_inputs``; zeros where there are none."""
+    group = 4 // weights.dtype.itemsize
+    rows, columns = padded(len(weights), _LANES), padded(max(weights.shape[1], num_inputs), group)
+    grid = weights.new_zeros(rows, columns)
+    grid[: weights.shape[0], : weights.shape[1]] = weights
+    return grid.view(rows // _LANES, _LANES, columns // group, group).transpose(1, 2)
+
+
+def _num_bytes(part: LowRank) -> int:
+    """That ``_fill`` takes from an arena at most."""
+    rank = padded(len(part.a), _LANES)
+    return 4 * rank * (padded(part.a.shape[1]) + padded(len(part.b))) + 4 * padded(4 * rank)
+
+
+def _modules(spec: DecoderSpec, layer: int) -> list[tuple[str, int, list[int]]]:
+    """Linear modules of a layer: name, inputs, and the outputs of each of the tensors that it is."""
+    names = spec.layer(layer)
+    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    sizes = {names.qkv: [queries, keys, keys], names.gate_up: [spec.intermediate_size] * 2}
+    found = []
+    for group, num_inputs in (
+        (names.qkv, spec.hidden_size), ((names.output,), queries),
+        (names.gate_up, spec.hidden_size), ((names.down,), spec.intermediate_size),
+    ):  # fmt: skip
+        outputs = sizes.get(group, [spec.hidden_size])
+        split = [outputs] if len(group) == 1 else [[size] for size in outputs]
+        found += [(name.removesuffix(".weight"), num_inputs, own) for name, own in zip(group, split, strict=True)]
+    return found
+
+
+def _module_shapes(spec: DecoderSpec) -> dict[str, tuple[int, int]]:
+    """[outputs, inputs] of the modules that can be adapted."""
+    layers = (_modules(spec, layer) for layer in range(spec.num_layers))
+    return {name: (sum(sizes), num_inputs) for layer in layers for name, num_inputs, sizes in layer}
+
+
+def _all_parts(spec: DecoderSpec, adapters: Sequence[Adapter]) -> Iterator[LowRank | None]:
+    """What each adapter adds to each tensor of each layer, or None."""
+    for adapter in adapters:
+        for layer in range(spec.num_layers):
+            for name, _, sizes in _modules(spec, layer):
+                update = adapter.updates.get(name)
+                if update is None:
+                    yield from [None] * len(sizes)
+                else:
+                    yield from (LowRank(update.a, rows) for rows in torch.split(update.b, sizes))
