@@ -88,10 +88,10 @@ class Client:
 
         ``prompt`` is text or token ids; ``messages`` is a chat, with whose last message the model goes on if
         ``continue_final_message`` is true. Options are the fields of ``SamplingParams``, and ``truncation`` ("none",
-        "left", "right", "middle"), ``lease_s``, ``priority``, ``deadline_ms``, ``max_queue_ms`` and ``cache_salt`` (see
-        docs/protocol.md). What is wrong with them is raised by the stream, as is every other
-        error of this request. With ``n`` above 1 the stream has the deltas of all choices, and a stream for each in
-        ``choices``; its result is the first choice, with all of them in ``choices``.
+        "left", "right", "middle"), ``lease_s``, ``priority``, ``deadline_ms``, ``max_queue_ms``, ``cache_salt`` and
+        ``lora`` (see docs/protocol.md). What is wrong with them is raised by the stream, as is every other error of
+        this request. With ``n`` above 1 the stream has the deltas of all choices, and a stream for each in ``choices``;
+        its result is the first choice, with all of them in ``choices``.
         """
         request_id = request_id or uuid.uuid4().hex
         request = request_map(prompt, messages, params, options)

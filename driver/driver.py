@@ -26,7 +26,7 @@ from .client import Client, Prompt
 from .control import ControlServer
 from .doorkeeper import PUBLIC_ROLES, Doorkeeper
 from .health import Health, take_health
-from .journal_keeper import JournalKeeper, warn_of_small_arena
+from .journal_keeper import JournalKeeper, identity, warn_of_small_arena
 from .lives import note_first_lives
 from .origin import Origin
 from .preparing import prepare_keys, prepare_run_dir, writing
@@ -363,7 +363,7 @@ class Driver:
             else:
                 self.config = reload_model(supervisor, board, self.run_dir, self.config, model=model, timeout_s=timeout)
                 assert self._keeper is not None, "a running driver has a journal"
-                self._keeper.name_model(model)
+                self._keeper.name_model(identity(self.config.model))
         return time.monotonic() - began
 
     def _running(self) -> Supervisor:

@@ -9,11 +9,12 @@ import threading
 import zlib
 from pathlib import Path
 
-from ..protocol.config import ModelCard, PipelineConfig
+from ..protocol.config import ModelCard, ModelConfig, PipelineConfig
 from ..protocol.errors import ConfigError, JournalError
 from ..protocol.journal.clock import wind_clock
 from ..protocol.journal.layout import Journal, bytes_of_answers
 from ..protocol.journal.salvage import salvage
+from ..protocol.lora import parse_modules
 from ..protocol.run_dir import journal_path
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,16 @@ def warn_of_small_arena(config: PipelineConfig, card: ModelCard) -> None:
             "--arena-bytes is %d: %d sequences of %d tokens, which may be live at once, take %d bytes of the journal",
             arena_bytes, card.max_live, card.max_model_len, needed,
         )  # fmt: skip
+
+
+def identity(model: ModelConfig) -> str:
+    """What a request that was accepted is answered by: the model's name, and what its adapters are.
+
+    Raises:
+        ConfigError: an adapter cannot be read.
+    """
+    adapters = sorted(f"{module.name} {module.digest()}" for module in parse_modules(model.lora_modules))
+    return "\n".join((model.model, *adapters))
 
 
 def _key(model: str) -> int:

@@ -11,7 +11,7 @@ from ..protocol.errors import ConfigError
 from ..protocol.keys import OWN_KEYS_FILE, KeyFolder, make_own_keys
 from ..protocol.run_dir import CARD_FILE, CONFIG_FILE, RunDir, write_private
 from ..protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
-from .journal_keeper import JournalKeeper
+from .journal_keeper import JournalKeeper, identity
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def prepare_run_dir(folder: Path, config: PipelineConfig, keeper: JournalKeeper)
     """
     if not _same_model(folder, config):
         _forget_model(folder, keeper)
-    keeper.claim_for(config.model.model)
+    keeper.claim_for(identity(config.model))
     write_private(folder / CONFIG_FILE, config.to_json())
 
 

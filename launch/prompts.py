@@ -13,7 +13,9 @@ from ..protocol.sampling import FIELD_NAMES
 from .not_utf8 import why_not_utf8
 
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
-_OTHER_FIELDS = ("id", "request_id", "truncation", "lease_s", "priority", "deadline_ms", "max_queue_ms", "cache_salt")
+_OTHER_FIELDS = (
+    "id", "request_id", "truncation", "lease_s", "priority", "deadline_ms", "max_queue_ms", "cache_salt", "lora",
+)  # fmt: skip
 _FIELDS = FIELD_NAMES | {*PROMPT_FIELDS, *_OTHER_FIELDS}
 
 

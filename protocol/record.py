@@ -34,6 +34,7 @@ class RequestRecord:
     index: int = 0  # among the sequences of one request, of which each has a record
     grammar: str = ""  # that the answer must match, as llguidance reads it; it was compiled once, to see that it can be
     owner: int = 0  # whose it is, see owners
+    lora: str = ""  # the name of its adapter; empty: the model itself answers
 
     @property
     def prompt_ids(self) -> npt.NDArray[np.int32]:
@@ -43,6 +44,16 @@ class RequestRecord:
     @cached_property
     def params(self) -> SamplingParams:
         return SamplingParams.from_wire(self.sampling)
+
+    @property
+    def prefix_salt(self) -> str:
+        """Prefixes are shared among requests of the same one only: of the same ``cache_salt`` and the same adapter.
+
+        Keys and values are another adapter's own. What is before the first NUL is an adapter's name, or nothing.
+        """
+        if not self.lora and "\0" not in self.cache_salt:
+            return self.cache_salt
+        return f"{self.lora}\0{self.cache_salt}"
 
     @property
     def num_logprobs(self) -> int | None:

@@ -45,5 +45,5 @@ def random_prompt(rng: random.Random, low: int = 3, high: int = 200) -> list[int
     return [rng.randrange(1, VOCAB_SIZE) for _ in range(rng.randrange(low, high))]
 
 
-def expected(prompt: list[int], num_tokens: int) -> list[int]:
-    return expected_tokens(prompt, num_tokens, VOCAB_SIZE)
+def expected(prompt: list[int], num_tokens: int, *, adapter: int = 0) -> list[int]:
+    return expected_tokens(prompt, num_tokens, VOCAB_SIZE, adapter=adapter)

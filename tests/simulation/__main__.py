@@ -28,9 +28,12 @@ def main() -> None:
     parser.add_argument(
         "--proposals", action=argparse.BooleanOptionalAction, help="whether tokens are guessed; likewise"
     )
+    parser.add_argument(
+        "--adapters", action=argparse.BooleanOptionalAction, help="whether some requests ask for one; likewise"
+    )
     parser.add_argument("--output", type=Path, help="a file for the figures, as one JSON line")
     arguments = parser.parse_args()
-    kinds = {name: getattr(arguments, name) for name in ("overlaps", "groups", "proposals")}
+    kinds = {name: getattr(arguments, name) for name in ("overlaps", "groups", "proposals", "adapters")}
     if arguments.seed is not None:
         show(arguments.seed, kinds)
     else:
@@ -51,7 +54,7 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
     """The exit code: 1 if a seed violated something."""
     gc.freeze()  # what is there now stays, and need not be looked through again and again
     started, failed, num_deaths, num_ends = time.perf_counter(), [], 0, 0
-    num_overlapped = num_grouped = num_guessed = 0
+    num_overlapped = num_grouped = num_guessed = num_adapted = 0
     for seed in seeds:
         world = World(seed, **kinds)
         try:
@@ -64,12 +67,14 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
         num_overlapped += world.plan.overlaps
         num_grouped += world.has_groups
         num_guessed += world.has_proposals
+        num_adapted += world.has_adapters
     figures = {
         "what": "deterministic simulation",
         "seeds": [seeds.start, seeds.stop],
         "with_overlap": num_overlapped,
         "with_groups": num_grouped,
         "with_proposals": num_guessed,
+        "with_adapters": num_adapted,
         "deaths": num_deaths,
         "answered_requests": num_ends,
         "violations": failed,

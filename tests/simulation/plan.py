@@ -40,6 +40,7 @@ class Plan:
     interleaving: float  # how likely others run between two acts
     step_ns: tuple[int, int]  # how long a step takes
     deeds: list[tuple[int, Deed]] = field(default_factory=list)  # (ns after the beginning, what is done)
+    requests: list[Request] = field(default_factory=list)
     dooms: dict[tuple[str, int], Doom] = field(default_factory=dict)  # (role, number of its life)
     may_drain: bool = False
     is_batch_invariant: bool = True  # what the runner says of itself
@@ -113,6 +114,7 @@ def _plan_requests(rng: random.Random, plan: Plan, groups: random.Random | None)
         request = random_request(rng, f"r{number}", plan.card, common=common)
         if rng.random() < 0.4:
             request.then = random_request(rng, f"r{number}+", plan.card, common=common)
+        plan.requests += [each for each in (request, request.then) if each is not None]
         who, at_ns = rng.randrange(plan.num_clients), rng.randrange(until_ns)
         plan.deeds.append((at_ns, _submitting(who, request)))
         chance = rng.random()

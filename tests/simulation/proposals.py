@@ -20,10 +20,10 @@ def allow_proposals(plan: Plan, dice: random.Random) -> None:
 def propose(sequence: Sequence, max_tokens: int) -> list[int]:
     prompt = tuple(sequence.tokens[: sequence.num_prompt_tokens].tolist())
     first = sequence.num_output_tokens
-    said = _said(prompt, sequence.max_tokens, sequence.params.temperature, sequence.seed)
+    said = _said(prompt, sequence.max_tokens, sequence.params.temperature, sequence.seed, sequence.adapter)
     return [token % (VOCAB_SIZE - 1) + 1 if token % 4 == 0 else token for token in said[first : first + max_tokens]]
 
 
 @lru_cache(maxsize=256)
-def _said(prompt: tuple[int, ...], num_tokens: int, temperature: float, seed: int) -> list[int]:
-    return expected_tokens(prompt, num_tokens, VOCAB_SIZE, temperature=temperature, seed=seed)
+def _said(prompt: tuple[int, ...], num_tokens: int, temperature: float, seed: int, adapter: int) -> list[int]:
+    return expected_tokens(prompt, num_tokens, VOCAB_SIZE, temperature=temperature, seed=seed, adapter=adapter)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.adapters import give_adapters
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.clock import Clock, installed
 from tests.simulation.journal import make_journal
@@ -39,6 +40,7 @@ REST_NS = 600_000_000  # and for how long it must stay so
 LIMIT_NS = 40_000_000_000  # of simulated time: whoever waits then waits for ever
 MAX_DEPTH = 2  # of turns within turns
 GROUPS_CHANCE = 0.3  # of a run to have requests of several sequences
+ADAPTERS_CHANCE = 0.3  # to have some that ask for adapters
 PROPOSALS_CHANCE = 0.2  # of a run to have tokens guessed
 WORKER_ERRORS = logging.getLogger("triptych")
 
@@ -55,10 +57,16 @@ class Secrets:
 
 class World:
     def __init__(
-        self, seed: int, *, overlaps: bool | None = None, groups: bool | None = None, proposals: bool | None = None
+        self,
+        seed: int,
+        *,
+        overlaps: bool | None = None,
+        groups: bool | None = None,
+        proposals: bool | None = None,
+        adapters: bool | None = None,
     ) -> None:
         """``overlaps``: whether steps of execute do; ``groups``: whether some requests have several sequences;
-        ``proposals``: whether what they say is guessed.
+        ``proposals``: whether what they say is guessed; ``adapters``: whether some ask for one.
 
         What is not said the seed says.
         """
@@ -77,6 +85,11 @@ class World:
         self.has_proposals = has_proposals if proposals is None else proposals
         if self.has_proposals:
             allow_proposals(self.plan, dice)
+        dice = random.Random(f"adapters {seed}")
+        has_adapters = dice.random() < ADAPTERS_CHANCE
+        self.has_adapters = has_adapters if adapters is None else adapters
+        if self.has_adapters:
+            give_adapters(self.plan, dice)
         self.failures = random.Random(f"failures {seed}")  # of their own too: without any a seed is the same run
         if self.failures.random() < 0.15:
             self.plan.failure_chance = 0.08
@@ -161,7 +174,12 @@ class World:
             WORKER_ERRORS.removeHandler(handler)
 
     def _report(self, text: str) -> str:
-        flags = {"overlaps": self.plan.overlaps, "groups": self.has_groups, "proposals": self.has_proposals}
+        flags = {
+            "overlaps": self.plan.overlaps,
+            "groups": self.has_groups,
+            "proposals": self.has_proposals,
+            "adapters": self.has_adapters,
+        }
         said = " ".join(f"--{'' if value else 'no-'}{name}" for name, value in flags.items())
         replay = f"python -m tests.simulation --seed {self.seed} {said}"
         return "\n".join([f"seed {self.seed}: {text}", f"(again with: {replay})", *self.log])

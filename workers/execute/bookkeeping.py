@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -47,10 +48,11 @@ class _Columns(NamedTuple):
 class Bookkeeper:
     """Turns requests into sequences, and the engine's outputs into journal entries and messages."""
 
-    def __init__(self, journal: Journal, *, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, journal: Journal, *, eos_token_ids: frozenset[int], adapters: Iterable[str] = ()) -> None:
         self._journal = journal
         self._writer = TokenWriter(journal)
         self._eos = eos_token_ids
+        self._adapters = {name: number for number, name in enumerate(adapters, 1)}
         self._views: dict[Key, RequestView] = {}
         self._sequences: dict[Key, Sequence] = {}
         self._interruptions: dict[Key, _Interruption] = {}
@@ -84,7 +86,8 @@ class Bookkeeper:
             arrival=view.arrival,
             group_key=view.group if params.group_size > 1 else None,
             accepted_at=view.accepted_ns,
-            cache_salt=record.cache_salt,
+            cache_salt=record.prefix_salt,
+            adapter=self._adapters.get(record.lora, 0),
             deadline_at=record.deadline_at,
             queue_deadline_at=0 if self._has_begun(view) else record.queue_deadline_at,  # met in an earlier life
             priority=record.priority,

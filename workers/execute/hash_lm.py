@@ -4,6 +4,9 @@ The next token is ``(n + sum_i (i + 1) * token_i) mod (V - 1) + 1`` over the n t
 cells that the block table names (without n, token V - 1 would repeat for ever). A wrong page, a stale prefix, a lost
 chunk, a wrong position or a neighbour's token changes the text, and what it should be is a few lines of plain Python.
 
+Under an adapter every token counts as so much more as the adapter's number once it is in the cache: what another one
+has computed, or none, gives another text.
+
 Under a grammar it is the first allowed token from there on, and after the last one from 0.
 """
 
@@ -27,14 +30,20 @@ _POISON = (1 << 61) - 1  # both are primes, so that they do not vanish modulo a 
 
 
 def expected_tokens(
-    prompt: Iterable[int], num_tokens: int, vocab_size: int, *, temperature: float = 0.0, seed: int = 0
+    prompt: Iterable[int],
+    num_tokens: int,
+    vocab_size: int,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+    adapter: int = 0,
 ) -> list[int]:
     """What the hash model says after ``prompt``, from the definition alone."""
     tokens = [int(token) for token in prompt]
     num_prompt_tokens = len(tokens)
     for _ in range(num_tokens):
         noise = _noise(seed, len(tokens)) if temperature > 0 else 0
-        tokens.append((state_of(tokens) + noise) % (vocab_size - 1) + 1)
+        tokens.append((state_of(tokens, adapter) + noise) % (vocab_size - 1) + 1)
     return tokens[num_prompt_tokens:]
 
 
@@ -83,6 +92,8 @@ class HashRunner:
             time.sleep(pretended_s)
         inputs = resolve(inputs, self._last_tokens)
         cells = inputs.positions.astype(np.int64) * _STRIDE + inputs.token_ids
+        if inputs.adapters is not None:
+            cells += np.repeat(inputs.adapters, np.diff(inputs.query_starts))
         self._cells.reshape(-1)[inputs.slot_mapping] = cells
         self._cells[0] = _POISON  # whoever reads the trash page says something else
         result = self._sample(inputs, masks)
@@ -161,9 +172,9 @@ def logprob_of(state: int, token_id: int, vocab_size: int) -> float:
     return -(rank + 1) * surprise
 
 
-def state_of(tokens: Iterable[int]) -> int:
+def state_of(tokens: Iterable[int], adapter: int = 0) -> int:
     """The hash of a context, of which the next token and all logprobs are functions."""
-    tokens = [int(token) for token in tokens]
+    tokens = [int(token) + adapter for token in tokens]
     return len(tokens) + sum((i + 1) * token for i, token in enumerate(tokens))
 
 

@@ -16,6 +16,7 @@ from ...protocol.config import (
     SchedulerConfig,
 )
 from ...protocol.errors import ConfigError
+from ...protocol.lora import parse_modules
 from ...protocol.run_dir import CARD_FILE, write_private
 from ..importing import MODELS, TORCH, importing
 from ..process import WorkerContext
@@ -48,7 +49,10 @@ def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
         step_s = config.model.hash_step_ms / 1e3
     else:
         runner, card, step_s = _build_torch_runner(context, cache)
+    card = replace(card, adapters={module.name: module.digest() for module in parse_modules(config.model.lora_modules)})
     check_speculation(config.scheduler, runner, card)
+    if known is not None and card.adapters != known.adapters:
+        raise ConfigError("an adapter has changed since the pipeline was started", param="lora_modules")
     if known is None or card.model != known.model:
         _check_successor(card, known)
         write_private(context.run_dir / CARD_FILE, json.dumps(card.to_wire()))

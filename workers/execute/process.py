@@ -18,6 +18,7 @@ from ...protocol.journal.layout import DISPATCHED
 from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import RequestView, read_request
 from ...protocol.journal.tokens import read_finish
+from ...protocol.lora import parse_modules
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
 from .engine import Engine, NoTrace, StepOutputs
@@ -107,7 +108,10 @@ class Execute:
         self._quarantine = Quarantine(context.journal, num_steps=num_alone)
         self._intent = StepIntent(context.intent)
         self._flushes = context.config.service.flushes_steps
-        self._books = Bookkeeper(context.journal, eos_token_ids=frozenset(card.eos_token_ids))
+        self._adapters = [module.name for module in parse_modules(context.config.model.lora_modules)]
+        self._books = Bookkeeper(
+            context.journal, eos_token_ids=frozenset(card.eos_token_ids), adapters=self._adapters
+        )  # fmt: skip
         self._held: dict[int, int] = {}  # adopted and not released: slot -> generation
         self._next_scan = 0.0
         self._step_s = step_s
@@ -257,13 +261,18 @@ class Execute:
             self._books.finish(
                 sequence.key, "error", f"{Poisoned.code}\nthe request ended the process that ran it, twice"
             )
-        elif error := self._too_many_beams(view):
+        elif error := self._unknown_adapter(view) or self._too_many_beams(view):
             self._books.fail(sequence.key, error)
         elif reason is not None:  # the last life wrote the last token and died before it could write the end
             self._books.finish(sequence.key, reason)
         else:
             self._quarantine.enter(sequence.key)
             self._begin(sequence, view.record.grammar)
+
+    def _unknown_adapter(self, view: RequestView) -> str:
+        """Why nothing can answer this request, which an earlier driver has taken; empty if something can."""
+        name = view.record.lora
+        return f"the adapter {name!r} is not served any more" if name and name not in self._adapters else ""
 
     def _too_many_beams(self, view: RequestView) -> str:
         """Why the search of this beam can never begin, for its beams go on together; empty if it can."""

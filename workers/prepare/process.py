@@ -27,6 +27,7 @@ from ...protocol.groups import check_request_id, member_id, member_seed, request
 from ...protocol.journal.layout import ACCEPTED, ACKNOWLEDGED, DISPATCHED, RELEASED
 from ...protocol.journal.releases import is_forgotten, is_released, was_read
 from ...protocol.journal.requests import AcceptTimes, RequestWriter
+from ...protocol.lora import parse_modules
 from ...protocol.owners import Owners
 from ...protocol.record import RequestRecord
 from ...protocol.run_dir import submit_endpoint
@@ -37,7 +38,7 @@ from .confirmations import Confirmations
 from .intake import Intake, Known, KnownIds, answered_already, check_member_ids, digest_of, num_waiting_bytes
 from .queue import CreditQueue, Waiting
 from .quotas import Quotas
-from .request import GenerationRequest
+from .request import GenerationRequest, check_adapter
 from .text_encoder import TextEncoder
 from .tokenizing import Tokenizing
 
@@ -64,6 +65,7 @@ class Prepare:
     def __init__(self, context: WorkerContext, card: ModelCard, encoder: TextEncoder) -> None:
         service = context.config.service
         self._context, self._service, self._card, self._encoder = context, service, card, encoder
+        self._adapters = [module.name for module in parse_modules(context.config.model.lora_modules)]
         self._journal = context.journal
         self._writer = RequestWriter(context.journal)
         past = [(request_of(member), digest) for member, digest in self._writer.past_ids()]
@@ -250,6 +252,7 @@ class Prepare:
             self._check_room(num_waiting)
             self._quotas.check(owner, num_waiting)
             request = GenerationRequest.from_wire(message.request)
+            check_adapter(request.lora, self._adapters)
             check_member_ids(request_id, request.sampling.group_size)
         except RequestError as error:
             self._refuse(peer, request_id, error)
@@ -316,6 +319,7 @@ class Prepare:
             lease_s=request.lease_s or self._service.lease_s,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            lora=request.lora,
             deadline_at=intake.time_after(request.deadline_ms),
             queue_deadline_at=intake.time_after(request.max_queue_ms),
             return_prompt=request.return_prompt,

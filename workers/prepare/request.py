@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -43,6 +43,7 @@ class GenerationRequest:
     deadline_ms: float | None = None  # from receipt to the end; then it fails with what was produced
     max_queue_ms: float | None = None  # from receipt to its first step
     cache_salt: str = ""  # prefixes are shared among requests of the same salt only
+    lora: str = ""  # the adapter that answers; empty: the model itself
     tools: str | None = None  # for the chat template: JSON text, for a schema may be deep
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # more variables for the chat template
     max_prompt_tokens: int | None = None  # a longer prompt is cut, or refused, as one that does not fit
@@ -92,6 +93,7 @@ class GenerationRequest:
             deadline_ms=_checked_limit_ms("deadline_ms", wire.get("deadline_ms")),
             max_queue_ms=_checked_limit_ms("max_queue_ms", wire.get("max_queue_ms")),
             cache_salt=_checked_salt(wire.get("cache_salt", "")),
+            lora=_checked_lora(wire.get("lora", "")),
             tools=checked_tools(wire.get("tools")),
             chat_template_kwargs=checked_template_kwargs(wire.get("chat_template_kwargs")),
             max_prompt_tokens=_checked_max_prompt(wire.get("max_prompt_tokens")),
@@ -222,6 +224,21 @@ def _checked_salt(value: Any) -> str:
             f"cache_salt has {len(value)} characters, the limit is {MAX_SALT_CHARS}", param="cache_salt"
         )
     return value
+
+
+def _checked_lora(value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"lora must be a string, got {value!r:.80}", param="lora")
+    return value
+
+
+def check_adapter(name: str, known: Collection[str]) -> None:
+    """
+    Raises:
+        InvalidRequest: no adapter of this name is served.
+    """
+    if name and name not in known:
+        raise InvalidRequest(f"lora is {name!r:.200}, known are: {', '.join(known) or 'none'}", param="lora")
 
 
 def _checked_max_prompt(value: Any) -> int | None:

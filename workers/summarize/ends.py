@@ -25,6 +25,7 @@ class Ends:
         self._journal, self._delivery, self._notices, self._stats = journal, delivery, notices, stats
         self._writer = ReleaseWriter(journal)
         self.num_ended: Counter[str] = Counter()  # by finish reason
+        self.num_adapted: Counter[str] = Counter()  # by adapter, of those that had one
         self.num_unread = 0  # requests that nobody came for
         self.histograms = RequestHistograms()
         self.latest = Ended()
@@ -70,6 +71,8 @@ class Ends:
         self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason, code=answer.end_code)
         self._notices.released.append(answer.key)
         self.num_ended[reason] += 1
+        if (name := answer.view.record.lora) != "":
+            self.num_adapted[name] += 1
         self.histograms.observe(*answer.account(self._journal))
         self.latest.add(self._journal, answer)
         self._stats.changed = True

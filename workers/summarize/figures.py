@@ -37,6 +37,7 @@ class Figures:
             "tokens": self.num_tokens,
             "tokens_per_second": self.tokens_per_second,
             "finished": {reason: ends.num_ended[reason] for reason in FINISH_REASONS[1:]},
+            "adapted": dict(ends.num_adapted),
             "histograms": ends.histograms.to_wire(),
             "forgotten_unread": ends.num_unread,
             "stale_tokens": self.num_stale_tokens,

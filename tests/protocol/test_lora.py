@@ -1,0 +1,68 @@
+"""Adapters by name and folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.adapters import make_nominal_adapter
+from triptych.protocol.config import ModelConfig, PipelineConfig
+from triptych.protocol.errors import ConfigError
+from triptych.protocol.lora import MAX_ADAPTERS, parse_modules
+from triptych.protocol.record import RequestRecord
+
+
+def test_a_name_and_a_folder_are_divided_at_the_first_equals_sign() -> None:
+    [module] = parse_modules(["team/a-1.0=/x=y"])
+    assert module == ("team/a-1.0", Path("/x=y"))
+
+
+@pytest.mark.parametrize("text", ["", "a", "a=", "=a", "a b=c", "a\n=c", "a" * 129 + "=c", "é=c", "a,b=c"])
+def test_what_is_no_name_and_folder_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="the form is NAME=PATH"):
+        ModelConfig(lora_modules=(text,))
+
+
+def test_a_name_is_there_once() -> None:
+    with pytest.raises(ConfigError, match="lora_modules has the name 'a' more than once"):
+        ModelConfig(lora_modules=("a=x", "b=x", "a=y"))
+
+
+def test_there_is_a_limit_to_their_number() -> None:
+    texts = tuple(f"a{number}=x" for number in range(MAX_ADAPTERS + 1))
+    assert len(parse_modules(texts[1:])) == MAX_ADAPTERS
+    with pytest.raises(ConfigError, match=f"lora_modules has {MAX_ADAPTERS + 1} adapters, the limit is {MAX_ADAPTERS}"):
+        parse_modules(texts)
+
+
+def test_several_ranks_serve_none() -> None:
+    with pytest.raises(ConfigError, match="lora_modules are served by one rank, tensor_parallel_size is 2"):
+        ModelConfig(lora_modules=("a=x",), tensor_parallel_size=2)
+
+
+def test_a_list_of_them_is_taken_as_it_comes_out_of_json() -> None:
+    config = PipelineConfig.from_options(lora_modules=["a=x"])
+    assert PipelineConfig.from_json(config.to_json()) == config
+
+
+def test_a_digest_is_of_content_and_not_of_a_place(tmp_path: Path) -> None:
+    folders = [
+        make_nominal_adapter(tmp_path / name, content) for name, content in (("a", b"x"), ("b", b"x"), ("c", b"y"))
+    ]
+    digests = [module.digest() for module in parse_modules(f"{folder.name}={folder}" for folder in folders)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_no_two_pairs_of_adapter_and_salt_share_prefixes() -> None:
+    salts = ["", "a", "\0", "a\0", "\0a", "a\0b", "b"]
+    pairs = [(lora, salt) for lora in ("", "a", "b") for salt in salts]
+    assert len({make_record(lora, salt).prefix_salt for lora, salt in pairs}) == len(pairs)
+    assert make_record("", "tenant").prefix_salt == "tenant"
+
+
+def make_record(lora: str, cache_salt: str) -> RequestRecord:
+    return RequestRecord(
+        request_id="r", digest=0, prompt=b"", num_truncated_tokens=0, token_capacity=1, seed=0, lease_s=1.0,
+        sampling={}, lora=lora, cache_salt=cache_salt,
+    )  # fmt: skip
