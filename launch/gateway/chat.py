@@ -49,7 +49,9 @@ async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: R
         wanted, reasoning = await with_reasoning(gateway, request, chat_request(gateway, body, tools), body)
         n, mark = body.n or 1, reasoning.mark
         head = Head(new_id(KIND + tools.id_part, body.request_id, num_choices=n, thoughts=mark), OBJECT, model)
-        generation = await Generation.begin(gateway, request, head.request_id, [wanted], keep=bool(body.resumable))
+        generation = await Generation.begin(
+            gateway, request, head.request_id, [wanted], model=model, keep=bool(body.resumable)
+        )
         reply = ChatReply.of(gateway, head, body, tools, reasoning)
         if body.stream:
             return generation.stream(reply.events(generation))

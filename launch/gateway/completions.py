@@ -43,7 +43,9 @@ async def create_completion(gateway: Gateway, body: CompletionRequest, request: 
     _check_combination(body)
     with named_as(prompt_token_ids="prompt", structured=form_name(body)):
         requests = _requests(gateway, body)
-        generation = await Generation.begin(gateway, request, head.request_id, requests, keep=bool(body.resumable))
+        generation = await Generation.begin(
+            gateway, request, head.request_id, requests, model=model, keep=bool(body.resumable)
+        )
         echoes = await asyncio.to_thread(_echoes, gateway, body) if body.echo else [""] * len(body.prompts())
         reply = CompletionReply(gateway, head, body, echoes)
         if body.stream:

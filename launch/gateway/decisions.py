@@ -53,7 +53,7 @@ async def create_decision(gateway: Gateway, body: DecisionRequest, request: Requ
     if (body.state is None) == (body.input is None):
         raise ApiError("exactly one of state and input is needed", param="state")
     asked = [_asked(number, question) for number, question in enumerate(body.questions)]
-    scorer = OptionScorer(gateway, new_id(KIND), _service_options(body))
+    scorer = OptionScorer(gateway, new_id(KIND), {**_service_options(body), **gateway.adapter_option(model)})
     request.state.request_id = scorer.request_id
     limit_s = gateway.config.request_timeout_s
     scores = await answered(request, _score_all(gateway, scorer, body, asked), timeout_s=limit_s)

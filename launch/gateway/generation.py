@@ -45,15 +45,17 @@ class Generation:
         request_id: str,
         requests: Sequence[Mapping[str, Any]],
         *,
+        model: str,
         keep: bool = False,
     ) -> Generation:
-        """Submit, and wait until the pipeline has accepted it.
+        """Submit, and wait until the pipeline has accepted it. ``model``: who answers, by its name in the API.
 
         Raises:
             RequestError: it was refused.
             ClientGone: nobody waits for it any more.
         """
         request.state.request_id, began = request_id, time.monotonic()
+        requests = [{**request, **gateway.adapter_option(model)} for request in requests]
         work = Choices.submit(gateway.client, request_id, requests, keep=keep)
         choices = await answered(request, work, timeout_s=gateway.config.request_timeout_s)
         return cls(gateway, request, choices, keep=keep, spent_s=time.monotonic() - began)

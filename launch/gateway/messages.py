@@ -44,7 +44,7 @@ async def create_message(gateway: Gateway, body: MessageRequest, request: Reques
     with named_as(prompt="messages", stop="stop_sequences", structured=form):
         wanted, reasoning = await with_reasoning(gateway, request, chat_request(gateway, chat, tools), chat)
         reply = MessageReply(gateway, f"msg_{uuid.uuid4().hex}", model, tools, reasoning)
-        generation = await Generation.begin(gateway, request, reply.message_id, [wanted])
+        generation = await Generation.begin(gateway, request, reply.message_id, [wanted], model=model)
         if body.stream:
             return generation.stream(
                 reply.events(generation), last_words=lambda error: event(message_error_map(error), name="error")

@@ -74,6 +74,7 @@ class _Collector:
         if all("phase" in stage and len(stage) > 2 for stage in stats.values()):  # each has published something
             yield from _vllm(stats, name, gateway)
             yield from _pipeline(stats, name)
+            yield from _adapters(stats, name, gateway)
         yield from _health(gateway, name)
         yield from _http(gateway, name)
 
@@ -132,6 +133,17 @@ def _pipeline(stats: Mapping[str, Any], name: str) -> Iterator[Metric]:
     for stage, seconds in stats["summarize"]["histograms"]["stages_s"].items():
         spent.add_metric([name, stage], seconds)
     yield spent
+
+
+def _adapters(stats: Mapping[str, Any], name: str, gateway: Gateway) -> Iterator[Metric]:
+    if not gateway.adapters:
+        return
+    ended = CounterMetricFamily(
+        "triptych_adapter_requests", "answers of an adapter that ended", labels=["model_name", "adapter"]
+    )
+    for adapter in gateway.adapters:
+        ended.add_metric([name, adapter], stats["summarize"]["adapted"].get(adapter, 0))
+    yield ended
 
 
 def _health(gateway: Gateway, name: str) -> Iterator[Metric]:

@@ -54,7 +54,7 @@ async def create_response(gateway: Gateway, body: ResponseRequest, request: Requ
         options["messages"] = wire_messages(_messages(body), template=gateway.facts.chat_template or "")
         options, reasoning = await with_reasoning(gateway, request, options, body)
         reply = ResponseReply(gateway, body, new_id(KIND, body.request_id), model, tools, reasoning)
-        generation = await Generation.begin(gateway, request, reply.request_id, [options])
+        generation = await Generation.begin(gateway, request, reply.request_id, [options], model=model)
         if body.stream:
             return generation.stream(reply.events(generation))
         return await generation.reply(reply.whole)

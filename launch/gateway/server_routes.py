@@ -51,7 +51,8 @@ def server_routes(gateway: Gateway) -> APIRouter:
 
     @router.get("/v1/models", summary="the models that are served")
     async def get_models() -> Response:
-        return json_response({"object": "list", "data": [_model(gateway, name) for name in gateway.model_names]})
+        names = (*gateway.model_names, *gateway.adapters)
+        return json_response({"object": "list", "data": [_model(gateway, name) for name in names]})
 
     @router.get("/v1/models/{model_id:path}", summary="one model")
     async def get_model(model_id: str) -> Response:
@@ -64,7 +65,11 @@ def _model(gateway: Gateway, name: str) -> dict[str, Any]:
     model = {"id": name, "object": "model", "created": gateway.created, "owned_by": "triptych"}
     if not gateway.is_loaded:
         return model
-    return {**model, "root": gateway.card.model, "parent": None, "max_model_len": gateway.card.max_model_len}
+    folder = gateway.adapters.get(name)
+    origin = {"root": gateway.card.model, "parent": None}
+    if folder is not None:
+        origin = {"root": str(folder), "parent": gateway.model_names[0]}
+    return {**model, **origin, "max_model_len": gateway.card.max_model_len}
 
 
 def _server_info(gateway: Gateway) -> dict[str, Any]:

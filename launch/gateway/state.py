@@ -14,6 +14,7 @@ from ...driver.async_client import AsyncClient
 from ...driver.lives import first_lives
 from ...protocol.board import FAILED, RUN, Board
 from ...protocol.config import ModelCard, PipelineConfig
+from ...protocol.lora import parse_modules
 from ...protocol.run_dir import CARD_FILE, CONFIG_FILE, board_path, follow_endpoint, submit_endpoint
 from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_facts
 from .config import GatewayConfig
@@ -97,7 +98,17 @@ class Gateway:
 
     @property
     def model_names(self) -> tuple[str, ...]:
+        """Of the model itself."""
         return self.config.served_model_name or (self.pipeline.model.model,)
+
+    @cached_property
+    def adapters(self) -> dict[str, Path]:
+        """Names of what else is served, and where it lies."""
+        return {module.name: module.folder for module in parse_modules(self.pipeline.model.lora_modules)}
+
+    def adapter_option(self, model: str) -> dict[str, str]:
+        """What a request for ``model`` says to the pipeline of its adapter."""
+        return {"lora": model} if model in self.adapters else {}
 
     @property
     def is_loaded(self) -> bool:
@@ -122,9 +133,9 @@ class Gateway:
         Raises:
             ApiError: 404, it is not served here.
         """
-        if name is None or name in self.model_names:
+        if name is None or name in self.model_names or name in self.adapters:
             return name or self.model_names[0]
-        known = ", ".join(self.model_names)
+        known = ", ".join((*self.model_names, *self.adapters))
         raise ApiError(
             f"the model {name!r:.200} is not served here, known are: {known}",
             status=404,

@@ -48,6 +48,6 @@ async def _prompt(gateway: Gateway, request: Request, asked: Mapping[str, Any]) 
     """What the pipeline says of it in the summary of a request that wants no answer."""
     wanted = {name: asked[name] for name in _IN_COMMON if name in asked} | {"max_tokens": 0}
     with named_as(prompt="messages"):
-        generation = await Generation.begin(gateway, request, new_id("tok"), [wanted])
+        generation = await Generation.begin(gateway, request, new_id("tok"), [wanted], model=gateway.model_names[0])
         [completion] = await generation.results()
     return completion.summary

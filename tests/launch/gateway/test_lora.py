@@ -1,0 +1,101 @@
+"""Adapters by HTTP: each is a model of its own name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adapters import make_nominal_adapter
+from tests.launch.gateway.conftest import Site, site
+from tests.pipeline.checks import assert_quiet, expected
+from tests.waiting import eventually
+from triptych import Driver
+
+CHAT, RESPONSES, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completions"
+QUESTION = [{"role": "user", "content": "what?"}]
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": QUESTION, "max_tokens": 8, "temperature": 0},
+    RESPONSES: {"input": "what?", "max_output_tokens": 8, "temperature": 0},
+    MESSAGES: {"messages": QUESTION, "max_tokens": 8, "temperature": 0},
+    COMPLETIONS: {"prompt": "what?", "max_tokens": 8, "temperature": 0},
+}
+
+
+@pytest.fixture(name="folder", scope="module")
+def fixture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_nominal_adapter(tmp_path_factory.mktemp("adapters") / "rude")
+
+
+@pytest.fixture(name="adapted", scope="module")
+def fixture_adapted(folder: Path) -> Iterator[Site]:
+    with (
+        Driver("hash-lm", lora_modules=[f"rude={folder}", f"team/kind={folder}"], lease_s=5.0) as driver,
+        site(driver.run_dir, served_model_name=("base", "other")) as api,
+    ):
+        yield api
+        assert_quiet(driver)
+
+
+def test_adapters_are_listed_behind_the_model_they_belong_to(adapted: Site, folder: Path) -> None:
+    models = adapted.http.get("/v1/models").json()["data"]
+    origins = [(model["id"], model["root"], model["parent"]) for model in models]
+    path = str(folder)
+    assert origins == [
+        ("base", "hash-lm", None), ("other", "hash-lm", None), ("rude", path, "base"), ("team/kind", path, "base"),
+    ]  # fmt: skip
+    assert adapted.http.get("/v1/models/team/kind").json()["parent"] == "base"
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_the_name_of_the_model_says_who_answers(path: str, adapted: Site) -> None:
+    replies = [adapted.ask(path, **BODIES[path], model=name) for name in ("base", "rude", "team/kind", "other")]
+    assert [reply["model"] for reply in replies] == ["base", "rude", "team/kind", "other"]
+    answers = [_answer(path, reply) for reply in replies]
+    assert answers[0] == answers[3]
+    assert len(set(map(repr, answers))) == 3
+
+
+def _answer(path: str, reply: dict[str, Any]) -> Any:
+    if path == RESPONSES:
+        return reply["output"][0]["content"][0]["text"]
+    if path == MESSAGES:
+        return reply["content"][0]["text"]
+    choice = reply["choices"][0]
+    return choice["text"] if path == COMPLETIONS else choice["message"]["content"]
+
+
+def test_what_an_adapter_says_is_its_own(adapted: Site) -> None:
+    body = {"prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0, "return_token_ids": True}
+    for number, name in enumerate(("base", "rude", "team/kind")):
+        reply = adapted.ask(COMPLETIONS, **body, model=name)
+        assert reply["choices"][0]["token_ids"] == expected([5, 6, 7], 8, adapter=number)
+    lines = adapted.http.post(COMPLETIONS, json={**body, "model": "rude", "stream": True}).text
+    assert '"model":"rude"' in lines
+
+
+def test_a_decision_is_taken_by_the_adapter_that_is_asked(adapted: Site) -> None:
+    body = {"state": "x", "questions": [{"question": "y?", "type": "choice", "options": ["a", "b", "c"]}]}
+    # The hash LM scores no options: it names the one token that it would say, which is the adapter's.
+    texts = [adapted.refusal("/v1/decisions", **body, model=name)[1]["message"] for name in ("base", "rude", "base")]
+    assert "the model insists on" in texts[0]
+    assert texts[0] == texts[2] != texts[1]
+
+
+def test_who_is_neither_is_unknown(adapted: Site) -> None:
+    status, error = adapted.refusal(CHAT, messages=QUESTION, model="polite")
+    assert (status, error["code"]) == (404, "model_not_found")
+    assert error["message"].endswith("known are: base, other, rude, team/kind")
+
+
+def test_requests_are_counted_by_adapter(adapted: Site) -> None:
+    def count(name: str) -> float:
+        lines = adapted.http.get("/metrics").text.splitlines()
+        [line] = [line for line in lines if line.startswith("triptych_adapter_requests_total") and f'"{name}"' in line]
+        return float(line.rpartition(" ")[2])
+
+    before = count("rude")
+    adapted.ask(CHAT, **BODIES[CHAT], model="rude")
+    eventually(lambda: count("rude") == before + 1)
