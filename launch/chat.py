@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..driver.stream import Completion
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, RequestError
-from ..protocol.sampling import SamplingParams
 from .chat_lines import BLOCK, line_editing, read_message
 from .pipeline import Pipeline, open_pipeline
 from .report import ledger_table, model_line, printable, say, summary_line
@@ -40,14 +40,14 @@ class NoAnswer(RequestError):
 
 def chat(
     config: PipelineConfig,
-    params: SamplingParams,
+    options: Mapping[str, Any],
     *,
     system: str | None,
     run_dir: Path | None,
     connect: Path | None,
     console: Console,
 ) -> int:
-    """Talk until the input ends. The exit code is 0.
+    """Talk until the input ends; ``options`` are of every request. The exit code is 0.
 
     Raises:
         ConfigError: the model has no chat template.
@@ -60,15 +60,15 @@ def chat(
             say(console, model_line(pipeline.client.info()["model"]), is_wrapped=True)
             say(console, "/help lists the commands")
         with line_editing([*COMMANDS]) if is_typed else nullcontext():
-            Conversation(pipeline, params, system=system, console=console).run()
+            Conversation(pipeline, options, system=system, console=console).run()
     return 0
 
 
 class Conversation:
     """The messages so far. An answer that was aborted stays as far as it came; a refused question is forgotten."""
 
-    def __init__(self, pipeline: Pipeline, params: SamplingParams, *, system: str | None, console: Console) -> None:
-        self._pipeline, self._params, self._console = pipeline, params, console
+    def __init__(self, pipeline: Pipeline, options: Mapping[str, Any], *, system: str | None, console: Console) -> None:
+        self._pipeline, self._options, self._console = pipeline, options, console
         self._system = system
         self._messages: list[dict[str, str]] = []  # without the system's
         self._last: Completion | None = None
@@ -114,7 +114,7 @@ class Conversation:
 
     def _stream(self, messages: list[dict[str, str]]) -> Completion:
         """Write the answer as it comes; Ctrl-C ends it, and a second one the wait for its end."""
-        stream = self._pipeline.client.submit(messages=messages, **self._params.to_wire())
+        stream = self._pipeline.client.submit(messages=messages, **self._options)
         is_aborted = False
         while True:
             try:

@@ -44,6 +44,7 @@ RunDir = Annotated[
     Path | None, option("run_dir", "for sockets, journal and logs; by default a private one that is removed")
 ]
 Connect = Annotated[Path | None, option("connect", "use the pipeline that runs in this run directory")]
+Lora = Annotated[str, option("lora", "name of the adapter that answers; by default the model itself")]
 LogLevel = Annotated[str, option("log_level", "debug, info, warning or error")]
 
 
@@ -149,6 +150,7 @@ def generate(
     resume: Annotated[
         bool, option("resume", "keep the answers in --output and add those that are missing", "--resume")
     ] = False,
+    lora: Lora = "",
     params: SamplingParams,
     config: PipelineConfig,
     run_dir: RunDir = None,
@@ -171,6 +173,7 @@ def generate(
         chat=chat,
         stream=stream,
         resume=resume,
+        lora=lora,
         params=params,
     )
     raise typer.Exit(generate(task, config, run_dir=run_dir, connect=connect, console=_console(log_level)))
@@ -183,6 +186,7 @@ def chat(
     *,
     model_name: ModelName = None,
     system: Annotated[str | None, option("system", "what the model is told before the conversation")] = None,
+    lora: Lora = "",
     params: SamplingParams,
     config: PipelineConfig,
     run_dir: RunDir = None,
@@ -195,7 +199,8 @@ def chat(
     _refuse_config_flags(context, connect)
     config = _with_model(config, model_name)
     console = _console(log_level)
-    raise typer.Exit(chat(config, params, system=system, run_dir=run_dir, connect=connect, console=console))
+    options = {**params.to_wire(), **({"lora": lora} if lora else {})}
+    raise typer.Exit(chat(config, options, system=system, run_dir=run_dir, connect=connect, console=console))
 
 
 @verb

@@ -36,6 +36,7 @@ class Task:
     file: Path | None  # "-": standard input
     output: Path | None
     output_format: OutputFormat
+    lora: str  # the adapter that answers; empty: the model itself
     resume: bool  # go on with what an earlier call left in ``output``
     chat: bool | None  # None: if the model has a chat template
     stream: bool | None  # None: one prompt, text, to a terminal
@@ -59,9 +60,9 @@ def generate(
         with open_pipeline(config, run_dir=run_dir, connect=connect, console=console) as pipeline:
             chat = pipeline.has_chat_template if task.chat is None else task.chat
             if streams:
-                return _stream(pipeline, jobs[0], _request(jobs[0], task.params, chat=chat), sink, console)
+                return _stream(pipeline, jobs[0], _request(jobs[0], task, chat=chat), sink, console)
             writer = make_writer(sink, task.output_format)
-            requests = [(job, _request(job, task.params, chat=chat)) for job in jobs]
+            requests = [(job, _request(job, task, chat=chat)) for job in jobs]
             batch = Batch(pipeline, requests)
             shows_bar = console.is_terminal and not sink.is_terminal
             with batch_bar(console, batch) if shows_bar else nullcontext():
@@ -105,9 +106,10 @@ def _streams(task: Task, jobs: list[Job], sink: Sink) -> bool:
     return task.stream
 
 
-def _request(job: Job, params: SamplingParams, *, chat: bool) -> dict[str, Any]:
+def _request(job: Job, task: Task, *, chat: bool) -> dict[str, Any]:
     """What is sent: a line's own parameters win over the flags."""
-    request = {**params.to_wire(), **job.request}
+    adapter = {"lora": task.lora} if task.lora else {}
+    request = {**task.params.to_wire(), **adapter, **job.request}
     return as_chat(request) if chat else request
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from ..driver.driver import Driver
 from ..protocol.config import PipelineConfig
-from ..protocol.errors import PipelineClosed, TriptychError
+from ..protocol.errors import ConfigError, PipelineClosed, TriptychError
+from ..protocol.lora import parse_modules
 from .gateway.address import check_address
 from .gateway.config import GatewayConfig
 from .gateway.processes import gateways
@@ -54,6 +55,7 @@ def serve(task: Task, *, console: Console) -> int:
     handle_unless_ignored(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
     if task.gateway.http is not None:
         check_address(task.gateway.http)
+    _check_names(task)
     code = 0
     driver = Driver(run_dir=task.run_dir, config=task.config)
     with ExitStack() as stack:
@@ -69,6 +71,17 @@ def serve(task: Task, *, console: Console) -> int:
             stack.enter_context(signals_ignored())
             code = _stop(driver)
     return code
+
+
+def _check_names(task: Task) -> None:
+    """
+    Raises:
+        ConfigError: an adapter has the name of the model, so nobody could ask for both.
+    """
+    own = task.gateway.served_model_name or (task.config.model.model,)
+    for module in parse_modules(task.config.model.lora_modules):
+        if module.name in own:
+            raise ConfigError(f"lora_modules has an adapter {module.name!r}, which is the model", param="lora_modules")
 
 
 def _start(driver: Driver, console: Console, url: str | None) -> None:

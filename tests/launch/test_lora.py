@@ -1,0 +1,43 @@
+"""Adapters on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.adapters import make_nominal_adapter
+from tests.launch.conftest import Triptych
+from tests.pipeline.checks import expected
+from triptych import Driver
+from triptych.launch.report import printable
+
+
+@pytest.fixture(name="module", scope="module")
+def fixture_module(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"rude={make_nominal_adapter(tmp_path_factory.mktemp('adapters') / 'rude')}"
+
+
+def test_the_flag_names_who_answers_and_a_line_may_name_another(triptych: Triptych, module: str) -> None:
+    with Driver("hash-lm", lora_modules=[module]) as driver:
+        said = [driver.generate("x", max_tokens=5, lora=name) for name in ("", "rude")]
+        assert [each.token_ids for each in said] == [expected([121], 5), expected([121], 5, adapter=1)]
+        lines = b'{"prompt": "x", "lora": ""}\nx'
+        flags = ("--connect", str(driver.run_dir), "--lora", "rude", "--max-tokens", "5")
+        outcome = triptych("generate", *flags, "--raw", "--format", "jsonl", stdin=lines)
+        assert [json.loads(line)["text"] for line in outcome.out.splitlines()] == [each.text for each in said]
+        question = [{"role": "user", "content": "x"}]
+        answer = driver.generate(messages=question, max_tokens=5, lora="rude").text
+        assert triptych("chat", *flags, stdin=b"x\n").out == printable(answer) + "\n"
+
+
+def test_an_adapter_that_is_called_as_the_model_is_refused(triptych: Triptych, module: str) -> None:
+    outcome = triptych("serve", "--model", "hash-lm", "--lora-modules", module, "--served-model-name", "rude")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "lora_modules has an adapter 'rude', which is the model" in outcome.err
+
+
+def test_a_module_without_a_path_is_refused(triptych: Triptych) -> None:
+    outcome = triptych("generate", "x", "--model", "hash-lm", "--lora-modules", "rude")
+    assert outcome.code == 2
+    assert "lora_modules is 'rude', the form is NAME=PATH" in outcome.err
