@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,7 +74,8 @@ def measure(model: str, form: str, workloads: list[str], repeats: int) -> dict[s
     return case
 
 
-def load(model: str, form: str) -> tuple[Runner, SchedulerConfig, float]:
+def load(model: str, form: str, **options: Any) -> tuple[Runner, SchedulerConfig, float]:
+    """``options`` are of ``ModelConfig``."""
     folder = make_model(model)
     scheduler_config = SchedulerConfig(max_num_seqs=32)
     start = time.perf_counter()
@@ -85,6 +87,7 @@ def load(model: str, form: str) -> tuple[Runner, SchedulerConfig, float]:
                 max_model_len=MAX_MODEL_LEN,
                 backend="transformers" if form == "transformers" else "native",
                 quantization="int8" if form == "int8" else "none",
+                **options,
             ),
             CacheConfig(num_pages=2048),
             scheduler_config,

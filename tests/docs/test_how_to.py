@@ -19,7 +19,9 @@ from typing import Any
 
 import httpx2
 import pytest
+from tokenizers import Tokenizer
 
+from tests.adapters import make_nominal_adapter
 from tests.docs.pages import (
     Block,
     assert_no_text_is_blank,
@@ -31,12 +33,14 @@ from tests.docs.pages import (
     shell_environment,
 )
 from tests.launch.test_processes import run_dir_of, worker
+from tests.pipeline.checks import expected
 from tests.waiting import eventually
 from triptych import Client, Driver
 from triptych.protocol.config import ServiceConfig
+from triptych.workers.execute.hash_model import byte_tokenizer_json
 
 ROOT = Path(__file__).parents[2]
-FASTAPI, CELERY, POOL, BEGUN, JOURNAL, MODELS = blocks("how-to.md", "python")
+FASTAPI, CELERY, POOL, BEGUN, JOURNAL, MODELS, ADAPTERS = blocks("how-to.md", "python")
 SHELL = blocks("how-to.md", "sh")
 CALLS = [line for block in SHELL for line in block.text.splitlines()]
 FASTAPI_CALLS = [line for block in SHELL if "FastAPI" in block.heading for line in block.text.splitlines()]
@@ -164,6 +168,17 @@ def test_a_journal_on_disk_is_taken_up_by_the_next_driver(tmp_path: Path) -> Non
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == b"length\n"
+
+
+def test_an_adapter_answers_in_a_program(tmp_path: Path) -> None:
+    make_nominal_adapter(tmp_path / "adapters" / "formal")
+    command = [sys.executable, str(program(ADAPTERS, tmp_path))]
+    environment = shell_environment(tmp_path)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    prompt = [byte + 1 for byte in b"hello"]
+    texts = [Tokenizer.from_str(byte_tokenizer_json()).decode(expected(prompt, 20, adapter=a)) for a in (1, 0)]
+    assert done.stdout.decode() == "".join(f"{text}\n" for text in texts)
 
 
 def test_a_file_of_prompts_goes_on_after_a_kill(driver: Driver, tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""What LoRA adapters cost on a CPU: eight streams, of which none, all with one adapter, or each with another.
+
+Streams of 16 prompt tokens and 24 output tokens run on random weights of a real shape, and adapters of rank 16 on all
+linear layers. Each case is run in turns with the same streams on a model without adapters. One thread computes, and its
+processor time counts, so that a busy machine does not matter much. Printed is what a case has of the tokens a second
+without, for prompts and for answers: by the quickest run of each, and the median of all pairs, as one JSON line. "none"
+has eight adapters loaded that nobody asks for, "half" has four streams without one beside four with different ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from cpu_decoder import MAX_MODEL_LEN, load, make_sequence
+from cpu_models import SHAPES, make_model
+from report import environment
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from triptych.protocol.config import SchedulerConfig
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.scheduling.scheduler import Scheduler
+from triptych.workers.execute.step import Runner
+
+NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS = 16, 24
+NUM_STREAMS, RANK = 8, 16
+ONE_THREAD: dict[str, Any] = {"threads": 1, "overlap": False}
+CASES = {
+    "none": [0] * 8,
+    "one": [1] * 8,
+    "half": [1, 0, 2, 0, 3, 0, 4, 0],
+    "eight": [1, 2, 3, 4, 5, 6, 7, 8],
+}
+
+
+class Times(NamedTuple):
+    prompts_s: float  # to the last first token
+    answers_s: float  # from there on
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", nargs="*", default=["smollm2-135m", "qwen3-0.6b"], choices=list(SHAPES))
+    parser.add_argument("--formats", nargs="*", default=["bf16", "int8"], choices=["bf16", "int8"])
+    parser.add_argument("--repeats", type=int, default=6)
+    arguments = parser.parse_args()
+    cases = {}
+    for model in arguments.models:
+        with tempfile.TemporaryDirectory() as folder:
+            modules = tuple(f"{n}={make_adapter(Path(folder) / str(n), make_model(model), n)}" for n in range(1, 9))
+            for form in arguments.formats:
+                plain, config, _ = load(model, form, **ONE_THREAD)
+                adapted, _, _ = load(model, form, lora_modules=modules, **ONE_THREAD)
+                cases[f"{model} {form}"] = measure(plain, adapted, config, arguments.repeats)
+    report = {"what": "lora", **environment("torch"), **vars(arguments), "rank": RANK, "streams": NUM_STREAMS}
+    print(json.dumps({**report, "cases": cases}))
+
+
+def make_adapter(folder: Path, checkpoint: Path, seed: int) -> Path:
+    """Random, of all linear layers."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    with safe_open(checkpoint / "model.safetensors", framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            if name.endswith("_proj.weight"):
+                outputs, inputs = file.get_slice(name).get_shape()
+                for side, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK))):
+                    values = torch.randn(shape, generator=generator) * 0.1 * inputs**-0.25
+                    key = f"base_model.model.{name.removesuffix('.weight')}.lora_{side}.weight"
+                    tensors[key] = values.to(torch.bfloat16)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": RANK}))
+    return folder
+
+
+def measure(plain: Runner, adapted: Runner, config: SchedulerConfig, repeats: int) -> dict[str, object]:
+    pairs: dict[str, list[tuple[Times, Times]]] = {name: [] for name in CASES}
+    for repeat in range(repeats + 1):
+        for name, adapters in CASES.items():
+            pair = run(plain, config, CASES["none"], repeat), run(adapted, config, adapters, repeat)
+            if repeat:  # the first one warms up
+                pairs[name].append(pair)
+    quickest = min(without.answers_s for found in pairs.values() for without, _ in found)
+    case: dict[str, object] = {"tokens_per_s_without": round(NUM_STREAMS * NUM_OUTPUT_TOKENS / quickest, 1)}
+    return case | {name: shares(found) for name, found in pairs.items()}
+
+
+def shares(pairs: list[tuple[Times, Times]]) -> dict[str, float]:
+    found = {}
+    for index, what in enumerate(("prompts", "answers")):
+        without, times = ([each[side][index] for each in pairs] for side in (0, 1))
+        ratios = [a / b for a, b in zip(without, times, strict=True)]
+        found |= {
+            what: round(min(without) / min(times), 3),
+            f"{what}_of_pairs": round(statistics.median(ratios), 3),
+        }
+    return found
+
+
+def run(runner: Runner, config: SchedulerConfig, adapters: list[int], repeat: int) -> Times:
+    tokens = random.Random(repeat)
+    sequences = [make_sequence(i, NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS, tokens) for i in range(NUM_STREAMS)]
+    scheduler = Scheduler(config, page_size=16, num_pages=2048, max_model_len=MAX_MODEL_LEN)
+    engine = Engine(scheduler, runner)
+    for sequence, adapter in zip(sequences, adapters, strict=True):
+        sequence.adapter, sequence.cache_salt = adapter, str(adapter)
+        engine.add(sequence)
+    start = time.process_time()
+    while not all(sequence.num_output_tokens for sequence in sequences):
+        engine.step()
+    middle = time.process_time()
+    while engine.has_work:
+        engine.step()
+    return Times(middle - start, time.process_time() - middle)
+
+
+if __name__ == "__main__":
+    main()
