@@ -23,6 +23,7 @@ from ..protocol.run_dir import control_path
 logger = logging.getLogger(__name__)
 
 MAX_QUESTION_BYTES = 8192
+MAX_ANSWER_BYTES = 1 << 20  # with the last words of a worker in it, and each of their characters as six
 QUESTION_S = 2.0  # in which who connects must have asked
 ANSWER_S = 600.0  # a model that is loaded takes its time
 RETRY_S = 0.5  # after a connection that could not be taken
@@ -61,7 +62,7 @@ class ControlServer:
         if (user := _user_of(connection)) not in (os.getuid(), 0):
             return {"error": f"user {user} may not ask"}
         try:
-            question = json.loads(_read_line(connection))
+            question = json.loads(_read_line(connection, MAX_QUESTION_BYTES))
             handler = self._handlers[question.pop("ask")]
             return {"ok": handler(**question)}
         except TriptychError as error:
@@ -90,7 +91,7 @@ def ask(run_dir: Path, question: str, **fields: Any) -> Any:
         try:
             connection.connect(str(control_path(run_dir)))
             connection.sendall(json.dumps({"ask": question, **fields}).encode() + b"\n")
-            answer = json.loads(_read_line(connection))
+            answer = json.loads(_read_line(connection, MAX_ANSWER_BYTES))
         except (OSError, ValueError) as error:
             raise ConfigError(f"no driver answers in {run_dir}: {error}", param="connect") from error
     if "error" in answer:
@@ -98,15 +99,15 @@ def ask(run_dir: Path, question: str, **fields: Any) -> Any:
     return answer["ok"]
 
 
-def _read_line(connection: socket.socket) -> bytes:
+def _read_line(connection: socket.socket, max_bytes: int) -> bytes:
     line = b""
-    while not line.endswith(b"\n") and len(line) <= MAX_QUESTION_BYTES:
-        part = connection.recv(MAX_QUESTION_BYTES)
+    while not line.endswith(b"\n") and len(line) <= max_bytes:
+        part = connection.recv(max_bytes)
         if not part:
             break
         line += part
-    if len(line) > MAX_QUESTION_BYTES:
-        raise ConfigError(f"a question has more than {MAX_QUESTION_BYTES} bytes")
+    if len(line) > max_bytes:
+        raise ConfigError(f"a question, or an answer, has more than {max_bytes} bytes")
     return line
 
 

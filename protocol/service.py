@@ -12,7 +12,9 @@ from .run_dir import CARD_FILE
 
 
 def service_info(run_dir: Path, service: ServiceConfig) -> dict[str, Any]:
-    """The map of INFO. The card is read each time: execute may have been restarted with other weights."""
+    """The map of INFO. The card is read each time: execute may have been restarted with other weights. It is empty for a
+    pipeline that was given up before there was any.
+    """
     limits = {
         "max_queue": service.max_queue,
         "max_client_requests": service.max_client_requests,
@@ -20,7 +22,8 @@ def service_info(run_dir: Path, service: ServiceConfig) -> dict[str, Any]:
         "window_tokens": service.window_tokens,
         "lease_s": service.lease_s,
     }
-    return {"model": ModelCard.from_json((run_dir / CARD_FILE).read_text()).to_wire(), "limits": limits}
+    card = run_dir / CARD_FILE
+    return {"model": ModelCard.from_json(card.read_text()).to_wire() if card.exists() else {}, "limits": limits}
 
 
 def public_door(run_dir: Path, service: ServiceConfig, endpoint: str | None) -> PublicDoor | None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.waiting import eventually
 from triptych.driver.control import ControlServer, ask
+from triptych.protocol.errors import ConfigError
 from triptych.protocol.run_dir import control_path
 
 
@@ -37,3 +38,25 @@ def test_who_asks_while_no_descriptor_is_left_is_answered_later(
         assert first.recv(100) == b'{"ok": "well"}\n'
     assert ask(tmp_path, "health") == "well"
     server.close()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_long_answer_arrives_whole(tmp_path: Path, fails: bool) -> None:
+    """A worker that does not start says why in forty lines, of any length."""
+    text = "why \n" * 50_000
+
+    def health() -> str:
+        if fails:
+            raise ConfigError(text)
+        return text
+
+    server = ControlServer(tmp_path, {"health": health})
+    try:
+        if fails:
+            with pytest.raises(ConfigError) as caught:
+                ask(tmp_path, "health")
+            assert caught.value.message == text
+        else:
+            assert ask(tmp_path, "health") == text
+    finally:
+        server.close()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,11 @@ import pytest
 from tests.pipeline.checks import expected
 from tests.waiting import eventually
 from triptych import AsyncDriver, Client, Driver
+from triptych.driver.doorkeeper import Doorkeeper
+from triptych.protocol.board import Board
+from triptych.protocol.config import ServiceConfig
 from triptych.protocol.errors import PipelineFailed, WorkerDied
+from triptych.protocol.run_dir import board_path
 
 SLOW: dict[str, Any] = {"model": "hash-lm", "hash_step_ms": 20.0, "max_restarts": 0}
 
@@ -76,6 +81,17 @@ def test_who_waits_for_prepare_is_told_that_there_is_none_any_more() -> None:
             with Client(run_dir) as late, pytest.raises(PipelineFailed, match="gave up"):
                 late.submit(prompt, max_tokens=2).result(20)
         assert client.info()["limits"] == service
+
+
+def test_who_has_a_large_request_is_refused_also_where_no_model_was_ever_found(tmp_path: Path) -> None:
+    board = Board(board_path(tmp_path))
+    doorkeeper = Doorkeeper("prepare", tmp_path, ServiceConfig(), board)
+    try:
+        with Client(tmp_path) as client, pytest.raises(PipelineFailed, match="gave up"):
+            client.submit([1, 2] * 1000).result(10)
+    finally:
+        doorkeeper.close()
+        board.close()
 
 
 @pytest.mark.parametrize("role", ["execute", "summarize"])
