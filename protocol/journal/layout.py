@@ -186,11 +186,10 @@ class Journal:
             header[0] = (MAGIC, LAYOUT_VERSION, RECORD.itemsize, num_records, arena_bytes, 0, b"", 0, 0)
             os.pwrite(file, header.tobytes(), 0)
             os.link(unfinished, path)
-        except FileExistsError:
+        except BaseException as error:
             os.close(file)
-            raise
-        except OSError as error:
-            os.close(file)
+            if not isinstance(error, OSError) or isinstance(error, FileExistsError):
+                raise
             raise ConfigError(
                 f"the journal {path} needs {size} bytes: {error.strerror}; a smaller --arena-bytes helps, or a"
                 " --run-dir (or --journal) where there is room",

@@ -158,10 +158,15 @@ def test_every_process_sees_a_store_at_once(tmp_path: Path) -> None:
     assert reader.prepare_words.tolist() == [0, 1, 2, 3]
 
 
-def patch(path: Path, offset: int, content: bytes) -> None:
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        file.write(content)
+def test_a_journal_whose_making_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "posix_fallocate", interrupt)
+    num_open = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(KeyboardInterrupt):
+        make_journal(tmp_path)
+    assert (len(os.listdir("/proc/self/fd")), list(tmp_path.iterdir())) == (num_open, [])
 
 
 def test_other_threads_run_while_a_flush_waits_for_the_disk(tmp_path: Path) -> None:
@@ -187,3 +192,9 @@ def test_other_threads_run_while_a_flush_waits_for_the_disk(tmp_path: Path) -> N
     finally:
         done.set()
         thread.join()
+
+
+def patch(path: Path, offset: int, content: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(content)
