@@ -12,8 +12,8 @@ from .run_dir import CARD_FILE
 
 
 def service_info(run_dir: Path, service: ServiceConfig) -> dict[str, Any]:
-    """The map of INFO. The card is read each time: execute may have been restarted with other weights. It is empty for a
-    pipeline that was given up before there was any.
+    """The map of INFO. The card is read each time: execute may have been restarted with other weights. It is empty for
+    a pipeline that was given up before there was any.
     """
     limits = {
         "max_queue": service.max_queue,

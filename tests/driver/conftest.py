@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.driver.fake_service import REPEAT_S, FakeService
-from triptych.driver import session as session_module
+from triptych.driver import exchange
 from triptych.driver.session import Session
 
 
@@ -24,7 +24,7 @@ def service() -> Iterator[FakeService]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that says again soon what was not answered."""
-    monkeypatch.setattr(session_module, "REPEAT_S", REPEAT_S)
+    monkeypatch.setattr(exchange, "REPEAT_S", REPEAT_S)
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def test_an_id_of_a_live_group_is_taken(service: FakeService, session: Session) 
     for index in range(2):
         service.say("follow", finished(f"a {index}"))
     stream.wait(10)
-    eventually(lambda: not session._choices)
+    eventually(lambda: not session._exchange.choices)
 
 
 def test_a_closed_client_ends_every_choice(service: FakeService) -> None:

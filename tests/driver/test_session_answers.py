@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tests.driver.fake_service import REPEAT_S, FakeService, failed, finished, has_entry, packed, row, submit
-from triptych.driver import session as module
+from triptych.driver import exchange
 from triptych.driver.choices import GroupStream
-from triptych.driver.session import ACKNOWLEDGE_TOKENS, Session
+from triptych.driver.exchange import ACKNOWLEDGE_TOKENS
+from triptych.driver.session import Session
 from triptych.driver.stream import Stream
 from triptych.protocol import messages as m
 from triptych.protocol.errors import (
@@ -87,7 +88,7 @@ def test_a_request_is_followed_again_and_again_to_keep_its_lease(service: FakeSe
 def test_many_tokens_are_acknowledged_at_once(
     service: FakeService, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "REPEAT_S", 60.0)
+    monkeypatch.setattr(exchange, "REPEAT_S", 60.0)
     submit(session)
     service.accept("a")
     service.say("follow", m.Text([row("a", 0, *range(ACKNOWLEDGE_TOKENS - 1))]))

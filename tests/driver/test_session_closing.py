@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -161,3 +162,22 @@ def test_a_close_does_not_wait_for_a_server(service: FakeService, session: Sessi
     started = time.monotonic()
     session.close()
     assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_client_whose_thread_could_not_begin_leaves_no_socket(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """No thread is left, or a signal came while it began."""
+    start, num_open = threading.Thread.start, len(os.listdir("/proc/self/fd"))
+
+    def fail(thread: threading.Thread) -> None:
+        if error is KeyboardInterrupt:
+            start(thread)
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(error):
+            service.client()
+    eventually(lambda: len(os.listdir("/proc/self/fd")) == num_open)

@@ -87,7 +87,7 @@ def holds_nothing(driver: Driver) -> bool:
 
 def clean_up(driver: Driver) -> None:
     """Abort what a failed test left behind, so that the next one finds an empty pipeline."""
-    for request_id in list(driver.client.session._requests):
+    for request_id in list(driver.client.session._exchange.requests):
         driver.abort(request_id)
     eventually(lambda: holds_nothing(driver), timeout=40)
 

@@ -288,4 +288,4 @@ def test_n_rl_10_requests_can_be_cancelled_and_leave_nothing_in_the_client(slow:
     assert slow.generate([7, 7], max_tokens=3, timeout=30).token_ids == expected([7, 7], 3)
     thread.join(60)
     assert all(stream.done for stream in streams)
-    assert not slow.client.session._requests
+    assert not slow.client.session._exchange.requests

@@ -27,7 +27,7 @@ from tests.simulation.processes import Died, Process, Worker
 from tests.simulation.proposals import allow_proposals, propose
 from tests.simulation.requests import Request
 from tests.simulation.users import Client, Reader
-from triptych.driver import blame, session
+from triptych.driver import blame, exchange
 from triptych.driver.blame import Blame
 from triptych.protocol.board import FAILED, KEEP, ROLES, RUN, Board
 from triptych.workers.execute import process
@@ -162,7 +162,7 @@ class World:
         try:
             with installed(self.clock, secrets=Secrets(self.rng)), pytest.MonkeyPatch.context() as patch:
                 patch.setattr(process, "Scheduler", partial(Scheduler, propose=propose))
-                patch.setattr(session, "REPEAT_S", self.plan.repeat_s)
+                patch.setattr(exchange, "REPEAT_S", self.plan.repeat_s)
                 self._begin()
                 self._loop()
                 self.checks.at_rest()
