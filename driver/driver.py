@@ -349,21 +349,25 @@ class Driver:
         they were: what they said so far stays.
 
         Raises:
-            ConfigError: the new worker does not start; a model that cannot be served is replaced by the one before.
+            ConfigError: the new worker does not start, or the run directory has no room for its settings; a model that
+                cannot be served is replaced by the one before.
         """
         _check_role(role)
         if model is not None and role != "execute":
             raise ConfigError(f"only execute has a model, {role} has none", param="model")
-        supervisor, board = self._running(), self._board
+        supervisor, board, run_dir, keeper = self._running(), self._board, self._run_dir, self._keeper
         assert board is not None, "a running driver has a board"
+        assert run_dir is not None, "a running driver has a run directory"
+        assert keeper is not None, "a running driver has a journal"
         began = time.monotonic()
         with self._replacing:  # not the lock of ``stop``, which ends a replacement
             if model is None:
                 replace_worker(supervisor, board, role, timeout_s=timeout)
             else:
-                self.config = reload_model(supervisor, board, self.run_dir, self.config, model=model, timeout_s=timeout)
-                assert self._keeper is not None, "a running driver has a journal"
-                self._keeper.name_model(identity(self.config.model))
+                path, config = run_dir.path, self.config
+                with writing(run_dir):
+                    self.config = reload_model(supervisor, board, path, config, model=model, timeout_s=timeout)
+                keeper.name_model(identity(self.config.model))
         return time.monotonic() - began
 
     def _running(self) -> Supervisor:

@@ -20,6 +20,7 @@ import pytest
 from tests.waiting import eventually
 from triptych import Driver
 from triptych.driver import driver as driver_module
+from triptych.driver import replacing
 from triptych.driver.blame import Blame
 from triptych.driver.supervisor import MAX_EXPLAINED, Supervisor
 from triptych.protocol.board import ROLES, STOP, Board
@@ -84,6 +85,16 @@ def test_a_replacement_is_a_new_life(driver: Driver) -> None:
     driver.restart("prepare")
     soon(lambda: is_replaced(driver, "prepare", old))
     assert driver.stats()["prepare"]["epoch"] == before + 1
+
+
+def test_a_model_whose_settings_find_no_room_is_not_taken(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_nothing(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(replacing, "write_private", write_nothing)
+    with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+        driver.replace("execute", model="demo")
+    assert driver.config.model.model == "hash-lm"
 
 
 def test_nobody_unknown_is_replaced(driver: Driver) -> None:
