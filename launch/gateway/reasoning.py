@@ -66,7 +66,7 @@ class Reasoning:
 def _num_tokens(words: Words, token_ids: Sequence[int], is_open: bool) -> int:
     contents = [words.bytes_of(token_id) for token_id in token_ids]
     text = b"".join(contents)
-    if not is_open and not text.lstrip().startswith(START.encode()):
+    if not is_open and not text.decode(errors="replace").lstrip().startswith(START):
         return 0
     end = text.find(END.encode())
     if end < 0:
@@ -88,15 +88,17 @@ async def with_reasoning(
     Raises:
         RequestError: the pipeline refused the question how the prompt ends.
     """
-    if gateway.reasoning_parser == "none" or body.separate_reasoning is False or "structured" in asked:
+    if gateway.reasoning_parser == "none" or "structured" in asked:
+        return asked, Reasoning()
+    words = await asyncio.to_thread(lambda: gateway.words)  # the tokenizer may have to be loaded first
+    if words.is_special_word(END):  # the text keeps its special tokens then
+        asked = {**asked, "skip_special_tokens": False}
+    if body.separate_reasoning is False:
         return asked, Reasoning()
     is_told = body.include_reasoning is not False
     if asked.get("continue_final_message"):
-        reasoning = Reasoning.continued(asked["messages"][-1]["content"], is_told=is_told)
-    else:
-        reasoning = Reasoning(True, await _is_open(gateway, request, asked), is_told)
-    # The text keeps its special tokens if the tags are among them.
-    return asked | ({"skip_special_tokens": False} if gateway.words.is_special_word(END) else {}), reasoning
+        return asked, Reasoning.continued(asked["messages"][-1]["content"], is_told=is_told)
+    return asked, Reasoning(True, await _is_open(gateway, request, asked), is_told)
 
 
 async def _is_open(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> bool:
@@ -125,6 +127,4 @@ async def _is_open(gateway: Gateway, request: Request, asked: Mapping[str, Any])
 async def _ends_open(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> bool:
     end_only = {**asked, "truncation": "left", "max_prompt_tokens": _END_TOKENS}
     ids = await chat_ids(gateway, request, end_only)
-    # In a thread: the tokenizer may have to be loaded first.
-    end = await asyncio.to_thread(lambda: gateway.words.decode(ids, skip_special_tokens=False))
-    return end.rstrip().endswith(START)
+    return gateway.words.decode(ids, skip_special_tokens=False).rstrip().endswith(START)

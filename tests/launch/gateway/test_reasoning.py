@@ -260,3 +260,13 @@ def test_the_question_how_a_prompt_ends_is_asked_as_its_request_is(api: Site, mo
     question, asked = script.asked
     assert {name: question[name] for name in service} == {name: asked[name] for name in service} == service
     assert (question["truncation"], question["max_prompt_tokens"]) == ("left", 32)  # nothing but the end is computed
+
+
+@pytest.mark.parametrize("asked", [{}, {"separate_reasoning": False}, {"continue_final_message": True}])
+def test_tags_that_are_special_tokens_stay_in_the_text(
+    api: Site, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    script = Dictation(api, monkeypatch, "Yes.")
+    monkeypatch.setattr(api.gateway.words, "is_special_word", "</think>".__eq__)
+    api.ask(CHAT, messages=[*MESSAGES, {"role": "assistant", "content": "<think>"}], **asked)
+    assert script.asked[-1]["skip_special_tokens"] is False
