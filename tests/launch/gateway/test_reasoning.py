@@ -139,13 +139,20 @@ def test_an_answer_that_has_a_form_has_no_thoughts(api: Site) -> None:
     assert choice["message"]["content"] == "<think>a</think>b"
 
 
-def test_logprobs_are_of_all_tokens(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    Dictation(api, monkeypatch, TEXT)
-    entries = api.ask(CHAT, messages=MESSAGES, logprobs=True)["choices"][0]["logprobs"]["content"]
-    assert "".join(entry["token"] for entry in entries[: len(TEXT)]) == TEXT
-    found = stream(api.http, CHAT, messages=MESSAGES, logprobs=True)
-    rows = [e.data["choices"][0]["logprobs"] for e in found[1:-1]]
-    assert [entry for row in rows if row for entry in row["content"]] == entries
+@pytest.mark.parametrize("more", [{}, {"resumable": True, "tools": TOOLS}])
+def test_logprobs_are_of_all_tokens(api: Site, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]) -> None:
+    asked = {"messages": MESSAGES, "logprobs": True, "return_token_ids": True, **more}
+    Dictation(api, monkeypatch, text := f"{TEXT} <tool")
+    whole = api.ask(CHAT, **asked)
+    entries = whole["choices"][0]["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in entries[: len(text)]) == text
+    found = stream(api.http, CHAT, **asked)
+    choices = [event.data["choices"][0] for event in found[1:-1]]
+    assert [entry for choice in choices for entry in (choice["logprobs"] or {}).get("content", ())] == entries
+    token_ids = [token_id for choice in choices for token_id in choice.get("token_ids", ())]
+    assert token_ids == whole["choices"][0]["token_ids"]
+    for request_id in (whole["id"], found[0].data["id"]) if more else ():
+        assert api.http.delete(f"/v1/requests/{request_id}").status_code == 200
 
 
 @pytest.mark.parametrize("is_open", [False, True])
