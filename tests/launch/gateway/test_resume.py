@@ -115,6 +115,20 @@ def test_a_request_that_is_not_resumable_ends_with_its_connection(slow: Driver) 
         eventually(lambda: slow.stats()["summarize"]["live"] == 0, timeout=5)
 
 
+def test_who_leaves_while_his_tokens_are_looked_up_follows_nothing_more(slow: Driver) -> None:
+    with site(slow.run_dir, reasoning_parser="think") as api:
+        asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3000, "resumable": True, "stream": True}
+        with api.http.stream("POST", "/v1/chat/completions", json=asked) as reply:
+            path = f"/v1/requests/{next(events(reply)).data['id']}"
+        session = api.gateway.client._session
+        eventually(lambda: not session._requests)
+        with raw(api) as connection:
+            connection.sendall(f"GET {path}?offset=2900 HTTP/1.1\r\nhost: a\r\n\r\n".encode())
+            eventually(lambda: session._requests)
+        eventually(lambda: not session._requests, timeout=5)
+        assert api.http.delete(path).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("path", "status"), [("cmpl-nobody", 404), ("other-x", 404), ("cmpl-x?offset=-1", 400), ("cmpl-x?offset=a", 400)]
 )
