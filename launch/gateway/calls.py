@@ -41,9 +41,14 @@ class ToolUse:
 
     @property
     def id_part(self) -> str:
-        """What the id of the answer says of the calls in it, for whoever resumes it."""
+        """What the id of the answer says of the calls in it, for whoever resumes it: with a capital, only the first."""
         name = self.parser.partition(":")[0].removesuffix("_json")  # short: ids have a limit
-        return "" if name == "none" else f".{name}"
+        return "" if name == "none" else f".{name.capitalize() if self.single else name}"
+
+    @classmethod
+    def of_id(cls, name: str) -> ToolUse:
+        """As far as the id says it; without a name there are no calls to look for."""
+        return cls(parser=name.lower() or "none", single=name[:1].isupper())
 
 
 def tool_use(

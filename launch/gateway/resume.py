@@ -65,7 +65,7 @@ def _reply(gateway: Gateway, request_id: str, positions: list[int]) -> ChatReply
     kind, parser, n, thoughts = read_id(request_id)
     options, model = StreamOptions.model_validate({"include_usage": True}), gateway.model_names[0]
     if kind == CHAT:
-        head, tools = Head(request_id, CHAT_OBJECT, model), ToolUse(parser=parser or "none")
+        head, tools = Head(request_id, CHAT_OBJECT, model), ToolUse.of_id(parser)
         return ChatReply(
             gateway, head, tools, Reasoning.of_mark(thoughts),
             stream_options=options, with_ids=True, num_choices=n, positions=positions,

@@ -44,7 +44,11 @@ def together(first: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("asked", [{}, {"tools": TOOLS}, {"separate_reasoning": False}], ids=["", "tools", "plain"])
+@pytest.mark.parametrize(
+    "asked",
+    [{}, {"tools": TOOLS}, {"tools": TOOLS, "parallel_tool_calls": False}, {"separate_reasoning": False}],
+    ids=["", "tools", "one call", "plain"],
+)
 def test_who_goes_on_at_an_event_gets_the_rest_and_nothing_twice(
     api: Site, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], n: int
 ) -> None:
