@@ -54,10 +54,12 @@ class Generation:
             RequestError: it was refused.
             ClientGone: nobody waits for it any more.
         """
-        request.state.request_id, began = request_id, time.monotonic()
+        now = time.monotonic()
+        request.state.request_id = request_id
+        began = request.scope["state"].setdefault("began", now)  # earlier, if it is not the first thing that is asked
         requests = [{**request, **gateway.adapter_option(model)} for request in requests]
         work = Choices.submit(gateway.client, request_id, requests, keep=keep)
-        choices = await answered(request, work, timeout_s=gateway.config.request_timeout_s)
+        choices = await answered(request, work, timeout_s=gateway.config.request_timeout_s, spent_s=now - began)
         return cls(gateway, request, choices, keep=keep, spent_s=time.monotonic() - began)
 
     @classmethod

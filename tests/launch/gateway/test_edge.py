@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from anyio import move_on_after
@@ -157,23 +158,28 @@ def test_a_request_that_takes_too_long_is_ended(pipeline: Driver) -> None:
         eventually(lambda: slow.stats()["summarize"]["live"] == 0)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_what_a_request_waits_to_be_accepted_is_of_its_time(
-    pipeline: Driver, stream: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits: list[float | None] = []
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
-    def fail_after(limit_s: float | None) -> object:
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("path", "asked", "num_waits"), [(PATH, {"prompt": "hi"}, 2), ("/v1/chat/completions", CHAT, 4)], ids=["", "thinks"]
+)
+def test_what_a_request_waits_to_be_accepted_is_of_its_time(
+    pipeline: Driver, path: str, asked: dict[str, Any], num_waits: int, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chat of a model that thinks asks first how its prompt ends, which is of its time too."""
+    limits: list[float] = []
+
+    def fail_after(limit_s: float) -> object:
         limits.append(limit_s)
         return move_on_after(None)
 
-    with site(pipeline.run_dir, request_timeout_s=1000) as api:
+    with site(pipeline.run_dir, request_timeout_s=1000, reasoning_parser="think") as api:
         monkeypatch.setattr("triptych.launch.gateway.streaming.anyio", SimpleNamespace(fail_after=fail_after))
-        assert api.post(PATH, prompt="hi", max_tokens=1, stream=stream).status_code == 200
-    until_accepted, rest = limits
-    assert until_accepted == 1000
-    assert rest is not None
-    assert rest < 1000
+        assert api.post(path, **asked, max_tokens=1, stream=stream).status_code == 200
+    assert (len(limits), limits[0]) == (num_waits, 1000)
+    assert limits == sorted(set(limits), reverse=True)
 
 
 @pytest.mark.parametrize("stream", [True, False])
