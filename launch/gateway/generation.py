@@ -57,7 +57,7 @@ class Generation:
         now = time.monotonic()
         request.state.request_id = request_id
         began = request.scope["state"].setdefault("began", now)  # earlier, if it is not the first thing that is asked
-        requests = [{**request, **gateway.adapter_option(model)} for request in requests]
+        requests = [{**asked, **gateway.adapter_option(model)} for asked in requests]
         work = Choices.submit(gateway.client, request_id, requests, keep=keep)
         choices = await answered(request, work, timeout_s=gateway.config.request_timeout_s, spent_s=now - began)
         return cls(gateway, request, choices, keep=keep, spent_s=time.monotonic() - began)

@@ -120,12 +120,12 @@ def test_who_leaves_while_his_tokens_are_looked_up_follows_nothing_more(slow: Dr
         asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3000, "resumable": True, "stream": True}
         with api.http.stream("POST", "/v1/chat/completions", json=asked) as reply:
             path = f"/v1/requests/{next(events(reply)).data['id']}"
-        session = api.gateway.client._session
-        eventually(lambda: not session._requests)
+        exchange = api.gateway.client._session._exchange
+        eventually(lambda: not exchange.requests)
         with raw(api) as connection:
             connection.sendall(f"GET {path}?offset=2900 HTTP/1.1\r\nhost: a\r\n\r\n".encode())
-            eventually(lambda: session._requests)
-        eventually(lambda: not session._requests, timeout=5)
+            eventually(lambda: exchange.requests)
+        eventually(lambda: not exchange.requests, timeout=5)
         assert api.http.delete(path).status_code == 200
 
 
