@@ -86,6 +86,9 @@ class GrammarChecker:
             error = f"cannot be compiled in {self._memory_bytes >> 20} MiB"
         except _Unusable as unusable:
             error = str(unusable)
+        except ValueError:  # its answer is none, as where a library writes between: the next may be that to this form
+            self.close()
+            raise
         self.close()
         return Verdict(error=error, until=time.monotonic() + REMEMBER_S)
 

@@ -13,6 +13,7 @@ import pytest
 from tests.workers import tokenizer_zoo
 from tests.workers.grammars import model_dir
 from triptych.protocol.errors import InvalidRequest
+from triptych.workers.prepare import grammar_checker
 from triptych.workers.prepare.grammar_checker import GrammarChecker
 from triptych.workers.prepare.structured import checked_structured
 
@@ -142,3 +143,19 @@ def test_the_order_of_properties_is_that_of_the_schema(checker: GrammarChecker) 
     grammar = compile_form(checker, {"json_schema": {"type": "object", "properties": {"b": {}, "a": {}}}})
     schema = json.loads(grammar)["grammars"][0]["json_schema"]
     assert list(schema["properties"]) == ["b", "a"]
+
+
+def not_understood(*_: object) -> tuple[str, str]:
+    raise ValueError("no JSON")
+
+
+def test_a_compiler_that_was_not_understood_answers_nobody_else(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a library writes between the answers; the answer after it was taken for that to the next form."""
+    compile_form(checker, {"choice": ["before"]})
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_checker._Process, "answer", not_understood)
+        with pytest.raises(ValueError, match="no JSON"):
+            compile_form(checker, {"choice": ["lost"]})
+    assert "other" in compile_form(checker, {"choice": ["other"]})
