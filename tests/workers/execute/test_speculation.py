@@ -170,6 +170,17 @@ def test_many_who_decode_get_none_and_few_share_a_step() -> None:
         engine.collect()
 
 
+def test_who_decodes_beside_a_prompt_gets_proposals_too() -> None:
+    engine = make_engine(make_sequence(max_tokens=20), propose=truth, num_speculative_tokens=4, page_size=64)
+    engine.step()
+    engine.add(make_sequence(1, num_tokens=20, prompt_logprobs=1))
+    outputs = engine.step()
+    assert outputs is not None
+    assert [chunk.num_tokens for chunk in outputs.plan.chunks] == [4, 8]  # the prompt's first, of a budget of 12
+    assert outputs.progress.token_ids == expected_output(make_sequence(max_tokens=20))[1:5]
+    assert len(outputs.scores) == 1
+
+
 @pytest.mark.parametrize("num_speculative_tokens", [0, 4])
 def test_with_proposals_no_step_of_few_is_planned_ahead(num_speculative_tokens: int) -> None:
     engine = make_engine(make_sequence(max_tokens=20), depth=1, num_speculative_tokens=num_speculative_tokens)
@@ -218,7 +229,7 @@ def test_a_step_with_proposals_is_divided_like_any_other() -> None:
     _, said, _ = run(*sequences, runner=Raising)
     for sequence in sequences:
         expected = expected_output(make_sequence(sequence.key[0], max_tokens=21))
-        assert said[sequence.key] == expected[: 6 if sequence.key == (1, 0) else 21]
+        assert said[sequence.key] == expected[: 5 if sequence.key == (1, 0) else 21]
     assert [s.finish_reason for s in sequences] == ["length", "error", "length"]
 
 

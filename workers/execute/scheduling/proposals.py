@@ -72,7 +72,7 @@ class Proposals:
         return any(_is_guessable(sequence) and self._worth(sequence, len(rows)) for sequence in rows.seated)
 
     def add(self, draft: Draft, running: Mapping[Key, Sequence], *, are_tokens_known: bool) -> None:
-        """Proposals for those who decode in a step without prompts, as far as its budgets go.
+        """Proposals for those who decode in a step that is complete otherwise, as far as its budgets go.
 
         They stay in the page that the next token has anyway, so that none has to be given back where they are wrong.
         """

@@ -117,8 +117,7 @@ class Scheduler:
         if draft.is_empty:
             self._break_stall(draft)
         self._count_skips(draft)
-        if not draft.prefills:
-            self.proposals.add(draft, self.running, are_tokens_known=not self.ahead.is_under_way)
+        self.proposals.add(draft, self.running, are_tokens_known=not self.ahead.is_under_way)
         plan = draft.finish(self.cache.take_moves())
         if plan is not None:
             self._step = plan.step
