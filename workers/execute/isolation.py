@@ -170,6 +170,10 @@ def _let_go(error: BaseException) -> None:
 
 
 def _by_key(plan: Plan, result: StepResult) -> Computed:
+    """
+    Raises:
+        FloatingPointError: a sequence with proposals failed. Whether it does without them is to be found out.
+    """
     if not (result.logprobs or result.candidates or result.failed or result.scores):
         return Computed(result.token_ids.tolist())
     sampled, token_ids = plan.sampled, result.token_ids.tolist()
@@ -180,6 +184,9 @@ def _by_key(plan: Plan, result: StepResult) -> Computed:
             token_ids[row] = VOID
         else:
             failed[sampled[row]] = why
+    for chunk in plan.checked:
+        if chunk.key in failed:  # a value that is no number spoils also rows that may not see it
+            raise FloatingPointError(f"{failed[chunk.key]}, beside tokens that were proposed")
     return Computed(
         token_ids,
         logprobs={sampled[row]: logprobs for row, logprobs in result.logprobs.items()},

@@ -215,6 +215,23 @@ def test_a_proposal_that_fails_the_model_fails_nobody() -> None:
     assert num_steps == 1 + 10
 
 
+class Spoiling(HashRunner):
+    """A proposal leaves no number in the row of the token that it follows: masked, it is there all the same."""
+
+    def _sample(self, inputs: Any, *arguments: Any) -> StepResult:
+        result = super()._sample(inputs, *arguments)
+        if inputs.positions[0] == 0 or len(inputs.token_ids) == len(inputs.query_starts) - 1:
+            return result
+        return StepResult(np.zeros_like(result.token_ids), failed={0: "not a number"})
+
+
+def test_a_proposal_that_spoils_the_token_before_it_fails_nobody() -> None:
+    engine, said, num_steps = run(make_sequence(max_tokens=6), runner=Spoiling)
+    assert said == {(0, 0): expected_output(make_sequence(max_tokens=6))}
+    assert num_steps == 6
+    assert engine.stats.num_proposed_tokens
+
+
 class Raising(HashRunner):
     """Cannot compute what one sequence wants, nor anything together with it."""
 

@@ -77,6 +77,10 @@ class Plan:
         return sum(chunk.num_tokens for chunk in self.prefills)
 
     @property
+    def checked(self) -> tuple[Chunk, ...]:
+        return self.chunks[self.num_decodes : self.num_decodes + self.num_checked]
+
+    @property
     def prefills(self) -> tuple[Chunk, ...]:
         return self.chunks[self.num_decodes + self.num_checked :]
 
