@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -364,10 +365,13 @@ class Driver:
             if model is None:
                 replace_worker(supervisor, board, role, timeout_s=timeout)
             else:
-                path, config = run_dir.path, self.config
+                config = self.config
+                changed = dataclasses.replace(config, model=dataclasses.replace(config.model, model=model))
+                name = identity(changed.model)
                 with writing(run_dir):
-                    self.config = reload_model(supervisor, board, path, config, model=model, timeout_s=timeout)
-                keeper.name_model(identity(self.config.model))
+                    reload_model(supervisor, board, run_dir.path, config, changed, timeout_s=timeout)
+                self.config = changed
+                keeper.name_model(name)
         return time.monotonic() - began
 
     def _running(self) -> Supervisor:

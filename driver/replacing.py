@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from ..protocol.board import KEEP, STOP, Board
@@ -43,21 +42,25 @@ def replace_worker(supervisor: Supervisor, board: Board, role: str, *, timeout_s
 
 
 def reload_model(
-    supervisor: Supervisor, board: Board, run_dir: Path, config: PipelineConfig, *, model: str, timeout_s: float
-) -> PipelineConfig:
-    """Replace execute by one that runs ``model``; the config from then on. Requests go on where they were.
+    supervisor: Supervisor,
+    board: Board,
+    run_dir: Path,
+    config: PipelineConfig,
+    changed: PipelineConfig,
+    *,
+    timeout_s: float,
+) -> None:
+    """Replace execute by one that runs the model of the ``changed`` config. Requests go on where they were.
 
     Raises:
         ConfigError: the model cannot be loaded, or has another vocabulary. The one before is loaded again.
     """
-    changed = replace(config, model=replace(config.model, model=model))
     write_private(run_dir / CONFIG_FILE, changed.to_json())
     try:
         replace_worker(supervisor, board, "execute", timeout_s=timeout_s)
     except BaseException:
         write_private(run_dir / CONFIG_FILE, config.to_json())
-        logger.warning("model %s cannot be served; going back to %s", model, config.model.model)
+        logger.warning("model %s cannot be served; going back to %s", changed.model.model, config.model.model)
         if board.mode not in (STOP, KEEP):
             supervisor.restart("execute")  # one that was only late would come with the other model
         raise
-    return changed

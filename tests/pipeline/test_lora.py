@@ -136,6 +136,17 @@ def test_an_adapter_that_changes_while_it_is_served_is_not_taken(tmp_path: Path)
         assert driver.generate([1, 2], max_tokens=4, lora="a").token_ids == expected([1, 2], 4, adapter=1)
 
 
+def test_no_weights_are_reloaded_where_an_adapter_has_gone(tmp_path: Path) -> None:
+    folder = make_nominal_adapter(tmp_path / "a")
+    with hash_driver(lora_modules=[f"a={folder}"]) as driver:
+        execute = driver.pids["execute"]
+        folder.rename(tmp_path / "b")
+        with pytest.raises(ConfigError, match="the adapter 'a' cannot be read"):
+            driver.replace("execute", model="hash-lm", timeout=20)
+        assert driver.generate([1, 2], max_tokens=4, lora="a").token_ids == expected([1, 2], 4, adapter=1)
+        assert driver.pids["execute"] == execute
+
+
 def test_an_adapter_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     with (
         pytest.raises(
