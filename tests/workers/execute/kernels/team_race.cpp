@@ -43,7 +43,7 @@ struct Sums : Computation {
         total = 0;
         for (int sum : sums) total += sum;
       });
-      if (stages.is_in_time(me)) check(total == kCells * (2 * round + kCells - 1), "a wrong sum");
+      if (stages.is_in_time(me, 1)) check(total == kCells * (2 * round + kCells - 1), "a wrong sum");
     }
   }
 
