@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,19 +16,6 @@ from triptych.protocol.codec import Frame, decode, encode
 
 Context = zmq.Context[zmq.Socket[bytes]]
 DOORS = ("submit", "follow")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as path:
-        yield Path(path)
-
-
-@pytest.fixture
-def context() -> Iterator[Context]:
-    context = zmq.Context()
-    yield context
-    context.destroy(linger=0)
 
 
 @pytest.fixture
