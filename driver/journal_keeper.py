@@ -14,7 +14,6 @@ from ..protocol.errors import ConfigError, JournalError
 from ..protocol.journal.clock import wind_clock
 from ..protocol.journal.layout import Journal, bytes_of_answers
 from ..protocol.journal.salvage import salvage
-from ..protocol.lora import parse_modules
 from ..protocol.run_dir import journal_path
 
 logger = logging.getLogger(__name__)
@@ -112,7 +111,7 @@ def identity(model: ModelConfig) -> str:
     Raises:
         ConfigError: an adapter cannot be read.
     """
-    adapters = sorted(f"{module.name} {module.digest()}" for module in parse_modules(model.lora_modules))
+    adapters = sorted(f"{module.name} {module.digest()}" for module in model.adapters)
     return "\n".join((model.model, *adapters))
 
 

@@ -199,7 +199,7 @@ def chat(
     _refuse_config_flags(context, connect)
     config = _with_model(config, model_name)
     console = _console(log_level)
-    options = {**params.to_wire(), **({"lora": lora} if lora else {})}
+    options = {**params.to_wire(), "lora": lora}
     raise typer.Exit(chat(config, options, system=system, run_dir=run_dir, connect=connect, console=console))
 
 

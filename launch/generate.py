@@ -108,8 +108,7 @@ def _streams(task: Task, jobs: list[Job], sink: Sink) -> bool:
 
 def _request(job: Job, task: Task, *, chat: bool) -> dict[str, Any]:
     """What is sent: a line's own parameters win over the flags."""
-    adapter = {"lora": task.lora} if task.lora else {}
-    request = {**task.params.to_wire(), **adapter, **job.request}
+    request = {**task.params.to_wire(), "lora": task.lora, **job.request}
     return as_chat(request) if chat else request
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from ..driver.driver import Driver
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, PipelineClosed, TriptychError
-from ..protocol.lora import parse_modules
 from .gateway.address import check_address
 from .gateway.config import GatewayConfig
 from .gateway.processes import gateways
@@ -79,7 +78,7 @@ def _check_names(task: Task) -> None:
         ConfigError: an adapter has the name of the model, so nobody could ask for both.
     """
     own = task.gateway.served_model_name or (task.config.model.model,)
-    for module in parse_modules(task.config.model.lora_modules):
+    for module in task.config.model.adapters:
         if module.name in own:
             raise ConfigError(f"lora_modules has an adapter {module.name!r}, which is the model", param="lora_modules")
 

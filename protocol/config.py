@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 from .endpoints import check_endpoint
 from .errors import ConfigError
-from .lora import parse_modules
+from .lora import LoraModule, parse_modules
 from .plain import load_map, make
 
 POLICIES = ("fifo", "prefill_first", "round_robin", "priority")
@@ -88,7 +88,7 @@ class ModelConfig:
         _one_of("quantization", self.quantization, QUANTIZATIONS)
         if self.max_model_len is not None:
             _between("max_model_len", self.max_model_len, 2)
-        if parse_modules(self.lora_modules) and self.tensor_parallel_size > 1:
+        if self.adapters and self.tensor_parallel_size > 1:
             raise ConfigError(
                 f"lora_modules are served by one rank, tensor_parallel_size is {self.tensor_parallel_size}",
                 param="lora_modules",
@@ -102,6 +102,11 @@ class ModelConfig:
         )
         _between("hash_step_ms", self.hash_step_ms, 0, 60_000)
         _between("hash_token_us", self.hash_token_us, 0, 1_000_000)
+
+    @property
+    def adapters(self) -> tuple[LoraModule, ...]:
+        """What ``lora_modules`` says."""
+        return parse_modules(self.lora_modules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

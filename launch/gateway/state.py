@@ -14,7 +14,6 @@ from ...driver.async_client import AsyncClient
 from ...driver.lives import first_lives
 from ...protocol.board import FAILED, RUN, Board
 from ...protocol.config import ModelCard, PipelineConfig
-from ...protocol.lora import parse_modules
 from ...protocol.run_dir import CARD_FILE, CONFIG_FILE, board_path, follow_endpoint, submit_endpoint
 from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_facts
 from .config import GatewayConfig
@@ -104,7 +103,7 @@ class Gateway:
     @cached_property
     def adapters(self) -> dict[str, Path]:
         """Names of what else is served, and where it lies."""
-        return {module.name: module.folder for module in parse_modules(self.pipeline.model.lora_modules)}
+        return {module.name: module.folder for module in self.pipeline.model.adapters}
 
     def adapter_option(self, model: str) -> dict[str, str]:
         """What a request for ``model`` says to the pipeline of its adapter."""

@@ -16,7 +16,6 @@ from ...protocol.config import (
     SchedulerConfig,
 )
 from ...protocol.errors import ConfigError
-from ...protocol.lora import parse_modules
 from ...protocol.run_dir import CARD_FILE, write_private
 from ..importing import MODELS, TORCH, importing
 from ..process import WorkerContext
@@ -49,7 +48,7 @@ def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
         step_s = config.model.hash_step_ms / 1e3
     else:
         runner, card, step_s = _build_torch_runner(context, cache)
-    card = replace(card, adapters={module.name: module.digest() for module in parse_modules(config.model.lora_modules)})
+    card = replace(card, adapters={module.name: module.digest() for module in config.model.adapters})
     check_speculation(config.scheduler, runner, card)
     if known is not None and card.adapters != known.adapters:
         raise ConfigError("an adapter has changed since the pipeline was started", param="lora_modules")

@@ -18,7 +18,6 @@ from ...protocol.journal.layout import DISPATCHED
 from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import RequestView, read_request
 from ...protocol.journal.tokens import read_finish
-from ...protocol.lora import parse_modules
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
 from .engine import Engine, NoTrace, StepOutputs
@@ -108,7 +107,7 @@ class Execute:
         self._quarantine = Quarantine(context.journal, num_steps=num_alone)
         self._intent = StepIntent(context.intent)
         self._flushes = context.config.service.flushes_steps
-        self._adapters = [module.name for module in parse_modules(context.config.model.lora_modules)]
+        self._adapters = [module.name for module in context.config.model.adapters]
         self._books = Bookkeeper(
             context.journal, eos_token_ids=frozenset(card.eos_token_ids), adapters=self._adapters
         )  # fmt: skip

@@ -27,7 +27,6 @@ from ...protocol.groups import check_request_id, member_id, member_seed, request
 from ...protocol.journal.layout import ACCEPTED, ACKNOWLEDGED, DISPATCHED, RELEASED
 from ...protocol.journal.releases import is_forgotten, is_released, was_read
 from ...protocol.journal.requests import AcceptTimes, RequestWriter
-from ...protocol.lora import parse_modules
 from ...protocol.owners import Owners
 from ...protocol.record import RequestRecord
 from ...protocol.run_dir import submit_endpoint
@@ -65,7 +64,7 @@ class Prepare:
     def __init__(self, context: WorkerContext, card: ModelCard, encoder: TextEncoder) -> None:
         service = context.config.service
         self._context, self._service, self._card, self._encoder = context, service, card, encoder
-        self._adapters = [module.name for module in parse_modules(context.config.model.lora_modules)]
+        self._adapters = [module.name for module in context.config.model.adapters]
         self._journal = context.journal
         self._writer = RequestWriter(context.journal)
         past = [(request_of(member), digest) for member, digest in self._writer.past_ids()]

@@ -13,7 +13,6 @@ import torch
 
 from ....protocol.config import CacheConfig, ModelCard, ModelConfig, PipelineConfig, SchedulerConfig
 from ....protocol.errors import ConfigError
-from ....protocol.lora import parse_modules
 from ...importing import MODELS, TRANSFORMERS, importing
 from ..kernels.support import why_no_triton
 from ..sampling.sampler import Sampler
@@ -116,10 +115,9 @@ def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> Tor
 
 
 def _load_adapters(config: ModelConfig, device: torch.device) -> list[Adapter]:
-    modules = parse_modules(config.lora_modules)
-    if modules and device.type != "cpu":
+    if config.adapters and device.type != "cpu":
         raise ConfigError(f"lora_modules are served on a CPU only, the device is {device}", param="lora_modules")
-    return load_adapters(modules)
+    return load_adapters(config.adapters)
 
 
 def _no_progress(done: int, total: int) -> None: ...
