@@ -31,9 +31,17 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 
 def api_routes(gateway: Gateway) -> APIRouter:
-    # Annotations are evaluated where the functions stand, so the replies are plain ASGI applications for FastAPI.
     router = APIRouter(tags=["model"])
+    _add_answers(router, gateway)
+    _add_kept_requests(router, gateway)
+    _add_tokens(router, gateway)
+    return router
 
+
+# Annotations are evaluated where the functions stand, so the replies are plain ASGI applications for FastAPI.
+
+
+def _add_answers(router: APIRouter, gateway: Gateway) -> None:
     @router.post("/v1/completions", responses=_STREAM, summary="continue a text", response_class=Response)
     async def post_completions(body: CompletionRequest, request: Request) -> Any:
         return await create_completion(gateway, body, request)
@@ -62,6 +70,8 @@ def api_routes(gateway: Gateway) -> APIRouter:
     async def post_decisions(body: DecisionRequest, request: Request) -> Response:
         return await create_decision(gateway, body, request)
 
+
+def _add_kept_requests(router: APIRouter, gateway: Gateway) -> None:
     @router.get(
         "/v1/requests/{request_id}", responses=_STREAM, summary="take a request up again", response_class=Response
     )
@@ -85,6 +95,8 @@ def api_routes(gateway: Gateway) -> APIRouter:
     async def delete_request(request_id: str) -> Response:
         return await forget_request(gateway, request_id)
 
+
+def _add_tokens(router: APIRouter, gateway: Gateway) -> None:
     @router.post("/tokenize", summary="token ids of a text or a chat")
     async def post_tokenize(body: TokenizeRequest, request: Request) -> Response:
         return await tokenize(gateway, body, request)
@@ -92,5 +104,3 @@ def api_routes(gateway: Gateway) -> APIRouter:
     @router.post("/detokenize", summary="the text of token ids")
     async def post_detokenize(body: DetokenizeRequest) -> Response:
         return await detokenize(gateway, body)
-
-    return router
