@@ -1,4 +1,4 @@
-"""How fast the CPU decodes: two model shapes with random weights, in bfloat16 and int8, through the engine.
+"""How fast the CPU decodes: two model shapes with random weights, in bfloat16, int8 and int4, through the engine.
 
 W1: 32 prompts of 32..512 tokens at once, 32..128 tokens each (output tokens a second). W2: one stream, 128 in and 128
 out (decoded tokens a second). W3: one prompt of 1024 tokens (prompt tokens a second). Prints one JSON line, with the
@@ -38,7 +38,8 @@ WORKLOADS = ("W1", "W2", "W3")
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", nargs="*", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--formats", nargs="*", default=["bf16", "int8"], choices=["bf16", "int8", "transformers"])
+    formats = ["bf16", "int8", "int4", "transformers"]
+    parser.add_argument("--formats", nargs="*", default=formats[:3], choices=formats)
     parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=WORKLOADS)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
@@ -67,7 +68,8 @@ def measure(model: str, form: str, workloads: list[str], repeats: int) -> dict[s
             "matrix_gflop_per_s": round(product_rate / 1e9),
         }
         if name == "W2":
-            entry["of_memory"] = round(rate * (layers + head) * (1 if form == "int8" else 2) / read_rate, 3)
+            layer_bytes, head_bytes = {"int8": (1, 1), "int4": (9 / 16, 1)}.get(form, (2, 2))
+            entry["of_memory"] = round(rate * (layers * layer_bytes + head * head_bytes) / read_rate, 3)
         if name == "W3":
             entry["of_arithmetic"] = round(rate * 2 * layers / product_rate, 3)
         case[name] = entry
@@ -86,7 +88,7 @@ def load(model: str, form: str, **options: Any) -> tuple[Runner, SchedulerConfig
                 device="cpu",
                 max_model_len=MAX_MODEL_LEN,
                 backend="transformers" if form == "transformers" else "native",
-                quantization="int8" if form == "int8" else "none",
+                quantization=form if form.startswith("int") else "none",
                 **options,
             ),
             CacheConfig(num_pages=2048),

@@ -23,7 +23,7 @@ PREEMPTIONS = ("auto", "recompute", "swap")
 RECOVERIES = ("auto", "exact", "fast")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 BACKENDS = ("auto", "fused", "native", "transformers")
-QUANTIZATIONS = ("none", "int8", "fp8")
+QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 FLUSHES = ("none", "interval", "accept", "step")
 DEVICES = ("auto", "cpu", "cuda")
 MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0  # an answer that nobody reads takes room for so long
@@ -62,7 +62,9 @@ class ModelConfig:
         "auto",
         "native (compiled kernels, CPU), fused (Triton kernels, GPU), transformers, or auto: the fastest that can",
     )
-    quantization: str = _option("none", "of weights and activations: none, int8 (native only) or fp8 (fused only)")
+    quantization: str = _option(
+        "none", "none, int8 or int4 (native only; int4 has weights of 4 bits, activations of 8) or fp8 (fused only)"
+    )
     deterministic: bool = _option(
         False, "an answer does not depend on batch mates, chunks, preemptions or crashes, in any dtype; costs speed"
     )

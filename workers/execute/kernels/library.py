@@ -14,8 +14,9 @@ logger = logging.getLogger(__name__)
 
 _FUNCTIONS = {
     "triptych_sizes": (None, [POINTER(c_int64)]),
-    "triptych_pack": (None, [c_int32, POINTER(Matrix), c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32]),
-    "triptych_multiply": (None, [c_int32, POINTER(Matrix), c_void_p, c_int32, c_void_p]),
+    "triptych_pack": (None, [POINTER(Matrix), c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32]),
+    "triptych_unpack": (None, [POINTER(Matrix), c_void_p, c_int32, c_int32, c_int32, c_int32]),
+    "triptych_multiply": (None, [POINTER(Matrix), c_void_p, c_int32, c_void_p]),
     "triptych_decoder_new": (c_void_p, [POINTER(Model), POINTER(Sharing)]),
     "triptych_decoder_delete": (None, [c_void_p]),
     "triptych_decoder_reserve": (c_int32, [c_void_p, c_int32]),

@@ -1,10 +1,15 @@
-"""Packed matrices: how big they are, and how a checkpoint's tensors get into them."""
+"""Packed matrices: how big they are, how a checkpoint's tensors get into them, and what became of those."""
 
 from __future__ import annotations
 
 import ctypes
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from .memory import Arena, padded
 from .structures import Format, Matrix
@@ -16,7 +21,7 @@ _PIECES_PER_THREAD = 4  # so that all end at about the same time
 def matrix_bytes(format_: Format, num_inputs: int, num_outputs: int) -> int:
     """What ``new_matrix`` takes from an arena at most."""
     columns = padded(num_outputs)
-    return columns * -(-num_inputs // format_.group) * 4 + 3 * padded(4 * columns)
+    return columns * format_.steps(num_inputs) * 4 + 3 * padded(4 * columns)
 
 
 def new_matrix(arena: Arena, format_: Format, num_inputs: int, num_outputs: int, *, has_bias: bool) -> Matrix:
@@ -26,37 +31,53 @@ def new_matrix(arena: Arena, format_: Format, num_inputs: int, num_outputs: int,
     def per_column(wanted: bool) -> int | None:
         return arena.take(4 * columns).ctypes.data if wanted else None
 
-    is_quantised = format_ is Format.INT8
     return Matrix(
-        blocks=arena.take(columns * -(-num_inputs // format_.group) * 4).ctypes.data,
+        blocks=arena.take(columns * format_.steps(num_inputs) * 4).ctypes.data,
         bias=per_column(has_bias),
-        scales=per_column(is_quantised),
-        offsets=per_column(is_quantised),
+        scales=per_column(format_ is Format.INT8),
+        offsets=per_column(format_.arithmetic is Format.INT8),
         num_inputs=num_inputs,
         num_blocks=columns // _COLUMNS,
+        format=format_,
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which columns of a matrix a tensor's rows become, see ``Placement`` in ``src/pack.h``."""
+
+    matrix: Matrix
+    num_outputs: int
+    first: int = 0
+    run: int = _COLUMNS
+
+
 class Packer:
-    """Packs weights on all threads. ``run`` and ``first`` are those of ``Placement`` in ``src/pack.h``."""
+    """Packs weights on all threads."""
 
-    def __init__(self, library: ctypes.CDLL, format_: Format, num_threads: int) -> None:
+    def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
         self._library = library
-        self._format = format_
         self._num_threads = num_threads
-        self._pool = ThreadPoolExecutor(num_threads)
 
-    def pack(
-        self, matrix: Matrix, source: int, *, num_outputs: int, is_bf16: bool, first: int = 0, run: int = _COLUMNS
-    ) -> None:
+    def pack(self, source: int, place: Placement, *, is_bf16: bool) -> None:
         """Weights at address ``source``, [num_outputs, num_inputs] of bfloat16 or float32."""
 
-        def pack_piece(begin: int) -> None:
-            end = min(begin + piece, num_outputs)
-            self._library.triptych_pack(self._format, matrix, source, is_bf16, first, run, begin, end)
+        def pack_piece(begin: int, end: int) -> None:
+            self._library.triptych_pack(place.matrix, source, is_bf16, place.first, place.run, begin, end)
 
-        piece = padded(-(-num_outputs // (_PIECES_PER_THREAD * self._num_threads)), _COLUMNS)
-        deque(self._pool.map(pack_piece, range(0, num_outputs, piece)), maxlen=0)
+        self._in_pieces(place.num_outputs, pack_piece)
 
-    def close(self) -> None:
-        self._pool.shutdown()
+    def unpack(self, place: Placement) -> npt.NDArray[np.float32]:
+        """[num_outputs, num_inputs]: what quantised weights stand for."""
+        weights = np.empty((place.num_outputs, place.matrix.num_inputs), np.float32)
+
+        def unpack_piece(begin: int, end: int) -> None:
+            self._library.triptych_unpack(place.matrix, weights.ctypes.data, place.first, place.run, begin, end)
+
+        self._in_pieces(place.num_outputs, unpack_piece)
+        return weights
+
+    def _in_pieces(self, count: int, run: Callable[[int, int], None]) -> None:
+        piece = padded(-(-count // (_PIECES_PER_THREAD * self._num_threads)), _COLUMNS)
+        with ThreadPoolExecutor(self._num_threads) as pool:
+            deque(pool.map(lambda begin: run(begin, min(begin + piece, count)), range(0, count, piece)), maxlen=0)

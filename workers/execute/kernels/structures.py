@@ -13,11 +13,18 @@ class Format(IntEnum):
     FLOAT32 = 0
     BFLOAT16 = 1
     INT8 = 2
+    INT4 = 3
 
     @property
-    def group(self) -> int:
-        """Values in 32 bits."""
-        return (1, 2, 4)[self]
+    def arithmetic(self) -> Format:
+        """The format of activations, and of weights that are not quantised further: the head, and adapters."""
+        return Format.INT8 if self is Format.INT4 else self
+
+    def steps(self, num_inputs: int) -> int:
+        """32 bits that a column of so many weights takes, see ``src/pack.h`` and ``src/int4.h``."""
+        if self is Format.INT4:
+            return -(-num_inputs // 64) * 9
+        return -(-num_inputs // (1, 2, 4)[self])
 
     @property
     def cache_bytes(self) -> int:
@@ -33,6 +40,8 @@ class Matrix(ctypes.Structure):
         ("offsets", c_void_p),
         ("num_inputs", c_int32),
         ("num_blocks", c_int32),
+        ("format", c_int32),
+        ("unused", c_int32),
     ]
 
 

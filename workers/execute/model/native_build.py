@@ -25,6 +25,7 @@ from .threads import num_threads
 
 _TILE_TOKENS = 16  # of a page, see kernels/src/attention.h
 FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
+QUANTISED = {"int8": Format.INT8, "int4": Format.INT4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class NativeModel:
 class NativeSetting:
     """How the kernels shall run."""
 
-    quantization: str  # "none" or "int8"
+    quantization: str  # "none", or of QUANTISED
     page_size: int  # tokens
     threads: int | None  # None: as many as are worth it
     overlaps: bool = False  # whether steps go on while nobody waits for them
@@ -67,7 +68,7 @@ class NativeSetting:
             library = load_library()
         except NoCompiler as error:
             raise Unsupported(str(error)) from error
-        format_ = Format.INT8 if self.quantization == "int8" else FORMATS[dtype]
+        format_ = QUANTISED.get(self.quantization) or FORMATS[dtype]
         threads = self.num_threads(spec)
         return library, PackedWeights(
             spec, checkpoint, library=library, format_=format_, num_threads=threads, progress=self.progress

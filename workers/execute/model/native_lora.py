@@ -31,7 +31,7 @@ class PackedAdapters:
         self.max_rank = 0  # padded
         self.adapted_products = 0  # bits
         self.updates = (Update * (len(adapters) * spec.num_layers * _TENSORS))()
-        self._format = format_
+        self._format = format_.arithmetic
         self._cached = torch.float32 if format_ is Format.FLOAT32 else torch.bfloat16
         parts = list(_all_parts(spec, adapters))
         self._arena = Arena(sum(_num_bytes(part) for part in parts if part is not None)) if parts else None

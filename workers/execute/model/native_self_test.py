@@ -21,7 +21,7 @@ from .lora import Adapter
 from .native_decoder import NativeDecoder
 from .native_lora import PackedAdapters
 from .native_weights import PackedWeights
-from .torch_lora import merged
+from .torch_lora import exchanged, merged
 
 Int32 = npt.NDArray[np.int32]
 
@@ -31,7 +31,7 @@ _PAGES = np.array([[8, 2, 5], [1, 9, 3], [6, 4, 7]], dtype=np.int32)  # out of o
 NUM_PAGES = _PAGES.size
 NUM_POSITIONS = max(map(sum, _CHUNKS))
 # Greatest difference allowed, relative to the greatest logit.
-_TOLERANCES = {Format.FLOAT32: 1e-4, Format.BFLOAT16: 1e-1, Format.INT8: 0.5}
+_TOLERANCES = {Format.FLOAT32: 1e-4, Format.BFLOAT16: 1e-1, Format.INT8: 0.5, Format.INT4: 0.5}
 
 
 def check_native(
@@ -45,7 +45,8 @@ def check_native(
     adapters: Sequence[Adapter] = (),
 ) -> float:
     """Run three short sequences in two ragged steps, without an adapter and with each; the greatest difference,
-    relative to the greatest logit. ``packed`` are the ``adapters`` as the kernels have them.
+    relative to the greatest logit. Quantised weights count as what they stand for. ``packed`` are the ``adapters`` as
+    the kernels have them.
 
     Raises:
         Unsupported: the logits differ; the text says by how much.
@@ -63,8 +64,11 @@ def check_native(
         adapters=packed,
     )
     greatest, limit = 0.0, _TOLERANCES[weights.format]
+    quantised = {
+        name.removesuffix(".weight"): lambda _, unpack=unpack: unpack() for name, unpack in weights.quantised().items()
+    }
     for number, adapter in enumerate((None, *adapters)):
-        with nullcontext() if adapter is None else merged(model, adapter):
+        with exchanged(model, quantised), nullcontext() if adapter is None else merged(model, adapter):
             plain = plain_logits(model, sequences)
         difference = float((_native_logits(decoder, sequences, number) - plain).abs().max() / plain.abs().max())
         if not difference <= limit:  # a not-a-number fails too

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from ..kernels.matrix import Packer, matrix_bytes, new_matrix
+from ..kernels.matrix import Packer, Placement, matrix_bytes, new_matrix
 from ..kernels.memory import Arena, padded
 from ..kernels.structures import Format, Layer, Matrix, Model
 from .checkpoint import weight_files
@@ -76,7 +77,8 @@ class PackedWeights:
         self.format = format_
         self._checkpoint = checkpoint
         self._arena = Arena(_num_bytes(spec, format_))
-        self._packer = Packer(library, format_, num_threads)
+        self._packer = Packer(library, num_threads)
+        self._quantised: dict[str, list[Placement]] = {}
         self._done, self._total, self._progress = 0, len(spec.tensors()), progress
         self._embedding = _usable(checkpoint[spec.embedding])
         self.layers = (Layer * spec.num_layers)()
@@ -85,11 +87,19 @@ class PackedWeights:
             layer.window = spec.windows[index] or 0
             layer.turns = spec.turns[index]
         self.model = self._make_model()
-        self._packer.close()
+
+    def quantised(self) -> dict[str, Callable[[], torch.Tensor]]:
+        """For the layers' tensors that were quantised by name, what they stand for, [outputs, inputs] of float32."""
+
+        def unpacked(places: list[Placement]) -> torch.Tensor:
+            return torch.from_numpy(np.concatenate([self._packer.unpack(place) for place in places]))
+
+        layers = self._quantised.keys() - {self.spec.head}
+        return {name: partial(unpacked, self._quantised[name]) for name in layers}
 
     def _make_model(self) -> Model:
         spec = self.spec
-        head = self._matrix(spec.hidden_size, spec.vocab_size, has_bias=False)
+        head = new_matrix(self._arena, self.format.arithmetic, spec.hidden_size, spec.vocab_size, has_bias=False)
         self._place(head, [spec.head], [(spec.vocab_size, 0)])
         if not spec.is_tied:
             self._count()  # the embedding
@@ -98,7 +108,7 @@ class PackedWeights:
             head=head,
             embedding=self._embedding.data_ptr(),
             final_norm=self._vector(spec.final_norm, divisor=spec.logits_scaling),  # as good as of the logits
-            format=self.format,
+            format=self.format.arithmetic,
             embedding_is_bf16=self._embedding.dtype == torch.bfloat16,
             num_layers=spec.num_layers,
             hidden_size=spec.hidden_size,
@@ -139,16 +149,15 @@ class PackedWeights:
         ``parts`` are numbers of rows and where their columns begin: each is a tensor, or all are one.
         """
         sizes, firsts = zip(*parts, strict=True)
+        places: list[Placement] = []
         for source, first in zip(self._read(names, sizes), firsts, strict=True):
             usable = _usable(source)
-            self._packer.pack(
-                matrix,
-                usable.data_ptr(),
-                num_outputs=len(usable),
-                is_bf16=usable.dtype == torch.bfloat16,
-                first=first,
-                run=run,
-            )
+            place = Placement(matrix, len(usable), first, run)
+            self._packer.pack(usable.data_ptr(), place, is_bf16=usable.dtype == torch.bfloat16)
+            places.append(place)
+        if matrix.format in (Format.INT8, Format.INT4):
+            of_each = [places] if len(names) == 1 else [[place] for place in places]
+            self._quantised |= dict(zip(names, of_each, strict=True))
         if matrix.bias:
             bias = (ctypes.c_float * (64 * matrix.num_blocks)).from_address(matrix.bias)
             for source, first in zip(self._read([bias_of(name) for name in names], sizes), firsts, strict=True):
@@ -191,5 +200,9 @@ def _num_bytes(spec: DecoderSpec, format_: Format) -> int:
         + 4 * 2 * (padded(spec.hidden_size) + padded(spec.head_dim))
         + _PER_LAYER_BYTES
     )
-    head = matrix_bytes(format_, spec.hidden_size, spec.vocab_size) + 4 * padded(spec.hidden_size) + _PER_LAYER_BYTES
+    head = (
+        matrix_bytes(format_.arithmetic, spec.hidden_size, spec.vocab_size)
+        + 4 * padded(spec.hidden_size)
+        + _PER_LAYER_BYTES
+    )
     return spec.num_layers * layer + head

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,18 +80,29 @@ class TorchAdapters:
 @contextmanager
 def merged(model: PreTrainedModel, adapter: Adapter) -> Iterator[None]:
     """In this block the weights are what the adapter makes of them, each for as long as it is used."""
+
+    def with_update(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return weight + (b @ a.float()).to(weight.dtype)
+
+    with exchanged(model, {name: partial(with_update, a=a, b=b) for name, (a, b) in adapter.updates.items()}):
+        yield
+
+
+@contextmanager
+def exchanged(model: PreTrainedModel, weights: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]) -> Iterator[None]:
+    """In this block modules of these names have other weights, made of their own for as long as they are used."""
     modules = dict(model.named_modules())
     handles = []
 
     def exchange(module: Any, weight: torch.Tensor) -> None:
         module.weight = nn.Parameter(weight, requires_grad=False)
 
-    for name, (a, b) in adapter.updates.items():
+    for name, make in weights.items():
         module: Any = modules[name]
         own = module.weight.data
         handles += [
             module.register_forward_pre_hook(
-                lambda module, _, own=own, a=a, b=b: exchange(module, own + (b @ a.float()).to(own.dtype))
+                lambda module, _, make=make: exchange(module, make(module.weight.data).to(module.weight.dtype))
             ),
             module.register_forward_hook(lambda module, _, output, own=own: exchange(module, own)),
         ]

@@ -12,14 +12,15 @@ import torch
 
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.library import load_library
-from triptych.workers.execute.kernels.matrix import Packer, matrix_bytes, new_matrix
+from triptych.workers.execute.kernels.matrix import Packer, Placement, matrix_bytes, new_matrix
 from triptych.workers.execute.kernels.memory import Arena, padded
 from triptych.workers.execute.kernels.structures import Format, Matrix
 
 Floats = npt.NDArray[np.float32]
 
-# Of the greatest output: what rounding of float sums, of both factors to bfloat16, and of both to 8 bits may cost.
-TOLERANCES = {Format.FLOAT32: 2e-6, Format.BFLOAT16: 1e-2, Format.INT8: 3e-2}
+# Of the greatest output: what rounding of float sums, of both factors to bfloat16, and of both to 8 bits may cost, and
+# of one to 8 bits where the other is exactly what its 4 bits stand for.
+TOLERANCES = {Format.FLOAT32: 2e-6, Format.BFLOAT16: 1e-2, Format.INT8: 3e-2, Format.INT4: 3e-2}
 SHAPES = [(1, 1, 1), (1, 63, 65), (5, 100, 130), (7, 576, 192), (32, 49, 200), (13, 257, 64)]  # rows, inputs, outputs
 
 load_cached = cache(load_library)
@@ -31,17 +32,17 @@ class Packed:
     def __init__(self, level: str, format_: Format, num_inputs: int, num_outputs: int) -> None:
         self.library, self.format, self.num_outputs = load_cached(level), format_, num_outputs
         rng = np.random.default_rng(num_inputs * num_outputs)
-        self.weights = rng.standard_normal((num_outputs, num_inputs), dtype=np.float32)
+        weights = rng.standard_normal((num_outputs, num_inputs), dtype=np.float32)
         self._arena = Arena(matrix_bytes(format_, num_inputs, num_outputs))
         self.matrix: Matrix = new_matrix(self._arena, format_, num_inputs, num_outputs, has_bias=False)
-        packer = Packer(self.library, format_, num_threads=2)
-        packer.pack(self.matrix, self.weights.ctypes.data, num_outputs=num_outputs, is_bf16=False)
-        packer.close()
+        packer, place = Packer(self.library, num_threads=2), Placement(self.matrix, num_outputs)
+        packer.pack(weights.ctypes.data, place, is_bf16=False)
+        self.weights = packer.unpack(place) if format_ is Format.INT4 else weights
 
     def multiply(self, x: Floats) -> Floats:
         y = np.empty((len(x), padded(self.num_outputs)), np.float32)
         x = np.ascontiguousarray(x)
-        self.library.triptych_multiply(self.format, ctypes.byref(self.matrix), x.ctypes.data, len(x), y.ctypes.data)
+        self.library.triptych_multiply(ctypes.byref(self.matrix), x.ctypes.data, len(x), y.ctypes.data)
         return y[:, : self.num_outputs]
 
 
@@ -74,8 +75,6 @@ def test_bfloat16_weights_pack_like_the_floats_they_are(level: str) -> None:
     packed = Packed(level, Format.BFLOAT16, 70, 90)
     narrow = torch.from_numpy(packed.weights).bfloat16()
     again = Packed(level, Format.BFLOAT16, 70, 90)
-    packer = Packer(again.library, Format.BFLOAT16, num_threads=1)
-    packer.pack(again.matrix, narrow.data_ptr(), num_outputs=90, is_bf16=True)
-    packer.close()
+    Packer(again.library, num_threads=1).pack(narrow.data_ptr(), Placement(again.matrix, 90), is_bf16=True)
     x = random_rows(3, 70)
     assert np.array_equal(packed.multiply(x), again.multiply(x))

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from tests.workers.execute.model.native import in_sixteenths
 from triptych.workers.execute.kernels.compile import available_levels
-from triptych.workers.execute.kernels.matrix import Packer, matrix_bytes, new_matrix
+from triptych.workers.execute.kernels.matrix import Packer, Placement, matrix_bytes, new_matrix
 from triptych.workers.execute.kernels.memory import Arena, padded
 from triptych.workers.execute.kernels.structures import Format
 
@@ -33,34 +34,34 @@ class Place:
 
     def __init__(self, format_: Format, num_inputs: int, num_outputs: int, first: int, run: int) -> None:
         n = np.arange(num_outputs)
-        self.format, self.first, self.run, self.num_inputs = format_, first, run, num_inputs
+        self.format, self.num_inputs = format_, num_inputs
         self.columns = first + n // run * 64 + n % run
         self.num_columns = padded(int(self.columns[-1]) + 1)
         self._arena = Arena(matrix_bytes(format_, num_inputs, self.num_columns))
         self.matrix = new_matrix(self._arena, format_, num_inputs, self.num_columns, has_bias=False)
+        self.place = Placement(self.matrix, num_outputs, first, run)
 
-    def pack(self, level: str, weights: torch.Tensor) -> Contents:
-        packer = Packer(load_cached(level), self.format, num_threads=2)
-        is_bf16 = weights.dtype == torch.bfloat16
-        packer.pack(
-            self.matrix, weights.data_ptr(), num_outputs=len(weights), is_bf16=is_bf16, first=self.first, run=self.run
-        )
-        packer.close()
-        return self._contents()
+    def pack(self, level: str, weights: torch.Tensor) -> Packer:
+        packer = Packer(load_cached(level), num_threads=2)
+        packer.pack(weights.data_ptr(), self.place, is_bf16=weights.dtype == torch.bfloat16)
+        return packer
 
-    def _contents(self) -> Contents:
-        steps = -(-self.num_inputs // self.format.group)
-        blocks = _array(
-            self.matrix.blocks, (self.num_columns // 64, steps, 64, self.format.group), ELEMENTS[self.format]
-        )
+    def contents(self) -> Contents:
+        steps = self.format.steps(self.num_inputs)
+        blocks = _array(self.matrix.blocks, (self.num_columns // 64, steps, 64, self.group), ELEMENTS[self.format])
         elements = blocks.transpose(0, 2, 1, 3).reshape(self.num_columns, -1)
         if self.format is not Format.INT8:
             return Contents(elements, np.empty(0, np.float32), np.empty(0, np.int32))
         scales = _array(self.matrix.scales, (self.num_columns,), np.float32)
         return Contents(elements, scales, _array(self.matrix.offsets, (self.num_columns,), np.int32))
 
+    @property
+    def group(self) -> int:
+        """Values in 32 bits."""
+        return 4 // np.dtype(ELEMENTS[self.format]).itemsize
+
     def expected(self, weights: torch.Tensor) -> Contents:
-        elements = np.zeros((self.num_columns, padded(self.num_inputs, self.format.group)), ELEMENTS[self.format])
+        elements = np.zeros((self.num_columns, padded(self.num_inputs, self.group)), ELEMENTS[self.format])
         scales, offsets = np.zeros(self.num_columns, np.float32), np.zeros(self.num_columns, np.int32)
         exact = weights.float().numpy()
         numbers: npt.NDArray[Any]
@@ -85,7 +86,7 @@ def _array(address: int, shape: tuple[int, ...], element: type) -> npt.NDArray[A
 
 
 @pytest.mark.parametrize("level", available_levels())
-@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
+@pytest.mark.parametrize("format_", list(ELEMENTS), ids=lambda f: f.name.lower())
 @pytest.mark.parametrize("source", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_every_weight_is_in_its_place_and_the_rest_is_zero(
@@ -94,6 +95,40 @@ def test_every_weight_is_in_its_place_and_the_rest_is_zero(
     weights = torch.randn(place[1], place[0], generator=torch.Generator().manual_seed(0)).to(source)
     weights[-1] = 0  # a column without a greatest weight
     room = Place(format_, *place)
-    found, expected = room.pack(level, weights), room.expected(weights)
+    packer = room.pack(level, weights)
+    found, expected = room.contents(), room.expected(weights)
     for name in Contents._fields if format_ is Format.INT8 else ("elements",):
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+    if format_ is Format.INT8:
+        numbers, scales = expected.elements[room.columns, : place[0]], expected.scales[room.columns, None]
+        assert np.array_equal(packer.unpack(room.place), numbers * scales)
+
+
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_four_bits_come_nearer_than_even_steps_between_the_ends(
+    level: str, source: torch.dtype, place: tuple[int, int, int, int]
+) -> None:
+    weights = torch.randn(place[1], place[0], generator=torch.Generator().manual_seed(0)).to(source)
+    weights[-1], weights[-2:-1, ::2] = 0, 0.5  # without a greatest weight, and with many alike
+    room = Place(Format.INT4, *place)
+    found, exact = room.pack(level, weights).unpack(room.place), weights.float().numpy()
+    for start in range(0, place[0], 64):
+        group = np.zeros((place[1], 64), np.float32)
+        group[:, : min(64, place[0] - start)] = exact[:, start : start + 64]
+        steps = np.maximum(np.ptp(group, axis=1, keepdims=True) / 15, 1e-30)
+        least = group.min(axis=1, keepdims=True)
+        even = np.rint((group - least) / steps) * steps + least
+        error = np.square(found[:, start : start + 64] - exact[:, start : start + 64]).sum()
+        rounding = np.square(np.abs(group).max(axis=1) / 256).sum()  # of both numbers of a group to bfloat16
+        assert error <= np.square(even - group).sum() + rounding
+    assert not found[-1].any()
+
+
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_what_four_bits_have_exactly_comes_back(level: str, place: tuple[int, int, int, int]) -> None:
+    weights = in_sixteenths(torch.randn(place[1], place[0], generator=torch.Generator().manual_seed(0)))
+    room = Place(Format.INT4, *place)
+    assert np.array_equal(room.pack(level, weights).unpack(room.place), weights.numpy())

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tests import tiny
@@ -59,6 +60,29 @@ def make_checkpoint(family: str, folder: Path, **overrides: Any) -> Path:
     tiny.make_tiny_tokenizer().save_pretrained(folder)
     model.save_pretrained(folder)
     return folder
+
+
+def in_four_bits(checkpoint: Path) -> Path:
+    """The checkpoint, where now int4 has the weights of all layers exactly."""
+    file = checkpoint / "model.safetensors"
+    tensors = load_file(file)
+    layers = {
+        name: in_sixteenths(tensor) for name, tensor in tensors.items() if ".layers." in name and tensor.dim() == 2
+    }
+    save_file({**tensors, **layers}, file, {"format": "pt"})
+    return checkpoint
+
+
+def in_sixteenths(weights: torch.Tensor) -> torch.Tensor:
+    """Weights [outputs, inputs] that int4 has exactly: of every 64 each is one of 16 multiples, the ends among them."""
+    rounded = torch.empty_like(weights)
+    for start in range(0, weights.shape[1], 64):
+        group = weights[:, start : start + 64]
+        scale = (group.abs().amax(dim=1, keepdim=True) / 8).bfloat16().to(weights.dtype)
+        numbers = torch.round(group / scale).clamp(-8, 7)
+        numbers[:, 0], numbers[:, 1:2] = -8, 7
+        rounded[:, start : start + 64] = numbers * scale
+    return rounded
 
 
 EVERY_STEP = Worth(thread=0, team=0, ahead=1 << 62)  # is worth a thread, a team, and planning behind it

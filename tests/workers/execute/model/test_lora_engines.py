@@ -83,7 +83,7 @@ def test_greedy_tokens_are_those_of_merged_weights(backend: str, engines: Engine
     assert sum(sequence.num_preemptions for sequence in sequences) > 0
 
 
-@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "none"), ("bfloat16", "int8"), ("float32", "none")])
+@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "none"), ("bfloat16", "int4"), ("float32", "none")])
 def test_company_chunks_preemption_and_guesses_change_nothing(dtype: str, quantization: str, engines: Engines) -> None:
     engine = engines(dtype, quantization)
     alone = [engine.run(request)[0] for request in requests()]

@@ -17,7 +17,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.workers.execute.model.native import EVERY_STEP, FAMILIES, PAGE_SIZE, make_checkpoint, make_inputs
+from tests.workers.execute.model.native import (
+    EVERY_STEP,
+    FAMILIES,
+    PAGE_SIZE,
+    in_four_bits,
+    make_checkpoint,
+    make_inputs,
+)
 from tests.workers.execute.model.native import make_decoder as make_any_decoder
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.kernels.compile import available_levels
@@ -35,7 +42,7 @@ def _heads(num_heads: int, num_kv_heads: int) -> dict[str, Any]:
 
 
 # Of the greatest logit.
-TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.06, Format.INT8: 0.2}
+TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.06, Format.INT8: 0.2, Format.INT4: 0.2}
 ROPE = {"factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
 _LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1, "high_freq_factor": 4}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -87,7 +94,7 @@ def random_tokens(count: int, seed: int = 0) -> npt.NDArray[np.int32]:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logits_are_those_of_transformers_in_float64(shape: str, tmp_path: Path) -> None:
     family, overrides = SHAPES[shape]
-    checkpoint = make_checkpoint(family, tmp_path, **{"initializer_range": 0.1, **overrides})
+    checkpoint = in_four_bits(make_checkpoint(family, tmp_path, **{"initializer_range": 0.1, **overrides}))
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, attn_implementation="eager")
     token_ids = random_tokens(NUM_TOKENS)
     with torch.inference_mode():

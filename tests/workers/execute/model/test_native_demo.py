@@ -1,4 +1,4 @@
-"""The demo model on the compiled decoder: it knows all its answers, and 8 bits cost it next to nothing."""
+"""The demo model on the compiled decoder: it knows all its answers, and 8 or 4 bits cost it next to nothing."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def ask(index: int, prompt: list[int], stop_ids: frozenset[int]) -> Sequence:
 
 
 @pytest.mark.parametrize(("dtype", "quantization", "least"), [
-    ("float32", "none", 411), ("bfloat16", "none", 411), ("bfloat16", "int8", 405),
+    ("float32", "none", 411), ("bfloat16", "none", 411), ("bfloat16", "int8", 405), ("bfloat16", "int4", 405),
 ])  # fmt: skip
 def test_answers_are_exact(dtype: str, quantization: str, least: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("demo")

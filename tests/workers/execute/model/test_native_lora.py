@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.adapters import ALL_LINEAR, make_adapter, merge
-from tests.workers.execute.model.native import EVERY_STEP, make_checkpoint, make_decoder, make_inputs
+from tests.workers.execute.model.native import EVERY_STEP, in_four_bits, make_checkpoint, make_decoder, make_inputs
 from triptych.protocol.lora import LoraModule
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
@@ -25,7 +25,7 @@ from triptych.workers.execute.model.native_weights import Checkpoint
 
 Int32 = npt.NDArray[np.int32]
 NUM_PAGES, NUM_TOKENS = 12, 60
-TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.06, Format.INT8: 0.2}  # of the greatest logit
+TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.06, Format.INT8: 0.2, Format.INT4: 0.2}  # of the greatest logit
 PHI3 = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 # Of a family: its sizes, what is adapted, and by which rank.
 CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], int]] = {
@@ -66,7 +66,7 @@ def run_chunks(decoder: NativeDecoder, tokens: Int32, sizes: list[int], adapter:
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_merged_weights_in_float64(case: str, tmp_path: Path) -> None:
     family, sizes, targets, rank = CASES[case]
-    checkpoint = make_checkpoint(family, tmp_path / "model", **{"initializer_range": 0.1, **sizes})
+    checkpoint = in_four_bits(make_checkpoint(family, tmp_path / "model", **{"initializer_range": 0.1, **sizes}))
     adapter = make_adapter(tmp_path / "a", checkpoint, targets=targets, rank=rank)
     tokens, exact = random_tokens(), {}
     for index, folder in enumerate((checkpoint, merge(checkpoint, adapter, tmp_path / "merged"))):

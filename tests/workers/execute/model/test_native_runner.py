@@ -60,7 +60,9 @@ def test_preempted_sequences_say_the_same(family: str, engines: Engines) -> None
 
 
 @pytest.mark.parametrize("family", ["qwen3", "smollm3", "granite", "phi3"])
-@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "none"), ("bfloat16", "int8"), ("float32", "none")])
+@pytest.mark.parametrize(("dtype", "quantization"), [
+    ("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("bfloat16", "int4"),
+])  # fmt: skip
 def test_company_and_chunks_change_nothing(family: str, dtype: str, quantization: str, engines: Engines) -> None:
     engine = engines(family, dtype, quantization)
     assert engine.card.backend.startswith("native")

@@ -8,16 +8,18 @@
 
 namespace triptych {
 
-enum FormatCode : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
+enum FormatCode : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3 };
 
 // y = x W^T + b with W packed in blocks of 64 columns (outputs), see pack.h.
 struct Matrix {
   uint32_t* blocks;     // [num_blocks][steps][64] groups of 32 bits
   float* bias;          // [64 * num_blocks], or null
   float* scales;        // int8 only: [64 * num_blocks], what one unit of a column's weights is worth
-  int32_t* offsets;     // int8 only: [64 * num_blocks], 128 times the sum of a column's weights
+  void* offsets;        // int8, int4: [64 * num_blocks] int32 or float, 128 times the sum of a column's weights
   int32_t num_inputs;   // K
   int32_t num_blocks;
+  int32_t format;       // FormatCode; that of activations is the model's
+  int32_t unused;
 };
 
 struct Layer {

@@ -42,17 +42,19 @@ template <class Format>
 struct Operand {
   using Element = typename Format::Element;
   Buffer<Element> elements;
-  Buffer<float> scales;  // int8 only
+  Buffer<float> scales;  // int8 only, see Rows
 
   void reserve(int num_rows, int width) {
     elements.reserve(size_t(num_rows) * width);
-    scales.reserve(num_rows);
+    scales.reserve(num_rows * scale_stride(width));
   }
   Element* row(int row, int width) const { return elements.get() + size_t(row) * width; }
-  float* scale(int row) const { return scales.get() + row; }
+  float* scale(int row, int width) const { return scales.get() + row * scale_stride(width); }
   Rows rows(int count, int width) const {
-    return {reinterpret_cast<const uint32_t*>(elements.get()), size_t(width) / Format::kGroup, scales.get(), count};
+    return {reinterpret_cast<const uint32_t*>(elements.get()), size_t(width) / Format::kGroup, scales.get(),
+            scale_stride(width), count};
   }
+  static size_t scale_stride(int width) { return 1 + size_t(width) / kSummed; }
 };
 
 // What one thread has to itself.

@@ -166,17 +166,17 @@ class FormatDecoder : public Decoder {
     const int width = int(hidden_width());
     return make_rows(count, width, added, me, [&](int row, Operand<Format>& to) {
       norm_row(residual(row), weight, model_.hidden_size, model_.norm_eps, buffers_.threads[me.place].row.get(),
-               to.row(row, width), to.scale(row));
+               to.row(row, width), to.scale(row, width));
     });
   }
 
   Rows inputs_of(const Buffer<Written>& written, int count, size_t width, const Added& added, Member& me) {
     if constexpr (Buffers<Format>::kIsQuantised) {
       return make_rows(count, width, added, me, [&](int row, Operand<Format>& to) {
-        write_row(written.get() + row * width, int(width), to.row(row, int(width)), to.scale(row));
+        write_row(written.get() + row * width, int(width), to.row(row, int(width)), to.scale(row, int(width)));
       });
     } else {
-      return {reinterpret_cast<const uint32_t*>(written.get()), width / Format::kGroup, nullptr, count};
+      return {reinterpret_cast<const uint32_t*>(written.get()), width / Format::kGroup, nullptr, 0, count};
     }
   }
 

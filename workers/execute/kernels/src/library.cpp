@@ -16,7 +16,7 @@ void multiply_floats(const Matrix& matrix, const float* x, int num_rows, float* 
   row.reserve(width);
   for (int r = 0; r < num_rows; ++r) {
     std::memcpy(row.get(), x + size_t(r) * matrix.num_inputs, matrix.num_inputs * sizeof(float));
-    write_row(row.get(), width, operand.row(r, width), operand.scale(r));
+    write_row(row.get(), width, operand.row(r, width), operand.scale(r, width));
   }
   multiply<Format>(matrix, operand.rows(num_rows, width), {0, 2 * matrix.num_blocks},
                    Store{y, size_t(matrix.num_blocks) * 64});
@@ -38,19 +38,24 @@ void triptych_sizes(int64_t* sizes) {
 }
 
 // Outputs begin..end of a checkpoint's matrix, into the columns that `first` and `run` say (see Placement).
-void triptych_pack(int32_t format, Matrix* matrix, const void* source, int32_t source_is_bf16, int32_t first,
+void triptych_pack(Matrix* matrix, const void* source, int32_t source_is_bf16, int32_t first,
                    int32_t run, int32_t begin, int32_t end) {
   const Placement placement{first, run};
   if (source_is_bf16) {
-    pack(format, *matrix, static_cast<const uint16_t*>(source), placement, begin, end);
+    pack(*matrix, static_cast<const uint16_t*>(source), placement, begin, end);
   } else {
-    pack(format, *matrix, static_cast<const float*>(source), placement, begin, end);
+    pack(*matrix, static_cast<const float*>(source), placement, begin, end);
   }
 }
 
+// The opposite for eight and four bits: what the weights stand for.
+void triptych_unpack(const Matrix* matrix, float* to, int32_t first, int32_t run, int32_t begin, int32_t end) {
+  unpack(*matrix, {first, run}, begin, end, to);
+}
+
 // Floats y [num_rows][64 * num_blocks] = x [num_rows][num_inputs] times the matrix. For tests.
-void triptych_multiply(int32_t format, const Matrix* matrix, const float* x, int32_t num_rows, float* y) {
-  switch (format) {
+void triptych_multiply(const Matrix* matrix, const float* x, int32_t num_rows, float* y) {
+  switch (matrix->format) {
     case kFloat32: return multiply_floats<Float32>(*matrix, x, num_rows, y);
     case kBFloat16: return multiply_floats<BFloat16>(*matrix, x, num_rows, y);
     default: return multiply_floats<Int8>(*matrix, x, num_rows, y);

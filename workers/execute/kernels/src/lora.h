@@ -109,7 +109,7 @@ struct Addition {
       typename Format::Accumulators sums[kTileRows] = {};
       add_rows<Format, 1>(count, sums, 1, pointers, weights, steps, PrefetchLines<0>{});
       for (int r = 0; r < count; ++r)
-        store_as(inner_of(first + r, part) + column, finished(sums[r], update.down, inputs, first + r, column));
+        store_as(inner_of(first + r, part) + column, finished<Format>(sums[r], update.down, inputs, first + r, column));
     }
   }
 

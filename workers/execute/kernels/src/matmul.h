@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "abi.h"
-#include "tile.h"
+#include "int4.h"
 
 namespace triptych {
 
@@ -38,21 +38,30 @@ struct Indices {
 struct Rows {
   const uint32_t* groups;
   size_t stride;        // groups from row to row
-  const float* scales;  // int8 only: what one unit of a row is worth
+  const float* scales;  // int8 only: what one unit of a row is worth, then the sums of each kSummed of its bytes
+  size_t scale_stride;
   int count;
 };
 
 template <class Format>
 inline int num_steps(const Matrix& matrix) {
+  if constexpr (std::is_same<Format, Int4>::value) return (matrix.num_inputs + kSummed - 1) / kSummed * kGroupSteps;
   return (matrix.num_inputs + Format::kGroup - 1) / Format::kGroup;
 }
 
-inline Floats finished(Floats sums, const Matrix& matrix, const Rows&, int, int column) {
-  return matrix.bias ? sums + load<Floats>(matrix.bias + column) : sums;
-}
-inline Floats finished(Ints sums, const Matrix& matrix, const Rows& rows, int row, int column) {
-  const Floats exact = to_floats(sums - load<Ints>(matrix.offsets + column));
-  const Floats result = exact * (load<Floats>(matrix.scales + column) * broadcast(rows.scales[row]));
+// What the sums of 16 columns stand for.
+template <class Format>
+inline Floats finished(typename Format::Accumulators sums, const Matrix& matrix, const Rows& rows, int row, int column) {
+  Floats result;
+  if constexpr (std::is_same<Format, Int8>::value) {
+    const Floats exact = to_floats(sums - load<Ints>(static_cast<const int32_t*>(matrix.offsets) + column));
+    result = exact * (load<Floats>(matrix.scales + column) * broadcast(rows.scales[row * rows.scale_stride]));
+  } else if constexpr (std::is_same<Format, Int4>::value) {
+    const Floats exact = sums - load<Floats>(static_cast<const float*>(matrix.offsets) + column);
+    result = exact * broadcast(rows.scales[row * rows.scale_stride]);
+  } else {
+    result = sums;
+  }
   return matrix.bias ? result + load<Floats>(matrix.bias + column) : result;
 }
 
@@ -91,7 +100,15 @@ inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int
   const uint32_t* pointers[kTileRows];
   for (int r = 0; r < count; ++r) pointers[r] = rows.groups + (first + r) * rows.stride;
   const auto run = [&](auto lines) {
-    add_rows<Format, kVectors>(count, sums, kVectors, pointers, weights, steps, lines);
+    if constexpr (std::is_same<Format, Int4>::value) {
+      const float* totals[kTileRows];
+      for (int r = 0; r < count; ++r) totals[r] = rows.scales + (first + r) * rows.scale_stride + 1;
+      with_rows(count, [&](auto known) {
+        add_groups<decltype(known)::value, kVectors>(sums, pointers, totals, weights, steps / kGroupSteps, lines);
+      });
+    } else {
+      add_rows<Format, kVectors>(count, sums, kVectors, pointers, weights, steps, lines);
+    }
   };
   constexpr bool kWhole = kVectors == 4;  // a half asks for nothing
   switch (kWhole ? prefetch.lines : 0) {
@@ -104,14 +121,16 @@ inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int
     for (int v = 0; v < kVectors / 2; ++v) {
       const int column = 64 * block + 16 * (half + v);
       const auto *low = sums + r * kVectors + v, *high = low + kVectors / 2;
-      write(first + r, block, half + v, finished(*low, matrix, rows, first + r, column),
-            finished(*high, matrix, rows, first + r, column + 32));
+      write(first + r, block, half + v, finished<Format>(*low, matrix, rows, first + r, column),
+            finished<Format>(*high, matrix, rows, first + r, column + 32));
     }
 }
 
 // The halves in `range` of the product, 2 * block + half.
 template <class Format, class Write>
 void multiply(const Matrix& matrix, const Rows& rows, Range range, const Write& write) {
+  if constexpr (std::is_same<Format, Int8>::value)
+    if (matrix.format == kInt4) return multiply<Int4>(matrix, rows, range, write);
   const int num_groups = (rows.count + kTileRows - 1) / kTileRows;
   for (int unit = range.begin; unit < range.end;) {
     const bool is_whole = kTileVectors == 4 && unit % 2 == 0 && unit + 1 < range.end;

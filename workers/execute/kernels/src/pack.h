@@ -11,7 +11,7 @@
 #include <type_traits>
 
 #include "abi.h"
-#include "formats.h"
+#include "int4.h"
 
 namespace triptych {
 
@@ -95,9 +95,69 @@ struct Narrowing<Int8> {
   }
   void end(int r) {
     matrix.scales[column + r] = limits[r] / 127.0f;
-    matrix.offsets[column + r] = 128 * totals[r];
+    static_cast<int32_t*>(matrix.offsets)[column + r] = 128 * totals[r];
   }
 };
+
+// A group of four-bit weights, see int4.h: the numbers, and what they are worth, both rounded to bfloat16.
+struct Quantised {
+  static constexpr int kVectors = kSummed / kLanes;
+  Floats numbers[kVectors];
+  float scale, least, error;  // the sum of squares
+
+  // Every weight as the nearest of the 16 values.
+  void assign(const Floats* weights, float new_scale, float new_least) {
+    constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    scale = from_bf16(to_bf16(new_scale));
+    least = from_bf16(to_bf16(new_least));
+    const Floats unit = broadcast(scale), start = broadcast(least), factor = broadcast(scale > 0 ? 1 / scale : 0);
+    const Floats magic = broadcast(kMagic), none = broadcast(0.0f), most = broadcast(15.0f);
+    Floats squares = none;
+    for (int v = 0; v < kVectors; ++v) {
+      numbers[v] = min(max((weights[v] - start) * factor, none), most) + magic - magic;
+      const Floats difference = weights[v] - fma(numbers[v], unit, start);
+      squares = fma(difference, difference, squares);
+    }
+    error = sum(squares);
+  }
+
+  // The same with the scale and the least value that suit the numbers it has best, in the sense of least squares.
+  void refine(const Floats* weights) {
+    Floats totals[4] = {};
+    for (int v = 0; v < kVectors; ++v) {
+      totals[0] = totals[0] + numbers[v];
+      totals[1] = fma(numbers[v], numbers[v], totals[1]);
+      totals[2] = totals[2] + weights[v];
+      totals[3] = fma(numbers[v], weights[v], totals[3]);
+    }
+    const float ones = sum(totals[0]), squares = sum(totals[1]), values = sum(totals[2]), products = sum(totals[3]);
+    const float spread = kSummed * squares - ones * ones;
+    if (!(spread > 0)) return;
+    const float slope = (kSummed * products - ones * values) / spread;
+    assign(weights, slope, (values - slope * ones) / kSummed);
+  }
+
+  float value(int i) const { return scale * reinterpret_cast<const float*>(numbers)[i] + least; }
+};
+
+// Sixteen values from the least to the greatest weight waste some on the few at both ends. Of some narrower ranges, each
+// moved to where its errors are least, the best is taken.
+inline Quantised quantise(const Floats* weights) {
+  Floats low = weights[0], high = weights[0];
+  for (int v = 1; v < Quantised::kVectors; ++v) {
+    low = min(low, weights[v]);
+    high = max(high, weights[v]);
+  }
+  const float least = -greatest(broadcast(0.0f) - low), range = greatest(high) - least;
+  Quantised best, group;
+  best.assign(weights, range / 15, least);
+  for (float part : {1.0f, 0.9f, 0.8f, 0.7f}) {
+    group.assign(weights, part * range / 15, least + (1 - part) / 2 * range);
+    group.refine(weights);
+    if (group.error < best.error) best = group;
+  }
+  return best;
+}
 
 // `count` outputs of the source, from `rows` on, become as many columns of one vector.
 template <class Format, class Source>
@@ -124,20 +184,79 @@ void pack_strip(const Matrix& matrix, const Source* rows, int column, int count)
   for (int r = 0; r < count; ++r) narrow_row.end(r);
 }
 
+// The same in four bits. Inputs that a group lacks count as zeros; whatever becomes of them, offsets take it back.
+template <class Source>
+void pack_groups(const Matrix& matrix, const Source* rows, int column, int count) {
+  const int num_inputs = matrix.num_inputs, num_groups = (num_inputs + kSummed - 1) / kSummed;
+  uint32_t* place = matrix.blocks + size_t(column / 64) * num_groups * kGroupSteps * 64 + column % 64;
+  double totals[kLanes] = {};
+  for (int group = 0; group < num_groups; ++group, place += kGroupSteps * 64)
+    for (int r = 0; r < count; ++r) {
+      Floats weights[Quantised::kVectors] = {};
+      const int first = group * kSummed, num_weights = std::min(kSummed, num_inputs - first);
+      convert(rows + size_t(r) * num_inputs + first, num_weights, reinterpret_cast<float*>(weights));
+      const Quantised quantised = quantise(weights);
+      uint8_t numbers[kSummed];
+      for (int i = 0; i < kSummed; ++i) {
+        numbers[i] = uint8_t(reinterpret_cast<const float*>(quantised.numbers)[i]);
+        totals[r] += quantised.value(i);
+      }
+      for (int step = 0; step < kWeightSteps; ++step) {
+        uint32_t low, high;
+        std::memcpy(&low, numbers + step * Int4::kGroup, sizeof low);
+        std::memcpy(&high, numbers + step * Int4::kGroup + 4, sizeof high);
+        place[step * 64 + r] = low | high << 4;
+      }
+      place[kWeightSteps * 64 + r] = to_bf16(quantised.scale) | uint32_t{to_bf16(quantised.least)} << 16;
+    }
+  for (int r = 0; r < count; ++r) static_cast<float*>(matrix.offsets)[column + r] = float(128 * totals[r]);
+}
+
 template <class Format, class Source>
 void pack(const Matrix& matrix, const Source* source, Placement placement, int begin, int end) {
   for (int n = begin, count; n < end; n += count) {
     count = placement.strip(n, end);
-    pack_strip<Format>(matrix, source + size_t(n) * matrix.num_inputs, placement.column(n), count);
+    const Source* rows = source + size_t(n) * matrix.num_inputs;
+    if constexpr (std::is_same<Format, Int4>::value) {
+      pack_groups(matrix, rows, placement.column(n), count);
+    } else {
+      pack_strip<Format>(matrix, rows, placement.column(n), count);
+    }
   }
 }
 
 template <class Source>
-void pack(int format, const Matrix& matrix, const Source* source, Placement placement, int begin, int end) {
-  switch (format) {
+void pack(const Matrix& matrix, const Source* source, Placement placement, int begin, int end) {
+  switch (matrix.format) {
+    case kInt4: return pack<Int4>(matrix, source, placement, begin, end);
     case kFloat32: return pack<Float32>(matrix, source, placement, begin, end);
     case kBFloat16: return pack<BFloat16>(matrix, source, placement, begin, end);
     default: return pack<Int8>(matrix, source, placement, begin, end);
+  }
+}
+
+// What weight `input` of a column in eight or four bits stands for.
+inline float weight_of(const Matrix& matrix, int column, int input) {
+  const int num_inputs = matrix.num_inputs, place = input % kSummed;
+  const size_t block = column / 64;
+  const uint32_t* start = matrix.blocks + column % 64;
+  if (matrix.format == kInt8) {
+    start += (block * ((num_inputs + Int8::kGroup - 1) / Int8::kGroup) + input / Int8::kGroup) * 64;
+    return matrix.scales[column] * reinterpret_cast<const int8_t*>(start)[input % Int8::kGroup];
+  }
+  start += (block * ((num_inputs + kSummed - 1) / kSummed) + input / kSummed) * kGroupSteps * 64;
+  const uint32_t worth = start[kWeightSteps * 64], numbers = start[place / Int4::kGroup * 64];
+  const int shift = 8 * (place % 4) + place % Int4::kGroup / 4 * 4;
+  return from_bf16(uint16_t(worth)) * float(numbers >> shift & 15) + from_bf16(uint16_t(worth >> 16));
+}
+
+// Outputs begin..end as a checkpoint has them: the opposite of pack. Those of a strip share cache lines.
+inline void unpack(const Matrix& matrix, Placement placement, int begin, int end, float* to) {
+  for (int n = begin, count; n < end; n += count) {
+    count = placement.strip(n, end);
+    for (int input = 0; input < matrix.num_inputs; ++input)
+      for (int r = 0; r < count; ++r)
+        to[size_t(n + r) * matrix.num_inputs + input] = weight_of(matrix, placement.column(n) + r, input);
   }
 }
 

@@ -87,6 +87,9 @@ inline Floats to_floats(Ints a) {
 inline Floats max(Floats a, Floats b) {
   return each<Floats>([&](int i) { return a.part[i] > b.part[i] ? a.part[i] : b.part[i]; });
 }
+inline Floats min(Floats a, Floats b) {
+  return each<Floats>([&](int i) { return a.part[i] < b.part[i] ? a.part[i] : b.part[i]; });
+}
 inline Floats abs(Floats a) {
   return each<Floats>([&](int i) { return (NativeFloats)((NativeInts)a.part[i] & 0x7fffffff); });
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "formats.h"
 
@@ -87,22 +88,29 @@ __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int
     for (int v = 0; v < kVectors; ++v) sums[r * width + v] = registers[r][v];
 }
 
-// The same with the number of rows known at run time only, 1..kTileRows.
+// Calls function(std::integral_constant) with a number of rows that is known at run time only, 1..kTileRows.
+template <class Function>
+inline void with_rows(int num_rows, const Function& function) {
+  switch (num_rows) {
+    case 1: return function(std::integral_constant<int, 1>{});
+#if defined(__AVX2__)
+    case 2: return function(std::integral_constant<int, 2>{});
+    case 3: return function(std::integral_constant<int, 3>{});
+#endif
+#if defined(__AVX512F__)
+    case 4: return function(std::integral_constant<int, 4>{});
+    case 5: return function(std::integral_constant<int, 5>{});
+    case 6: return function(std::integral_constant<int, 6>{});
+#endif
+  }
+}
+
 template <class Format, int kVectors, class Asking>
 inline void add_rows(int num_rows, typename Format::Accumulators* sums, int width, const uint32_t* const* rows,
                      const Weights& weights, int steps, const Asking& asking) {
-  switch (num_rows) {
-    case 1: return add_tile<Format, 1, kVectors>(sums, width, rows, weights, steps, asking);
-#if defined(__AVX2__)
-    case 2: return add_tile<Format, 2, kVectors>(sums, width, rows, weights, steps, asking);
-    case 3: return add_tile<Format, 3, kVectors>(sums, width, rows, weights, steps, asking);
-#endif
-#if defined(__AVX512F__)
-    case 4: return add_tile<Format, 4, kVectors>(sums, width, rows, weights, steps, asking);
-    case 5: return add_tile<Format, 5, kVectors>(sums, width, rows, weights, steps, asking);
-    case 6: return add_tile<Format, 6, kVectors>(sums, width, rows, weights, steps, asking);
-#endif
-  }
+  with_rows(num_rows, [&](auto count) {
+    add_tile<Format, decltype(count)::value, kVectors>(sums, width, rows, weights, steps, asking);
+  });
 }
 
 }  // namespace triptych

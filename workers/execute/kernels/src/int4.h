@@ -1,0 +1,91 @@
+// Weights of four bits, in groups of 64 inputs of a column.
+//
+// A group's weights are scale * q + least, with q of 0..15 and both numbers in bfloat16. It takes nine steps of a block:
+// eight of eight weights, where the low halves of the four bytes go with one group of activations and the high halves
+// with the next one, and one step of the scale (low half of the 32 bits) and the least. So a block stays one run of
+// memory, of 4.5 bits a weight. The product of a group is exact in integers; groups are added in float:
+//   sum of (x + 128) (scale q + least) = scale * sum of (x + 128) q + least * sum of (x + 128).
+#pragma once
+
+#include "tile.h"
+
+namespace triptych {
+
+// Weights only: activations are those of Int8.
+struct Int4 {
+  static constexpr int kGroup = 8;
+  using Accumulators = Floats;  // groups are of different worth
+
+  static Ints low(Ints weights) {
+    return each<Ints>([&](int i) { return weights.part[i] & 0x0f0f0f0f; });
+  }
+  static Ints high(Ints weights) {
+    return each<Ints>([&](int i) { return weights.part[i] >> 4 & 0x0f0f0f0f; });
+  }
+
+#if defined(__AVX512VNNI__)
+  using Activation = Int8::Activation;
+  static Activation activation(uint32_t group) { return Int8::activation(group); }
+  static Ints dot(Ints sums, Activation a, Ints weights) { return Int8::dot(sums, a, weights); }
+#elif defined(__AVX2__)
+  using Activation = __m256i;
+  static Activation activation(uint32_t group) { return _mm256_set1_epi32(int32_t(group)); }
+  static Ints dot(Ints sums, Activation a, Ints weights) {
+    return each<Ints>([&](int i) {
+      const __m256i pairs = _mm256_maddubs_epi16(a, (__m256i)weights.part[i]);  // at most 2 * 255 * 15
+      return sums.part[i] + (NativeInts)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    });
+  }
+#else
+  using Activation = Int8::Activation;
+  static Activation activation(uint32_t group) { return Int8::activation(group); }
+  static Ints dot(Ints sums, Activation a, Ints weights) { return Int8::dot(sums, a, weights); }
+#endif
+};
+
+constexpr int kSummed = 64;  // activations of which the sum is known, and inputs of a group
+constexpr int kWeightSteps = kSummed / Int4::kGroup, kGroupSteps = kWeightSteps + 1;
+
+// sums[r * kVectors + v] += rows times weights. `totals` are the sums of each 64 activations of a row.
+template <int kRows, int kVectors, class Asking>
+__attribute__((noinline)) void add_groups(Floats* sums, const uint32_t* const* rows, const float* const* totals,
+                                          const Weights& weights, int num_groups, Asking asking) {
+  const uint32_t *a[kRows], *w[kVectors];
+  for (int r = 0; r < kRows; ++r) a[r] = rows[r];
+  for (int v = 0; v < kVectors; ++v) w[v] = weights.start[0][v];
+  const size_t stride = weights.stride;
+  for (int group = 0; group < num_groups; ++group) {
+    Ints products[kRows][kVectors] = {};
+    const auto add = [&](const Ints* columns, int at) {
+      for (int r = 0; r < kRows; ++r) {
+        const auto activation = Int4::activation(a[r][at]);
+        for (int v = 0; v < kVectors; ++v) products[r][v] = Int4::dot(products[r][v], activation, columns[v]);
+      }
+    };
+    for (int step = 0; step < kWeightSteps; ++step) {
+      Ints columns[kVectors];
+      asking.step();
+      for (int v = 0; v < kVectors; ++v) columns[v] = Int4::low(load<Ints>(w[v]));
+      add(columns, 2 * step);
+      for (int v = 0; v < kVectors; ++v) {
+        columns[v] = Int4::high(load<Ints>(w[v]));
+        w[v] += stride;
+      }
+      add(columns, 2 * step + 1);
+    }
+    asking.step();
+    for (int v = 0; v < kVectors; ++v) {
+      const Ints worth = load<Ints>(w[v]);
+      const Floats scale = each<Floats>([&](int i) { return (NativeFloats)(worth.part[i] << 16); });
+      const Floats least = each<Floats>([&](int i) { return (NativeFloats)(worth.part[i] & int32_t(0xffff0000)); });
+      for (int r = 0; r < kRows; ++r) {
+        Floats& sum = sums[r * kVectors + v];
+        sum = fma(to_floats(products[r][v]), scale, fma(broadcast(totals[r][group]), least, sum));
+      }
+      w[v] += stride;
+    }
+    for (int r = 0; r < kRows; ++r) a[r] += 2 * kWeightSteps;
+  }
+}
+
+}  // namespace triptych
