@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from .memory import Arena, padded
 from .structures import Format, Matrix
 
 _COLUMNS = 64  # of a block
+GROUP_INPUTS = 64  # that have a scale and a least value of their own in int4
 _PIECES_PER_THREAD = 4  # so that all end at about the same time
 
 
@@ -52,6 +54,14 @@ class Placement:
     run: int = _COLUMNS
 
 
+class FourBits(NamedTuple):
+    """Weights ``scale * number + least``, with a scale and a least value for each 64 inputs of an output."""
+
+    numbers: npt.NDArray[np.uint8]  # [num_outputs, num_inputs] of 0..15
+    scales: npt.NDArray[np.float32]  # [num_outputs, ceil(num_inputs / 64)]; rounded to bfloat16 when packed
+    least: npt.NDArray[np.float32]  # likewise
+
+
 class Packer:
     """Packs weights on all threads."""
 
@@ -64,6 +74,18 @@ class Packer:
 
         def pack_piece(begin: int, end: int) -> None:
             self._library.triptych_pack(place.matrix, source, is_bf16, place.first, place.run, begin, end)
+
+        self._in_pieces(place.num_outputs, pack_piece)
+
+    def pack_int4(self, source: FourBits, place: Placement) -> None:
+        """Weights that have four bits already."""
+        numbers, scales, least = map(np.ascontiguousarray, source)
+
+        def pack_piece(begin: int, end: int) -> None:
+            self._library.triptych_pack_int4(
+                place.matrix, numbers.ctypes.data, scales.ctypes.data, least.ctypes.data,
+                place.first, place.run, begin, end,
+            )  # fmt: skip
 
         self._in_pieces(place.num_outputs, pack_piece)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizer
 from .checkpoint import check_weights, context_limit, read_config
 from .decoder_spec import DecoderSpec, Unsupported, describe_decoder
 from .facts import ModelFacts
+from .four_bits import open_tensors
 from .native_weights import Checkpoint
 from .tokenizer import check_vocabulary
 
@@ -32,7 +34,7 @@ def open_checkpoint(folder: Path, tokenizer: PreTrainedTokenizerFast) -> DenseCh
     config = read_config(folder)
     check_vocabulary(config, tokenizer)
     check_weights(folder)
-    tensors = Checkpoint(folder)
+    tensors = open_tensors(folder)
     return DenseCheckpoint(config, tensors, describe_decoder(config, tensors.shapes()))
 
 
@@ -44,7 +46,8 @@ def choose_dtype(config: PretrainedConfig, name: str, known: Collection[torch.dt
     """
     dtype: Any = (config.dtype if name == "auto" else getattr(torch, name)) or torch.float32
     if dtype not in known:
-        raise Unsupported(f"its dtype is {dtype}")
+        names = " or ".join(str(each).removeprefix("torch.") for each in known)
+        raise Unsupported(f"its dtype is {str(dtype).removeprefix('torch.')}, and not asked to be {names}")
     chosen: torch.dtype = dtype
     return chosen
 
@@ -60,7 +63,7 @@ def read_facts(
     eos_ids = {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
     return ModelFacts(
         model_type=config.model_type,
-        num_parameters=sum(checkpoint[name].numel() for name in checkpoint),
+        num_parameters=sum(map(prod, checkpoint.shapes().values())),
         vocab_size=config.vocab_size,
         eos_token_ids=tuple(sorted(int(token_id) for token_id in eos_ids)),
         context_limit=context_limit(config),

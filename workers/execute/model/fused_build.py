@@ -64,6 +64,8 @@ def load_fused(
         ConfigError: the checkpoint is missing something or damaged.
     """
     config, checkpoint, spec = open_checkpoint(folder, tokenizer)
+    if checkpoint.is_quantised:
+        raise Unsupported("its weights have four bits already")
     format_ = _format(config, dtype, quantization, is_invariant)
     _check(spec, format_, device)
     weights = FusedLoader(spec, checkpoint, format_=format_, device=device, progress=progress).load()

@@ -15,6 +15,7 @@ from ..kernels.structures import Format
 from .checkpoint import check_weights
 from .decoder_spec import DecoderSpec, Unsupported
 from .facts import Progress
+from .four_bits import open_tensors
 from .lora import Adapter
 from .native_decoder import NativeDecoder
 from .native_lora import PackedAdapters
@@ -51,6 +52,10 @@ class NativeSetting:
     adapters: Sequence[Adapter] = ()
     progress: Progress  # over the tensors that are packed
 
+    @property
+    def is_quantised(self) -> bool:
+        return self.quantization in QUANTISED
+
     def num_threads(self, spec: DecoderSpec) -> int:
         return num_threads(self.threads, sum(map(prod, spec.tensors().values())))
 
@@ -68,11 +73,18 @@ class NativeSetting:
             library = load_library()
         except NoCompiler as error:
             raise Unsupported(str(error)) from error
-        format_ = QUANTISED.get(self.quantization) or FORMATS[dtype]
+        format_ = self._format(checkpoint, dtype)
         threads = self.num_threads(spec)
         return library, PackedWeights(
             spec, checkpoint, library=library, format_=format_, num_threads=threads, progress=self.progress
         )
+
+    def _format(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Format:
+        if checkpoint.is_quantised:
+            if self.quantization not in ("none", "int4"):
+                raise Unsupported(f"its weights have four bits already, and quantization is {self.quantization}")
+            return Format.INT4
+        return QUANTISED.get(self.quantization) or FORMATS[dtype]
 
     def pack_adapters(self, weights: PackedWeights) -> PackedAdapters:
         """
@@ -112,7 +124,7 @@ def load_proven(folder: Path, proof: Proof, setting: NativeSetting) -> NativeMod
         ConfigError: the weights are damaged, or an adapter does not fit them.
     """
     check_weights(folder)
-    checkpoint = Checkpoint(folder)
+    checkpoint = open_tensors(folder)
     library, weights = setting.pack(checkpoint, proof.spec, getattr(torch, proof.dtype))
     checkpoint.forget()
     return setting.model(library, weights, setting.pack_adapters(weights), proof)

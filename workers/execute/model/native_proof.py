@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from .decoder_spec import find_rope
@@ -21,6 +22,8 @@ def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str,
         ConfigError: the checkpoint is missing something or damaged, or an adapter does not fit it.
     """
     config, checkpoint, spec = open_checkpoint(folder, tokenizer)
+    if (setting.is_quantised or checkpoint.is_quantised) and dtype == "auto" and config.dtype == torch.float16:
+        dtype = "bfloat16"  # that of keys and values; weights and activations have neither
     compute_dtype = choose_dtype(config, dtype, FORMATS)
     library, weights = setting.pack(checkpoint, spec, compute_dtype)
     adapters = setting.pack_adapters(weights)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from ..kernels.matrix import Packer, Placement, matrix_bytes, new_matrix
+from ..kernels.matrix import FourBits, Packer, Placement, matrix_bytes, new_matrix
 from ..kernels.memory import Arena, padded
 from ..kernels.structures import Format, Layer, Matrix, Model
 from .checkpoint import weight_files
@@ -26,6 +26,8 @@ _PER_LAYER_BYTES = 1 << 12  # for the ends of cache lines
 
 class Checkpoint(Mapping[str, torch.Tensor]):
     """The tensors of a checkpoint directory by name, mapped: one that was read takes no memory of ours."""
+
+    is_quantised = False  # layers are stored in four bits
 
     def __init__(self, folder: Path) -> None:
         self._files: dict[str, Any] = {}
@@ -45,6 +47,10 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._files)
+
+    def four_bits(self, name: str) -> FourBits | None:
+        """A weight that is stored in four bits, which is in ``shapes`` then and not in the mapping."""
+        return None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(file.get_slice(name).get_shape()) for name, file in self._files.items()}
@@ -150,10 +156,13 @@ class PackedWeights:
         """
         sizes, firsts = zip(*parts, strict=True)
         places: list[Placement] = []
-        for source, first in zip(self._read(names, sizes), firsts, strict=True):
-            usable = _usable(source)
-            place = Placement(matrix, len(usable), first, run)
-            self._packer.pack(usable.data_ptr(), place, is_bf16=usable.dtype == torch.bfloat16)
+        for source, size, first in zip(self._read_weights(names, sizes), sizes, firsts, strict=True):
+            place = Placement(matrix, size, first, run)
+            if isinstance(source, FourBits):
+                self._packer.pack_int4(source, place)
+            else:
+                usable = _usable(source)
+                self._packer.pack(usable.data_ptr(), place, is_bf16=usable.dtype == torch.bfloat16)
             places.append(place)
         if matrix.format in (Format.INT8, Format.INT4):
             of_each = [places] if len(names) == 1 else [[place] for place in places]
@@ -163,6 +172,16 @@ class PackedWeights:
             for source, first in zip(self._read([bias_of(name) for name in names], sizes), firsts, strict=True):
                 n = np.arange(len(source))
                 np.frombuffer(bias, np.float32)[first + n // run * 64 + n % run] = source.float().numpy()
+
+    def _read_weights(self, names: Sequence[str], sizes: Sequence[int]) -> Iterator[torch.Tensor | FourBits]:
+        """As ``_read``, in four bits where they are stored so."""
+        for name in names:
+            if (stored := self._checkpoint.four_bits(name)) is None:
+                yield from self._read([name], sizes if len(names) < len(sizes) else [0])
+                continue
+            cuts = [0] if len(names) == len(sizes) else np.cumsum(sizes)
+            yield from map(FourBits, *(np.split(part, cuts[:-1]) for part in stored))
+            self._count()
 
     def _read(self, names: Sequence[str], sizes: Sequence[int]) -> Iterator[torch.Tensor]:
         """Tensors of so many rows, or one cut into them; each counts once what was made of it is done."""

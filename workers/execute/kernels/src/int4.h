@@ -23,11 +23,7 @@ struct Int4 {
     return each<Ints>([&](int i) { return weights.part[i] >> 4 & 0x0f0f0f0f; });
   }
 
-#if defined(__AVX512VNNI__)
-  using Activation = Int8::Activation;
-  static Activation activation(uint32_t group) { return Int8::activation(group); }
-  static Ints dot(Ints sums, Activation a, Ints weights) { return Int8::dot(sums, a, weights); }
-#elif defined(__AVX2__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
   using Activation = __m256i;
   static Activation activation(uint32_t group) { return _mm256_set1_epi32(int32_t(group)); }
   static Ints dot(Ints sums, Activation a, Ints weights) {

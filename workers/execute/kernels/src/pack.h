@@ -184,22 +184,20 @@ void pack_strip(const Matrix& matrix, const Source* rows, int column, int count)
   for (int r = 0; r < count; ++r) narrow_row.end(r);
 }
 
-// The same in four bits. Inputs that a group lacks count as zeros; whatever becomes of them, offsets take it back.
-template <class Source>
-void pack_groups(const Matrix& matrix, const Source* rows, int column, int count) {
-  const int num_inputs = matrix.num_inputs, num_groups = (num_inputs + kSummed - 1) / kSummed;
+// The groups of `count` columns of one vector, group_of(row, group). What inputs are that a group lacks does not matter:
+// their activations are zeros, and offsets take back what they are more.
+template <class GroupOf>
+void pack_groups(const Matrix& matrix, int column, int count, const GroupOf& group_of) {
+  const int num_groups = (matrix.num_inputs + kSummed - 1) / kSummed;
   uint32_t* place = matrix.blocks + size_t(column / 64) * num_groups * kGroupSteps * 64 + column % 64;
   double totals[kLanes] = {};
-  for (int group = 0; group < num_groups; ++group, place += kGroupSteps * 64)
+  for (int index = 0; index < num_groups; ++index, place += kGroupSteps * 64)
     for (int r = 0; r < count; ++r) {
-      Floats weights[Quantised::kVectors] = {};
-      const int first = group * kSummed, num_weights = std::min(kSummed, num_inputs - first);
-      convert(rows + size_t(r) * num_inputs + first, num_weights, reinterpret_cast<float*>(weights));
-      const Quantised quantised = quantise(weights);
+      const Quantised group = group_of(r, index);
       uint8_t numbers[kSummed];
       for (int i = 0; i < kSummed; ++i) {
-        numbers[i] = uint8_t(reinterpret_cast<const float*>(quantised.numbers)[i]);
-        totals[r] += quantised.value(i);
+        numbers[i] = uint8_t(reinterpret_cast<const float*>(group.numbers)[i]);
+        totals[r] += group.value(i);
       }
       for (int step = 0; step < kWeightSteps; ++step) {
         uint32_t low, high;
@@ -207,9 +205,44 @@ void pack_groups(const Matrix& matrix, const Source* rows, int column, int count
         std::memcpy(&high, numbers + step * Int4::kGroup + 4, sizeof high);
         place[step * 64 + r] = low | high << 4;
       }
-      place[kWeightSteps * 64 + r] = to_bf16(quantised.scale) | uint32_t{to_bf16(quantised.least)} << 16;
+      place[kWeightSteps * 64 + r] = to_bf16(group.scale) | uint32_t{to_bf16(group.least)} << 16;
     }
   for (int r = 0; r < count; ++r) static_cast<float*>(matrix.offsets)[column + r] = float(128 * totals[r]);
+}
+
+// A group of a checkpoint's weights.
+template <class Source>
+Quantised quantise(const Source* row, int num_inputs, int group) {
+  Floats weights[Quantised::kVectors] = {};
+  const int first = group * kSummed;
+  convert(row + first, std::min(kSummed, num_inputs - first), reinterpret_cast<float*>(weights));
+  return quantise(weights);
+}
+
+// A matrix that has four bits already.
+struct FourBits {
+  const uint8_t* numbers;  // [outputs][inputs] of 0..15
+  const float* scales;     // [outputs][groups]
+  const float* least;      // [outputs][groups]
+
+  Quantised group(int output, int num_inputs, int index) const {
+    const int first = index * kSummed, count = std::min(kSummed, num_inputs - first);
+    const size_t worth = size_t(output) * ((num_inputs + kSummed - 1) / kSummed) + index;
+    Quantised group{};
+    for (int i = 0; i < count; ++i)
+      reinterpret_cast<float*>(group.numbers)[i] = numbers[size_t(output) * num_inputs + first + i];
+    group.scale = from_bf16(to_bf16(scales[worth]));
+    group.least = from_bf16(to_bf16(least[worth]));
+    return group;
+  }
+};
+
+inline void pack(const Matrix& matrix, const FourBits& source, Placement placement, int begin, int end) {
+  for (int n = begin, count; n < end; n += count) {
+    count = placement.strip(n, end);
+    pack_groups(matrix, placement.column(n), count,
+                [&](int r, int group) { return source.group(n + r, matrix.num_inputs, group); });
+  }
 }
 
 template <class Format, class Source>
@@ -218,7 +251,9 @@ void pack(const Matrix& matrix, const Source* source, Placement placement, int b
     count = placement.strip(n, end);
     const Source* rows = source + size_t(n) * matrix.num_inputs;
     if constexpr (std::is_same<Format, Int4>::value) {
-      pack_groups(matrix, rows, placement.column(n), count);
+      pack_groups(matrix, placement.column(n), count, [&](int r, int group) {
+        return quantise(rows + size_t(r) * matrix.num_inputs, matrix.num_inputs, group);
+      });
     } else {
       pack_strip<Format>(matrix, rows, placement.column(n), count);
     }

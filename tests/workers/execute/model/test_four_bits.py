@@ -1,0 +1,185 @@
+"""Checkpoints that have four bits already, against the same weights in a plain checkpoint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.workers.execute.model.native import PAGE_SIZE, make_checkpoint, make_inputs
+from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.model.decoder_spec import Unsupported
+from triptych.workers.execute.model.native_build import NativeModel, NativeSetting, load_proven
+from triptych.workers.execute.model.native_proof import load_native
+from triptych.workers.execute.model.tokenizer import load_tokenizer
+
+Array = npt.NDArray[Any]
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "attention_bias": True}
+GROUP = 128
+
+
+def words(numbers: Array, order: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7)) -> torch.Tensor:
+    """[..., n / 8] int32 of [..., n]: the number of column order[i] of eight has the bits from 4 i on."""
+    eights = numbers.reshape(*numbers.shape[:-1], -1, 8).astype(np.uint32)
+    packed = sum(eights[..., column] << np.uint32(4 * place) for place, column in enumerate(order))
+    return torch.from_numpy(np.ascontiguousarray(packed).view(np.int32))
+
+
+def gptq(numbers: Array, scales: Array, zeros: Array) -> dict[str, torch.Tensor]:
+    return {
+        "qweight": words(numbers).T.contiguous(),
+        "qzeros": words(zeros.T - 1),
+        "scales": torch.from_numpy(scales.T.copy()).half(),
+        "g_idx": torch.arange(numbers.shape[1], dtype=torch.int32) // GROUP,
+    }
+
+
+def awq(numbers: Array, scales: Array, zeros: Array) -> dict[str, torch.Tensor]:
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    return {
+        "qweight": words(numbers.T, order),
+        "qzeros": words(zeros.T, order),
+        "scales": torch.from_numpy(scales.T.copy()).half(),
+    }
+
+
+def pack_quantized(numbers: Array, scales: Array, zeros: Array) -> dict[str, torch.Tensor]:
+    return {
+        "weight_packed": words(numbers),
+        "weight_scale": torch.from_numpy(scales).bfloat16(),
+        "weight_zero_point": words(zeros.T).T.contiguous(),
+        "weight_shape": torch.tensor(numbers.shape),
+    }
+
+
+Layout = Callable[[Array, Array, Array], dict[str, torch.Tensor]]
+SCHEME = {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": False}}
+LAYOUTS: dict[str, tuple[Layout, dict[str, Any]]] = {
+    "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}),
+    "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}),
+    "compressed-tensors": (
+        pack_quantized,
+        {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": SCHEME}},
+    ),
+}
+
+
+def make_pair(family: str, layout: str, folder: Path, **settings: Any) -> tuple[Path, Path]:
+    """A checkpoint in that layout, and a plain one of the same weights, which have both ends of each 64 inputs."""
+    plain = make_checkpoint(family, folder / "plain", **SIZES)
+    shutil.copytree(plain, folder / "stored")
+    pack, config = LAYOUTS[layout]
+    tensors, stored, rng = load_file(plain / "model.safetensors"), {}, np.random.default_rng(0)
+    for name, tensor in list(tensors.items()):
+        if ".layers." not in name or tensor.dim() < 2:
+            stored[name] = tensor.clone()
+            continue
+        num_outputs, num_inputs = tensor.shape
+        shape = (num_outputs, num_inputs // GROUP)
+        numbers = rng.integers(0, 16, tensor.shape)
+        numbers[:, ::64], numbers[:, 1::64] = 0, 15
+        # Of few bits, so that the products with zeros are exact, and so are all weights in float32.
+        scales = rng.integers(8, 16, shape).astype(np.float32) / 2**11
+        zeros = rng.integers(1, 16, shape)
+        worth, zero = np.repeat(scales, GROUP, axis=1), np.repeat(zeros, GROUP, axis=1)
+        tensors[name] = torch.from_numpy((numbers - zero) * worth).float()
+        parts = pack(numbers, scales, zeros)
+        stored |= {f"{name.removesuffix('weight')}{part}": values for part, values in parts.items()}
+    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
+    save_file(stored, folder / "stored" / "model.safetensors", {"format": "pt"})
+    change_config(folder / "stored", quantization_config={**config, **settings}, dtype="float16")
+    return folder / "stored", plain
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def load(folder: Path, quantization: str = "none") -> NativeModel:
+    setting = NativeSetting(
+        quantization=quantization, page_size=PAGE_SIZE, threads=2, progress=lambda done, total: None
+    )
+    return load_native(folder, load_tokenizer(folder), dtype="auto", setting=setting)
+
+
+def logits(model: NativeModel) -> npt.NDArray[np.float32]:
+    tokens = np.random.default_rng(1).integers(3, 60, 60, dtype=np.int32)
+    decoder = model.make_decoder(8, 128)
+    return decoder.run(make_inputs([(tokens, 0, len(tokens))], num_pages=8)).logits.copy()
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_says_what_the_plain_checkpoint_says_in_four_bits(family: str, layout: str, tmp_path: Path) -> None:
+    stored, plain = make_pair(family, layout, tmp_path)
+    model, expected = load(stored), load(plain, "int4")
+    assert (model.backend, model.dtype) == ("native int4", torch.bfloat16)
+    assert np.array_equal(logits(model), logits(expected))
+    assert model.proof.facts == expected.proof.facts
+
+
+def test_a_proven_one_starts_again(tmp_path: Path) -> None:
+    stored, _ = make_pair("llama", "awq", tmp_path)
+    model = load(stored)
+    again = load_proven(
+        stored,
+        model.proof,
+        NativeSetting(quantization="int4", page_size=PAGE_SIZE, threads=1, progress=lambda done, total: None),
+    )
+    assert np.array_equal(logits(again), logits(model))
+
+
+@pytest.mark.parametrize(("layout", "settings", "reason"), [
+    ("gptq", {"bits": 8}, "have 8 bits, the kernels know 4"),
+    ("gptq", {"group_size": 32}, "groups of 32 inputs, which is no multiple of 64"),
+    ("awq", {"version": "gemv"}, "quantised by awq gemv"),
+    ("awq", {"quant_method": "fp8"}, "quantised by fp8"),
+    ("compressed-tensors", {"format": "float-quantized"}, "quantised by compressed-tensors float-quantized"),
+    ("compressed-tensors", {"config_groups": {"a": SCHEME, "b": SCHEME}}, "several schemes"),
+])  # fmt: skip
+def test_what_is_not_understood_is_said(layout: str, settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    stored, _ = make_pair("llama", layout, tmp_path, **settings)
+    with pytest.raises(Unsupported, match=reason):
+        load(stored)
+
+
+def test_an_order_of_inputs_by_their_activations_is_refused(tmp_path: Path) -> None:
+    stored, _ = make_pair("llama", "gptq", tmp_path)
+    with change_tensors(stored) as tensors:
+        groups = tensors["model.layers.0.mlp.down_proj.g_idx"]
+        groups[:] = groups.flip(0)
+    with pytest.raises(Unsupported, match="desc_act"):
+        load(stored)
+
+
+def test_damage_is_told_by_name(tmp_path: Path) -> None:
+    stored, _ = make_pair("llama", "awq", tmp_path)
+    with pytest.raises(Unsupported, match="four bits already, and quantization is int8"):
+        load(stored, "int8")
+    with change_tensors(stored) as tensors:
+        name = "model.layers.0.mlp.down_proj.scales"
+        tensors[name] = tensors[name][:1].clone()
+    with pytest.raises(ConfigError, match=r"mlp.down_proj has scales of shape \(128, 1\), groups of 128 inputs have"):
+        load(stored)
+    with change_tensors(stored) as tensors:
+        del tensors[name]
+    with pytest.raises(ConfigError, match=r"has model.layers.0.mlp.down_proj.qweight, but no .*scales"):
+        load(stored)
+
+
+@contextmanager
+def change_tensors(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    yield tensors
+    save_file(tensors, file, {"format": "pt"})

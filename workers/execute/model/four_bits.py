@@ -1,0 +1,218 @@
+"""Checkpoints whose weights have four bits already: GPTQ, AWQ, and those of compressed-tensors.
+
+In all of them a weight is ``scale * (number - zero)``, with a scale and a zero for each group of inputs of an output.
+Sources: the packing of AutoGPTQ, of AutoAWQ's GEMM kernels, and "pack-quantized" of compressed-tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ....protocol.errors import ConfigError
+from ..kernels.matrix import GROUP_INPUTS, FourBits
+from .decoder_spec import Unsupported
+from .native_weights import Checkpoint
+
+Array = npt.NDArray[Any]
+
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place in its word of each of eight outputs
+_BITS = 4
+
+
+def open_tensors(folder: Path) -> Checkpoint:
+    """The tensors of a checkpoint directory, whose config.json is known to be there.
+
+    Raises:
+        Unsupported: its weights are quantised in a way that is not known here.
+        ConfigError: something of its quantised weights is missing.
+    """
+    settings = json.loads((folder / "config.json").read_text()).get("quantization_config")
+    return Checkpoint(folder) if settings is None else QuantisedCheckpoint(folder, settings)
+
+
+class Weights(NamedTuple):
+    """Of one linear layer."""
+
+    numbers: npt.NDArray[np.uint8]  # [outputs, inputs]
+    scales: Array  # [outputs, groups]
+    zeros: Array  # likewise
+
+
+class QuantisedCheckpoint(Checkpoint):
+    """As a mapping it has what is not quantised; ``shapes`` and ``four_bits`` know the rest by its name as a weight."""
+
+    is_quantised = True
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        super().__init__(folder)
+        self._layout, self._group_size = _layout(settings)
+        names, first = super().shapes().keys(), self._layout.parts[0]
+        self._modules = {name.removesuffix(f".{first}") for name in names if name.endswith(f".{first}")}
+        for module in self._modules:
+            for part in self._layout.parts:
+                if f"{module}.{part}" not in names:
+                    raise ConfigError(f"{folder} has {module}.{first}, but no {module}.{part}", param="model")
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in super().__iter__() if name.rpartition(".")[0] not in self._modules or _is_bias(name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        stored = super().shapes()
+        return {name: stored[name] for name in self} | {
+            f"{module}.weight": self._layout.shape(stored[f"{module}.{self._layout.parts[0]}"])
+            for module in self._modules
+        }
+
+    def four_bits(self, name: str) -> FourBits | None:
+        module = name.removesuffix(".weight")
+        if module not in self._modules:
+            return None
+        parts = {part: self._array(f"{module}.{part}") for part in self._layout.all_parts}
+        weights = self._layout.read({part: array for part, array in parts.items() if array is not None})
+        return self._in_groups(module, weights)
+
+    def _array(self, name: str) -> Array | None:
+        """A tensor, floats as float32."""
+        if name not in self._files:
+            return None
+        tensor = super().__getitem__(name)
+        return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+
+    def _in_groups(self, module: str, weights: Weights) -> FourBits:
+        """With a scale and a least value for each 64 inputs.
+
+        Raises:
+            ConfigError: there are others than the config says.
+        """
+        num_outputs, num_inputs = weights.numbers.shape
+        size = num_inputs if self._group_size == -1 else self._group_size
+        expected = (num_outputs, -(-num_inputs // size))
+        for name, values in (("scales", weights.scales), ("zeros", weights.zeros)):
+            if values.shape != expected:
+                text = f"{module} has {name} of shape {values.shape}, groups of {size} inputs have {expected}"
+                raise ConfigError(text, param="model")
+        group = np.arange(0, num_inputs, GROUP_INPUTS) // size
+        scales = torch.from_numpy(weights.scales[:, group]).bfloat16().float().numpy()
+        return FourBits(weights.numbers, scales, -weights.zeros[:, group] * scales)
+
+
+class _Layout:
+    """How one of these tools stores a linear layer."""
+
+    parts: ClassVar[tuple[str, ...]]  # tensors it has in any case, its numbers first
+    optional: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def all_parts(self) -> tuple[str, ...]:
+        return self.parts + self.optional
+
+    def shape(self, packed: tuple[int, ...]) -> tuple[int, int]:
+        """[outputs, inputs] of numbers that are stored in this shape."""
+        raise NotImplementedError
+
+    def read(self, parts: Mapping[str, Array]) -> Weights:
+        """
+        Raises:
+            Unsupported: inputs are grouped by another order than their own.
+        """
+        raise NotImplementedError
+
+
+class _Gptq(_Layout):
+    parts = ("qweight", "qzeros", "scales")
+    optional = ("g_idx",)
+
+    def __init__(self, zero_offset: int) -> None:
+        self._zero_offset = zero_offset  # the first version stores one less
+
+    def shape(self, packed: tuple[int, ...]) -> tuple[int, int]:
+        return packed[1], packed[0] * 8
+
+    def read(self, parts: Mapping[str, Array]) -> Weights:
+        _check_order(parts.get("g_idx"))
+        zeros = _unpacked(parts["qzeros"]).T + self._zero_offset & 15
+        return Weights(_unpacked(parts["qweight"].T), parts["scales"].T, zeros.astype(np.float32))
+
+
+class _Awq(_Layout):
+    parts = ("qweight", "qzeros", "scales")
+
+    def shape(self, packed: tuple[int, ...]) -> tuple[int, int]:
+        return packed[1] * 8, packed[0]
+
+    def read(self, parts: Mapping[str, Array]) -> Weights:
+        numbers, zeros = (_unpacked(parts[name], _AWQ_ORDER).T for name in ("qweight", "qzeros"))
+        return Weights(np.ascontiguousarray(numbers), parts["scales"].T, zeros.astype(np.float32))
+
+
+class _PackQuantized(_Layout):
+    parts = ("weight_packed", "weight_scale")
+    optional = ("weight_zero_point", "weight_g_idx")
+
+    def shape(self, packed: tuple[int, ...]) -> tuple[int, int]:
+        return packed[0], packed[1] * 8
+
+    def read(self, parts: Mapping[str, Array]) -> Weights:
+        _check_order(parts.get("weight_g_idx"))
+        numbers, scales = _unpacked(parts["weight_packed"]), parts["weight_scale"]
+        zeros = np.full_like(scales, 8)
+        if "weight_zero_point" in parts:
+            zeros = _unpacked(parts["weight_zero_point"].T).T[: len(numbers)].astype(np.float32)
+        return Weights(numbers, scales, zeros)
+
+
+def _layout(settings: Mapping[str, Any]) -> tuple[_Layout, int]:
+    """What the config says about the weights: their layout, and inputs of a group or -1: all."""
+    method = settings.get("quant_method")
+    if method == "gptq":
+        layout: _Layout = _Gptq(0 if settings.get("checkpoint_format") == "gptq_v2" else 1)
+        bits, group_size = settings.get("bits"), settings.get("group_size")
+    elif method == "awq" and str(settings.get("version", "gemm")).lower() == "gemm":
+        layout, bits, group_size = _Awq(), settings.get("bits"), settings.get("group_size")
+    elif method == "compressed-tensors" and settings.get("format") == "pack-quantized":
+        layout, (bits, group_size) = _PackQuantized(), _of_scheme(settings)
+    else:
+        kind = settings.get("format") or settings.get("version") or ""
+        raise Unsupported(f"its weights are quantised by {method} {kind}".rstrip())
+    if bits != _BITS:
+        raise Unsupported(f"its weights have {bits} bits, the kernels know {_BITS}")
+    if not isinstance(group_size, int) or (group_size != -1 and (group_size < 1 or group_size % GROUP_INPUTS)):
+        raise Unsupported(f"its weights are in groups of {group_size} inputs, which is no multiple of {GROUP_INPUTS}")
+    return layout, group_size
+
+
+def _of_scheme(settings: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Bits and group size of the one scheme of all layers."""
+    schemes = list((settings.get("config_groups") or {}).values())
+    if len(schemes) != 1 or schemes[0].get("input_activations") or schemes[0]["weights"].get("type") != "int":
+        raise Unsupported("its layers are quantised by several schemes, or not only in their weights")
+    weights = schemes[0]["weights"]
+    return weights.get("num_bits"), -1 if weights.get("strategy") == "channel" else weights.get("group_size")
+
+
+def _unpacked(words: Array, places: tuple[int, ...] = tuple(range(8))) -> npt.NDArray[np.uint8]:
+    """[..., 8 n] numbers of [..., n] words, by their places in the word."""
+    bits = np.ascontiguousarray(words).view(np.uint32)
+    numbers = np.empty((*bits.shape, 8), np.uint8)
+    for index, place in enumerate(places):
+        numbers[..., index] = bits >> np.uint32(_BITS * place) & np.uint32(15)
+    return numbers.reshape(*bits.shape[:-1], -1)
+
+
+def _check_order(groups: Array | None) -> None:
+    if groups is not None and np.any(np.diff(groups) < 0):
+        raise Unsupported("its inputs are grouped by their activations (desc_act), not in their order")
+
+
+def _is_bias(name: str) -> bool:
+    return name.endswith(".bias")
