@@ -43,7 +43,11 @@ class ControlServer:
         self._socket.listen(8)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="triptych-control", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # no thread is left, or a signal came while it began: then it ends by itself
+            self._shut()
+            raise
 
     def _run(self) -> None:
         while True:
@@ -72,11 +76,14 @@ class ControlServer:
             return {"error": f"the question cannot be answered: {error!r:.200}"}
 
     def close(self) -> None:
+        self._shut()
+        self._thread.join()
+
+    def _shut(self) -> None:
         self._closing.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._thread.join()
         self._path.unlink(missing_ok=True)
 
 

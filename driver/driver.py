@@ -70,6 +70,7 @@ class Driver:
         self._given_run_dir = None if run_dir is None else Path(run_dir)
         self._origin = Origin("driver")
         self._lock = threading.RLock()
+        self._is_beginning = False
         self._replacing = threading.Lock()
         self._run_dir: RunDir | None = None
         self._board: Board | None = None
@@ -102,7 +103,11 @@ class Driver:
         self._origin.check()
         with self._lock:
             if self._supervisor is None:
-                self._begin()
+                self._is_beginning = True
+                try:
+                    self._begin()
+                finally:
+                    self._is_beginning = False
         if wait:
             self._wait_ready(progress)
         return self
@@ -129,9 +134,9 @@ class Driver:
                 on_death=lambda role, internal: blame.note_death(role, internal=internal),
                 on_vacancy=self._fill_vacancy,
             )
-            supervisor.start()
             # No request of an earlier driver ends because this one did not start.
             undo.callback(supervisor.stop, CLEAN_STOP_S, mode=KEEP)
+            supervisor.start()
             with writing(run_dir):
                 self._control = ControlServer(
                     run_dir.path,
@@ -189,10 +194,15 @@ class Driver:
         and everything with "abort", ends with the finish reason "abort". "keep" stops at once and ends nothing: another
         driver on the same run directory or journal goes on with it. A run directory made by this driver is removed.
         In a forked child nothing happens: the pipeline is its parent's.
+
+        Raises:
+            PipelineClosed: a signal handler says it in the middle of ``start``, which this error breaks off.
         """
         if not self._origin.is_here:
             return {}
         with self._lock:
+            if self._is_beginning:
+                raise PipelineClosed("the driver was stopped while it started")
             supervisor, board, client = self._supervisor, self._board, self._client
             run_dir, keeper = self._run_dir, self._keeper
             if supervisor is None or board is None or client is None or run_dir is None or keeper is None:

@@ -40,10 +40,15 @@ class JournalKeeper:
             os.close(self._lock)
             raise
         if (interval_s := service.flush_interval_s) is not None:
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._flush_for_ever, args=[interval_s], name="triptych-journal", daemon=True
             )
-            self._thread.start()
+            try:
+                thread.start()
+            except BaseException:  # no thread is left, or a signal came while it began: then it ends by itself
+                self.close()
+                raise
+            self._thread = thread
 
     def _open(self) -> Journal:
         journal = Journal.open(self.path)

@@ -23,6 +23,7 @@ from .stream import Assembly, Listener
 logger = logging.getLogger(__name__)
 
 LISTENING_S = 0.002  # between two looks at what is open
+CLOSING_S = 5.0  # what a close waits for its thread at most
 
 
 class Session:
@@ -33,7 +34,8 @@ class Session:
         self._exchange = Exchange(connection)
         self._orders: deque[Callable[[], object]] = deque()
         self._closing = False
-        self._lock = threading.Lock()  # of the two above: nothing is given to a thread that has ended
+        # Of the two above: nothing is given to a thread that has ended. A signal handler may give while somebody gives.
+        self._lock = threading.RLock()
         self._origin = Origin("client")
         self._thread = threading.Thread(target=self._run, name="triptych-client", daemon=True)
 
@@ -130,7 +132,9 @@ class Session:
             if not self._closing:
                 self._closing = True
                 self._connection.wake()
-        self._thread.join()
+        # NOTE: where a signal handler closes, what it has interrupted may hold a lock, this one or a stream's, that the
+        # thread needs to end: then it ends once the handler has returned.
+        self._thread.join(CLOSING_S)
 
     def _order(self, order: Callable[[], object]) -> None:
         self._origin.check()  # before the lock, which another thread may have held at the fork

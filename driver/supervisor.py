@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 CHECK_S = 0.25  # hangs are looked for so often
 START_CHECK_S = 0.02
+BEGIN_S = 1.0  # a thread that has not begun then never will
 MAX_EXPLAINED = 8  # times max_restarts: deaths in all, also those for which a request was named
 
 
@@ -66,6 +67,7 @@ class Supervisor:
         self._selector.register(self._bell_out, selectors.EVENT_READ, None)
         self._stop_out, self._stop_in = os.pipe2(os.O_CLOEXEC)  # of all workers: what nobody reads wakes each of them
         self._thread = threading.Thread(target=self._run, name="triptych-supervisor", daemon=True)
+        self._has_begun = threading.Event()
         self._changed = threading.Condition()
         self._orders: deque[Callable[[], None]] = deque()
         self._spares = Spares(run_dir, self._start_process)
@@ -146,15 +148,18 @@ class Supervisor:
     def stop(self, timeout_s: float, *, mode: int) -> dict[str, int | None]:
         """Tell the workers to leave, by STOP or KEEP on the board, wait for them, then kill who stays.
 
-        Returns the exit codes by role. One that was interrupted, by a signal, is said again.
+        Returns the exit codes by role. One that was interrupted, by a signal, is said again. After a ``start`` that has
+        failed, or was interrupted, the thread may never come.
         """
-        self._order(lambda: self._begin_stop(mode))
-        if not self._wait_for_ends(timeout_s):
-            logger.warning("workers that did not stop within %.1f s are killed", timeout_s)
-            self._order(self._kill_all)
-            self._wait_for_ends(None)
-        self._order(self._end)
-        self._thread.join()
+        if self._has_begun.wait(BEGIN_S):
+            self._order(lambda: self._begin_stop(mode))
+            if not self._wait_for_ends(timeout_s):
+                logger.warning("workers that did not stop within %.1f s are killed", timeout_s)
+                self._order(self._kill_all)
+                self._wait_for_ends(None)
+            self._order(self._end)
+            self._thread.join()
+        self._end()
         with self._changed:
             if self._bell_in >= 0:
                 os.close(self._bell_in)
@@ -174,6 +179,7 @@ class Supervisor:
     # -- everything below runs in the supervisor's thread
 
     def _run(self) -> None:
+        self._has_begun.set()
         while not self._ended:
             try:
                 self._turn()

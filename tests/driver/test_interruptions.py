@@ -1,0 +1,127 @@
+"""Signals that come in the middle of a call: the handler raises, or calls the driver or client that was interrupted."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.driver.fake_service import FakeService, submit
+from tests.driver.test_failed_start import our_threads
+from tests.waiting import eventually
+from triptych import Driver
+from triptych.driver import driver as driver_module
+from triptych.driver import session as session_module
+from triptych.driver import supervisor as supervisor_module
+from triptych.driver.control import ControlServer, Handlers
+from triptych.driver.session import Session
+from triptych.driver.stream import Stream
+from triptych.protocol import messages as m
+from triptych.protocol.errors import PipelineClosed
+
+
+def interrupt(session: Session, handler: Callable[[], object]) -> None:
+    """Let a signal come while the next order is given."""
+    wake = session._connection.wake
+
+    def handle_and_wake() -> None:
+        session._connection.wake = wake  # type: ignore[method-assign]
+        handler()
+        wake()
+
+    session._connection.wake = handle_and_wake  # type: ignore[method-assign]
+
+
+def in_time(call: Callable[[], object]) -> None:
+    """In a thread that may wait for itself."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive(), "it waits for itself"
+
+
+def test_who_is_interrupted_while_he_asks_for_something_may_ask_for_more(
+    service: FakeService, session: Session
+) -> None:
+    interrupt(session, lambda: submit(session, "b"))
+    in_time(lambda: submit(session, "a"))
+    assert {service.hear(m.Submit).request_id for _ in range(2)} == {"a", "b"}
+
+
+def test_who_is_interrupted_while_he_asks_for_something_may_close(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "CLOSING_S", 0.05)
+    session, streams = service.client(), list[Stream]()
+    interrupt(session, session.close)
+    in_time(lambda: streams.append(submit(session)))
+    with pytest.raises(PipelineClosed):
+        streams[0].result(10)
+    eventually(lambda: not session._thread.is_alive())
+
+
+def test_who_is_interrupted_while_he_reads_may_close(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "CLOSING_S", 0.05)
+    session = service.client()
+    stream = submit(session)
+
+    def read() -> None:
+        with stream._changed:
+            session.close()
+
+    in_time(read)
+    with pytest.raises(PipelineClosed):
+        stream.result(10)
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    threads, num_open = our_threads(), len(os.listdir("/proc/self/fd"))
+    yield
+    eventually(lambda: our_threads() <= threads)
+    eventually(lambda: len(os.listdir("/proc/self/fd")) == num_open)
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+@pytest.mark.parametrize("name", ["journal", "supervisor", "control"])
+def test_a_start_that_is_interrupted_while_a_thread_begins_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, has_begun: bool
+) -> None:
+    start = threading.Thread.start
+
+    def start_or_fail(thread: threading.Thread) -> None:
+        if thread.name != f"triptych-{name}":
+            start(thread)
+            return
+        if has_begun:
+            start(thread)
+        raise KeyboardInterrupt
+
+    driver = Driver("hash-lm", run_dir=tmp_path / "run", journal=str(tmp_path / "journal"), journal_flush="interval")
+    monkeypatch.setattr(supervisor_module, "BEGIN_S", 0.05)
+    with nothing_left(), monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_or_fail)
+        with pytest.raises(KeyboardInterrupt):
+            driver.start()
+    assert not (tmp_path / "run" / "control").exists()
+    assert driver.stop() == {}
+
+
+def test_a_stop_that_is_said_while_the_driver_begins_breaks_the_start_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a signal handler says it: the thread that starts the driver is the one that stops it."""
+    driver = Driver("hash-lm", run_dir=tmp_path / "run")
+
+    def stop_and_make(run_dir: Path, handlers: Handlers) -> ControlServer:
+        driver.stop(mode="abort")
+        return ControlServer(run_dir, handlers)
+
+    monkeypatch.setattr(driver_module, "ControlServer", stop_and_make)
+    with nothing_left(), pytest.raises(PipelineClosed, match="while it started"):
+        driver.start()
+    assert driver.stop() == {}
