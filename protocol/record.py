@@ -19,7 +19,7 @@ class RequestRecord:
     """Written by prepare, read by execute and summarize, in the journal and in ``Prepared``."""
 
     request_id: str
-    digest: int  # CRC-32 of the request as its owner sent it, which tells a repeat from another request of the same id
+    digest: int  # CRC-32 of the request as it was sent; by it a request that ends workers is known, whoever sends it
     prompt: bytes  # int32 token ids, after truncation
     num_truncated_tokens: int
     token_capacity: int  # output tokens at most; max_tokens cut to what context and pool leave
@@ -35,6 +35,10 @@ class RequestRecord:
     grammar: str = ""  # that the answer must match, as llguidance reads it; it was compiled once, to see that it can be
     owner: int = 0  # whose it is, see owners
     lora: str = ""  # the name of its adapter; empty: the model itself answers
+
+    @property
+    def mark(self) -> int:
+        return mark_of(self.digest, self.owner)
 
     @property
     def prompt_ids(self) -> npt.NDArray[np.int32]:
@@ -88,6 +92,11 @@ class RequestRecord:
         if type(values) is not list or len(values) != len(_NAMES):
             raise JournalError(f"a request record has {len(_NAMES)} fields, got {type(values).__name__}")
         return cls(**dict(zip(_NAMES, values, strict=True)))
+
+
+def mark_of(digest: int, owner: int) -> int:
+    """What tells a repeat from another request of the same id: of two owners the same request is two."""
+    return owner << 32 | digest
 
 
 _NAMES = tuple(item.name for item in fields(RequestRecord))

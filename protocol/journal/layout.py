@@ -28,7 +28,7 @@ import numpy.typing as npt
 from ..errors import ConfigError, JournalError
 
 MAGIC = b"TRIPTYCH"
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 HEADER_BYTES = 4096
 TIME_UNIT_NS = 10_000
 BYTES_A_TOKEN = 8  # of output: its id and its time; one of the prompt takes half of it
@@ -79,7 +79,8 @@ RECORD = np.dtype(
         ("last_generation", "<u4"),
         ("told_ns", "<u8"),  # its client was told once more that it is accepted; 0: it did not ask
         ("score_words", "<u4"),
-        ("_prepare", "V20"),
+        ("owner", "<u8"),  # see owners; like the digest it is kept after the record is free
+        ("_prepare", "V12"),
         # execute writes these, tokens_word after each token, finish_word last
         ("tokens_word", "<u8"),
         ("finish_word", "<u8"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import InvalidRequest, JournalError, Overloaded
-from ..record import RequestRecord
+from ..record import RequestRecord, mark_of
 from ..scores import score_words
 from .layout import ACCEPTED, DISPATCHED, FREE, UNREAD, Extent, Journal, extent, split_word, word
 from .releases import is_forgotten
@@ -140,13 +140,16 @@ class RequestWriter:
         return len(self._free)
 
     def past_ids(self) -> list[tuple[str, int]]:
-        """``(request id, digest)`` of records that are free now, and of which a client had the answer."""
+        """Id and mark (see ``mark_of``) of records that are free now, and of which a client had the answer."""
         entries = (self._journal.records[slot] for slot in self._free)
         # An id whose generation was never published is of a request that was being written when prepare was killed.
         written = [e for e in entries if e["request_id"] and e["id_generation"] == split_word(e["prepare_word"])[0]]
         answered = [e for e in written if int(e["release_word"]) != word(int(e["id_generation"]), UNREAD)]
         # An id that a disk has damaged is nobody's.
-        return [(bytes(e["request_id"]).decode(errors="replace"), int(e["digest"])) for e in answered]
+        marks = [mark_of(int(e["digest"]), int(e["owner"])) for e in answered]
+        return [
+            (bytes(e["request_id"]).decode(errors="replace"), mark) for e, mark in zip(answered, marks, strict=True)
+        ]
 
     def accept(self, record: RequestRecord, times: AcceptTimes) -> tuple[int, int]:
         """Publish a request of one record, see ``accept_all``."""
@@ -219,7 +222,8 @@ class RequestWriter:
         entry["dispatched_ns"] = entry["told_ns"] = 0
         entry["last_slot"], entry["last_generation"] = last
         entry["id_generation"] = generation
-        entry["request_id"], entry["digest"] = record.request_id.encode(), record.digest
+        entry["request_id"] = record.request_id.encode()
+        entry["digest"], entry["owner"] = record.digest, record.owner
         sizes = record.token_capacity, words, scores
         entry["crc"] = _crc(payload, generation, offset, *sizes, self._next_arrival, times.accepted_ns, *last)
         entry["prepare_word"] = word(generation, ACCEPTED)

@@ -21,7 +21,7 @@ GROUP = [
     replace(make_record(member_id("g", index, SIZE), num_prompt_tokens=5, digest=9), index=index)
     for index in range(SIZE)
 ]
-NUM_STORES = 20 * SIZE
+NUM_STORES = 21 * SIZE
 
 
 def seen(journal: Journal) -> list[RequestView]:

@@ -15,6 +15,7 @@ from triptych.protocol.journal.layout import ACCEPTED, DISPATCHED, Journal
 from triptych.protocol.journal.releases import ReleaseWriter, is_released, read_release
 from triptych.protocol.journal.requests import RequestView, RequestWriter, logprob_words, read_request
 from triptych.protocol.journal.tokens import TokenWriter
+from triptych.protocol.record import mark_of
 
 
 def forget(journal: Journal, view: RequestView) -> None:
@@ -150,11 +151,11 @@ def test_the_record_that_was_free_longest_is_used_first(tmp_path: Path) -> None:
 def test_ids_of_free_records_are_remembered_over_a_restart(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     writer = RequestWriter(journal)
-    view = accept(writer, journal, make_record("old", digest=99))
+    view = accept(writer, journal, replace(make_record("old", digest=99), owner=2**63))
     accept(writer, journal, make_record("live"))
     forget(journal, view)
     writer.recycle(view.slot, view.generation)
-    assert RequestWriter(journal).past_ids() == [("old", 99)]
+    assert RequestWriter(journal).past_ids() == [("old", mark_of(99, 2**63))]
 
 
 def test_an_id_whose_answer_nobody_read_counts_as_never_used(tmp_path: Path) -> None:

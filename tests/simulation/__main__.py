@@ -31,9 +31,10 @@ def main() -> None:
     parser.add_argument(
         "--adapters", action=argparse.BooleanOptionalAction, help="whether some requests ask for one; likewise"
     )
+    parser.add_argument("--owners", action=argparse.BooleanOptionalAction, help="whether clients have keys; likewise")
     parser.add_argument("--output", type=Path, help="a file for the figures, as one JSON line")
     arguments = parser.parse_args()
-    kinds = {name: getattr(arguments, name) for name in ("overlaps", "groups", "proposals", "adapters")}
+    kinds = {name: getattr(arguments, name) for name in ("overlaps", "groups", "proposals", "adapters", "owners")}
     if arguments.seed is not None:
         show(arguments.seed, kinds)
     else:
@@ -54,7 +55,7 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
     """The exit code: 1 if a seed violated something."""
     gc.freeze()  # what is there now stays, and need not be looked through again and again
     started, failed, num_deaths, num_ends = time.perf_counter(), [], 0, 0
-    num_overlapped = num_grouped = num_guessed = num_adapted = 0
+    num_overlapped = num_grouped = num_guessed = num_adapted = num_owned = 0
     for seed in seeds:
         world = World(seed, **kinds)
         try:
@@ -68,6 +69,7 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
         num_grouped += world.has_groups
         num_guessed += world.has_proposals
         num_adapted += world.has_adapters
+        num_owned += world.has_owners
     figures = {
         "what": "deterministic simulation",
         "seeds": [seeds.start, seeds.stop],
@@ -75,6 +77,7 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
         "with_groups": num_grouped,
         "with_proposals": num_guessed,
         "with_adapters": num_adapted,
+        "with_owners": num_owned,
         "deaths": num_deaths,
         "answered_requests": num_ends,
         "violations": failed,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
 
@@ -31,10 +31,11 @@ BOUND = (zmq.PULL, zmq.ROUTER)
 class Pipe:
     """One direction of one connection: what is in flight, oldest first, and when each arrives."""
 
-    __slots__ = ("frames", "identity", "reader")
+    __slots__ = ("frames", "identity", "key", "reader")
 
-    def __init__(self, reader: FakeSocket, identity: bytes) -> None:
+    def __init__(self, reader: FakeSocket, identity: bytes, key: str) -> None:
         self.reader, self.identity = reader, identity
+        self.key = key  # of the connecting end, if it is a client
         self.frames: deque[tuple[int, bytes]] = deque()
 
 
@@ -44,7 +45,8 @@ class Connection:
     def __init__(self, network: Network, client: FakeSocket, server: FakeSocket) -> None:
         self.identity = next(network.identities).to_bytes(5, "big")
         self.client, self.server = client, server
-        self.up, self.down = Pipe(server, self.identity), Pipe(client, self.identity)
+        key = getattr(client.process, "key", "")
+        self.up, self.down = Pipe(server, self.identity, key), Pipe(client, self.identity, key)
         self.is_open = True
         self.limit = network.rng.choice((3, 1000, 1000, 1000))  # a peer that reads late is refused early
 
@@ -97,6 +99,17 @@ class Network:
             pipe.frames.pop()
         if pipe.frames and pipe not in pipe.reader.leftovers:
             pipe.reader.leftovers.append(pipe)
+
+
+class FakeFrame(NamedTuple):
+    """A frame that says who has sent it."""
+
+    bytes: bytes
+    key: str
+
+    def get(self, name: str) -> str:
+        assert name == "User-Id", "nothing else is asked"
+        return self.key
 
 
 class FakeSocket:
@@ -181,15 +194,16 @@ class FakeSocket:
     def recv(self, flags: int = 0) -> bytes:
         return self._take()[1]
 
-    def recv_multipart(self, flags: int = 0) -> list[bytes]:
-        return list(self._take())
+    def recv_multipart(self, flags: int = 0, copy: bool = True) -> list[Any]:
+        pipe, frame = self._take()
+        return [part if copy else FakeFrame(part, pipe.key) for part in (pipe.identity, frame)]
 
     def _pipes(self) -> list[Pipe]:
         if self._is_bound:
             return [*(c.up for c in self.connections.values()), *self.leftovers]
         return [self.connection.down, *self.leftovers] if self.connection else self.leftovers
 
-    def _take(self) -> tuple[bytes, bytes]:
+    def _take(self) -> tuple[Pipe, bytes]:
         self.process.act("recv")
         now_ns = self.network.now_ns()
         ready = [pipe for pipe in self._pipes() if pipe.frames and pipe.frames[0][0] <= now_ns]
@@ -199,7 +213,7 @@ class FakeSocket:
         _, frame = pipe.frames.popleft()
         if not pipe.frames and pipe in self.leftovers:
             self.leftovers.remove(pipe)
-        return pipe.identity, frame
+        return pipe, frame
 
     def next_arrival_ns(self) -> int | None:
         """When something is there to be read: in the past if it is there already."""

@@ -46,6 +46,7 @@ class Plan:
     is_batch_invariant: bool = True  # what the runner says of itself
     clock_shift_ns: int = 0  # by which the journal's clock is ahead
     failure_chance: float = 0.0  # of each token that is sampled, to be none
+    keys: dict[str, str] = field(default_factory=dict)  # of clients, by their names; of any other it is the name
 
     @property
     def overlaps(self) -> bool:

@@ -13,6 +13,7 @@ from tests.simulation.network import FakeSocket, FakeTransport, Network
 from tests.simulation.plan import Doom
 from tests.simulation.requests import PREPARE_KILLER, encoder, vocabulary
 from triptych.protocol.config import ModelCard
+from triptych.protocol.curve import PublicDoor
 from triptych.protocol.intent import Intent
 from triptych.workers.execute.process import Execute
 from triptych.workers.prepare.process import Prepare
@@ -128,6 +129,9 @@ class Worker(Process):
 
 
 class LifeContext(WorkerContext):
+    def public_door(self, endpoint: str | None) -> PublicDoor | None:
+        return None if self.config.service.curve_keys is None else PublicDoor(None, "", lambda _: True)
+
     @property
     def intent(self) -> Intent:
         return LifeIntent(self.board.intent(self.role), _life(self))

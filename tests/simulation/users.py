@@ -81,6 +81,7 @@ class Client(Process):
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
+        self.key = world.plan.keys.get(name, name)
         service = world.config.service
         doors = submit_endpoint(RUN_DIR, service), follow_endpoint(RUN_DIR, service)
         self.session = Session(Connection(*doors, transport=FakeTransport(self)))

@@ -22,6 +22,7 @@ from tests.simulation.checks import Checks, Violation
 from tests.simulation.clock import Clock, installed
 from tests.simulation.journal import make_journal
 from tests.simulation.network import Network
+from tests.simulation.owners import give_keys, install_keys
 from tests.simulation.plan import Plan, make_plan
 from tests.simulation.processes import Died, Process, Worker
 from tests.simulation.proposals import allow_proposals, propose
@@ -41,6 +42,7 @@ LIMIT_NS = 40_000_000_000  # of simulated time: whoever waits then waits for eve
 MAX_DEPTH = 2  # of turns within turns
 GROUPS_CHANCE = 0.3  # of a run to have requests of several sequences
 ADAPTERS_CHANCE = 0.3  # to have some that ask for adapters
+OWNERS_CHANCE = 0.3  # of a run to have clients with keys
 PROPOSALS_CHANCE = 0.2  # of a run to have tokens guessed
 WORKER_ERRORS = logging.getLogger("triptych")
 
@@ -64,9 +66,11 @@ class World:
         groups: bool | None = None,
         proposals: bool | None = None,
         adapters: bool | None = None,
+        owners: bool | None = None,
     ) -> None:
         """``overlaps``: whether steps of execute do; ``groups``: whether some requests have several sequences;
-        ``proposals``: whether what they say is guessed; ``adapters``: whether some ask for one.
+        ``proposals``: whether what they say is guessed; ``adapters``: whether some ask for one; ``owners``: whether
+        clients have keys.
 
         What is not said the seed says.
         """
@@ -90,6 +94,11 @@ class World:
         self.has_adapters = has_adapters if adapters is None else adapters
         if self.has_adapters:
             give_adapters(self.plan, dice)
+        dice = random.Random(f"owners {seed}")
+        has_owners = dice.random() < OWNERS_CHANCE
+        self.has_owners = has_owners if owners is None else owners
+        if self.has_owners:
+            give_keys(self.plan, dice)
         self.failures = random.Random(f"failures {seed}")  # of their own too: without any a seed is the same run
         if self.failures.random() < 0.15:
             self.plan.failure_chance = 0.08
@@ -163,6 +172,7 @@ class World:
             with installed(self.clock, secrets=Secrets(self.rng)), pytest.MonkeyPatch.context() as patch:
                 patch.setattr(process, "Scheduler", partial(Scheduler, propose=propose))
                 patch.setattr(exchange, "REPEAT_S", self.plan.repeat_s)
+                install_keys(patch)
                 self._begin()
                 self._loop()
                 self.checks.at_rest()
@@ -179,6 +189,7 @@ class World:
             "groups": self.has_groups,
             "proposals": self.has_proposals,
             "adapters": self.has_adapters,
+            "owners": self.has_owners,
         }
         said = " ".join(f"--{'' if value else 'no-'}{name}" for name, value in flags.items())
         replay = f"python -m tests.simulation --seed {self.seed} {said}"

@@ -13,7 +13,6 @@ from ...protocol.errors import DuplicateId, InvalidRequest
 from ...protocol.groups import member_id
 from ...protocol.journal.layout import MAX_ID_BYTES
 from ...protocol.messages import Accepted
-from ...protocol.owners import HOUSE
 from .request import GenerationRequest
 
 INLINE_BYTES = 16 << 10  # prompts up to this size are tokenised at once, larger ones and chats by a thread beside
@@ -27,6 +26,7 @@ class Intake:
     owner: bytes  # whose quota it counts for
     request_id: str
     digest: int
+    mark: int  # see ``mark_of``
     num_bytes: int  # of its frame
     request: GenerationRequest
     received_ns: int
@@ -72,9 +72,9 @@ def check_member_ids(request_id: str, size: int) -> None:
         )
 
 
-def digest_of(request: Any, *, owner: int = HOUSE) -> int:
-    """CRC-32 of a request, the same in whatever order its fields came; of two owners the same request is two."""
-    return zlib.crc32(pack(_sorted(request)), owner & 0xFFFFFFFF)
+def digest_of(request: Any) -> int:
+    """CRC-32 of a request, the same in whatever order its fields came."""
+    return zlib.crc32(pack(_sorted(request)))
 
 
 def _sorted(value: Any) -> Any:
@@ -92,7 +92,7 @@ def answered_already(request_id: str) -> DuplicateId:
 class Known(NamedTuple):
     """A live request as this process remembers it."""
 
-    digest: int
+    mark: int  # see ``mark_of``
     accepted: Accepted | None = None  # what was answered; None while it is with the tokenizer
     key: tuple[int, int] = (0, 0)  # slot and generation of its last record
 
@@ -100,7 +100,7 @@ class Known(NamedTuple):
 class KnownIds:
     """Live ids with what was answered to them, and past ids as far back as ``max_past``.
 
-    A request is told from another of the same id by its digest: the same request sent again is answered again, a
+    A request is told from another of the same id by its mark: the same request sent again is answered again, a
     different one is refused while the first is live.
     """
 
@@ -109,26 +109,26 @@ class KnownIds:
         self._past: OrderedDict[str, int] = OrderedDict(past)
         self._max_past = max_past
 
-    def seen(self, request_id: str, digest: int) -> Known | None:
+    def seen(self, request_id: str, mark: int) -> Known | None:
         """This very request, if it is live already.
 
         Raises:
             DuplicateId: another request of this id is live, or this one was answered and acknowledged.
         """
         if (known := self._live.get(request_id)) is not None:
-            if known.digest != digest:
+            if known.mark != mark:
                 raise DuplicateId(f"another request with the id {request_id!r} is live", param="request_id")
             return known
-        if self._past.get(request_id) == digest:
+        if self._past.get(request_id) == mark:
             raise answered_already(request_id)
         return None
 
-    def begin(self, request_id: str, digest: int) -> None:
-        self._live[request_id] = Known(digest)
+    def begin(self, request_id: str, mark: int) -> None:
+        self._live[request_id] = Known(mark)
 
-    def accept(self, accepted: Accepted, digest: int, key: tuple[int, int]) -> None:
+    def accept(self, accepted: Accepted, mark: int, key: tuple[int, int]) -> None:
         """``key``: of its last record."""
-        self._live[accepted.request_id] = Known(digest, accepted, key)
+        self._live[accepted.request_id] = Known(mark, accepted, key)
 
     def refuse(self, request_id: str) -> None:
         """The request was not accepted; what was accepted stays."""
@@ -141,7 +141,7 @@ class KnownIds:
         """
         known = self._live.pop(request_id, None)
         if known is not None and was_read:
-            self._past[request_id] = known.digest
+            self._past[request_id] = known.mark
             self._past.move_to_end(request_id)
             if len(self._past) > self._max_past:
                 self._past.popitem(last=False)

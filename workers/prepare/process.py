@@ -28,7 +28,7 @@ from ...protocol.journal.layout import ACCEPTED, ACKNOWLEDGED, DISPATCHED, RELEA
 from ...protocol.journal.releases import is_forgotten, is_released, was_read
 from ...protocol.journal.requests import AcceptTimes, RequestWriter
 from ...protocol.owners import Owners
-from ...protocol.record import RequestRecord
+from ...protocol.record import RequestRecord, mark_of
 from ...protocol.run_dir import submit_endpoint
 from ...protocol.service import service_info
 from ..process import TICK_S, StatsPublisher, WorkerContext, heard, wait_for_model
@@ -67,7 +67,7 @@ class Prepare:
         self._adapters = [module.name for module in context.config.model.adapters]
         self._journal = context.journal
         self._writer = RequestWriter(context.journal)
-        past = [(request_of(member), digest) for member, digest in self._writer.past_ids()]
+        past = [(request_of(member), mark) for member, mark in self._writer.past_ids()]
         self._ids = KnownIds(past, max_past=service.max_records)
         self._slots: dict[int, tuple[int, str]] = {}  # every record in use: generation and request id
         self._num_records: Counter[str] = Counter()  # of each request id, among these
@@ -127,7 +127,7 @@ class Prepare:
         for view in found:
             record = view.record
             accepted = self._enter(view.slot, view.generation, record)
-            self._ids.accept(accepted, record.digest, (view.slot, view.generation))
+            self._ids.accept(accepted, record.mark, (view.slot, view.generation))
             if released[view.slot] or not record.is_computed:
                 continue
             if view.state == ACCEPTED and not (record.params.is_beam_search and view.group in begun):
@@ -241,13 +241,14 @@ class Prepare:
         request_id = message.request_id
         try:
             check_request_id(request_id)
-            digest = digest_of(message.request, owner=self._owners.number(self._router.owner(peer)))
-            if (known := self._ids.seen(request_id, digest)) is not None:
+            owner, digest = self._router.owner(peer), digest_of(message.request)
+            mark = mark_of(digest, self._owners.number(owner))
+            if (known := self._ids.seen(request_id, mark)) is not None:
                 self._answer_again(peer, request_id, known)
                 return
             if self._tokenizing.has_to_wait(digest):
                 return  # its client sends it again
-            owner, num_waiting = self._router.owner(peer), num_waiting_bytes(message.request, num_bytes)
+            num_waiting = num_waiting_bytes(message.request, num_bytes)
             self._check_room(num_waiting)
             self._quotas.check(owner, num_waiting)
             request = GenerationRequest.from_wire(message.request)
@@ -256,8 +257,8 @@ class Prepare:
         except RequestError as error:
             self._refuse(peer, request_id, error)
             return
-        self._ids.begin(request_id, digest)
-        self._tokenizing.begin(Intake(peer, owner, request_id, digest, num_bytes, request, received_ns))
+        self._ids.begin(request_id, mark)
+        self._tokenizing.begin(Intake(peer, owner, request_id, digest, mark, num_bytes, request, received_ns))
 
     def _answer_again(self, peer: bytes, request_id: str, known: Known) -> None:
         """What became of a request whose client says it again.
@@ -335,7 +336,7 @@ class Prepare:
             self._quotas.accepted(intake.owner, slot, generation)
             if record.is_computed:  # one that asked for nothing is answered by summarize alone
                 self._wait_for_credit(slot, generation, record)
-        self._ids.accept(accepted, intake.digest, key)
+        self._ids.accept(accepted, intake.mark, key)
         self._counts["accepted"] += 1
         self._counts["prompt_tokens"] += accepted.num_prompt_tokens
         self._confirmations.say(intake.peer, accepted)

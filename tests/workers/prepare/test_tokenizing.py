@@ -50,7 +50,7 @@ def begin(world: World, results: list[Result]) -> Tokenizing:
 
 def intake(digest: int = DIGEST, *, num_bytes: int = 64) -> Intake:
     request = GenerationRequest.from_wire({"prompt_token_ids": [1, 2, 3], "max_tokens": 1})
-    return Intake(b"peer", b"owner", "a", digest, num_bytes, request, 0)
+    return Intake(b"peer", b"owner", "a", digest, digest, num_bytes, request, 0)
 
 
 def hold(tokenizing: Tokenizing, gate: threading.Event, patch: pytest.MonkeyPatch) -> None:
