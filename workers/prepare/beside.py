@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from .turns import Owner, Turns
+
 T = TypeVar("T")
 MAX_STUCK = 8  # threads; a worker with so many is no use any more
 
@@ -25,7 +27,8 @@ class _Job(Generic[T]):
 
 
 class Beside(Generic[T]):
-    """Does one job after another in a thread; everything but the work itself is for the owner's thread.
+    """Does one job after another in a thread, of those who wait in turns; everything but the work itself is for the
+    thread that owns this.
 
     A thread cannot be stopped from outside. One whose job takes longer than ``timeout_s`` is left to itself: it ends
     with that job, or with the process. The job counts as done without a result, and another thread does the rest.
@@ -35,16 +38,16 @@ class Beside(Generic[T]):
         """``ring`` is called, by the thread beside, when there is something to ``collect``."""
         self._timeout_s = timeout_s
         self._ring = ring
-        self._waiting: deque[_Job[T]] = deque()
+        self._waiting: Turns[_Job[T]] = Turns()
         self._finished: deque[_Job[T]] = deque()
         self._running: _Job[T] | None = None
         self._give_up_at = 0.0
         self._inbox: queue.SimpleQueue[_Job[T] | None] | None = None  # of the thread in use
         self.num_stuck = 0  # threads that were given up and have not come back
 
-    def submit(self, work: Callable[[], T], done: Callable[[T | None], None]) -> None:
+    def submit(self, owner: Owner, work: Callable[[], T], done: Callable[[T | None], None]) -> None:
         """``done`` is called by ``collect`` with what ``work`` returned, or with None if it took too long."""
-        self._waiting.append(_Job(work, done))
+        self._waiting.add(owner, _Job(work, done))
         self._start_next()
 
     def collect(self) -> None:
@@ -80,7 +83,7 @@ class Beside(Generic[T]):
         if self._inbox is None:
             self._inbox = queue.SimpleQueue()
             threading.Thread(target=self._work, args=(self._inbox,), name="tokenizer", daemon=True).start()
-        self._running = self._waiting.popleft()
+        _, self._running = self._waiting.take()
         self._give_up_at = time.monotonic() + self._timeout_s
         self._inbox.put(self._running)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from ...protocol.errors import Overloaded, RequestError
 from .grammar_checker import GrammarChecker
 from .structured import Structured, refusal
+from .turns import Owner, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -21,18 +22,16 @@ Done = Callable[[str | RequestError], None]
 
 
 class GrammarQueue:
-    """A checker with a thread of its own. Those who wait for it take turns: each client has one form compiled before
-    any has the next, so who sends many waits for himself.
-    """
+    """A checker with a thread of its own, for which clients wait in turns."""
 
     def __init__(self, checker: GrammarChecker) -> None:
         self._checker = checker
         self._lock = threading.Lock()  # of the two below
-        self._waiting: dict[bytes, deque[tuple[Structured, Done]]] = {}  # by owner, whose turn is next first
-        self._num_forms: Counter[bytes] = Counter()  # by owner: waiting, and the one that is being compiled
+        self._waiting: Turns[tuple[Structured, Done]] = Turns()
+        self._num_forms: Counter[Owner] = Counter()  # by owner: waiting, and the one that is being compiled
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compiler")
 
-    def compile(self, owner: bytes, structured: Structured, done: Done) -> None:
+    def compile(self, owner: Owner, structured: Structured, done: Done) -> None:
         """Calls ``done`` once with the grammar or why there is none: at once if that is known, else from the thread."""
         if (verdict := self._checker.known(structured)) is not None:
             done(refusal(verdict.error) if verdict.error else verdict.grammar)
@@ -41,7 +40,7 @@ class GrammarQueue:
         else:
             self._thread.submit(self._compile_next)
 
-    def _add(self, owner: bytes, structured: Structured, done: Done) -> Overloaded | None:
+    def _add(self, owner: Owner, structured: Structured, done: Done) -> Overloaded | None:
         with self._lock:
             if self._num_forms.total() >= MAX_WAITING:
                 return Overloaded(f"{MAX_WAITING} requests wait for the grammar compiler, which is the limit")
@@ -50,7 +49,7 @@ class GrammarQueue:
                     f"{MAX_WAITING_OF_ONE} requests of this client wait for the grammar compiler, which is the limit"
                 )
             self._num_forms[owner] += 1
-            self._waiting.setdefault(owner, deque()).append((structured, done))
+            self._waiting.add(owner, (structured, done))
         return None
 
     def close(self) -> None:
@@ -59,11 +58,7 @@ class GrammarQueue:
 
     def _compile_next(self) -> None:
         with self._lock:
-            owner = next(iter(self._waiting))
-            forms = self._waiting.pop(owner)
-            structured, done = forms.popleft()
-            if forms:
-                self._waiting[owner] = forms  # behind the others
+            owner, (structured, done) = self._waiting.take()
         result = self._compile(structured)
         with self._lock:
             self._num_forms[owner] -= 1

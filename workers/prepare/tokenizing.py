@@ -128,7 +128,7 @@ class Tokenizing:
                     self.suspects.came_through(intake.digest)
             self._done(intake, result or self._too_slow(intake))
 
-        self._beside.submit(lambda: self._tokenize_with_intent(intake), done)
+        self._beside.submit(intake.owner, lambda: self._tokenize_with_intent(intake), done)
 
     def _tokenize_with_intent(self, intake: Intake) -> Result:
         with self._threads_lock:

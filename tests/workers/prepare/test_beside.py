@@ -42,26 +42,35 @@ def test_jobs_are_done_in_order_in_another_thread() -> None:
         return number
 
     for number in range(5):
-        beside.submit(partial(work, number), results.append)
+        beside.submit(b"a", partial(work, number), results.append)
     assert collected(beside, results, 5) == [0, 1, 2, 3, 4]
     assert len(threads) == 1
     assert threading.get_ident() not in threads
     beside.close()
 
 
+def test_who_sends_many_jobs_waits_for_himself() -> None:
+    beside, results = Beside[int](60.0, ring=lambda: None), list[int | None]()
+    for owner, numbers in ((b"greedy", (0, 1, 2, 3)), (b"modest", (10, 11)), (7, (20,))):
+        for number in numbers:
+            beside.submit(owner, partial(int, number), results.append)
+    assert collected(beside, results, 7) == [0, 1, 10, 20, 2, 11, 3]
+    beside.close()
+
+
 def test_whoever_waits_is_rung_up() -> None:
     bell = threading.Event()
     beside = Beside[int](60.0, ring=bell.set)
-    beside.submit(lambda: 1, lambda result: None)
+    beside.submit(b"a", lambda: 1, lambda result: None)
     assert bell.wait(20)
     beside.close()
 
 
 def test_a_job_that_hangs_fails_alone(stuck: threading.Event) -> None:
     beside, results = Beside[int](1.0, ring=lambda: None), list[int | None]()
-    beside.submit(lambda: 1, results.append)
-    beside.submit(lambda: hang(stuck), results.append)
-    beside.submit(lambda: 3, results.append)
+    beside.submit(b"a", lambda: 1, results.append)
+    beside.submit(b"a", lambda: hang(stuck), results.append)
+    beside.submit(b"a", lambda: 3, results.append)
     assert collected(beside, results, 3) == [1, None, 3]
     assert beside.num_stuck == 1
     beside.close()
@@ -69,10 +78,10 @@ def test_a_job_that_hangs_fails_alone(stuck: threading.Event) -> None:
 
 def test_what_a_stuck_thread_says_in_the_end_is_not_heard(stuck: threading.Event) -> None:
     beside, results = Beside[int](1.0, ring=lambda: None), list[int | None]()
-    beside.submit(lambda: hang(stuck), results.append)
+    beside.submit(b"a", lambda: hang(stuck), results.append)
     assert collected(beside, results, 1) == [None]
     stuck.set()
-    beside.submit(lambda: 2, results.append)
+    beside.submit(b"a", lambda: 2, results.append)
     assert collected(beside, results, 2) == [None, 2]
     beside.close()
 
@@ -80,7 +89,7 @@ def test_what_a_stuck_thread_says_in_the_end_is_not_heard(stuck: threading.Event
 def test_too_many_stuck_threads_are_an_end(stuck: threading.Event) -> None:
     beside, results = Beside[int](0.01, ring=lambda: None), list[int | None]()
     for _ in range(MAX_STUCK):
-        beside.submit(lambda: hang(stuck), results.append)
+        beside.submit(b"a", lambda: hang(stuck), results.append)
     with pytest.raises(RuntimeError, match=f"{MAX_STUCK} threads"):
         collected(beside, results, MAX_STUCK + 1)
     assert results == [None] * MAX_STUCK
@@ -95,7 +104,7 @@ def test_a_thread_that_comes_back_ends_and_is_stuck_no_more(stuck: threading.Eve
         return hang(stuck)
 
     for _ in range(MAX_STUCK - 1):
-        beside.submit(work, results.append)
+        beside.submit(b"a", work, results.append)
     collected(beside, results, MAX_STUCK - 1)
     stuck.set()
 
