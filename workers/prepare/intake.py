@@ -14,6 +14,7 @@ from ...protocol.groups import member_id
 from ...protocol.journal.layout import MAX_ID_BYTES
 from ...protocol.messages import Accepted
 from .request import GenerationRequest
+from .turns import Owner
 
 INLINE_BYTES = 16 << 10  # prompts up to this size are tokenised at once, larger ones and chats by a thread beside
 
@@ -23,7 +24,7 @@ class Intake:
     """One request on its way through this process."""
 
     peer: bytes
-    owner: bytes  # whose quota it counts for
+    owner: Owner  # whose quota it counts for
     request_id: str
     digest: int
     mark: int  # see ``mark_of``

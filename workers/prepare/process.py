@@ -27,7 +27,7 @@ from ...protocol.groups import check_request_id, member_id, member_seed, request
 from ...protocol.journal.layout import ACCEPTED, ACKNOWLEDGED, DISPATCHED, RELEASED
 from ...protocol.journal.releases import is_forgotten, is_released, was_read
 from ...protocol.journal.requests import AcceptTimes, RequestWriter
-from ...protocol.owners import Owners
+from ...protocol.owners import HOUSE, Owners
 from ...protocol.record import RequestRecord, mark_of
 from ...protocol.run_dir import submit_endpoint
 from ...protocol.service import service_info
@@ -128,6 +128,10 @@ class Prepare:
             record = view.record
             accepted = self._enter(view.slot, view.generation, record)
             self._ids.accept(accepted, record.mark, (view.slot, view.generation))
+            if record.owner != HOUSE:
+                self._quotas.accepted(record.owner, view.slot, view.generation)
+            if released[view.slot]:
+                self._quotas.released(view.slot, view.generation)
             if released[view.slot] or not record.is_computed:
                 continue
             if view.state == ACCEPTED and not (record.params.is_beam_search and view.group in begun):
@@ -241,14 +245,15 @@ class Prepare:
         request_id = message.request_id
         try:
             check_request_id(request_id)
-            owner, digest = self._router.owner(peer), digest_of(message.request)
-            mark = mark_of(digest, self._owners.number(owner))
+            digest, number = digest_of(message.request), self._owners.number(self._router.owner(peer))
+            mark = mark_of(digest, number)
             if (known := self._ids.seen(request_id, mark)) is not None:
                 self._answer_again(peer, request_id, known)
                 return
             if self._tokenizing.has_to_wait(digest):
                 return  # its client sends it again
-            num_waiting = num_waiting_bytes(message.request, num_bytes)
+            # The house is no one in particular: there each connection, or its own key, is one.
+            owner, num_waiting = number or self._router.owner(peer), num_waiting_bytes(message.request, num_bytes)
             self._check_room(num_waiting)
             self._quotas.check(owner, num_waiting)
             request = GenerationRequest.from_wire(message.request)
@@ -310,7 +315,7 @@ class Prepare:
         request, params = intake.request, intake.request.sampling
         first = RequestRecord(
             request_id=member_id(intake.request_id, 0, params.group_size),
-            owner=self._owners.number(intake.owner),
+            owner=intake.owner if isinstance(intake.owner, int) else HOUSE,
             digest=intake.digest,
             prompt=admission.token_ids.astype("<i4").tobytes(),
             num_truncated_tokens=admission.num_truncated,

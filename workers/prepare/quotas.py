@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections import Counter
 
 from ...protocol.errors import Overloaded
+from .turns import Owner
 
 
 class Quotas:
-    """Counts for each owner (see ``Router.owner``) the sequences of requests that are accepted and not released, those
+    """Counts for each owner the sequences of requests that are accepted and not released, those
     whose record the journal keeps, also for an answer that nobody reads, and the bytes of prompts that wait for the
     tokenizer. A request of several choices or beams counts as so many: each takes a record, a credit and a row.
 
-    After a restart nobody knows whose the requests of the last life were: they count for no one.
+    After a restart those of a key count for it again, for the journal knows its number; those of a connection count for
+    no one, for that is gone.
     """
 
     def __init__(self, *, max_requests: int, max_bytes: int, max_unread: int) -> None:
         self._max_requests, self._max_bytes, self._max_unread = max_requests, max_bytes, max_unread
-        self._requests: Counter[bytes] = Counter()
-        self._records: Counter[bytes] = Counter()
-        self._bytes: Counter[bytes] = Counter()
-        self._owners: dict[tuple[int, int], bytes] = {}  # of a slot and generation that is not forgotten
+        self._requests: Counter[Owner] = Counter()
+        self._records: Counter[Owner] = Counter()
+        self._bytes: Counter[Owner] = Counter()
+        self._owners: dict[tuple[int, int], Owner] = {}  # of a slot and generation that is not forgotten
         self._running: set[tuple[int, int]] = set()  # and of these those that are not released
 
-    def check(self, owner: bytes, num_bytes: int) -> None:
+    def check(self, owner: Owner, num_bytes: int) -> None:
         """Whether this owner may have one more request, ``num_bytes`` of which would wait for the tokenizer.
 
         Raises:
@@ -45,15 +47,15 @@ class Quotas:
                 f" {num_bytes} more pass the limit, max_client_bytes, {self._max_bytes}"
             )
 
-    def waits(self, owner: bytes, num_bytes: int) -> None:
+    def waits(self, owner: Owner, num_bytes: int) -> None:
         self._bytes[owner] += num_bytes
 
-    def waited(self, owner: bytes, num_bytes: int) -> None:
+    def waited(self, owner: Owner, num_bytes: int) -> None:
         self._bytes[owner] -= num_bytes
         if not self._bytes[owner]:
             del self._bytes[owner]
 
-    def accepted(self, owner: bytes, slot: int, generation: int) -> None:
+    def accepted(self, owner: Owner, slot: int, generation: int) -> None:
         self._owners[slot, generation] = owner
         self._running.add((slot, generation))
         self._requests[owner] += 1
@@ -73,7 +75,7 @@ class Quotas:
             _take_one(self._records, owner)
 
 
-def _take_one(counter: Counter[bytes], owner: bytes) -> None:
+def _take_one(counter: Counter[Owner], owner: Owner) -> None:
     counter[owner] -= 1
     if not counter[owner]:
         del counter[owner]

@@ -18,7 +18,9 @@ from triptych.protocol.codec import Frame, content_key, decode, decode_public, e
 from triptych.protocol.errors import InvalidRequest
 from triptych.protocol.journal.deaths import POISONED
 from triptych.protocol.journal.layout import ACCEPTED, DISPATCHED
+from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestWriter
+from triptych.protocol.owners import HOUSE
 from triptych.workers.prepare import process
 from triptych.workers.prepare.admission import Admission
 from triptych.workers.prepare.process import Prepare
@@ -106,6 +108,15 @@ def test_a_request_without_room_is_not_looked_into(world: World, monkeypatch: py
     prepare._hear_alone(b"peer", encode(m.Submit("a", {"messages": "no list", "max_tokens": 1})))
     prepare._hear_alone(b"peer", encode(m.Submit("b", {"prompt_token_ids": "no list"})))
     assert [(answer.request_id, answer.code) for answer in answers] == [("a", "overloaded"), ("b", "invalid_request")]
+
+
+def test_what_a_key_has_under_way_counts_in_the_next_life_too(world: World) -> None:
+    writer = RequestWriter(world.journal)
+    records = [replace(make_record(name), owner=owner) for name, owner in (("a", 7), ("b", 7), ("c", HOUSE))]
+    ended, *_ = [writer.accept(record, TIMES) for record in records]
+    ReleaseWriter(world.journal).release(*ended, num_tokens=0, reason="abort")
+    quotas = make_prepare(world)._quotas
+    assert (quotas._requests, quotas._records) == ({7: 1}, {7: 2})
 
 
 def test_bad_frames_of_clients_and_of_workers_are_reported(world: World) -> None:
