@@ -30,6 +30,7 @@ class Delta:
     tokens_per_second: float | None = None  # of the answer so far
     logprobs: Logprobs | None = None
     index: int = 0  # of the choice, if the request has several
+    num_chars: int = 0  # of the answer so far, these included
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,8 @@ class Assembly:
         ids = memoryview(token_ids).cast("i").tolist()
         if not self._is_placed:
             self._place(offset, text_offset)
+            if not ids:  # who has every token has the text that became final with the last of them
+                self.num_chars += len(text)
         known_tokens, known_chars = self.num_tokens - offset, self.num_chars - text_offset
         # A row without tokens may be the end that somebody says who does not know of the text.
         if known_tokens == 0 and (known_chars < 0 or (known_chars > 0 and ids)):
@@ -145,7 +148,7 @@ class Assembly:
         self._token_ids += ids
         if rows is not None:
             self._logprobs = (self._logprobs or []) + rows
-        return Delta(text, ids, self.num_tokens, tps, rows, self.index)
+        return Delta(text, ids, self.num_tokens, tps, rows, self.index, self.num_chars)
 
     def _place(self, offset: int, text_offset: int) -> None:
         """Learn from a row that begins where the caller asked how many characters come before it."""

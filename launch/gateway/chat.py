@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
@@ -74,6 +74,13 @@ def chat_request(gateway: Gateway, body: ChatRequest, tools: ToolUse) -> dict[st
     return {"messages": wire_messages(body.messages, template=gateway.facts.chat_template or ""), **options}
 
 
+class Known(NamedTuple):
+    """What a client has of a choice that it takes up again."""
+
+    token_ids: list[int]
+    text: str  # of these, and maybe of some that follow
+
+
 @dataclass
 class ChatReply:
     """The shapes of one reply."""
@@ -90,7 +97,7 @@ class ChatReply:
     num_choices: int = 1
     echo: Parts = field(default_factory=list)  # in front of each choice
     positions: list[int] | None = None  # of each choice the client has so many tokens; None: it has just asked
-    known: list[list[int]] | None = None  # these tokens, where what comes depends on them
+    known: list[Known] | None = None  # these tokens, where what comes depends on them
 
     @classmethod
     def of(cls, gateway: Gateway, head: Head, body: ChatRequest, tools: ToolUse, reasoning: Reasoning) -> ChatReply:
@@ -140,7 +147,7 @@ class ChatReply:
     def _usage(self, completions: list[Completion]) -> dict[str, Any]:
         ids = [completion.token_ids for completion in completions]
         if self.known is not None:
-            ids = [first + rest for first, rest in zip(self.known, ids, strict=True)]
+            ids = [known.token_ids + rest for known, rest in zip(self.known, ids, strict=True)]
         num_reasoning = self.reasoning.num_tokens(self.gateway, ids)
         return usage(completions, num_choices=self.num_choices, num_reasoning=num_reasoning)
 
@@ -153,7 +160,7 @@ class ChatReply:
         head = Head(self.head.request_id, "chat.completion.chunk", self.head.model, self.head.created)
         with_usage = bool(self.stream_options and self.stream_options.include_usage)
         starts = self.positions or [0] * self.num_choices
-        spoken = [_Spoken(index, self._reader(index), self.with_ids) for index in range(self.num_choices)]
+        spoken = [self._spoken(index) for index in range(self.num_choices)]
         writer = ChunkWriter(
             head, shape=CHAT_TEXT,
             with_usage=with_usage, positions=list(starts) if self.with_ids else None,
@@ -171,6 +178,7 @@ class ChatReply:
                 for event in choice.say(writer, starts[piece.index] + len(piece.end.token_ids)):
                     yield event
                 continue
+            choice.catch_up(piece.deltas[0])
             text, num_tokens = "".join(delta.text for delta in piece.deltas), piece.deltas[-1].num_tokens
             if is_plain and choice.reader.is_plain:
                 if text:  # half of a character or a special token has none
@@ -185,12 +193,9 @@ class ChatReply:
             yield writer.usage(self._usage(generation.ends))
         yield DONE
 
-    def _reader(self, index: int) -> AnswerReader:
-        """One for a choice, that has read what the client has of it."""
-        reader = AnswerReader(self.reasoning, self.tools)
-        if self.known is not None:
-            reader.push(self.gateway.words.decode(self.known[index], skip_special_tokens=False))
-        return reader
+    def _spoken(self, index: int) -> _Spoken:
+        known = "" if self.known is None else self.known[index].text
+        return _Spoken(index, AnswerReader(self.reasoning, self.tools), self.with_ids, known)
 
     def _extra(self, deltas: list[Delta]) -> dict[str, Any]:
         """What a chunk says of its tokens, besides their text."""
@@ -208,7 +213,14 @@ class _Spoken:
     index: int
     reader: AnswerReader
     is_resumable: bool
+    known: str  # text that the client has, and maybe more, until more of the answer comes
     waiting: list[dict[str, Any]] = field(default_factory=list)  # chunks to come
+
+    def catch_up(self, first: Delta) -> None:
+        """The reader gets the text that the client has: it ends where the ``first`` delta begins."""
+        if self.known:
+            self.reader.push(self.known[: first.num_chars - len(first.text)])
+            self.known = ""
 
     def hear(self, text: str, extra: dict[str, Any]) -> None:
         """More of it, and what the first chunk of that says besides."""
@@ -217,7 +229,10 @@ class _Spoken:
             extra = {}
 
     def end(self, finish_reason: str) -> None:
-        self.waiting += [_chunk(self.index, delta) for delta in self.reader.deltas(self.reader.flush())]
+        if self.known:  # nothing came behind what the client has: it has the end as well
+            self.reader.read(self.known)
+        else:
+            self.waiting += [_chunk(self.index, delta) for delta in self.reader.deltas(self.reader.flush())]
         self.waiting.append(_chunk(self.index, {}, self.reader.finish_reason(finish_reason)))
 
     def say(self, writer: ChunkWriter, num_tokens: int) -> Iterator[bytes]:

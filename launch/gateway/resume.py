@@ -16,7 +16,7 @@ from ...protocol.sampling import MAX_SAMPLES
 from .calls import ToolUse
 from .chat import KIND as CHAT
 from .chat import OBJECT as CHAT_OBJECT
-from .chat import ChatReply
+from .chat import ChatReply, Known
 from .completions import KIND as COMPLETION
 from .completions import OBJECT as COMPLETION_OBJECT
 from .completions import CompletionReply
@@ -55,7 +55,7 @@ async def resume_request(
         gateway.client.let_go(name, DuplicateId("another connection reads this answer now"))
     reply = _reply(gateway, request_id, positions)
     if stream and isinstance(reply, ChatReply) and not reply.is_plain:
-        reply.known = await _first_tokens(gateway, request, request_id, positions)
+        reply.known = await _known(gateway, request, request_id, positions)
     generation = Generation.resumed(gateway, request, Choices(_follow(gateway, request_id, positions, keep=True)))
     return generation.stream(reply.events(generation)) if stream else await generation.reply(reply.whole)
 
@@ -111,27 +111,28 @@ def _follow(gateway: Gateway, request_id: str, positions: list[int], *, keep: bo
     ]
 
 
-async def _first_tokens(gateway: Gateway, request: Request, request_id: str, positions: list[int]) -> list[list[int]]:
+async def _known(gateway: Gateway, request: Request, request_id: str, positions: list[int]) -> list[Known]:
     """What the client has of each choice: the answer comes from there on, and this tells whether with thoughts."""
     names = choice_ids(request_id, len(positions))
 
-    async def read() -> list[list[int]]:
+    async def read() -> list[Known]:
         return [await _take(gateway, name, position) for name, position in zip(names, positions, strict=True)]
 
-    first: list[list[int]] = await answered(request, read(), timeout_s=gateway.config.request_timeout_s)
-    return first
+    known: list[Known] = await answered(request, read(), timeout_s=gateway.config.request_timeout_s)
+    return known
 
 
-async def _take(gateway: Gateway, name: str, num_tokens: int) -> list[int]:
+async def _take(gateway: Gateway, name: str, num_tokens: int) -> Known:
     if not num_tokens:
-        return []
-    stream, ids = gateway.client.resume(name, keep=True), list[int]()
+        return Known([], "")
+    stream, ids, text = gateway.client.resume(name, keep=True), list[int](), ""
     try:
         while len(ids) < num_tokens and (deltas := await stream.take()):
             ids += [token_id for delta in deltas for token_id in delta.token_ids]
+            text += "".join(delta.text for delta in deltas)
     finally:
         stream.let_go()
-    return ids[:num_tokens]
+    return Known(ids[:num_tokens], text)
 
 
 def _positions(known: str | None, num_choices: int) -> list[int]:

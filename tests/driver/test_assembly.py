@@ -30,13 +30,13 @@ def contents(assembly: Assembly) -> tuple[list[int], str]:
 
 def test_a_row_becomes_a_delta() -> None:
     delta = add(Assembly("a"), 0, 3, with_logprobs=True)
-    assert delta == Delta("abc", [11, 12, 13], 3, 5.0, LOGPROBS[:3])
+    assert delta == Delta("abc", [11, 12, 13], 3, 5.0, LOGPROBS[:3], num_chars=3)
 
 
 def test_only_what_is_new_becomes_a_delta() -> None:
     assembly = Assembly("a")
     add(assembly, 0, 3)
-    assert add(assembly, 1, 5, with_logprobs=True) == Delta("d", [14, 15], 5, 5.0, LOGPROBS[3:5])
+    assert add(assembly, 1, 5, with_logprobs=True) == Delta("d", [14, 15], 5, 5.0, LOGPROBS[3:5], num_chars=4)
 
 
 def test_a_row_seen_before_is_nothing() -> None:
@@ -48,7 +48,7 @@ def test_a_row_seen_before_is_nothing() -> None:
 def test_text_may_come_without_a_token() -> None:
     assembly = Assembly("a")
     assembly.add(0, 0, packed(11), "", None)
-    assert assembly.add(1, 0, b"", "tail", None) == Delta("tail", [], 1)
+    assert assembly.add(1, 0, b"", "tail", None) == Delta("tail", [], 1, num_chars=4)
 
 
 @pytest.mark.parametrize(("offset", "text_offset"), [(4, 0), (0, 9), (4, 9)], ids=["token", "character", "both"])

@@ -78,7 +78,13 @@ def test_a_reader_who_knows_only_the_tokens_learns_the_characters() -> None:
     _, offset, text_offset, ids, text, *_ = row("a", 2, 7, 8, text="cd", text_offset=5)
     delta = assembly.add(offset, text_offset, ids, text, None)
     assert delta is not None
-    assert (delta.text, delta.num_tokens, assembly.num_chars) == ("cd", 4, 7)
+    assert (delta.text, delta.num_tokens, delta.num_chars) == ("cd", 4, 7)
+
+
+def test_a_reader_who_has_every_token_has_the_text_of_the_end_too() -> None:
+    assembly = Assembly("a", num_tokens=2, num_chars=None)
+    assert assembly.add(2, 5, b"", "\ufffd", None) is None
+    assert assembly.num_chars == 6
 
 
 def test_a_reader_who_claims_too_many_tokens_is_told() -> None:

@@ -58,7 +58,7 @@ class ListParser:
 
     @property
     def is_holding(self) -> bool:
-        return self._depth > 0
+        return self._depth > 0 or (not self._num_calls and any(self._unread))
 
     def flush(self) -> Found:
         text = "".join(self._unread)

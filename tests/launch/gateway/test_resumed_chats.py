@@ -45,14 +45,23 @@ def together(first: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize(
-    "asked",
-    [{}, {"tools": TOOLS}, {"tools": TOOLS, "parallel_tool_calls": False}, {"separate_reasoning": False}],
-    ids=["", "tools", "one call", "plain"],
+    ("text", "asked"),
+    [
+        (TEXT, {}),
+        (TEXT, {"tools": TOOLS}),
+        (TEXT, {"tools": TOOLS, "parallel_tool_calls": False}),
+        (TEXT, {"separate_reasoning": False}),
+        ("I look. <tool_call>", {"max_tokens": 13, "tools": TOOLS}),
+        ("I look. é", {"max_tokens": 9, "tools": TOOLS}),
+        ("I look <b> a.", {"tools": TOOLS, "stop": ["<stop>", "."]}),
+        ("<think>Let me.\nSee.</think>I look.", {"stop": ["\n\n\n"]}),
+    ],
+    ids=["", "tools", "one call", "plain", "half a tag", "half a character", "half a stop", "stop in thoughts"],
 )
 def test_who_goes_on_at_an_event_gets_the_rest_and_nothing_twice(
-    api: Site, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], n: int
+    api: Site, monkeypatch: pytest.MonkeyPatch, text: str, asked: dict[str, Any], n: int
 ) -> None:
-    Dictation(api, monkeypatch, TEXT)
+    Dictation(api, monkeypatch, text)
     found = stream(api.http, CHAT, messages=MESSAGES, resumable=True, n=n, **asked)
     path = f"/v1/requests/{found[0].data['id']}"
     wanted = said(stream(api.http, CHAT, messages=MESSAGES, **asked))
