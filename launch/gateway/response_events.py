@@ -68,10 +68,11 @@ class EventWriter:
         self.output.append(item)
         yield self.event("response.output_item.done", output_index=index, item=item)
 
-    def close(self, logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
+    def close(self, logprobs: list[dict[str, Any]], *, is_whole: bool) -> Iterator[bytes]:
         """The end of the last item; an answer without any text or call has an empty message.
 
-        ``logprobs``: of its last tokens, which have no text, such as the one that ended it.
+        ``logprobs``: of its last tokens, which have no text, such as the one that ended it. ``is_whole``: no limit cut
+        it off.
         """
         yield from self._close_thoughts()
         if self._texts is None and all(item["type"] == "reasoning" for item in self.output):
@@ -79,7 +80,7 @@ class EventWriter:
         space, logprobs = self._space[0], self._space[1] + logprobs
         if self._texts is not None and (space or logprobs):
             yield from self.text(space, logprobs)
-        yield from self._close_message()
+        yield from self._close_message(is_whole=is_whole)
 
     def _open_message(self) -> Iterator[bytes]:
         yield from self._close_thoughts()
@@ -102,23 +103,27 @@ class EventWriter:
     def _thought_place(self) -> dict[str, Any]:
         return {"item_id": self._reasoning_id, "output_index": 0, "content_index": 0}
 
-    def _close_message(self) -> Iterator[bytes]:
+    def _close_message(self, *, is_whole: bool = True) -> Iterator[bytes]:
         if self._texts is None:
             return
         text, place, logprobs = "".join(self._texts), self._place(), self._logprobs
-        part = _part(text, logprobs)
+        item = message_item(self._message_id, text, logprobs, is_whole=is_whole)
         yield self.event("response.output_text.done", **place, text=text, logprobs=logprobs)
-        yield self.event("response.content_part.done", **place, part=part)
-        item = {
-            "id": self._message_id, "type": "message", "role": "assistant", "status": "completed",
-            "content": [part],
-        }  # fmt: skip
+        yield self.event("response.content_part.done", **place, part=item["content"][0])
         self._texts, self._message_id = None, f"msg_{uuid.uuid4().hex}"
         yield self.event("response.output_item.done", output_index=len(self.output), item=item)
         self.output.append(item)
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._message_id, "output_index": len(self.output), "content_index": 0}
+
+
+def message_item(item_id: str, text: str, logprobs: list[dict[str, Any]], *, is_whole: bool) -> dict[str, Any]:
+    """What the model said, as an item of the output."""
+    return {
+        "id": item_id, "type": "message", "role": "assistant", "status": "completed" if is_whole else "incomplete",
+        "content": [_part(text, logprobs)],
+    }  # fmt: skip
 
 
 def reasoning_item(item_id: str, text: str) -> dict[str, Any]:

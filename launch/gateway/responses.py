@@ -12,16 +12,17 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from ...driver.stream import Completion, Logprobs
+from ...protocol.errors import TriptychError
 from .answer import AnswerReader, divide
 from .calls import ToolUse, tool_use
 from .chat_messages import text_of, wire_messages
-from .errors import ApiError
+from .errors import ApiError, error_map
 from .generation import Generation
 from .ids import new_id
 from .logprobs import chat_logprobs
 from .parameters import check_stream, named_as, pipeline_options
 from .reasoning import Reasoning, with_reasoning
-from .response_events import EventWriter, reasoning_item
+from .response_events import EventWriter, message_item, reasoning_item
 from .schemas.chat import ChatMessage, FunctionCall, NamedFunction, NamedTool, Tool, ToolCall, function_tools
 from .schemas.responses import InputItem, ResponseRequest
 from .schemas.structure import JsonSchema, ResponseFormat
@@ -56,7 +57,7 @@ async def create_response(gateway: Gateway, body: ResponseRequest, request: Requ
         reply = ResponseReply(gateway, body, new_id(KIND, body.request_id), model, tools, reasoning)
         generation = await Generation.begin(gateway, request, reply.request_id, [options], model=model)
         if body.stream:
-            return generation.stream(reply.events(generation))
+            return generation.stream(reply.events(generation), last_words=reply.last_words)
         return await generation.reply(reply.whole)
 
 
@@ -70,6 +71,9 @@ def _messages(body: ResponseRequest) -> list[ChatMessage]:
             thoughts += text_of(item.content)
             continue
         message = _message(index, item)
+        if message.tool_calls and messages and messages[-1].role == "assistant" and not thoughts:
+            messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), *message.tool_calls]  # of the same turn
+            continue
         if message.role == "assistant":
             message.reasoning_content, thoughts = thoughts or None, ""
         messages.append(message)
@@ -132,13 +136,18 @@ class ResponseReply:
     created: float = field(default_factory=time.time)
     message_id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
 
+    def __post_init__(self) -> None:
+        self._writer = EventWriter(self.message_id)
+
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         [completion] = completions
         reader = AnswerReader(self.reasoning, self.tools)
         thoughts, text, calls = divide(reader.read(completion.text))
         logprobs = self._logprobs(completion.token_ids, completion.logprobs)[self._num_thoughts(completion.token_ids) :]
         output = [reasoning_item(f"rs_{uuid.uuid4().hex}", thoughts)] if thoughts else []
-        output += [] if calls and not text.strip() else [self.message(text, logprobs)]
+        if text.strip() or not calls:
+            is_whole = completion.finish_reason != "length" or bool(calls)
+            output.append(message_item(self.message_id, text, logprobs, is_whole=is_whole))
         return self.response(completion, output + [call_item(reader, call) for call in calls])
 
     def response(self, completion: Completion | None, output: list[dict[str, Any]]) -> dict[str, Any]:
@@ -175,12 +184,6 @@ class ResponseReply:
             "metadata": body.metadata or {},
         }
 
-    def message(self, text: str, logprobs: list[Any]) -> dict[str, Any]:
-        content = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-        return {
-            "id": self.message_id, "type": "message", "role": "assistant", "status": "completed", "content": [content]
-        }  # fmt: skip
-
     def _num_thoughts(self, token_ids: list[int]) -> int:
         return self.reasoning.num_tokens(self.gateway, [token_ids])
 
@@ -188,7 +191,7 @@ class ResponseReply:
         return [] if rows is None else chat_logprobs(self.gateway.words, token_ids, rows)
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
-        writer, reader = EventWriter(self.message_id), AnswerReader(self.reasoning, self.tools)
+        writer, reader = self._writer, AnswerReader(self.reasoning, self.tools)
         token_ids: list[int] = []
         logprobs: list[Any] = []  # of tokens whose text is not out yet
         is_thinking = self.reasoning.is_split
@@ -216,10 +219,18 @@ class ResponseReply:
                     for chunk in writer.call(call_item(reader, part)):
                         yield chunk
             if piece.end is not None:
-                for chunk in writer.close(logprobs):
+                for chunk in writer.close(logprobs, is_whole=piece.end.finish_reason != "length"):
                     yield chunk
                 response = self.response(piece.end, writer.output)
                 yield writer.event(f"response.{response['status']}", response=response)
+
+    def last_words(self, error: TriptychError) -> bytes:
+        """What ends a stream that fails: the typed event, and the map that other streams have, by which clients find it
+        that do not look at types.
+        """
+        told = error_map(error)["error"]
+        named = {name: told[name] for name in ("code", "message", "param")}
+        return self._writer.event("error", **named, error=told)
 
 
 def call_item(reader: AnswerReader, call: Call) -> dict[str, Any]:

@@ -31,6 +31,10 @@ def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
     return neutral is ANYTHING or any(type(value) is type(known) and value == known for known in neutral)
 
 
+def _without_nulls(value: Any) -> Any:
+    return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
 def _neutral_schema(neutral: tuple[Any, ...]) -> dict[str, Any]:
     if neutral is ANYTHING:
         return {"description": "accepted and not looked at"}
@@ -60,7 +64,7 @@ class ApiModel(BaseModel):
                 continue
             if name not in cls.NEUTRAL:
                 kept[name] = item
-            elif not _is_neutral(item, cls.NEUTRAL[name]):
+            elif not _is_neutral(_without_nulls(item), cls.NEUTRAL[name]):
                 raise unsupported_value(name, item)
         return kept
 

@@ -126,7 +126,8 @@ NEUTRAL: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.0, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": False, "regex": None,
     },
     RESPONSES: {
-        "store": True, "truncation": "disabled", "include": None, "reasoning": None, "previous_response_id": None,
+        "store": True, "truncation": "disabled", "include": None, "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},  # as a reply says it
         "background": False, "metadata": {"a": "b"}, "tool_choice": "auto", "text": {"format": {"type": "text"}},
     },
 }  # fmt: skip

@@ -234,6 +234,36 @@ def test_calls_are_items_of_a_response(scripted: Site) -> None:
     assert [item["type"] for item in found[-1].data["response"]["output"]] == [item["type"] for item in reply["output"]]
 
 
+def test_items_of_a_response_that_are_sent_back_are_the_turn_that_they_were(scripted: Site) -> None:
+    client = script(scripted, *PIECES)
+    wanted = {"tools": [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]}
+    items = scripted.ask("/v1/responses", input="hi", **wanted)["output"]
+    found = [{"type": "function_call_output", "call_id": item["call_id"], "output": "1"} for item in items[1:]]
+    user, thought = MESSAGES[0], {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "So."}]}
+    scripted.ask("/v1/responses", input=[user, *items, *found, items[0], thought, items[1]], **wanted)
+    turns = [(turn["role"], len(turn.get("tool_calls", ()))) for turn in client.asked[-1]["messages"]]
+    tools = [("tool", 0), ("tool", 0)]
+    assert turns == [("user", 0), ("assistant", 2), *tools, ("assistant", 0), ("assistant", 1)]
+
+
+def test_a_streamed_response_that_fails_ends_with_the_typed_event(scripted: Site) -> None:
+    script(scripted, "half an", finish_reason="abort")
+    *_, last, error = stream(scripted.http, "/v1/responses", input="hi")
+    assert (error.name, error.data["type"], error.data["code"]) == ("error", "error", "aborted")
+    assert error.data["sequence_number"] == last.data["sequence_number"] + 1
+    assert error.data["error"]["code"] == "aborted"  # by which clients find it that do not look at the type
+
+
+@pytest.mark.parametrize("pieces", [("I lo",), PIECES])
+def test_the_message_that_was_cut_is_incomplete(scripted: Site, pieces: tuple[str, ...]) -> None:
+    script(scripted, *pieces, finish_reason="length")
+    tools = [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]
+    whole = scripted.ask("/v1/responses", input="hi", tools=tools)
+    streamed = stream(scripted.http, "/v1/responses", input="hi", tools=tools)[-1].data["response"]
+    expected = "completed" if len(pieces) > 1 else "incomplete"
+    assert [reply["output"][0]["status"] for reply in (whole, streamed)] == [expected] * 2
+
+
 def test_an_answer_that_the_service_aborts_is_an_error(scripted: Site) -> None:
     script(scripted, "half an", finish_reason="abort")
     status, error = scripted.refusal(CHAT, messages=MESSAGES)
