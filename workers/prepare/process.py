@@ -343,7 +343,8 @@ class Prepare:
                 self._wait_for_credit(slot, generation, record)
         self._ids.accept(accepted, intake.mark, key)
         self._counts["accepted"] += 1
-        self._counts["prompt_tokens"] += accepted.num_prompt_tokens
+        if records[0].is_computed:
+            self._counts["prompt_tokens"] += accepted.num_prompt_tokens
         self._confirmations.say(intake.peer, accepted)
 
     def _enter(self, slot: int, generation: int, record: RequestRecord) -> m.Accepted:

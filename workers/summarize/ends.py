@@ -70,14 +70,18 @@ class Ends:
         slot, generation = answer.key
         self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason, code=answer.end_code)
         self._notices.released.append(answer.key)
-        self.num_ended[reason] += 1
-        if (name := answer.view.record.lora) != "":
-            self.num_adapted[name] += 1
-        self.histograms.observe(*answer.account(self._journal))
+        if answer.view.record.is_computed:  # else it was a question about a prompt, such as what tokens it has
+            self._count(answer, reason)
         self.latest.add(self._journal, answer)
         self._stats.changed = True
         self.end_search(answer.choices)
         self.decide(answer.choices)
+
+    def _count(self, answer: Answer, reason: str) -> None:
+        self.num_ended[reason] += 1
+        if (name := answer.view.record.lora) != "":
+            self.num_adapted[name] += 1
+        self.histograms.observe(*answer.account(self._journal))
 
     def end_search(self, choices: Choices) -> None:
         """Without one of its beams there is no search: the others end with it, also those that are found later."""

@@ -50,6 +50,7 @@ def test_each_request_counts_once_whoever_sent_it_and_whoever_is_asked() -> None
     with Driver("hash-lm") as driver, site(driver.run_dir) as one, site(driver.run_dir) as other:
         one.ask("/v1/completions", prompt=[1, 2, 3], max_tokens=10)
         other.ask("/v1/completions", prompt=[1, 2, 3], max_tokens=10)
+        one.ask("/tokenize", messages=[{"role": "user", "content": "hi"}])  # computes nothing, so it is none of them
         driver.generate([1, 2, 3], max_tokens=10)
         eventually(lambda: samples(one)["vllm:e2e_request_latency_seconds_count"] == 3)
         for api in (one, other):
