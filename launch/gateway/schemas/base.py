@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 # With its first fault only: a body of 8 MB may have millions, and an account of all of them takes a minute.
 List = Annotated[list[T], Field(fail_fast=True)]
 MAX_MESSAGES = MAX_PARTS = 1024  # the pipeline's limits; told before each of a million is looked at
-MAX_CONVERSATION = 8192  # messages, parts of them, and calls: 30 us each, in which nobody else is served
+MAX_PARTS_IN_ALL = 8192  # of a conversation, or of questions: up to 30 us each, in which nobody else is served
 _HALF = re.compile("[\ud800-\udfff]")
 ANYTHING: tuple[Any, ...] = (...,)  # the field changes nothing here, whatever it says
 
@@ -123,20 +123,27 @@ def limited(name: str, **more: Any) -> Any:
     return Field(default=None, ge=limits["low"], le=limits["high"], **more)
 
 
-def few_parts(value: Any) -> Any:
-    """Of a conversation, before pydantic looks at each of its parts."""
-    lists, num_parts = [value], 0
-    while lists:
-        part = lists.pop()
-        if isinstance(part, dict):
-            lists += [item for item in part.values() if isinstance(item, list)]
-        elif isinstance(part, list):
-            num_parts += len(part)
-            if num_parts > MAX_CONVERSATION:
-                text = f"more than {MAX_CONVERSATION} messages, parts and calls, which is the limit"
-                raise PydanticCustomError("too_many", "{text}", {"text": text})
-            lists += part
-    return value
+def few(parts: str) -> Callable[[Any], Any]:
+    """A check of lists within each other, before pydantic looks at each of their ``parts``."""
+
+    def check(value: Any) -> Any:
+        lists, num_parts = [value], 0
+        while lists:
+            part = lists.pop()
+            if isinstance(part, dict):
+                lists += [item for item in part.values() if isinstance(item, list)]
+            elif isinstance(part, list):
+                num_parts += len(part)
+                if num_parts > MAX_PARTS_IN_ALL:
+                    text = f"more than {MAX_PARTS_IN_ALL} {parts}, which is the limit"
+                    raise PydanticCustomError("too_many", "{text}", {"text": text})
+                lists += part
+        return value
+
+    return check
+
+
+few_parts = few("messages, parts and calls")  # of a conversation
 
 
 def small_map(limit: int) -> BeforeValidator:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from .base import ANYTHING, MAX_MESSAGES, ApiModel, List, Neutral, few_parts
+from .base import ANYTHING, MAX_MESSAGES, ApiModel, List, Neutral, few, few_parts
 from .chat import ChatMessage, TemplateFields, Tool
 
 Messages = Annotated[List[ChatMessage], Field(max_length=MAX_MESSAGES)]
@@ -71,3 +71,4 @@ class DecisionRequest(ApiModel):
     deadline_ms: float | None = Field(None, gt=0, le=1e9)
 
     _few_parts = field_validator("input", mode="before")(few_parts)
+    _few_choices = field_validator("questions", mode="before")(few("questions and choices"))

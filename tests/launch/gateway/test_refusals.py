@@ -305,6 +305,14 @@ def test_a_conversation_of_too_many_parts_is_refused_before_each_is_looked_at(
     assert (status, error["message"], error["param"]) == (400, text, param)
 
 
+def test_a_decision_of_too_many_choices_is_refused_before_each_is_looked_at(api: Site) -> None:
+    """A hundred thousand, which the limits of each question would allow, held everybody up for half a second."""
+    question = {"instructions": "Which?", "choices": [{"value": str(i)} for i in range(255)]}
+    status, error = api.refusal("/v1/decisions", state="a", questions=[question] * 400)
+    text = "questions: more than 8192 questions and choices, which is the limit"
+    assert (status, error["message"], error["param"]) == (400, text, "questions")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
