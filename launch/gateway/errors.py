@@ -18,6 +18,7 @@ _OPENAI_CODES = {
 }
 # Routers that go on with a model of a longer context know the case by these words, not by the code.
 _BEFORE = {"prompt_too_long": "This model's maximum context length is exceeded: "}
+_BEFORE_IN_MESSAGES = {"prompt_too_long": "prompt is too long: "}  # agents cut the conversation short by these
 MESSAGES = "/v1/messages"  # and what is below it: Anthropic's routes
 _MESSAGE_TYPES = {
     401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
@@ -67,7 +68,8 @@ def message_error_map(error: TriptychError) -> dict[str, Any]:
     """The same as Anthropic's clients expect it, with our param and code."""
     status = error.http_status
     kind = _MESSAGE_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {**error_map(error)["error"], "type": kind}}
+    message = _BEFORE_IN_MESSAGES.get(error.code, "") + error.message
+    return {"type": "error", "error": {**error_map(error)["error"], "type": kind, "message": message}}
 
 
 def error_response(error: TriptychError, *, path: str = "") -> Response:

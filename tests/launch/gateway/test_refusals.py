@@ -175,6 +175,12 @@ def test_a_prompt_that_is_too_long_says_so_as_openai_does(api: Site) -> None:
     assert "4095" in error["message"]
 
 
+def test_a_message_that_is_too_long_says_so_as_anthropic_does(api: Site) -> None:
+    """Agents that cut an old conversation short tell the case by these words."""
+    _, error = api.refusal("/v1/messages", messages=[{"role": "user", "content": "a" * 5000}], max_tokens=5)
+    assert error["message"].startswith("prompt is too long: prompt has 50")
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff"])
 def test_a_body_that_is_no_map_is_a_400(api: Site, body: bytes) -> None:
     reply = api.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
