@@ -25,6 +25,7 @@ class DeviceStep(NamedTuple):
     block_tables: torch.Tensor  # [S, P]
     num_decodes: int
     max_query_len: int  # tokens of the longest chunk; 0 without chunks
+    adapters: torch.Tensor | None = None  # [T], each token's, counted from 1; 0: none. None: nobody has one
 
 
 def columns_of(inputs: StepInputs) -> list[npt.NDArray[Any]]:
@@ -41,7 +42,15 @@ def columns_of(inputs: StepInputs) -> list[npt.NDArray[Any]]:
         inputs.context_lens,
         inputs.logit_rows,
         inputs.block_tables,
+        _adapters(inputs),
     ]
+
+
+def _adapters(inputs: StepInputs) -> npt.NDArray[np.int32]:
+    """[T], of each token, or [0] where nobody has one."""
+    if inputs.adapters is None:
+        return np.empty(0, np.int32)
+    return np.repeat(inputs.adapters, np.diff(inputs.query_starts))
 
 
 def upload(inputs: StepInputs, device: torch.device) -> DeviceStep:
@@ -52,7 +61,7 @@ def upload(inputs: StepInputs, device: torch.device) -> DeviceStep:
 
 def as_step(tensors: Sequence[torch.Tensor], inputs: StepInputs) -> DeviceStep:
     """The tensors of ``columns_of``, which may be flat, with the sizes of the step."""
-    token_ids, positions, slots, carried, starts, contexts, sample_rows, tables = tensors
+    token_ids, positions, slots, carried, starts, contexts, sample_rows, tables, adapters = tensors
     return DeviceStep(
         token_ids,
         positions,
@@ -64,6 +73,7 @@ def as_step(tensors: Sequence[torch.Tensor], inputs: StepInputs) -> DeviceStep:
         tables.view(inputs.block_tables.shape),
         num_decodes=inputs.num_decodes,
         max_query_len=longest_chunk(inputs),
+        adapters=None if inputs.adapters is None else adapters,
     )
 
 

@@ -73,7 +73,7 @@ def build_runner(
     start = time.monotonic()
     device = take_device(model_config.device)
     folder = find_checkpoint(model_dir)
-    adapters = _load_adapters(model_config, device)
+    adapters = load_adapters(model_config.adapters)
     loader = _Loader(model_config, cache_config, scheduler_config, device, folder, progress, adapters=adapters)
     proofs = ProofStore(folder, model_config)
     loaded = loader.load_proven(proofs, run_dir)
@@ -107,17 +107,12 @@ def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> Tor
     """The runner of a rank of ``group`` other than 0, made as rank 0 makes its own: all that they compute together
     must come in the same order.
     """
-    loader = _Loader(config.model, config.cache, config.scheduler, group.device, folder, _no_progress, group=group)
-    loader = loader.with_tokenizer(None)
+    configs = config.model, config.cache, config.scheduler
+    adapters = load_adapters(config.model.adapters)
+    loader = _Loader(*configs, group.device, folder, _no_progress, adapters=adapters, group=group).with_tokenizer(None)
     loaded = loader.load_transformers()
     runner = loaded.make_runner(loader.size_pages(loaded))
     return cast("TorchRunner", runner)  # the transformers path was asked for
-
-
-def _load_adapters(config: ModelConfig, device: torch.device) -> list[Adapter]:
-    if config.adapters and device.type != "cpu":
-        raise ConfigError(f"lora_modules are served on a CPU only, the device is {device}", param="lora_modules")
-    return load_adapters(config.adapters)
 
 
 def _no_progress(done: int, total: int) -> None: ...
@@ -241,6 +236,7 @@ class _Loader:
             is_invariant=self.config.deterministic,
             page_size=self.cache.page_size,
             device=self.device,
+            adapters=self.adapters,
             progress=self.progress,
         )
 
@@ -259,6 +255,7 @@ class _Loader:
             max_sampled=self.scheduler.max_live,
             max_pages=-(-size.max_model_len // self.cache.page_size),
             capture=CudaGraphCapture() if is_graphed else None,
+            is_adapted=bool(self.adapters),
             **self._runner_sizes(size),
         )
 

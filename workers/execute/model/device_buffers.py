@@ -16,6 +16,7 @@ from ..sampling.device import NUM_COLUMNS
 from ..step import StepInputs
 
 _NUM_ALTERNATING = 2  # steps in flight: the host fills one while the device may still read the other
+_COLUMNS = 6  # of a row: token id, position, slot, carried row, context, adapter
 
 
 class HostStage:
@@ -62,22 +63,24 @@ class DecodeBuffers:
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(*shape, dtype=torch.int32, device=device)
 
-        # Token ids, positions, slots, carried rows and contexts of a bucket lie side by side, block tables behind them:
-        # one copy brings all. Tables are then spread to their fixed width by the device.
-        self._inputs = ints(5 * max_rows + max_rows * max_pages)
+        # The columns of a bucket, see ``_COLUMNS``, lie side by side, block tables behind them: one copy brings all.
+        # Tables are then spread to their fixed width by the device.
+        self._inputs = ints(_COLUMNS * max_rows + max_rows * max_pages)
         self._tables = ints(max_rows, max_pages)
         self._indices = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._table = torch.zeros(NUM_COLUMNS * max_rows, dtype=torch.float64, device=device)
         self._stage = HostStage(device, torch.int32)
         self._sampling_stage = HostStage(device, torch.float64)
 
-    def step(self, num_rows: int) -> DeviceStep:
+    def step(self, num_rows: int, *, is_adapted: bool = False) -> DeviceStep:
         """The buffers as the step of so many rows."""
-        token_ids, positions, slots, carried, contexts = self._inputs[: 5 * num_rows].view(5, num_rows)
+        columns = self._inputs[: _COLUMNS * num_rows].view(_COLUMNS, num_rows)
+        token_ids, positions, slots, carried, contexts, adapters = columns
         return DeviceStep(
             token_ids, positions, slots, carried,
             query_starts=self._indices[: num_rows + 1], context_lens=contexts, sample_rows=self._indices[:num_rows],
             block_tables=self._tables[:num_rows], num_decodes=num_rows, max_query_len=0,
+            adapters=adapters if is_adapted else None,
         )  # fmt: skip
 
     def sampling_table(self, num_rows: int) -> torch.Tensor:
@@ -86,14 +89,14 @@ class DecodeBuffers:
 
     def fill(self, inputs: StepInputs, num_rows: int) -> None:
         """Put a step of decodes into the buffers of ``num_rows`` rows."""
-        token_ids, positions, slots, carried, _, contexts, _, tables = columns_of(inputs)
-        rows = np.zeros((5, num_rows), np.int32)
+        token_ids, positions, slots, carried, _, contexts, _, tables, adapters = columns_of(inputs)
+        rows = np.zeros((_COLUMNS, num_rows), np.int32)
         rows[3] = -1
-        for row, column in zip(rows, (token_ids, positions, slots, carried, contexts), strict=True):
+        for row, column in zip(rows, (token_ids, positions, slots, carried, contexts, adapters), strict=True):
             row[: len(column)] = column
         self._stage.copy([rows, tables], self._inputs)
         num_seqs, width = tables.shape
-        self._tables[:num_seqs, :width] = self._inputs[5 * num_rows :][: tables.size].view(num_seqs, width)
+        self._tables[:num_seqs, :width] = self._inputs[rows.size :][: tables.size].view(num_seqs, width)
 
     def clear(self) -> None:
         """Make every row padding, whatever the number of rows a graph takes them for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 from ..attention.device_step import DeviceStep
 from ..attention.forward_context import PagedLayers, attending
 from ..attention.interface import PagedAttention
+from .torch_lora import TorchAdapters
 
 
 class DeviceAttention(PagedAttention, Protocol):
@@ -32,17 +34,26 @@ class DeviceForward(Protocol):
 class TransformersForward:
     """A transformers model whose attention was switched to pages."""
 
-    def __init__(self, model: PreTrainedModel, layers: PagedLayers, kernel: DeviceAttention) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layers: PagedLayers,
+        kernel: DeviceAttention,
+        adapters: TorchAdapters | None = None,
+    ) -> None:
+        """``adapters`` are those that are hooked into the model."""
         self._model = model
         self._layers = layers
         self._kernel = kernel
+        self._adapters = adapters
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.vocab_size: int = model.config.get_text_config().vocab_size
 
     def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
         self._kernel.use(step)
         rows = step.sample_rows.long()
-        with attending(self._layers):
+        adapted = nullcontext() if self._adapters is None else self._adapters.applied_to(step.adapters)
+        with attending(self._layers), adapted:
             output = self._model(
                 input_ids=token_ids.long()[None],
                 position_ids=step.positions.long()[None],

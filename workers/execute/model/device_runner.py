@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from ..step import StepInputs, StepResult
 from .device_buffers import DecodeBuffers, HostStage, upload_ragged
 from .device_forward import DeviceForward
 from .graphs import CaptureFailed, GraphCapture, GraphKey, GraphShelf, Replay, Router
-from .step_runner import StepRunner, trash_decodes, trash_scores
+from .step_runner import StepRunner, trash_decodes, trash_prefill, trash_scores, with_adapter
 
 logger = logging.getLogger(__name__)
 
@@ -52,17 +53,20 @@ class DeviceRunner(StepRunner):
         max_sampled: int,
         max_pages: int,
         capture: GraphCapture | None,
+        is_adapted: bool = False,
         **sizes: int,
     ) -> None:
         """At most ``max_sampled`` rows are sampled in a step; no sequence has more than ``max_pages`` pages.
 
-        Without ``capture`` there are no graphs. ``sizes`` are those of ``StepRunner``.
+        Without ``capture`` there are no graphs. ``is_adapted``: there are adapters that a step may ask for. ``sizes``
+        are those of ``StepRunner``.
         """
         super().__init__(pools, **sizes)
         self.overlaps = device.type == "cuda"
         self._device = device
         self._forward = forward
         self._sampler = sampler
+        self._adapted = (False, True) if is_adapted else (False,)  # steps that there may be
         self._stage = HostStage(device, torch.int32)
         self._sampling_stage = HostStage(device, torch.float64)
         self._pending: deque[_Pending | StepResult] = deque()
@@ -89,6 +93,9 @@ class DeviceRunner(StepRunner):
         """
         seconds = super().warm_up()
         decodes = trash_decodes(self._decode_rows)
+        if True in self._adapted:
+            prefill = trash_prefill(self._prefill_tokens, max_len=self._max_model_len)
+            seconds = max(seconds, *(self._seconds(with_adapter(inputs)) for inputs in (prefill, decodes)))
         self._step(dataclasses.replace(decodes, sample_rows=decodes.sample_rows[:0], sampled=[]))
         for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.5)):
             nobody = dataclasses.replace(decodes.sampled[0], params=params)
@@ -103,15 +110,19 @@ class DeviceRunner(StepRunner):
         A model that cannot be recorded runs without graphs.
         """
         if self._graphs is not None:
-            self._capture([GraphKey(num_rows, SamplingKind.GREEDY) for num_rows in self._router.buckets], progress)
+            self._capture(self._keys(self._router.buckets, [SamplingKind.GREEDY]), progress)
 
     @torch.inference_mode()
     def capture_largest(self) -> int:
         if self._graphs is None:
             return 0
         kinds = (SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT)
-        self._capture([GraphKey(self._router.buckets[-1], kind) for kind in kinds], lambda _done, _total: None)
-        return 0 if self._graphs is None else len(kinds) * (len(self._router.buckets) - 1)
+        keys = self._keys(self._router.buckets[-1:], kinds)
+        self._capture(keys, lambda _done, _total: None)
+        return 0 if self._graphs is None else len(keys) * (len(self._router.buckets) - 1)
+
+    def _keys(self, buckets: Iterable[int], kinds: Iterable[SamplingKind]) -> list[GraphKey]:
+        return [GraphKey(*key) for key in product(buckets, kinds, self._adapted)]
 
     def _capture(self, keys: list[GraphKey], progress: Callable[[int, int], None]) -> None:
         assert self._graphs is not None, "the callers have asked"
@@ -147,14 +158,15 @@ class DeviceRunner(StepRunner):
         if kind is SamplingKind.DRAWN:
             self._buffers.fill_sampling(columns(inputs.sampled, self._forward.vocab_size), bucket)
         # With what a graph cannot hold, it ends with the logits.
-        self._graphs.run(GraphKey(bucket, min(kind, SamplingKind.CUT)))
+        self._graphs.run(GraphKey(bucket, min(kind, SamplingKind.CUT), inputs.adapters is not None))
         if kind < SamplingKind.CUT:
             return self._fetch(len(inputs.sampled))
         return self._sample(self._logits[: len(inputs.sampled)], inputs, kind, masks)
 
     def _graph_run(self, key: GraphKey) -> Replay:
         """What a graph of that key does: everything on static buffers."""
-        step, table = self._buffers.step(key.num_rows), self._buffers.sampling_table(key.num_rows)
+        step = self._buffers.step(key.num_rows, is_adapted=key.is_adapted)
+        table = self._buffers.sampling_table(key.num_rows)
 
         def run() -> None:
             logits = self._forward(step, self._resolved(step))

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
-from transformers import PretrainedConfig, PreTrainedTokenizerFast
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from ..attention.device_step import upload
 from ..attention.triton import TritonAttention
+from ..step import Int32, StepInputs
 from .decoder_spec import DecoderSpec, Unsupported, find_rope
 from .dense_checkpoint import choose_dtype, open_checkpoint, read_facts
 from .facts import ModelFacts, Progress
 from .fp8 import MULTIPLE
 from .fused_decoder import FusedDecoder
+from .fused_lora import FusedAdapters
 from .fused_weights import Format, FusedLoader, FusedWeights
+from .lora import Adapter
 from .native_self_test import (
     NUM_PAGES,
     NUM_POSITIONS,
@@ -26,8 +31,8 @@ from .native_self_test import (
     plain_logits,
     random_sequences,
 )
-from .native_weights import Checkpoint
 from .pool import LayerShape, allocate_pool
+from .torch_lora import merged
 
 # Greatest difference from the plain forward pass, relative to the greatest logit.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 1e-1}
@@ -55,13 +60,14 @@ def load_fused(
     is_invariant: bool,
     page_size: int,
     device: torch.device,
+    adapters: Sequence[Adapter] = (),
     progress: Progress,
 ) -> FusedModel:
     """The dense decoder in a local checkpoint directory, on ``device``.
 
     Raises:
         Unsupported: the kernels do not compute this model, or not here; the text says why.
-        ConfigError: the checkpoint is missing something or damaged.
+        ConfigError: the checkpoint is missing something or damaged, or an adapter does not fit it.
     """
     config, checkpoint, spec = open_checkpoint(folder, tokenizer)
     if checkpoint.is_quantised:
@@ -69,14 +75,19 @@ def load_fused(
     format_ = _format(config, dtype, quantization, is_invariant)
     _check(spec, format_, device)
     weights = FusedLoader(spec, checkpoint, format_=format_, device=device, progress=progress).load()
+    stacked = FusedAdapters(weights, adapters)
     kernel = TritonAttention(device, is_invariant=is_invariant)
     shapes = [LayerShape(spec.num_kv_heads, spec.head_dim, spec.head_dim, format_.dtype)] * spec.num_layers
 
     def make_decoder(num_pages: int, max_model_len: int, page_size: int = page_size) -> FusedDecoder:
         pool = allocate_pool(dict(enumerate(shapes)), num_pages, page_size=page_size, device=device)
-        return FusedDecoder(weights, kernel, list(pool.values()), rope=find_rope(config).tables(max_model_len))
+        rope = find_rope(config).tables(max_model_len)
+        return FusedDecoder(weights, kernel, list(pool.values()), rope=rope, adapters=stacked)
 
-    _self_test(make_decoder(NUM_PAGES, NUM_POSITIONS, PAGE_SIZE), weights, config, checkpoint)
+    # Of fp8 there is no copy in the model's type on the device: the mapped files are read instead, by the CPU.
+    plain_weights = checkpoint if format_.is_fp8 else weights.views
+    model = mapped_model(config, plain_weights, format_.dtype)
+    _self_test(make_decoder(NUM_PAGES, NUM_POSITIONS, PAGE_SIZE), weights, model, adapters)
     name = "fp8" if format_.is_fp8 else str(format_.dtype).removeprefix("torch.")
     return FusedModel(
         facts=read_facts(config, folder, tokenizer, checkpoint),
@@ -113,23 +124,33 @@ def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
 
 
 @torch.inference_mode()
-def _self_test(decoder: FusedDecoder, weights: FusedWeights, config: PretrainedConfig, checkpoint: Checkpoint) -> None:
-    """Run three short sequences in two ragged steps, and compare with transformers on the same memory.
+def _self_test(
+    decoder: FusedDecoder, weights: FusedWeights, model: PreTrainedModel, adapters: Sequence[Adapter]
+) -> None:
+    """Run three short sequences in two ragged steps, without an adapter and with each, and compare with transformers.
 
     Raises:
         Unsupported: the logits differ; the text says by how much.
     """
     sequences = random_sequences(weights.spec.vocab_size)
-    dtype, device = weights.format.dtype, weights.embedding.device
-    # Of fp8 there is no copy in the model's type on the device: the mapped files are read instead, by the CPU.
-    plain_weights = checkpoint if weights.format.is_fp8 else weights.views
-    plain = plain_logits(mapped_model(config, plain_weights, dtype), sequences).cpu()
+    limit = _FP8_TOLERANCE if weights.format.is_fp8 else _TOLERANCES[weights.format.dtype]
+    for number, adapter in enumerate((None, *adapters)):
+        with nullcontext() if adapter is None else merged(model, adapter):
+            plain = plain_logits(model, sequences).cpu()
+        difference = float((_fused_logits(decoder, sequences, number) - plain).abs().max())
+        tolerance = limit * float(plain.abs().max())
+        if not difference <= tolerance:  # a not-a-number fails too
+            name = "" if adapter is None else f"with the adapter {adapter.name!r} "
+            text = f"{name}its logits differ by {difference:.2g} from transformers', the limit is {tolerance:.2g}"
+            raise Unsupported(text)
 
-    def run(inputs: object) -> torch.Tensor:
-        step = upload(inputs, device)  # type: ignore[arg-type]
+
+def _fused_logits(decoder: FusedDecoder, sequences: list[Int32], adapter: int) -> torch.Tensor:
+    """Logits [tokens, V] of the same sequences, with the adapter of this number, or none: 0."""
+    adapters = np.full(len(sequences), adapter, np.int32) if adapter else None
+
+    def run(inputs: StepInputs) -> torch.Tensor:
+        step = upload(replace(inputs, adapters=adapters), decoder.device)
         return decoder(step, step.token_ids)
 
-    difference = float((paged_logits(run, sequences).cpu() - plain).abs().max())
-    tolerance = (_FP8_TOLERANCE if weights.format.is_fp8 else _TOLERANCES[dtype]) * float(plain.abs().max())
-    if not difference <= tolerance:  # a not-a-number fails too
-        raise Unsupported(f"its logits differ by {difference:.2g} from transformers', the limit is {tolerance:.2g}")
+    return paged_logits(run, sequences).cpu()

@@ -13,6 +13,7 @@ from ..attention.interface import AttentionForm, LayerCache
 from ..kernels.triton_rows import add_norm, silu_mul
 from ..kernels.triton_write import rotate_and_write
 from .device_forward import DeviceAttention
+from .fused_lora import FusedAdapters, add_to
 from .fused_weights import FusedWeights
 
 
@@ -26,13 +27,15 @@ class FusedDecoder:
         caches: list[LayerCache],
         *,
         rope: tuple[torch.Tensor, torch.Tensor],
+        adapters: FusedAdapters | None = None,
     ) -> None:
         """``caches`` has the pages of each layer; ``rope`` the cosines and sines of all positions."""
         self._weights = weights
         self._kernel = kernel
+        self._adapters = adapters or FusedAdapters(weights, ())
         self.caches = caches
         spec = weights.spec
-        device = weights.embedding.device
+        self.device = device = weights.embedding.device
         self._rope = (rope[0].to(device).contiguous(), rope[1].to(device).contiguous())
         self._forms = [AttentionForm(spec.attention_multiplier, layer.window) for layer in weights.layers]
         self.vocab_size = spec.vocab_size
@@ -40,16 +43,18 @@ class FusedDecoder:
     def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
         weights, spec, eps = self._weights, self._weights.spec, self._weights.spec.norm_eps
         multiplier = spec.residual_multiplier
+        foreign = self._adapters.foreign_to(step.adapters)
         self._kernel.use(step)
         x = F.embedding(token_ids, weights.embedding)
         if spec.embedding_multiplier != 1.0:
             x = x * spec.embedding_multiplier
         residual = torch.empty_like(x)
         is_first = True
-        for layer, cache, form in zip(weights.layers, self.caches, self._forms, strict=True):
+        layers = zip(weights.layers, self._adapters.layers, self.caches, self._forms, strict=True)
+        for layer, added, cache, form in layers:
             x = add_norm(x, residual, layer.attention_norm, eps, adds=not is_first, multiplier=multiplier)
             query = rotate_and_write(
-                layer.qkv(x),
+                add_to(layer.qkv(x), x, added.qkv, foreign),
                 *cache,
                 slots=step.slot_mapping,
                 positions=step.positions,
@@ -58,9 +63,11 @@ class FusedDecoder:
                 norm_eps=eps,
                 num_heads=spec.num_heads,
             )
-            x = layer.output(self._kernel.attend(cache, query, form).flatten(1))
+            x = self._kernel.attend(cache, query, form).flatten(1)
+            x = add_to(layer.output(x), x, added.output, foreign)
             x = add_norm(x, residual, layer.mlp_norm, eps, multiplier=multiplier)
-            x = layer.down(silu_mul(layer.gate_up(x)))
+            x = silu_mul(add_to(layer.gate_up(x), x, added.gate_up, foreign))
+            x = add_to(layer.down(x), x, added.down, foreign)
             is_first = False
         rows = step.sample_rows.long()
         x = add_norm(x[rows], residual[rows], weights.final_norm, eps, multiplier=multiplier)

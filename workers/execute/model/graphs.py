@@ -22,10 +22,11 @@ _STEPS_BETWEEN_CAPTURES = 16  # after a restart, so that those who wait are not 
 
 
 class GraphKey(NamedTuple):
-    """A graph is for so many rows, and ends where the host has to take over."""
+    """A graph is for so many rows, ends where the host has to take over, and adds what adapters add, or does not."""
 
     num_rows: int
     kind: SamplingKind
+    is_adapted: bool = False
 
 
 class CaptureFailed(Exception):

@@ -43,6 +43,11 @@ class Group:
         dist.all_reduce(least, dist.ReduceOp.MIN)
         return int(least.item())
 
+    def sum(self, tensor: torch.Tensor) -> None:
+        """Leaves in it the sum of what the ranks call this with."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+
     def leave(self) -> None:
         if self.size > 1:
             dist.destroy_process_group()

@@ -106,6 +106,11 @@ def trash_scores(num_tokens: int) -> StepInputs:
     return replace(inputs, score_rows=rows, scored=(ScoreSpan(somebody, 0, num_tokens),))
 
 
+def with_adapter(inputs: StepInputs) -> StepInputs:
+    """The step, with the first adapter for everybody."""
+    return replace(inputs, adapters=np.ones(len(inputs.context_lens), np.int32))
+
+
 def _trash_step(*, num_sequences: int, tokens_each: int) -> StepInputs:
     """Sequences that write to slot 0 and read all over the trash page, each with its last token sampled."""
     total = num_sequences * tokens_each

@@ -10,17 +10,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 
 from ....protocol.errors import ConfigError
-from ..step import Int32, StepInputs
+from ..step import StepInputs
+from .group import ALONE, Group
 from .lora import Adapter, LowRank
+from .stacked_lora import Columns, StackedLinear
 
 
 class TorchAdapters:
     """The adapters of a model, hooked into its modules. Outside of ``applied`` they add nothing."""
 
-    def __init__(self, model: PreTrainedModel, adapters: Sequence[Adapter]) -> None:
+    def __init__(self, model: PreTrainedModel, adapters: Sequence[Adapter], group: Group = ALONE) -> None:
         """
         Raises:
             ConfigError: an adapter does not fit the model.
@@ -29,30 +32,46 @@ class TorchAdapters:
         linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
         linear.pop("lm_head", None)
         shapes = {name: tuple(module.weight.shape) for name, module in linear.items()}
-        self.adapters = adapters
-        self._rows: list[tuple[int, torch.Tensor]] = []  # adapter, rows of the step that have it
-        self._num_tokens = 0
-        by_module: dict[str, dict[int, LowRank]] = {}
-        for number, adapter in enumerate(adapters, 1):
+        for adapter in adapters:
             adapter.check_modules(shapes)
-            for name, (a, b) in adapter.updates.items():
-                dtype = linear[name].weight.dtype
-                by_module.setdefault(name, {})[number] = LowRank(a.to(dtype), b.to(dtype))
-        for name, updates in by_module.items():
-            linear[name].register_forward_hook(self._hook(name, updates))
+        self.adapters = adapters
+        self._device = model.device
+        self._columns = Columns(adapters, self._device)
+        self._foreign: torch.Tensor | None = None  # of the step that is computed, see ``Columns``
+        for name in sorted({name for adapter in adapters for name in adapter.updates}):
+            updates = {
+                index: adapter.updates[name] for index, adapter in enumerate(adapters) if name in adapter.updates
+            }
+            stacked = self._stack(linear[name].weight, updates, group)
+            linear[name].register_forward_hook(self._hook(name, stacked))
 
-    def _hook(self, name: str, updates: dict[int, LowRank]) -> Any:
+    def _stack(self, weight: torch.Tensor, updates: dict[int, LowRank], group: Group) -> StackedLinear:
+        """What this rank adds.
+
+        Where each rank has some of the inputs, what they make of them is summed as soon as it is as narrow as the
+        adapters: the layer's own sum is behind us when a hook gets its output.
+        """
+        sum_ranks: Callable[[torch.Tensor], None] | None = None
+        if isinstance(weight, DTensor):
+            if weight.placements == (Shard(0),):
+                updates = {i: LowRank(a, b.chunk(group.size)[group.rank]) for i, (a, b) in updates.items()}
+            elif weight.placements == (Shard(1),):
+                updates = {i: LowRank(a.chunk(group.size, dim=1)[group.rank], b) for i, (a, b) in updates.items()}
+                sum_ranks = group.sum
+            weight = weight.to_local()
+        stacked = StackedLinear.stack([(0, updates)], self._columns, like=weight, sum_ranks=sum_ranks)
+        assert stacked is not None, "some adapter changes it"
+        return stacked
+
+    def _hook(self, name: str, stacked: StackedLinear) -> Any:
         def add(_: nn.Module, arguments: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-            wanted = [(rows, updates[number]) for number, rows in self._rows if number in updates]
-            if not wanted:
+            if self._foreign is None:
                 return output
-            inputs, outputs = arguments[0].reshape(-1, arguments[0].shape[-1]), output.reshape(-1, output.shape[-1])
-            if len(inputs) != self._num_tokens:
-                raise ConfigError(f"{name} gets {len(inputs)} of {self._num_tokens} tokens", param="lora_modules")
-            outputs = outputs.clone()
-            for rows, (a, b) in wanted:
-                outputs[rows] += inputs[rows] @ a.T @ b.T
-            return outputs.view_as(output)
+            inputs = arguments[0].reshape(-1, arguments[0].shape[-1])
+            if len(inputs) != len(self._foreign):
+                raise ConfigError(f"{name} gets {len(inputs)} of {len(self._foreign)} tokens", param="lora_modules")
+            stacked.add(inputs, output.view(-1, output.shape[-1]), self._foreign)
+            return output
 
         return add
 
@@ -63,28 +82,27 @@ class TorchAdapters:
             yield
             return
         owners = np.repeat(inputs.adapters, np.diff(inputs.query_starts))
-        with self.applied_to(owners):
+        with self.applied_to(torch.from_numpy(owners).to(self._device)):
             yield
 
     @contextmanager
-    def applied_to(self, owners: Int32) -> Iterator[None]:
-        """In this block each token has the adapter of this number, [T], or none: 0."""
-        self._num_tokens = len(owners)
-        self._rows = [(n, torch.from_numpy(np.flatnonzero(owners == n))) for n in np.unique(owners).tolist() if n]
+    def applied_to(self, owners: torch.Tensor | None) -> Iterator[None]:
+        """In this block each token has the adapter of this number, int32 [T], or none: 0. None: nobody has one."""
+        self._foreign = None if owners is None else self._columns.foreign_to(owners)
         try:
             yield
         finally:
-            self._rows = []
+            self._foreign = None
 
 
 @contextmanager
 def merged(model: PreTrainedModel, adapter: Adapter) -> Iterator[None]:
     """In this block the weights are what the adapter makes of them, each for as long as it is used."""
 
-    def with_update(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return weight + (b @ a.float()).to(weight.dtype)
+    def with_update(update: LowRank, weight: torch.Tensor) -> torch.Tensor:
+        return weight + _product_like(weight, update)
 
-    with exchanged(model, {name: partial(with_update, a=a, b=b) for name, (a, b) in adapter.updates.items()}):
+    with exchanged(model, {name: partial(with_update, update) for name, update in adapter.updates.items()}):
         yield
 
 
@@ -111,3 +129,12 @@ def exchanged(model: PreTrainedModel, weights: Mapping[str, Callable[[torch.Tens
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _product_like(weight: torch.Tensor, update: LowRank) -> torch.Tensor:
+    """What the adapter adds to this weight, cut as that is."""
+    device = weight.device
+    added = (update.b.to(device) @ update.a.to(device).float()).to(weight.dtype)
+    if not isinstance(weight, DTensor):
+        return added
+    return distribute_tensor(added, weight.device_mesh, weight.placements, src_data_rank=None)

@@ -63,11 +63,11 @@ class ModelOnPages:
         pool = allocate_pool(self.shapes, size.num_pages, page_size=page_size, device=self.device)
         layers = PagedLayers(self.kernel, pool)
         if not isinstance(self.kernel, (CpuAttention, ReferenceAttention)):
-            return on_device(TransformersForward(self.model, layers, self.kernel), pool.values())
+            return on_device(TransformersForward(self.model, layers, self.kernel, self.adapters), pool.values())
         sampler = Sampler(self.facts.eos_token_ids)
-        if ranks is not None:
-            return LeadingRunner(ranks, self.model, layers, sampler, **sizes)
         runner = TorchRunner(self.model, layers, sampler, **sizes)
+        if ranks is not None:
+            runner = LeadingRunner(ranks, self.model, layers, sampler, **sizes)
         runner.adapters = self.adapters
         return runner
 
@@ -90,7 +90,7 @@ def load_on_pages(
     model, facts = load_model(folder, tokenizer, dtype=config.dtype, device=device, progress=progress, group=group)
     torch.set_num_threads(num_threads(config.threads, facts.num_parameters, num_ranks=group.size))
     kernel = CpuAttention() if device.type == "cpu" else _device_kernel(device, group)
-    hooks = TorchAdapters(model, adapters) if adapters else None
+    hooks = TorchAdapters(model, adapters, group) if adapters else None
     shapes = switch_to_pages(model, kernel, max_model_len=wanted_len(config, facts), adapters=hooks)
     return ModelOnPages(model, facts, kernel, shapes, device, group, hooks)
 

@@ -131,14 +131,19 @@ class NativeEngine:
         outputs = run(Engine(scheduler, self.runner))
         return [outputs[sequence.key] for sequence in sequences]
 
-    @torch.inference_mode()
     def greedy(self, prompt: Iterable[int], num_tokens: int) -> list[int]:
-        ids = torch.tensor([list(prompt)])
-        output = self.model.generate(  # type: ignore[operator]
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, eos_token_id=None
-        )
-        tokens: list[int] = output[0, ids.shape[1] :].tolist()
-        return tokens
+        return greedy(self.model, prompt, num_tokens)
+
+
+@torch.inference_mode()
+def greedy(model: Any, prompt: Iterable[int], num_tokens: int) -> list[int]:
+    """What transformers generates."""
+    ids = torch.tensor([list(prompt)])
+    output = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, eos_token_id=None
+    )
+    tokens: list[int] = output[0, ids.shape[1] :].tolist()
+    return tokens
 
 
 def shorten_self_test(patch: pytest.MonkeyPatch) -> None:

@@ -42,10 +42,10 @@ class Fails(NextToken):
         return super().__call__(step, token_ids)
 
 
-def make_runner(forward: NextToken, capture: GraphCapture | None = None) -> DeviceRunner:
+def make_runner(forward: NextToken, capture: GraphCapture | None = None, **options: Any) -> DeviceRunner:
     return DeviceRunner(
         [], forward, Sampler(()), device=torch.device("cpu"), max_sampled=8, max_pages=16, capture=capture,
-        prefill_tokens=8, decode_rows=4,
+        prefill_tokens=8, decode_rows=4, **options,
     )  # fmt: skip
 
 
@@ -214,16 +214,35 @@ def test_what_steps_take_is_measured_and_not_given_to_the_pool(monkeypatch: pyte
     assert taken == (2 + 1 + 3) * GIB + 33 * (8 << 20) + (256 << 20)
 
 
-def test_the_largest_graph_of_every_kind_is_measured() -> None:
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_the_largest_graph_of_every_kind_is_measured(is_adapted: bool) -> None:
+    """With adapters also of steps that have one."""
     captured: list[Replay] = []
 
     def capture(run: Replay) -> Replay:
         captured.append(run)
         return run
 
-    runner = make_runner(NextToken(), capture=capture)
-    assert runner.capture_largest() == 6  # of 1 and 2 rows
-    assert len(captured) == 3
+    runner = make_runner(NextToken(), capture=capture, is_adapted=is_adapted)
+    assert runner.capture_largest() == 6 << is_adapted  # of 1 and 2 rows
+    assert len(captured) == 3 << is_adapted
+
+
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_the_largest_steps_with_adapters_are_measured_where_there_are_any(is_adapted: bool) -> None:
+    class Notes(NextToken):
+        def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
+            if step.adapters is not None:
+                noted.append(step.adapters.tolist())
+            return super().__call__(step, token_ids)
+
+    noted: list[list[int]] = []
+    runner = make_runner(Notes(), capture=lambda run: run, is_adapted=is_adapted)
+    runner.warm_up()
+    assert noted == ([[1] * 8, [1] * 4] if is_adapted else [])
+    runner.capture_graphs(lambda done, total: None)
+    assert runner._graphs is not None
+    assert runner._graphs.num_graphs == 3 << is_adapted
 
 
 @pytest.mark.parametrize(

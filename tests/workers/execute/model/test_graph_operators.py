@@ -11,11 +11,14 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from tests.adapters import make_adapter
 from tests.conftest import HAS_GPU
 from tests.workers.execute.model.native import make_checkpoint
+from triptych.protocol.lora import LoraModule
 from triptych.workers.execute.attention.interface import LayerCache
 from triptych.workers.execute.model.decoder_spec import describe_decoder, find_rope
 from triptych.workers.execute.model.graphs import GraphKey
+from triptych.workers.execute.model.lora import load_adapters
 from triptych.workers.execute.model.native_weights import Checkpoint
 from triptych.workers.execute.sampling.kinds import SamplingKind
 from triptych.workers.execute.sampling.sampler import Sampler
@@ -27,6 +30,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triptych.workers.execute.attention.triton import TritonAttention
 from triptych.workers.execute.model.device_runner import DeviceRunner
 from triptych.workers.execute.model.fused_decoder import FusedDecoder
+from triptych.workers.execute.model.fused_lora import FusedAdapters
 from triptych.workers.execute.model.fused_weights import Format, FusedLoader
 
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="the kernels that are launched are interpreted ones")
@@ -55,33 +59,38 @@ def fixture_make_runner(tmp_path: Path) -> Callable[[bool], DeviceRunner]:
     folder = make_checkpoint("qwen3", tmp_path / "checkpoint", num_hidden_layers=1, **heads)
     config, checkpoint = AutoConfig.from_pretrained(folder), Checkpoint(folder)
     spec, tensors = describe_decoder(config, checkpoint.shapes()), {name: checkpoint[name] for name in checkpoint}
+    adapters = load_adapters([LoraModule("a", make_adapter(tmp_path / "a", folder))])
 
     def make_runner(is_invariant: bool) -> DeviceRunner:
         format_ = Format(torch.bfloat16, is_invariant=is_invariant)
         weights = FusedLoader(spec, tensors, format_=format_, device=DEVICE, progress=lambda *_: None).load()
         pages = torch.zeros(9, 64, spec.num_kv_heads, spec.head_dim, dtype=torch.bfloat16, device=DEVICE)
-        kernel = TritonAttention(DEVICE, is_invariant=is_invariant)
-        decoder = FusedDecoder(weights, kernel, [LayerCache(pages, pages.clone())], rope=find_rope(config).tables(512))
+        kernel, rope = TritonAttention(DEVICE, is_invariant=is_invariant), find_rope(config).tables(512)
+        added = FusedAdapters(weights, adapters)
+        decoder = FusedDecoder(weights, kernel, [LayerCache(pages, pages.clone())], rope=rope, adapters=added)
         return DeviceRunner(
             [], decoder, Sampler(()), device=DEVICE, max_sampled=8, max_pages=8, capture=lambda run: run,
-            prefill_tokens=64, decode_rows=4,
+            is_adapted=True, prefill_tokens=64, decode_rows=4,
         )  # fmt: skip
 
     return make_runner
 
 
+@pytest.mark.parametrize("is_adapted", [False, True], ids=["plain", "adapted"])
 @pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT])
 def test_no_operator_of_a_graph_waits_for_the_host(
-    kind: SamplingKind, launched: Counter[str], make_runner: Callable[[bool], DeviceRunner]
+    kind: SamplingKind, is_adapted: bool, launched: Counter[str], make_runner: Callable[[bool], DeviceRunner]
 ) -> None:
     with torch.inference_mode():
-        make_runner(False)._graph_run(GraphKey(4, kind))()
+        make_runner(False)._graph_run(GraphKey(4, kind, is_adapted))()
     assert launched == {**KERNELS, "_decode": 1, "_combine": 1}
 
 
+@pytest.mark.parametrize(("is_adapted", "num_products"), [(False, 5), (True, 5 + 4 + 7)], ids=["plain", "adapted"])
 def test_nor_does_one_of_a_deterministic_graph(
-    launched: Counter[str], make_runner: Callable[[bool], DeviceRunner]
+    is_adapted: bool, num_products: int, launched: Counter[str], make_runner: Callable[[bool], DeviceRunner]
 ) -> None:
+    """Those of one input share what goes into their adapters, each has what comes out."""
     with torch.inference_mode():
-        make_runner(True)._graph_run(GraphKey(4, SamplingKind.GREEDY))()
-    assert launched == {**KERNELS, "_chunk": 1, "_matmul": 5}
+        make_runner(True)._graph_run(GraphKey(4, SamplingKind.GREEDY, is_adapted))()
+    assert launched == {**KERNELS, "_chunk": 1, "_matmul": num_products}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.adapters import make_adapter
 from tests.conftest import HAS_GPU
 from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_request, shorten_self_test
 from triptych.workers.execute.model.graphs import (
@@ -216,7 +217,9 @@ def fixture_engine(tmp_path_factory: pytest.TempPathFactory) -> NativeEngine:
     checkpoint = make_checkpoint("qwen3", folder / "checkpoint", num_hidden_layers=1, sliding_window=None, **heads)
     with pytest.MonkeyPatch.context() as patch:
         shorten_self_test(patch)
-        return NativeEngine(checkpoint, folder, backend="fused", device=DEVICE, cuda_graphs=False)
+        adapter = make_adapter(folder / "a", checkpoint, rank=4)
+        modules = (f"a={adapter}",)
+        return NativeEngine(checkpoint, folder, backend="fused", device=DEVICE, cuda_graphs=False, lora_modules=modules)
 
 
 def with_graphs(engine: NativeEngine, capture: Any) -> DeviceRunner:
@@ -231,6 +234,7 @@ def with_graphs(engine: NativeEngine, capture: Any) -> DeviceRunner:
         max_sampled=12,
         max_pages=64,
         capture=capture,
+        is_adapted=True,
         prefill_tokens=16,
         decode_rows=8,
     )
@@ -241,9 +245,11 @@ def with_graphs(engine: NativeEngine, capture: Any) -> DeviceRunner:
 
 
 def requests() -> list[Sequence]:
-    """One of each kind that a graph knows, and one that the host must see."""
+    """One of each kind that a graph knows, and one that the host must see, which has an adapter."""
     kinds: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"temperature": 2.0, "top_k": 5}, {"logprobs": 2}]
-    return [make_request(i, 3 + 5 * i, 6 - i, **params) for i, params in enumerate(kinds)]
+    made = [make_request(i, 3 + 5 * i, 6 - i, **params) for i, params in enumerate(kinds)]
+    made[-1].adapter = 1
+    return made
 
 
 def run(engine: NativeEngine, runner: Any) -> tuple[list[list[int]], list[torch.Tensor]]:
@@ -263,7 +269,8 @@ def capture_some(runner: DeviceRunner) -> None:
     assert shelf is not None
     with torch.inference_mode():
         # The one that is left in the end is greedy.
-        shelf.capture_all([GraphKey(1, GREEDY), *(GraphKey(4, kind) for kind in kinds)], lambda done, total: None)
+        keys = [GraphKey(1, GREEDY), *(GraphKey(4, kind) for kind in kinds), GraphKey(4, SamplingKind.CUT, True)]
+        shelf.capture_all(keys, lambda done, total: None)
 
 
 def check_equal(engine: NativeEngine, runner: DeviceRunner, plain: Any) -> None:

@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from tests.adapters import write_adapter
-from triptych.protocol.config import ModelConfig
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.lora import LoraModule
-from triptych.workers.execute.model.build import _load_adapters
 from triptych.workers.execute.model.lora import Adapter, load_adapters
 
 Tensors = dict[str, torch.Tensor]
@@ -137,9 +135,3 @@ def test_a_config_that_is_no_map_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps([1]))
     with pytest.raises(ConfigError, match=r"adapter_config\.json is damaged"):
         load_adapters([LoraModule("mine", tmp_path)])
-
-
-def test_a_gpu_serves_none_yet() -> None:
-    config = ModelConfig(lora_modules=("a=x",))
-    with pytest.raises(ConfigError, match="lora_modules are served on a CPU only, the device is cuda"):
-        _load_adapters(config, torch.device("cuda"))
