@@ -90,13 +90,9 @@ class ModelConfig:
         _one_of("quantization", self.quantization, QUANTIZATIONS)
         if self.max_model_len is not None:
             _between("max_model_len", self.max_model_len, 2)
-        if self.adapters and self.tensor_parallel_size > 1:
-            raise ConfigError(
-                f"lora_modules are served by one rank, tensor_parallel_size is {self.tensor_parallel_size}",
-                param="lora_modules",
-            )
         if self.threads is not None:
             _between("threads", self.threads, 1, 4096)
+        parse_modules(self.lora_modules)
         _between("tensor_parallel_size", self.tensor_parallel_size, 1, 64)
         _require(
             self.model != HASH_MODEL or self.tensor_parallel_size == 1,

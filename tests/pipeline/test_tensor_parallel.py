@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.adapters import make_adapter, merge
 from tests.pipeline.checks import assert_quiet
 from tests.tiny import make_tiny_model
 from tests.waiting import eventually
@@ -29,8 +30,10 @@ if any(argument.endswith("execute.rank") for argument in sys.orig_argv):
 """
 
 
-def make_driver(folder: Path) -> Driver:
-    return Driver(str(folder), dtype="float32", device="cpu", num_pages=128, threads=1, tensor_parallel_size=2)
+def make_driver(folder: Path, **options: Any) -> Driver:
+    return Driver(
+        str(folder), dtype="float32", device="cpu", num_pages=128, threads=1, tensor_parallel_size=2, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +65,16 @@ def wait_for_end(rank: psutil.Process) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_answer_as_transformers_does_whichever_is_killed(folder: Path) -> None:
-    expected = expected_tokens(folder)
-    with make_driver(folder) as driver:
-        assert [completion.token_ids for completion in driver.generate_all(PROMPTS, **OPTIONS)] == expected
+def test_two_ranks_answer_as_transformers_does_whichever_is_killed(folder: Path, tmp_path: Path) -> None:
+    """With an adapter, too: as it does on merged weights."""
+    adapter = make_adapter(tmp_path / "a", folder)
+    expected = expected_tokens(folder) + expected_tokens(merge(folder, adapter, tmp_path / "merged"))
+    asked = [(prompt, name) for name in ("", "a") for prompt in PROMPTS]
+    with make_driver(folder, lora_modules=[f"a={adapter}"]) as driver:
+        assert [completion.token_ids for completion in driver.generate_all(PROMPTS, **OPTIONS)] == expected[:3]
         for victim in ("rank", "execute"):
             rank = eventually(lambda: find_rank(driver))
-            streams = [driver.submit(prompt, **OPTIONS) for prompt in PROMPTS]
+            streams = [driver.submit(prompt, lora=name, **OPTIONS) for prompt, name in asked]
             next(iter(streams[0]))
             os.kill(rank.pid if victim == "rank" else eventually(lambda: driver.pids["execute"]), signal.SIGKILL)
             assert [stream.result(100).token_ids for stream in streams] == expected, victim

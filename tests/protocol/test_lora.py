@@ -36,11 +36,6 @@ def test_there_is_a_limit_to_their_number() -> None:
         parse_modules(texts)
 
 
-def test_several_ranks_serve_none() -> None:
-    with pytest.raises(ConfigError, match="lora_modules are served by one rank, tensor_parallel_size is 2"):
-        ModelConfig(lora_modules=("a=x",), tensor_parallel_size=2)
-
-
 def test_a_list_of_them_is_taken_as_it_comes_out_of_json() -> None:
     config = PipelineConfig.from_options(lora_modules=["a=x"])
     assert PipelineConfig.from_json(config.to_json()) == config

@@ -34,10 +34,12 @@ def decode_order(order: dict[str, Any]) -> StepInputs | Moves:
         name: np.frombuffer(order[name], dtype).copy() for name, dtype in _ARRAYS.items()
     }  # torch wants to write
     num_sequences = len(arrays["context_lens"])
+    adapters = order["adapters"]
     return StepInputs(
         **arrays,
         block_tables=np.frombuffer(order["block_tables"], "<i4").reshape(num_sequences, -1).copy(),
         num_decodes=order["num_decodes"],
+        adapters=None if adapters is None else np.frombuffer(adapters, "<i4").copy(),
         sampled=(),
     )
 
@@ -46,7 +48,8 @@ def _step_map(inputs: StepInputs) -> dict[str, Any]:
     wanted = replace(inputs, sample_rows=inputs.logit_rows)  # also of the tokens that are scored
     arrays = {name: getattr(wanted, name).astype(dtype).tobytes() for name, dtype in _ARRAYS.items()}
     tables = np.ascontiguousarray(inputs.block_tables, "<i4").tobytes()
-    return {**arrays, "block_tables": tables, "num_decodes": int(inputs.num_decodes)}
+    adapters = None if inputs.adapters is None else inputs.adapters.astype("<i4").tobytes()
+    return {**arrays, "block_tables": tables, "num_decodes": int(inputs.num_decodes), "adapters": adapters}
 
 
 def _moves_map(moves: Moves) -> dict[str, Any]:

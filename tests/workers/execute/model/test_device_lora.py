@@ -111,7 +111,8 @@ def test_transformers_modules_have_adapters_in_graphs(tmp_path: Path) -> None:
 
 def make_graphed(checkpoint: Path, adapters: list[Adapter]) -> DeviceRunner:
     """A runner of transformers' modules that has graphs, on tapes where there is no GPU."""
-    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).to(DEVICE).eval()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model = loaded.to(DEVICE).eval()
     kernel, hooks, device = TritonAttention(torch.device(DEVICE)), TorchAdapters(model, adapters), torch.device(DEVICE)
     shapes = switch_to_pages(model, kernel, max_model_len=64, adapters=hooks)
     layers = PagedLayers(kernel, allocate_pool(shapes, 8, page_size=PAGE_SIZE, device=device))

@@ -6,6 +6,7 @@ import queue
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from tests.adapters import ALL_LINEAR, make_adapter
 from tests.tiny import make_tiny_model
 from tests.workers.execute.factories import make_scheduler, make_sequences, run
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
@@ -23,8 +25,9 @@ from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.orders import decode_order, encode_order
 from triptych.workers.execute.model.ranks import LeadingRunner, OutOfStep
 from triptych.workers.execute.model.runner import TorchRunner
-from triptych.workers.execute.model.step_runner import trash_decodes, trash_prefill
+from triptych.workers.execute.model.step_runner import trash_decodes, trash_prefill, with_adapter
 from triptych.workers.execute.scheduling.moves import Moves
+from triptych.workers.execute.step import StepInputs
 
 # So few pages that sequences are swapped out and in again: moves of pages are orders too.
 PAGE_SIZE, NUM_PAGES, HOST_PAGES = 4, 24, 16
@@ -52,11 +55,13 @@ def runner_of(folder: Path, run_dir: Path, num_ranks: int, **model: Any) -> Iter
 
 
 def greedy(runner: TorchRunner) -> tuple[dict[Any, list[int]], int]:
-    """What five prompts of different lengths get, and how often one was swapped."""
+    """What five prompts of different lengths get, of two adapters and of none, and how often one was swapped."""
     scheduler = make_scheduler(num_pages=NUM_PAGES, page_size=PAGE_SIZE, host_pages=HOST_PAGES, preemption="swap")
     engine = Engine(scheduler, runner)
-    for length, sequence in zip((3, 19, 8, 11, 5), make_sequences(5, num_tokens=20, max_tokens=24), strict=True):
+    sequences = make_sequences(5, num_tokens=20, max_tokens=24)
+    for length, adapter, sequence in zip((3, 19, 8, 11, 5), (0, 1, 2, 1, 0), sequences, strict=True):
         sequence.num_prompt_tokens = sequence.num_tokens = length
+        sequence.adapter, sequence.cache_salt = adapter, str(adapter)
         engine.add(sequence)
     return run(engine), engine.stats.num_swaps
 
@@ -67,14 +72,24 @@ def test_two_ranks_say_what_one_says_until_one_dies(tmp_path: Path, monkeypatch:
     tests/pipeline/test_tensor_parallel.py.
     """
     folder = make_tiny_model("llama", tmp_path / "checkpoint")
-    with runner_of(folder, tmp_path, 1) as alone:
-        logits = alone.compute_logits(trash_prefill(16)).numpy()
+    targets = (ALL_LINEAR, ("q_proj", "down_proj"))  # cut by outputs and by inputs
+    adapters = [
+        make_adapter(tmp_path / f"a{i}", folder, rank=3 + 5 * i, seed=i, targets=names)
+        for i, names in enumerate(targets)
+    ]
+    modules = tuple(f"{adapter.name}={adapter}" for adapter in adapters)
+    prompt = replace(trash_prefill(16), token_ids=np.arange(3, 19, dtype=np.int32))  # the first embedding is zero
+    steps = (prompt, with_adapter(prompt))
+    with runner_of(folder, tmp_path, 1, lora_modules=modules) as alone:
+        logits = [alone.compute_logits(step).numpy() for step in steps]
+        assert np.abs(logits[0] - logits[1]).max() > 1e-2
         answers, _ = greedy(alone)
         assert heads_of(alone) == {2}
     deaths: queue.Queue[tuple[int, int]] = queue.Queue()
     monkeypatch.setattr(ranks, "_end_with", lambda rank, code: deaths.put((rank, code)))
-    with runner_of(folder, tmp_path, 2) as runner:
-        np.testing.assert_allclose(runner.compute_logits(trash_prefill(16)).numpy(), logits, atol=1e-4)
+    with runner_of(folder, tmp_path, 2, lora_modules=modules) as runner:
+        for step, expected in zip(steps, logits, strict=True):
+            np.testing.assert_allclose(runner.compute_logits(step).numpy(), expected, atol=1e-4)
         runner.warm_up()
         again, num_swaps = greedy(runner)
         assert again == answers
@@ -124,9 +139,11 @@ def test_kernels_of_one_rank_are_refused(tmp_path: Path) -> None:
 
 
 def test_orders_come_back_as_they_were() -> None:
-    step = trash_decodes(3)
-    again = decode_order(msgpack.unpackb(encode_order(step)))
-    for name in ("token_ids", "positions", "slot_mapping", "query_starts", "context_lens", "block_tables"):
+    step = with_adapter(trash_decodes(3))
+    again, plain = (decode_order(msgpack.unpackb(encode_order(order))) for order in (step, trash_decodes(3)))
+    assert isinstance(plain, StepInputs)
+    assert plain.adapters is None
+    for name in ("token_ids", "positions", "slot_mapping", "query_starts", "context_lens", "block_tables", "adapters"):
         np.testing.assert_array_equal(getattr(again, name), getattr(step, name))
         assert getattr(again, name).dtype == getattr(step, name).dtype
     moves = Moves(swap_out=((1, 2), (3, 4)), copies=((5, 6),))
