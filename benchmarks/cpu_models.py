@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+RANK = 16  # of adapters
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-6m": {
         "model_type": "llama",
@@ -79,6 +81,24 @@ def make_checkpoint(folder: Path, shape: dict[str, Any], *, device: str = "cpu")
         )
         save_file(_random_weights(shape, device), folder / "model.safetensors.part", metadata={"format": "pt"})
         (folder / "model.safetensors.part").rename(folder / "model.safetensors")
+    return folder
+
+
+def make_adapter(folder: Path, checkpoint: Path, seed: int) -> Path:
+    """A random LoRA adapter of all linear layers."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    with safe_open(checkpoint / "model.safetensors", framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118, it is no mapping
+            if name.endswith("_proj.weight"):
+                outputs, inputs = file.get_slice(name).get_shape()
+                for side, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK))):
+                    values = torch.randn(shape, generator=generator) * 0.1 * inputs**-0.25
+                    key = f"base_model.model.{name.removesuffix('.weight')}.lora_{side}.weight"
+                    tensors[key] = values.to(torch.bfloat16)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": RANK}))
     return folder
 
 

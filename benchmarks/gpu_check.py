@@ -2,6 +2,7 @@
 
     python benchmarks/gpu_check.py               # one GPU, below eight minutes, no network: kernels and the 0.6B shape
     python benchmarks/gpu_check.py --set large   # the same for the 8B shape
+    python benchmarks/gpu_check.py --set adapters
     python benchmarks/gpu_check.py --dry-run     # any machine: the same code on tiny shapes and Triton's interpreter
 
 Each part runs in a process of its own with a budget of time: one that fails or hangs is reported and the rest goes on.
@@ -58,9 +59,20 @@ SETS = {
         Part("fp8", "models", 75),
         Part("peers_large", "peers", 75),
     ],
+    "adapters": [
+        LIMITS,
+        Part("adapters", "adapters", 240),
+    ],
 }
 PARTS = list({part.name: part for parts in SETS.values() for part in parts}.values())
-COMPARED = {"attention", "small", "large", "deterministic", "fp8"}  # with what ``limits`` finds in the same call
+COMPARED = {
+    "attention",
+    "small",
+    "large",
+    "deterministic",
+    "fp8",
+    "adapters",
+}  # with what ``limits`` finds in the same call
 NO_TIME = "no time was left"
 
 
@@ -108,6 +120,10 @@ ROWS = [
     Row("three processes: throughput against one", "processes.batch_32.throughput_ratio", ">= 0.98", at_least(0.98)),
     Row("three processes: added inter-token, ms", "processes.batch_32.added_itl_ms", "<= 0.3", at_most(0.3)),
     Row("8B fp8, batch 1, tokens/s", "fp8.batch_1.tokens_per_s"),
+    Row("LoRA adapters are what merged weights are", "adapters.equal_merged_weights", "yes", bool),
+    Row("  --deterministic: alone equals together", "adapters.equal_alone_and_together", "yes", bool),
+    Row("  all requests with one, of without", "adapters.one.of_none"),
+    Row("  requests with eight, of without", "adapters.eight.of_none"),
 ]  # fmt: skip
 
 

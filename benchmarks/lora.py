@@ -18,12 +18,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from cpu_decoder import MAX_MODEL_LEN, load, make_sequence
-from cpu_models import SHAPES, make_model
+from cpu_models import RANK, SHAPES, make_adapter, make_model
 from report import environment
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from triptych.protocol.config import SchedulerConfig
 from triptych.workers.execute.engine import Engine
@@ -31,7 +28,7 @@ from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.step import Runner
 
 NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS = 16, 24
-NUM_STREAMS, RANK = 8, 16
+NUM_STREAMS = 8
 ONE_THREAD: dict[str, Any] = {"threads": 1, "overlap": False}
 CASES = {
     "none": [0] * 8,
@@ -62,24 +59,6 @@ def main() -> None:
                 cases[f"{model} {form}"] = measure(plain, adapted, config, arguments.repeats)
     report = {"what": "lora", **environment("torch"), **vars(arguments), "rank": RANK, "streams": NUM_STREAMS}
     print(json.dumps({**report, "cases": cases}))
-
-
-def make_adapter(folder: Path, checkpoint: Path, seed: int) -> Path:
-    """Random, of all linear layers."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    with safe_open(checkpoint / "model.safetensors", framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118
-            if name.endswith("_proj.weight"):
-                outputs, inputs = file.get_slice(name).get_shape()
-                for side, shape in (("A", (RANK, inputs)), ("B", (outputs, RANK))):
-                    values = torch.randn(shape, generator=generator) * 0.1 * inputs**-0.25
-                    key = f"base_model.model.{name.removesuffix('.weight')}.lora_{side}.weight"
-                    tensors[key] = values.to(torch.bfloat16)
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": RANK}))
-    return folder
 
 
 def measure(plain: Runner, adapted: Runner, config: SchedulerConfig, repeats: int) -> dict[str, object]:

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = [
     "tests/workers/execute/model/test_graphs.py",
     "tests/workers/execute/model/test_fused_decoder.py",
+    "tests/workers/execute/model/test_device_lora.py",
     "tests/workers/execute/attention/test_triton_attention.py",
     "tests/workers/execute/sampling/test_device.py",
 ]

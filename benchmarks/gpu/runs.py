@@ -189,9 +189,19 @@ class Run(NamedTuple):
 
 
 def run(
-    setting: Setting, loaded: Loaded, lengths: Items[Lengths], *, seed: int = 0, depth: int = 1, **config: Any
+    setting: Setting,
+    loaded: Loaded,
+    lengths: Items[Lengths],
+    *,
+    seed: int = 0,
+    depth: int = 1,
+    adapters: Items[int] = (),
+    **config: Any,
 ) -> Run:
-    """All requests at once, until the last is done. ``config`` changes the scheduler's."""
+    """All requests at once, until the last is done. ``config`` changes the scheduler's.
+
+    ``adapters`` has one for each, counted from 1; 0: none.
+    """
     card, runner = loaded.card, TimedRunner(loaded.runner, on_gpu=not setting.is_dry)
     fields = {name: getattr(loaded.scheduler_config, name) for name in loaded.scheduler_config.__dataclass_fields__}
     scheduler = Scheduler(
@@ -205,6 +215,8 @@ def run(
     num_graph_steps = getattr(loaded.runner, "num_graph_steps", 0)
     waiting, plans = make_sequences(lengths, seed=seed), []
     sequences = list(waiting)
+    for sequence, adapter in zip(sequences, adapters, strict=False):
+        sequence.adapter = adapter
     start = time.perf_counter()
     with runner.marking():
         while waiting or engine.has_work:
