@@ -150,7 +150,10 @@ def _low_rank(name: str, module: str, sides: Mapping[str, torch.Tensor], scales:
         raise _refused(name, f"of {module} it has {list(a.shape)} and {list(b.shape)}, and its config says rank {rank}")
     if not 1 <= rank <= MAX_RANK:
         raise _refused(name, f"the rank of {module} is {rank}, the limits are 1 and {MAX_RANK}")
-    return LowRank(a, b.float() * scales.scale_of(module))
+    b = b.float() * scales.scale_of(module)
+    if not (a.isfinite().all() and b.isfinite().all()):
+        raise _refused(name, f"of {module} it has numbers that are not finite")
+    return LowRank(a, b)
 
 
 def _refused(name: str, why: str) -> ConfigError:

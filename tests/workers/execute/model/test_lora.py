@@ -94,6 +94,18 @@ def test_what_is_about_its_training_is_passed_over(tmp_path: Path) -> None:
     assert list(load(tmp_path, tensors_of(QUERY), **HARMLESS).updates) == [QUERY]
 
 
+@pytest.mark.parametrize("side", ["A", "B"])
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_what_is_not_finite_is_refused(number: float, side: str, tmp_path: Path) -> None:
+    """On a GPU it would be multiplied by the zeros of others, which are not zeros then."""
+    tensors = tensors_of(QUERY)
+    tensors[f"base_model.model.{QUERY}.lora_{side}.weight"][1, 1] = number
+    with pytest.raises(
+        ConfigError, match=f"the adapter 'mine' cannot be served: of {QUERY} it has numbers that are not"
+    ):
+        load(tmp_path, tensors)
+
+
 def test_a_rank_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"the rank of {QUERY} is 513, the limits are 1 and 512"):
         load(tmp_path, tensors_of(QUERY, rank=513), r=513)
