@@ -114,19 +114,24 @@ def test_the_tokens_up_to_the_first_wrong_one_count() -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 16])
-def test_proposals_stay_in_the_page_of_the_next_token(page_size: int) -> None:
-    sequences = make_sequences(3, num_tokens=3, max_tokens=30)
-    engine = make_engine(*sequences, propose=truth, num_speculative_tokens=15, page_size=page_size, num_pages=120)
-    while engine.has_work:
-        plan = engine.plan()
-        assert plan is not None
-        for chunk in plan.chunks:
-            if chunk.proposed:
-                assert chunk.start // page_size == (chunk.start + chunk.num_tokens - 1) // page_size
-        engine.launch(plan)
-        engine.collect()
+def test_proposals_go_on_into_the_next_pages(page_size: int) -> None:
+    _, said, num_steps = run(make_sequence(max_tokens=31), page_size=page_size)
+    assert said == {(0, 0): expected_output(make_sequence(max_tokens=31))}
+    assert num_steps == 1 + 6
+
+
+@pytest.mark.parametrize("propose", [truth, wrong])
+@pytest.mark.parametrize("num_pages", [13, 21, 60])
+def test_nobody_gives_way_for_proposals(num_pages: int, propose: Propose) -> None:
+    """They take pages that are free, and give back those in which all of them were wrong."""
+    sequences = make_sequences(3, num_tokens=3, max_tokens=10)
+    sizes: dict[str, Any] = {"page_size": 2, "num_pages": num_pages, "num_speculative_tokens": 15}
+    engine = make_engine(*sequences, propose=propose, prefix_cache=True, **sizes)
+    while (step := engine.step()) is not None:
         engine.check()
-    assert (engine.stats.num_proposed_tokens > 0) == (page_size > 1)
+        assert num_pages == 13 or not step.plan.preempted
+    assert [s.output_tokens.tolist() for s in sequences] == [expected_output(s) for s in sequences]
+    assert engine.stats.num_proposed_tokens > 0
 
 
 def test_a_stop_token_among_the_proposals_ends_the_answer() -> None:

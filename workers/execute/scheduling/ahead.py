@@ -75,7 +75,7 @@ def may_plan_ahead(scheduler: Scheduler) -> bool:
 
     It can go short of them only where a start claims idle pages before the decodes; these then wait for a step.
     """
-    if scheduler.roster.num_needing_tokens or scheduler.proposals.are_due(scheduler.rows):
+    if scheduler.roster.num_needing_tokens or scheduler.proposals.num_due:
         return False
     config, running, cache = scheduler.config, scheduler.running, scheduler.cache
     prompts = scheduler.roster.in_state(SequenceState.PREFILLING)

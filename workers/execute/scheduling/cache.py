@@ -145,6 +145,11 @@ class PageCache:
             table += self._allocate(num_missing)
         return min(end, len(table) * self.pool.page_size) - sequence.num_computed_tokens
 
+    def shrink(self, sequence: Sequence, num_pages: int) -> None:
+        """Takes all pages but the first ``num_pages``. Nothing that it has computed is in the others."""
+        self.pool.free(sequence.block_table[num_pages:])
+        del sequence.block_table[num_pages:]
+
     def fork(self, child: Sequence, parent: Sequence) -> None:
         """Gives ``child`` the pages of ``parent`` in place of its own. Both go on in a half-full page of their own."""
         self.pool.share(parent.block_table)

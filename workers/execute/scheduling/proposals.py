@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from .cache import PageCache
 from .plan import Draft
 from .rows import Rows
 from .sequence import Key, Sequence
@@ -56,26 +57,28 @@ class Proposals:
     cost, and it is right only if those before it are. What the chances are is learned for each sequence as it goes.
     """
 
-    def __init__(self, max_tokens: int, page_size: int, max_model_len: int, propose: Propose = look_up) -> None:
+    def __init__(
+        self, max_tokens: int, *, cache: PageCache, rows: Rows, max_model_len: int, propose: Propose = look_up
+    ) -> None:
         """``max_tokens`` for one sequence in one step; 0: none at all."""
         self._max_tokens = max_tokens
-        self._page_size = page_size
+        self._cache, self._rows = cache, rows
         self._max_model_len = max_model_len
         self._propose = propose
         self.num_proposed = 0
         self.num_accepted = 0
 
-    def are_due(self, rows: Rows) -> bool:
-        """Whether a step of these may have proposals, for which all tokens before it must be known."""
-        if not self._max_tokens or len(rows) >= MAX_CHECKED_TOKENS:
-            return False
-        return any(_is_guessable(sequence) and self._worth(sequence, len(rows)) for sequence in rows.seated)
+    @property
+    def num_due(self) -> int:
+        """How many the next step of those in rows has at most; all tokens before it must be known then."""
+        num_rows = len(self._rows)
+        if not self._max_tokens or num_rows >= MAX_CHECKED_TOKENS:
+            return 0
+        num_worth = sum(self._worth(sequence, num_rows) for sequence in self._rows.seated if _is_guessable(sequence))
+        return min(num_worth, MAX_CHECKED_TOKENS - num_rows)
 
     def add(self, draft: Draft, running: Mapping[Key, Sequence], *, are_tokens_known: bool) -> None:
-        """Proposals for those who decode in a step that is complete otherwise, as far as its budgets go.
-
-        They stay in the page that the next token has anyway, so that none has to be given back where they are wrong.
-        """
+        """Proposals for those who decode in a step that is complete otherwise, as far as budgets and pages go."""
         num_decodes = len(draft.decodes)
         num_left = min(MAX_CHECKED_TOKENS - num_decodes, draft.num_tokens_left, draft.num_reads_left)
         if not self._max_tokens or num_left <= 0:
@@ -88,10 +91,10 @@ class Proposals:
             elif are_tokens_known:
                 num_tokens = min(worth, int(num_left // (num_others + 1)), self._room(sequence))
                 proposed = self._propose(sequence, num_tokens) if num_tokens > 0 else []
-                if proposed:
-                    draft.propose(sequence.key, proposed)
-                    num_left -= len(proposed)
-                elif num_tokens > 0:
+                if placed := proposed[: self._extend(sequence, len(proposed))]:
+                    draft.propose(sequence.key, placed)
+                    num_left -= len(placed)
+                elif num_tokens > 0 and not proposed:
                     _learn(sequence, is_right=False)
 
     def check(self, sequence: Sequence, proposed: tuple[int, ...], said: tuple[int, ...]) -> tuple[int, ...]:
@@ -106,6 +109,13 @@ class Proposals:
         self.num_accepted += num_right
         return said[1 : 1 + num_right]
 
+    def give_back(self, sequence: Sequence) -> None:
+        """Takes the pages in which there was nothing but wrong proposals."""
+        num_pages = self._cache.pages_for(sequence.num_computed_tokens)
+        if num_pages < len(sequence.block_table):
+            self._rows.drop_pages(sequence, num_pages)
+            self._cache.shrink(sequence, num_pages)
+
     def _worth(self, sequence: Sequence, num_decodes: int) -> int:
         """How many proposals are worth their cost: the last one is right with the chance of one, to their number."""
         least = TOKEN_COST * num_decodes
@@ -114,10 +124,16 @@ class Proposals:
         return min(int(math.log(least) / math.log(sequence.chance)), self._max_tokens)
 
     def _room(self, sequence: Sequence) -> int:
-        """Tokens that have a place behind the last one, if one more is to follow them."""
-        in_page = self._page_size - 1 - sequence.num_computed_tokens % self._page_size
-        in_answer = min(len(sequence.tokens), self._max_model_len) - 1 - sequence.num_tokens
-        return min(in_page, in_answer)
+        """Tokens that may follow the last one, if one more is to follow them."""
+        return min(len(sequence.tokens), self._max_model_len) - 1 - sequence.num_tokens
+
+    def _extend(self, sequence: Sequence, num_proposed: int) -> int:
+        """How many of these have a place behind the last token now. Nobody gives way for them."""
+        num_pages = len(sequence.block_table)
+        num_placed = self._cache.extend(sequence, 1 + num_proposed) - 1
+        if num_pages < len(sequence.block_table):
+            self._rows.write_pages(sequence, num_pages)
+        return num_placed
 
 
 def _is_guessable(sequence: Sequence) -> bool:

@@ -84,6 +84,10 @@ class Rows:
         pages = sequence.block_table[first:]
         self.block_tables[sequence.row, first : first + len(pages)] = pages
 
+    def drop_pages(self, sequence: Sequence, first: int) -> None:
+        """Erases those of its pages from index ``first`` on, which it still has, from its row."""
+        self.block_tables[sequence.row, first : len(sequence.block_table)] = 0
+
     def check(self) -> None:
         for row, sequence in self._seated.items():
             table = sequence.block_table

@@ -63,7 +63,13 @@ class Scheduler:
         self.live, self.waiting, self.running = self.roster.live, self.roster.waiting, self.roster.running
         self._bounds = Bounds(max_model_len, self.cache, self.beams)
         self._pace = make_pace(config, page_size)
-        self.proposals = Proposals(config.num_speculative_tokens, page_size, max_model_len, propose)
+        self.proposals = Proposals(
+            config.num_speculative_tokens,
+            cache=self.cache,
+            rows=self.rows,
+            max_model_len=max_model_len,
+            propose=propose,
+        )
         self._deadlines = Deadlines()
         self._expired: list[tuple[Key, str]] = []  # and not reported yet
         self._step = 0
@@ -374,6 +380,7 @@ class Scheduler:
             sequence.append(token_id)
             self._publish(sequence)
             self._take(sequence, token_id, progress)
+        self.proposals.give_back(sequence)
 
     def _publish(self, sequence: Sequence) -> None:
         """Lets others find the pages that it has computed to their end."""
