@@ -87,6 +87,7 @@ def test_right_proposals_save_steps() -> None:
     assert said == {(0, 0): expected_output(make_sequence(max_tokens=21))}
     assert num_steps == 1 + 4  # the prompt's, and five tokens in each other one
     assert (engine.stats.num_proposed_tokens, engine.stats.num_accepted_tokens) == (16, 16)
+    assert engine.history.summary().mean_batch_tokens == 5
 
 
 def test_wrong_proposals_change_nothing_and_become_rare() -> None:

@@ -20,6 +20,7 @@ class StepRecord(NamedTuple):
     began_at: int  # ns
     elapsed_ns: int
     num_decodes: int
+    num_proposed_tokens: int
     num_prefill_tokens: int
     num_preempted: int
     num_swapped_out_pages: int
@@ -27,7 +28,7 @@ class StepRecord(NamedTuple):
     num_waiting: int
     num_swapped: int
     num_running: int
-    num_held_pages: int
+    num_held_pages: int  # also in limbo
     num_idle_pages: int
     num_used_host_pages: int
 
@@ -40,6 +41,7 @@ class StepRecord(NamedTuple):
             began_at=began_at,
             elapsed_ns=collected_at - began_at,
             num_decodes=plan.num_decodes + plan.num_checked,
+            num_proposed_tokens=sum(len(chunk.proposed) for chunk in plan.checked),
             num_prefill_tokens=plan.num_prefill_tokens,
             num_preempted=len(plan.preempted),
             num_swapped_out_pages=len(plan.moves.swap_out),
@@ -69,7 +71,7 @@ class StepHistory:
     def __init__(self, max_steps: int = 1024) -> None:
         self._records: deque[StepRecord] = deque(maxlen=max_steps)
         # What is summed up, by column: many times a second, which over the records took 2 % of the time of short steps.
-        self._elapsed_ns, self._decodes, self._prefill_tokens = (array("q", bytes(8 * max_steps)) for _ in range(3))
+        self._elapsed_ns, self._decodes, self._tokens = (array("q", bytes(8 * max_steps)) for _ in range(3))
         self._num_appended = 0
 
     def __len__(self) -> int:
@@ -80,7 +82,7 @@ class StepHistory:
         place = self._num_appended % len(self._elapsed_ns)
         self._elapsed_ns[place] = record.elapsed_ns
         self._decodes[place] = record.num_decodes
-        self._prefill_tokens[place] = record.num_prefill_tokens
+        self._tokens[place] = record.num_decodes + record.num_proposed_tokens + record.num_prefill_tokens
         self._num_appended += 1
 
     def last(self, num_steps: int) -> list[StepRecord]:
@@ -90,13 +92,12 @@ class StepHistory:
     def summary(self) -> HistorySummary:
         if not self._records:
             return HistorySummary(0, 0.0, 0.0, 0.0, 0.0)
-        columns = (self._elapsed_ns, self._decodes, self._prefill_tokens)
-        elapsed_ns, decodes, prefill_tokens = (np.frombuffer(c, np.int64, len(self._records)) for c in columns)
-        mean_decodes = float(decodes.mean())
+        columns = (self._elapsed_ns, self._decodes, self._tokens)
+        elapsed_ns, decodes, tokens = (np.frombuffer(c, np.int64, len(self._records)) for c in columns)
         return HistorySummary(
             num_steps=len(self._records),
-            mean_batch_tokens=mean_decodes + float(prefill_tokens.mean()),
-            mean_decodes=mean_decodes,
+            mean_batch_tokens=float(tokens.mean()),
+            mean_decodes=float(decodes.mean()),
             median_step_ms=float(np.median(elapsed_ns)) / 1e6,
             slowest_step_ms=float(elapsed_ns.max()) / 1e6,
         )
