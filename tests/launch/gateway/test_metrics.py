@@ -87,9 +87,9 @@ def num_pages(api: Site) -> float:
     return sum(value for name, value in samples(api).items() if name.startswith("triptych_pages{"))
 
 
-def test_pages_at_rest_are_in_one_state_each(api: Site) -> None:
+def test_pages_are_in_one_state_each(api: Site) -> None:
     api.ask("/v1/completions", prompt="hi", max_tokens=5)
-    eventually(lambda: num_pages(api) == 4096)  # one in limbo counts as held too
+    assert num_pages(api) == 4096
 
 
 def test_the_dashboard_asks_for_metrics_that_there_are(api: Site) -> None:

@@ -159,7 +159,7 @@ def test_when_every_sequence_fails_the_next_request_is_still_served() -> None:
 def test_a_failed_sequence_holds_its_pages_until_it_is_released() -> None:
     engine = make_engine(make_sequence(BAD), runner=AlwaysRaises)
     engine.step()
-    assert engine.stats.num_limbo_pages == 2
+    assert (engine.stats.num_limbo_pages, engine.stats.num_held_pages) == (2, 0)
     engine.release((BAD, 0))
     assert engine.stats.num_free_pages == engine.stats.num_pages
 

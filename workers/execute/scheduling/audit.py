@@ -20,8 +20,8 @@ class Stats:
     num_decoding: int
     num_pages: int
     num_free_pages: int
-    num_held_pages: int  # by running sequences and in limbo, each counted once
-    num_limbo_pages: int  # in block tables of finished sequences
+    num_held_pages: int  # by running sequences, each counted once
+    num_limbo_pages: int  # by finished sequences only
     num_table_entries: int  # pages in all block tables, shared ones as often as they are shared
     num_lost_pages: int  # references that no block table accounts for; anything but 0 is a bug
     num_idle_pages: int = 0  # known prefixes that nobody holds, to be had like free ones
@@ -43,7 +43,8 @@ class Stats:
     @property
     def sharing(self) -> float:
         """Pages there would have to be without sharing, for each one that is held."""
-        return self.num_table_entries / self.num_held_pages if self.num_held_pages else 1.0
+        num_used = self.num_held_pages + self.num_limbo_pages
+        return self.num_table_entries / num_used if num_used else 1.0
 
 
 def take_stats(scheduler: Scheduler) -> Stats:
@@ -51,7 +52,7 @@ def take_stats(scheduler: Scheduler) -> Stats:
     running, cache = scheduler.running.values(), scheduler.cache
     states = [sequence.state for sequence in running]
     num_limbo_pages = cache.limbo.num_pages
-    num_entries = num_limbo_pages + sum([len(sequence.block_table) for sequence in running])
+    num_entries = cache.limbo.num_entries + sum([len(sequence.block_table) for sequence in running])
     return Stats(
         num_waiting=len(scheduler.waiting),
         num_prefilling=states.count(SequenceState.PREFILLING) + states.count(SequenceState.PAUSED),
@@ -59,7 +60,7 @@ def take_stats(scheduler: Scheduler) -> Stats:
         num_decoding=states.count(SequenceState.DECODING),
         num_pages=cache.num_pages,
         num_free_pages=cache.pool.num_free,
-        num_held_pages=cache.pool.num_held,
+        num_held_pages=cache.pool.num_held - num_limbo_pages,
         num_limbo_pages=num_limbo_pages,
         num_table_entries=num_entries,
         num_lost_pages=cache.pool.num_refs - num_entries,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .pages import PagePool
@@ -30,8 +30,14 @@ class Limbo:
         self._completed_step = 0
 
     @property
-    def num_pages(self) -> int:
+    def num_entries(self) -> int:
+        """Pages in the tables that are here, shared ones as often as they are shared."""
         return sum(len(entry.pages) for entry in self._entries.values())
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that nobody else holds."""
+        return len(self._unshared(self._entries.values()))
 
     @property
     def num_reclaimable(self) -> int:
@@ -41,9 +47,7 @@ class Limbo:
         """Pages that ``reclaim`` could make available: those that nobody else holds."""
         if not self._entries:
             return set()
-        over = [entry.pages for entry in self._entries.values() if self._is_over(entry)]
-        entries = Counter(page for pages in over for page in pages)
-        return {page for page, count in entries.items() if count == self._pool.refs(page)}
+        return self._unshared(entry for entry in self._entries.values() if self._is_over(entry))
 
     def __contains__(self, key: Key) -> bool:
         return key in self._entries
@@ -81,6 +85,11 @@ class Limbo:
             if self._pool.num_available >= num_pages:
                 return
             self._free(key)
+
+    def _unshared(self, entries: Iterable[_Entry]) -> set[int]:
+        """Pages that only these hold."""
+        counts = Counter(page for entry in entries for page in entry.pages)
+        return {page for page, count in counts.items() if count == self._pool.refs(page)}
 
     def _is_over(self, entry: _Entry) -> bool:
         return entry.last_step <= self._completed_step

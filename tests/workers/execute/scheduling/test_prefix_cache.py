@@ -221,7 +221,7 @@ def test_limbo_pages_that_others_share_are_not_counted_as_available_twice() -> N
     scheduler = make_scheduler(*pair, prefix_cache=True, prefill_chunk=64, max_num_batched_tokens=64, num_pages=9)
     advance(scheduler)
     advance(scheduler)
-    assert scheduler.cache.limbo.num_pages == 4
+    assert scheduler.cache.limbo.num_entries == 4
     assert scheduler.cache.num_available == 5
 
 
