@@ -105,9 +105,9 @@ class HttpTarget:
 
 
 def _note(event: dict[str, Any], record: Record, now: float) -> None:
-    if "error" in event:
-        error = event["error"] or {}
-        raise Failure(str(error.get("code") or error.get("type") or "error"), str(error.get("message")))
+    if error := event.get("error"):
+        told = error if isinstance(error, dict) else {"message": error}
+        raise Failure(str(told.get("code") or told.get("type") or "error"), str(told.get("message")))
     for choice in event.get("choices") or ():
         delta = choice.get("delta") or {}
         if choice.get("text") or any(delta.get(key) for key in DELTA_KEYS):

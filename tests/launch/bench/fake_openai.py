@@ -20,6 +20,7 @@ class FakeOpenAI:
     with_usage: bool = True
     delta_key: str = "content"  # of the text in a chat's events
     stages_ms: dict[str, float] | None = None  # told as our gateway tells them
+    error: Any = None  # of every event; null is none
     cut_after: int | None = None  # events, after which the connection is closed
     asked: list[dict[str, Any]] = field(default_factory=list)
     headers: list[str] = field(default_factory=list)
@@ -56,7 +57,8 @@ class FakeOpenAI:
             if index == self.cut_after:
                 return
             await asyncio.sleep(self.token_s)
-            self._send(writer, {"choices": [{"delta": {self.delta_key: "x"}} if is_chat else {"text": "x"}]})
+            choice = {"delta": {self.delta_key: "x"}} if is_chat else {"text": "x"}
+            self._send(writer, {"choices": [choice], "error": self.error})
             await writer.drain()
         self._send(writer, {"choices": [{"text": "", "delta": {}, "finish_reason": "length"}]})
         if self.with_usage:

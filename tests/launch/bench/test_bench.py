@@ -92,8 +92,13 @@ def test_the_stages_of_our_gateway_are_shown(bench: Triptych, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("server", "error"),
-    [(FakeOpenAI(status=429), "http_429"), (FakeOpenAI(cut_after=2), "cut_short")],
-    ids=["refused", "cut"],
+    [
+        (FakeOpenAI(status=429), "http_429"),
+        (FakeOpenAI(cut_after=2), "cut_short"),
+        (FakeOpenAI(error="no room"), "error"),
+        (FakeOpenAI(error={"code": 500}), "500"),
+    ],
+    ids=["refused", "cut", "a text", "a code"],
 )
 def test_what_fails_is_counted_by_its_reason(bench: Triptych, tmp_path: Path, server: FakeOpenAI, error: str) -> None:
     with serving(server):
