@@ -35,7 +35,7 @@ async def chat_ids(gateway: Gateway, request: Request, asked: Mapping[str, Any])
 
 
 async def num_chat_tokens(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> int:
-    """Of the prompt of a chat, which may be longer than the context: none but the last of them is computed.
+    """Of the prompt of a chat, which may be longer than the context: all but the last are cut off.
 
     Raises:
         RequestError: it was refused.
