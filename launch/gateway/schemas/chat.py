@@ -19,7 +19,7 @@ class ContentPart(ApiModel):
     type: Literal["text", "input_text", "output_text", "reasoning_text"]
     text: str
     NEUTRAL: ClassVar[Neutral] = {
-        **dict.fromkeys(("annotations", "logprobs", "prompt_cache_breakpoint"), ANYTHING),
+        **dict.fromkeys(("annotations", "logprobs", "prompt_cache_breakpoint", "cache_control"), ANYTHING),
         **dict.fromkeys(("image_url", "input_audio", "audio_url", "video_url", "file"), ()),  # known, and not done
     }
 
@@ -28,6 +28,7 @@ Parts = Annotated[List[ContentPart], Field(max_length=MAX_PARTS)]
 
 
 class FunctionCall(ApiModel):
+    NEUTRAL: ClassVar[Neutral] = {"parsed_arguments": ANYTHING}
     name: str = Field(min_length=1)
     arguments: str = Field(description="JSON text")
 
@@ -35,7 +36,7 @@ class FunctionCall(ApiModel):
 class ToolCall(ApiModel):
     """A call that the assistant made."""
 
-    NEUTRAL: ClassVar[Neutral] = {"index": ANYTHING}
+    NEUTRAL: ClassVar[Neutral] = dict.fromkeys(("index", "extra_content", "provider_specific_fields"), ANYTHING)
     id: str | None = None
     type: Literal["function"] | None = None
     function: FunctionCall
@@ -46,11 +47,13 @@ class ChatMessage(ApiModel):
 
     NEUTRAL: ClassVar[Neutral] = {
         "type": ("message",),
-        "refusal": ANYTHING,
-        "annotations": ANYTHING,
+        **dict.fromkeys(("refusal", "annotations", "token_ids"), ANYTHING),
+        # What clients keep of a reply, or mark for another service.
+        **dict.fromkeys(
+            ("parsed", "provider_specific_fields", "thinking_blocks", "reasoning_details", "cache_control"), ANYTHING
+        ),
         "audio": (),
         "function_call": (),
-        "token_ids": ANYTHING,
     }
     role: str = Field(min_length=1, max_length=64)
     content: str | Parts | None = None
@@ -69,6 +72,7 @@ class Function(ApiModel):
 
 
 class Tool(ApiModel):
+    NEUTRAL: ClassVar[Neutral] = {"cache_control": ANYTHING}
     type: Literal["function"]
     function: Function
 

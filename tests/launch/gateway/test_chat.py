@@ -64,6 +64,24 @@ def test_an_answer_can_be_sent_back_as_it_is(demo: Site) -> None:
     assert reply["usage"]["completion_tokens"] == 5
 
 
+def test_what_clients_add_to_a_message_is_not_looked_at(api: Site) -> None:
+    """The helpers of openai what they parsed, litellm and OpenRouter what other services said, or want of them."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    added = {"parsed": {"a": 1}, "provider_specific_fields": {}, "thinking_blocks": [], "reasoning_details": [{"a": 1}]}
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": {}}
+    call = {"id": "a", "type": "function", "function": function, "provider_specific_fields": {}, "extra_content": {}}
+    message = {"role": "assistant", "content": [{"type": "text", "text": "a", **mark}], "tool_calls": [call], **added}
+    plain = {
+        "role": "assistant",
+        "content": "a",
+        "tool_calls": [{**call, "function": {"name": "f", "arguments": "{}"}}],
+    }
+    tools = [{"type": "function", "function": {"name": "f"}, **mark}]
+    asked = {"tools": tools, "tool_choice": "none", "max_tokens": 1}
+    replies = [api.ask(PATH, messages=[{**LEN[0], **mark}, each], **asked) for each in (message, plain)]
+    assert replies[0]["usage"]["prompt_tokens"] == replies[1]["usage"]["prompt_tokens"]
+
+
 @pytest.mark.parametrize("count", [0, 3])
 def test_logprobs_have_bytes_and_alternatives(demo: Site, count: int) -> None:
     wanted = {"messages": LEN, "temperature": 0, "max_tokens": 5, "logprobs": True, "top_logprobs": count}
