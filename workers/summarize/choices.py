@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ...protocol.errors import UnknownRequest
 from ...protocol.groups import SEPARATOR, member_id, request_of
 from ...protocol.journal.layout import Journal
+from ...protocol.journal.releases import read_release
 from ...protocol.journal.requests import RequestView
 from ...protocol.journal.tokens import read_logprobs
 from ...protocol.messages import Failed
@@ -100,7 +101,7 @@ class Choices:
             return []
         for answer in self.answers.values():
             answer.score = self._score(answer, journal)
-        ranked = sorted(self.answers.values(), key=_rank)
+        ranked = sorted(self.answers.values(), key=lambda answer: _rank(answer, journal))
         for index, answer in enumerate(ranked[: self._n]):
             answer.wire_id = member_id(self.request_id, index, self._n)
             answer.index, answer.candidates = index, ranked
@@ -136,7 +137,7 @@ class Choices:
 
     def _score(self, answer: Answer, journal: Journal) -> float | None:
         """Of a hypothesis, what the search gave it; of a sample, the mean logprob of its tokens."""
-        num_tokens = answer.stream.num_tokens
+        num_tokens, _ = _written_end(answer, journal)
         if not num_tokens:
             return None
         if self.is_beam_search:
@@ -181,7 +182,14 @@ def unknown(wire_id: str, choices: Choices | None) -> Failed:
     return Failed(wire_id, 0, 0, b"", "", None, UnknownRequest.code, text, {})
 
 
-def _rank(answer: Answer) -> tuple[bool, bool, float, int]:
+def _rank(answer: Answer, journal: Journal) -> tuple[bool, bool, float, int]:
     """Lowest first: those that failed last, before them those that have said nothing; ties as they were made."""
-    index = answer.view.record.index
-    return answer.error is not None, answer.score is None, -(answer.score or 0.0), index
+    _, reason = _written_end(answer, journal)
+    return reason == "error", answer.score is None, -(answer.score or 0.0), answer.view.record.index
+
+
+def _written_end(answer: Answer, journal: Journal) -> tuple[int, str]:
+    """Tokens and finish reason. This process may know no more of it than that its text cannot be made again."""
+    end = read_release(journal, *answer.key)
+    assert end is not None, f"{answer.wire_id} has ended, and its end is not written"
+    return end

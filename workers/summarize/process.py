@@ -227,6 +227,7 @@ class Summarize:
         self._answers[slot] = answer
         self._requests.join(answer)
         self._deadlines.add(answer.key, view.record)
+        answer.is_acknowledged = is_acknowledged(self._journal, *answer.key)
         against = held_against(self._journal, "summarize", slot, view.generation)
         answer.is_suspect = against > 0
         if against == POISONED:
@@ -242,7 +243,6 @@ class Summarize:
         if ended is not None:
             tokens = read_tokens(self._journal, answer.view)
             token_ids = [] if tokens is None else tokens[: ended[0]].tolist()
-            answer.is_acknowledged = is_acknowledged(self._journal, *answer.key)
             if self._texts.push(answer, token_ids, self._journal.now_ns()):
                 self._ends.close(answer, ended[1])
                 self._ends.decide(answer.choices)

@@ -50,9 +50,9 @@ def begin(world: World) -> Summarize:
     return body
 
 
-def poison(world: World) -> None:
+def poison(world: World, key: tuple[int, int] = KEY) -> None:
     for _ in range(2):
-        DeathWriter(world.journal).add("summarize", KEY[0] << 32 | KEY[1], is_alone=True)
+        DeathWriter(world.journal).add("summarize", word(*key), is_alone=True)
 
 
 def test_a_request_that_ended_it_twice_fails(world: World) -> None:
@@ -238,11 +238,14 @@ def test_a_search_ends_with_the_beam_that_the_last_life_ended_before_it_died(wor
     assert search.have_ended
 
 
+@pytest.mark.parametrize("is_poison", [False, True], ids=["harmless", "poison"])
 @pytest.mark.parametrize("asked", [{"n": 2}, {"n": 2, "best_of": 3}], ids=["samples", "the best"])
 def test_what_was_acknowledged_of_several_choices_is_known_to_the_next_life(
-    world: World, asked: dict[str, int]
+    world: World, asked: dict[str, int], is_poison: bool
 ) -> None:
-    """Its client follows it no more: the request would stay for a lease, and count as one that nobody has read."""
+    """Its client follows it no more: the request would stay for a lease, and count as one that nobody has read. It is
+    the same choice again, also where its text cannot be made any more.
+    """
     writer, size = RequestWriter(world.journal), max(asked.values())
     keys = writer.accept_all([replace(make_record(f"b {i}", **asked), index=i) for i in range(size)], TIMES)
     for key in keys:
@@ -251,6 +254,8 @@ def test_what_was_acknowledged_of_several_choices_is_known_to_the_next_life(
     body._hear_safely(b"client", encode(m.Acknowledge(["b 0"])))
     body._links.close()
     assert not [key for key in keys if is_forgotten(world.journal, *key)]
+    if is_poison:
+        poison(world, keys[0])
     begin(world)._hear_safely(b"client", encode(m.Acknowledge(["b 1"])))
     assert [was_read(world.journal, *key) for key in keys] == [True] * size
 
