@@ -60,7 +60,8 @@ class ControlServer:
                 continue
             with connection, contextlib.suppress(OSError):
                 connection.settimeout(QUESTION_S)
-                connection.sendall(json.dumps(self._answer(connection)).encode() + b"\n")
+                # Who has left meanwhile ends nobody, whatever the host lets SIGPIPE do.
+                connection.sendall(json.dumps(self._answer(connection)).encode() + b"\n", socket.MSG_NOSIGNAL)
 
     def _answer(self, connection: socket.socket) -> dict[str, Any]:
         if (user := _user_of(connection)) not in (os.getuid(), 0):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import resource
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +40,23 @@ def test_who_asks_while_no_descriptor_is_left_is_answered_later(
         assert first.recv(100) == b'{"ok": "well"}\n'
     assert ask(tmp_path, "health") == "well"
     server.close()
+
+
+def test_who_asks_and_leaves_ends_nobody(tmp_path: Path) -> None:
+    """Where the host has SIGPIPE end it, as programs that write into a pipe like to."""
+    pipes, may_answer = list[int](), threading.Event()
+    server = ControlServer(tmp_path, {"health": may_answer.wait})
+    before = signal.signal(signal.SIGPIPE, lambda number, _: pipes.append(number))
+    try:
+        with socket.socket(socket.AF_UNIX) as leaving:
+            leaving.connect(str(control_path(tmp_path)))
+            leaving.sendall(b'{"ask": "health"}\n')
+        may_answer.set()
+        assert ask(tmp_path, "health") is True
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+        server.close()
+    assert pipes == []
 
 
 @pytest.mark.parametrize("fails", [True, False])
