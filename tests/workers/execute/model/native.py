@@ -190,3 +190,9 @@ def make_request(
         seed=index,
         arrival=index,
     )
+
+
+def adapt(sequence: Sequence, adapter: int) -> Sequence:
+    """The request, for the adapter of this number, or none: 0."""
+    sequence.adapter, sequence.cache_salt = adapter, str(adapter)
+    return sequence

@@ -10,7 +10,7 @@ import pytest
 
 from tests.adapters import make_adapter, merge
 from tests.tiny import make_tiny_model
-from tests.workers.execute.model.native import NativeEngine, make_checkpoint, make_request
+from tests.workers.execute.model.native import NativeEngine, adapt, make_checkpoint, make_request
 from tests.workers.execute.model.test_native_runner import some_of
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.scheduling.sequence import Sequence
@@ -56,11 +56,6 @@ def requests() -> list[Sequence]:
     for index, sequence in enumerate(made):
         adapt(sequence, index % 3)
     return made
-
-
-def adapt(sequence: Sequence, adapter: int) -> Sequence:
-    sequence.adapter, sequence.cache_salt = adapter, str(adapter)
-    return sequence
 
 
 @pytest.fixture(name="expected", scope="module")
