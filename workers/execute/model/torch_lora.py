@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from ....protocol.errors import ConfigError
@@ -35,45 +35,49 @@ class TorchAdapters:
         for adapter in adapters:
             adapter.check_modules(shapes)
         self.adapters = adapters
+        self._group = group
         self._device = model.device
         self._columns = Columns(adapters, self._device)
         self._foreign: torch.Tensor | None = None  # of the step that is computed, see ``Columns``
         for name in sorted({name for adapter in adapters for name in adapter.updates}):
-            updates = {
-                index: adapter.updates[name] for index, adapter in enumerate(adapters) if name in adapter.updates
-            }
-            stacked = self._stack(linear[name].weight, updates, group)
-            linear[name].register_forward_hook(self._hook(name, stacked))
+            updates = {i: each.updates[name] for i, each in enumerate(adapters) if name in each.updates}
+            linear[name].register_forward_hook(self._hook(name, updates))
 
-    def _stack(self, weight: torch.Tensor, updates: dict[int, LowRank], group: Group) -> StackedLinear:
-        """What this rank adds.
+    def _hook(self, name: str, updates: dict[int, LowRank]) -> Any:
+        stacked: StackedLinear | None = None
+
+        def add(module: Any, arguments: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+            nonlocal stacked
+            if self._foreign is None:
+                return output
+            inputs, outputs = arguments[0].reshape(-1, arguments[0].shape[-1]), output.view(-1, output.shape[-1])
+            if len(inputs) != len(self._foreign):
+                raise ConfigError(f"{name} gets {len(inputs)} of {len(self._foreign)} tokens", param="lora_modules")
+            # Here, in the self-test: the plan of a family may give a rank its share of inputs and outputs, or all.
+            stacked = stacked or self._stack(module.weight, updates, inputs.shape[1], outputs.shape[1])
+            stacked.add(inputs, outputs, self._foreign)
+            return output
+
+        return add
+
+    def _stack(
+        self, weight: torch.Tensor, updates: dict[int, LowRank], num_inputs: int, num_outputs: int
+    ) -> StackedLinear:
+        """What this rank adds to so many outputs for so many inputs.
 
         Where each rank has some of the inputs, what they make of them is summed as soon as it is as narrow as the
         adapters: the layer's own sum is behind us when a hook gets its output.
         """
+        own: dict[int, LowRank] = {}
         sum_ranks: Callable[[torch.Tensor], None] | None = None
-        if isinstance(weight, DTensor):
-            if weight.placements == (Shard(0),):
-                updates = {i: LowRank(a, b.chunk(group.size)[group.rank]) for i, (a, b) in updates.items()}
-            elif weight.placements == (Shard(1),):
-                updates = {i: LowRank(a.chunk(group.size, dim=1)[group.rank], b) for i, (a, b) in updates.items()}
-                sum_ranks = group.sum
-            weight = weight.to_local()
-        stacked = StackedLinear.stack([(0, updates)], self._columns, like=weight, sum_ranks=sum_ranks)
+        for index, (a, b) in updates.items():
+            if a.shape[1] != num_inputs:
+                a, sum_ranks = _cut_like(weight, a), self._group.sum
+            own[index] = LowRank(a, b if len(b) == num_outputs else _cut_like(weight, b))
+        like = torch.empty(0, dtype=weight.dtype, device=self._device)
+        stacked = StackedLinear.stack([(0, own)], self._columns, like=like, sum_ranks=sum_ranks)
         assert stacked is not None, "some adapter changes it"
         return stacked
-
-    def _hook(self, name: str, stacked: StackedLinear) -> Any:
-        def add(_: nn.Module, arguments: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-            if self._foreign is None:
-                return output
-            inputs = arguments[0].reshape(-1, arguments[0].shape[-1])
-            if len(inputs) != len(self._foreign):
-                raise ConfigError(f"{name} gets {len(inputs)} of {len(self._foreign)} tokens", param="lora_modules")
-            stacked.add(inputs, output.view(-1, output.shape[-1]), self._foreign)
-            return output
-
-        return add
 
     @contextmanager
     def applied(self, inputs: StepInputs) -> Iterator[None]:
@@ -135,6 +139,14 @@ def _product_like(weight: torch.Tensor, update: LowRank) -> torch.Tensor:
     """What the adapter adds to this weight, cut as that is."""
     device = weight.device
     added = (update.b.to(device) @ update.a.to(device).float()).to(weight.dtype)
-    if not isinstance(weight, DTensor):
-        return added
-    return distribute_tensor(added, weight.device_mesh, weight.placements, src_data_rank=None)
+    return _distributed_like(weight, added) if isinstance(weight, DTensor) else added
+
+
+def _cut_like(weight: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's share of a tensor with the rows or the columns of ``weight``."""
+    assert isinstance(weight, DTensor), "the shapes of whole ones were compared"
+    return _distributed_like(weight, tensor).to_local()
+
+
+def _distributed_like(weight: DTensor, tensor: torch.Tensor) -> DTensor:
+    return distribute_tensor(tensor, weight.device_mesh, weight.placements, src_data_rank=None)

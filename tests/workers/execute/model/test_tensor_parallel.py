@@ -14,8 +14,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from tests.adapters import ALL_LINEAR, make_adapter
-from tests.tiny import make_tiny_model
+from tests.adapters import ATTENTION, make_adapter
+from tests.tiny import LLAMA_LIKE, make_tiny_model
 from tests.workers.execute.factories import make_scheduler, make_sequences, run
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
@@ -71,8 +71,8 @@ def test_two_ranks_say_what_one_says_until_one_dies(tmp_path: Path, monkeypatch:
     """All that two ranks show, since it takes seconds to start them. Another family does what one rank does in
     tests/pipeline/test_tensor_parallel.py.
     """
-    folder = make_tiny_model("llama", tmp_path / "checkpoint")
-    targets = (ALL_LINEAR, ("q_proj", "down_proj"))  # cut by outputs and by inputs
+    folder = make_tiny_model("glm4", tmp_path / "checkpoint", **LLAMA_LIKE)  # whose ranks get all of an MLP's inputs
+    targets = ((*ATTENTION, "gate_up_proj", "down_proj"), ("q_proj", "down_proj"))
     adapters = [
         make_adapter(tmp_path / f"a{i}", folder, rank=3 + 5 * i, seed=i, targets=names)
         for i, names in enumerate(targets)
