@@ -41,7 +41,11 @@ def create_app(gateway: Gateway) -> ASGIApp:
     served: ASGIApp = Edge(app, gateway)
     if origins := gateway.config.allowed_origin:  # outermost: a browser asks first, and without the key
         served = CORSMiddleware(
-            served, allow_origins=origins, allow_methods=("*",), allow_headers=("*",), expose_headers=("x-request-id",)
+            served,
+            allow_origins=origins,
+            allow_methods=("*",),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "retry-after"),
         )
     return served
 
