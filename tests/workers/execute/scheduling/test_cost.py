@@ -137,14 +137,17 @@ def steps(scheduler: Scheduler) -> Iterator[Plan]:
         yield plan
 
 
-def test_steps_with_a_long_prompt_hold_the_target_and_use_it() -> None:
-    scheduler = paced()
+@pytest.mark.parametrize("num_speculative_tokens", [0, 8])
+def test_steps_with_a_long_prompt_hold_the_target_and_use_it(num_speculative_tokens: int) -> None:
+    guess = {"num_speculative_tokens": num_speculative_tokens, "propose": lambda sequence, count: [1] * count}
+    scheduler = paced(**guess)
     scheduler.add(make_sequence(9, num_tokens=2000))
     plans = list(itertools.takewhile(lambda plan: 9 in chunks_of(plan), steps(scheduler)))
     times = [cost_ms(Work.of(plan)) for plan in plans]
     assert max(times) <= 4.0 * 1.05
     assert sum(chunks_of(plan)[9] for plan in plans) >= 2000
     assert min(times[:-8]) > 3.0
+    assert all(plan.has_proposals == (num_speculative_tokens > 0) for plan in plans)
 
 
 def test_without_a_target_a_chunk_is_as_large_as_it_may_be() -> None:
