@@ -13,7 +13,7 @@ def what_follows_a_wrong_guess_is_said(patch: Patch) -> None:
 
 def guesses_go_on_behind_the_last_page(patch: Patch) -> None:
     """They are written to pages that the sequence does not have."""
-    patch.setattr(Proposals, "_room", lambda self, sequence: len(sequence.tokens) - 1 - sequence.num_tokens)
+    patch.setattr(Proposals, "_extend", lambda self, sequence, num_proposed: num_proposed)
 
 
 def the_last_of_several_tokens_counts_first(patch: Patch) -> None:
@@ -26,8 +26,13 @@ def the_last_of_several_tokens_counts_first(patch: Patch) -> None:
     patch.setattr(TokenWriter, "publish_in_order", publish)
 
 
+def pages_of_wrong_guesses_are_not_given_back(patch: Patch) -> None:
+    patch.setattr(Proposals, "give_back", lambda self, sequence: None)
+
+
 PROPOSAL_MUTATIONS = by_name(
     what_follows_a_wrong_guess_is_said,
     guesses_go_on_behind_the_last_page,
+    pages_of_wrong_guesses_are_not_given_back,
     the_last_of_several_tokens_counts_first,
 )
