@@ -262,7 +262,7 @@ def test_r_aa_17_stop_ends_everything_and_start_begins_anew() -> None:
     for _ in range(2):
         assert driver.start().start() is driver
         seen.append((*driver.pids.values(), driver.run_dir))
-        assert driver.stats()["prepare"]["records_used"] == 0
+        eventually(lambda: driver.stats()["prepare"].get("records_used") == 0)
         assert driver.generate([4, 2], max_tokens=3).token_ids == expected([4, 2], 3)
         driver.stop()
     assert not set(seen[0]) & set(seen[1])
