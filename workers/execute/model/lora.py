@@ -6,6 +6,7 @@ Source: LoRA, Hu et al. 2021; rank-stabilised scales: Kalajdzievski 2023.
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ _WITHOUT_EFFECT = {
     "runtime_config", "target_modules",
 }  # fmt: skip
 _SCALES = {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
+_DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 class LowRank(NamedTuple):
@@ -82,7 +84,10 @@ def _load(module: LoraModule) -> Adapter:
             for name in file.keys():  # noqa: SIM118, it is no mapping
                 if (match := _TENSOR.fullmatch(name)) is None:
                     raise _refused(module.name, f"its tensor {name} is no lora_A and no lora_B of a linear layer")
-                sides.setdefault(match["module"], {})[match["side"]] = file.get_tensor(name)
+                found = sides.setdefault(match["module"], {})
+                if match["side"] in found:
+                    raise _refused(module.name, f"it has lora_{match['side']} of {match['module']} twice")
+                found[match["side"]] = file.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise _refused(module.name, f"{weights_file} is damaged: {error}") from error
     if not sides:
@@ -118,14 +123,22 @@ def _read_scales(name: str, file: Path) -> _Scales:
         for pattern in (*ranks, *alphas):
             re.compile(pattern)
         return _Scales(
-            rank=int(config["r"]),
+            rank=operator.index(config["r"]),
             alpha=float(config["lora_alpha"]),
-            ranks={str(key): int(value) for key, value in ranks.items()},
+            ranks={str(key): operator.index(value) for key, value in ranks.items()},
             alphas={str(key): float(value) for key, value in alphas.items()},
-            is_stabilised=bool(config.get("use_rslora")),
+            is_stabilised=_switch(config.get("use_rslora")),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, re.error) as error:
+    except (
+        OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, re.error,
+    ) as error:  # fmt: skip
         raise _refused(name, f"{file} is damaged: {error!r}") from error
+
+
+def _switch(value: Any) -> bool:
+    if value not in (None, True, False):
+        raise ValueError(f"{value!r:.80} is neither true nor false")
+    return bool(value)
 
 
 def _check_config(name: str, config: Mapping[str, Any]) -> None:
@@ -145,13 +158,15 @@ def _low_rank(name: str, module: str, sides: Mapping[str, torch.Tensor], scales:
     if sides.keys() != {"A", "B"}:
         raise _refused(name, f"of {module} it has only lora_{''.join(sides)}")
     a, b = sides["A"], sides["B"]
+    if unknown := {a.dtype, b.dtype} - _DTYPES:
+        raise _refused(name, f"of {module} it has numbers of {unknown.pop()}")
     rank = scales.rank_of(module)
     if not (a.dim() == b.dim() == 2 and len(a) == b.shape[1] == rank):
         raise _refused(name, f"of {module} it has {list(a.shape)} and {list(b.shape)}, and its config says rank {rank}")
     if not 1 <= rank <= MAX_RANK:
         raise _refused(name, f"the rank of {module} is {rank}, the limits are 1 and {MAX_RANK}")
     b = b.float() * scales.scale_of(module)
-    if not (a.isfinite().all() and b.isfinite().all()):
+    if not (a.float().isfinite().all() and b.isfinite().all()):
         raise _refused(name, f"of {module} it has numbers that are not finite")
     return LowRank(a, b)
 

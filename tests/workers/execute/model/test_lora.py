@@ -76,6 +76,10 @@ def test_a_name_of_the_adapter_in_the_tensors_is_understood(tmp_path: Path) -> N
         ({"r": None}, "adapter_config.json is damaged"),
         ({"rank_pattern": {"(": 1}}, "adapter_config.json is damaged"),
         ({"rank_pattern": [1]}, "adapter_config.json is damaged"),
+        ({"rank_pattern": {"q_proj": float("inf")}}, "adapter_config.json is damaged"),
+        ({"r": 4.5}, "adapter_config.json is damaged"),
+        ({"lora_alpha": 10**400}, "adapter_config.json is damaged"),
+        ({"use_rslora": "false"}, "'false' is neither true nor false"),
     ],
 )
 def test_what_is_more_than_a_low_rank_addition_is_refused(config: dict[str, Any], why: str, tmp_path: Path) -> None:
@@ -125,6 +129,19 @@ def test_a_rank_beyond_the_limit_is_refused(tmp_path: Path) -> None:
         ),
         (lambda t: t.clear(), "has no tensors"),
         (lambda t: t.update({f"base_model.model.{QUERY}.lora_B.weight": torch.ones(4)}), "it has .4, 6. and .4."),
+        (
+            lambda t: t.update({f"base_model.model.{QUERY}.lora_A.default.weight": torch.zeros(4, 6)}),
+            f"it has lora_A of {QUERY} twice",
+        ),
+        *[
+            (
+                lambda t, dtype=dtype: t.update(
+                    {f"base_model.model.{QUERY}.lora_A.weight": torch.ones(4, 6).to(dtype)}
+                ),
+                f"of {QUERY} it has numbers of {dtype}",
+            )
+            for dtype in (torch.float8_e4m3fn, torch.complex64, torch.int8)
+        ],
     ],
 )
 def test_tensors_that_are_no_pairs_are_refused(change: Callable[[Tensors], Any], why: str, tmp_path: Path) -> None:
@@ -145,5 +162,12 @@ def test_a_damaged_file_is_named(name: str, content: bytes, tmp_path: Path) -> N
 def test_a_config_that_is_no_map_is_damaged(tmp_path: Path) -> None:
     write_adapter(tmp_path, tensors_of(QUERY), r=4)
     (tmp_path / "adapter_config.json").write_text(json.dumps([1]))
+    with pytest.raises(ConfigError, match=r"adapter_config\.json is damaged"):
+        load_adapters([LoraModule("mine", tmp_path)])
+
+
+def test_a_config_too_deep_to_read_is_damaged(tmp_path: Path) -> None:
+    write_adapter(tmp_path, tensors_of(QUERY), r=4)
+    (tmp_path / "adapter_config.json").write_text("[" * 100_000)
     with pytest.raises(ConfigError, match=r"adapter_config\.json is damaged"):
         load_adapters([LoraModule("mine", tmp_path)])
