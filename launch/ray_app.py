@@ -94,6 +94,7 @@ def app(arguments: dict[str, Any]) -> Any:
     names = {field.name for field in dataclasses.fields(RayOptions)}
     options = RayOptions(**{name: values.pop(name) for name in names & values.keys()})
     config = PipelineConfig.from_options(**values)
+    GatewayConfig().check_names(config.model)
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name="triptych",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..driver.driver import Driver
 from ..protocol.config import PipelineConfig
-from ..protocol.errors import ConfigError, PipelineClosed, TriptychError
+from ..protocol.errors import PipelineClosed, TriptychError
 from .gateway.address import check_address
 from .gateway.config import GatewayConfig
 from .gateway.processes import gateways
@@ -54,7 +54,7 @@ def serve(task: Task, *, console: Console) -> int:
     handle_unless_ignored(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
     if task.gateway.http is not None:
         check_address(task.gateway.http)
-    _check_names(task)
+    task.gateway.check_names(task.config.model)
     code = 0
     driver = Driver(run_dir=task.run_dir, config=task.config)
     with ExitStack() as stack:
@@ -70,17 +70,6 @@ def serve(task: Task, *, console: Console) -> int:
             stack.enter_context(signals_ignored())
             code = _stop(driver)
     return code
-
-
-def _check_names(task: Task) -> None:
-    """
-    Raises:
-        ConfigError: an adapter has the name of the model, so nobody could ask for both.
-    """
-    own = task.gateway.served_model_name or (task.config.model.model,)
-    for module in task.config.model.adapters:
-        if module.name in own:
-            raise ConfigError(f"lora_modules has an adapter {module.name!r}, which is the model", param="lora_modules")
 
 
 def _start(driver: Driver, console: Console, url: str | None) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...protocol.config import MAX_LEASE_S, MIN_LEASE_S
+from ...protocol.config import MAX_LEASE_S, MIN_LEASE_S, ModelConfig
 from ...protocol.errors import ConfigError
 
 LOG_FORMATS = ("text", "json")
@@ -74,6 +74,17 @@ class GatewayConfig:
         _one_of("tool_parser", self.tool_parser, TOOL_PARSERS)
         _one_of("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
         _one_of("log_format", self.log_format, LOG_FORMATS)
+
+    def check_names(self, model: ModelConfig) -> None:
+        """
+        Raises:
+            ConfigError: an adapter has the name of the model, so nobody could ask for both.
+        """
+        own = self.served_model_name or (model.model,)
+        for module in model.adapters:
+            if module.name in own:
+                text = f"lora_modules has an adapter {module.name!r}, which is the model"
+                raise ConfigError(text, param="lora_modules")
 
     def api_keys(self) -> tuple[str, ...]:
         """Every key that opens the gateway; none: it is open to all.

@@ -100,6 +100,10 @@ def test_a_replica_whose_actor_dies_is_replaced(url: str) -> None:
         ({"min_replicas": 3, "max_replicas": 2}, "min_replicas is 3, the limits are 1 and 2"),
         ({"router": "nearest"}, "router is 'nearest', known are: load, session"),
         ({"page_sise": 3}, "unknown option 'page_sise'"),
+        (
+            {"model": "hash-lm", "lora_modules": ["hash-lm=x"]},
+            "lora_modules has an adapter 'hash-lm', which is the mod",
+        ),
     ],
 )
 def test_an_option_that_cannot_work_is_named(options: dict[str, Any], reason: str) -> None:
