@@ -28,6 +28,7 @@ from report import environment  # noqa: E402
 from results import Results, draw, table  # noqa: E402
 from workloads import WORKLOADS, make_requests  # noqa: E402
 
+FORMS = ("bf16", "int8", "int4", "transformers")
 MODELS = ("smollm2-135m", "qwen3-0.6b")
 LOAD = 0.6  # of W4: arrivals, of what the best bf16 engine of the others has completed in W1 of the same run
 REQUESTS_PER_S = {"smollm2-135m": 3.5, "qwen3-0.6b": 1.0}  # where W1 or the others are left out
@@ -57,7 +58,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers", type=Path, default=Path(folder) if folder else None, help="see README.md")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
     parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), choices=WORKLOADS)
-    parser.add_argument("--forms", nargs="*", default=["bf16", "int8"], choices=["bf16", "int8", "transformers"])
+    parser.add_argument("--forms", nargs="*", default=["bf16", "int8"], choices=FORMS)
     parser.add_argument("--only", nargs="*", help="these engines, such as 'triptych bf16' or vllm")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget-s", type=float, default=90.0, help="no further run of one engine and workload after")

@@ -33,14 +33,22 @@ class Contestant:
 
 
 def find_contestants(peers: Path | None, model: Path, forms: list[str]) -> list[Contestant]:
-    """Ours in each of ``forms``, and every known peer; ``peers`` is laid out as README.md says."""
+    """Ours in each of ``forms``, and every known peer; ``peers`` is laid out as README.md says.
+
+    Peers in four bits take part where ours does.
+    """
     found = [Contestant(OURS, form, Path(sys.executable), {}) for form in forms]
+    in_four_bits = [
+        ("openvino", "int4", "openvino-int4/openvino_model.xml"),
+        ("llama_cpp", "q4_0", "q4_0.gguf"),
+    ]
     return found + [_find(peers, model, *peer) for peer in (
         ("vllm", "bf16", None),
         ("openvino", "bf16", "openvino-fp16/openvino_model.xml"),
         ("openvino", "int8", "openvino-int8/openvino_model.xml"),
         ("llama_cpp", "bf16", "bf16.gguf"),
         ("llama_cpp", "q8_0", "q8_0.gguf"),
+        *(in_four_bits if "int4" in forms else ()),
     )]  # fmt: skip
 
 

@@ -9,7 +9,13 @@ from typing import Any
 from contestants import OURS
 from cpu_models import num_weights
 
+# Of a weight of a layer, and of the head; 2 in other formats.
+WEIGHT_BYTES = {"int8": (1.0, 1.0), "q8_0": (1.0, 1.0), "int4": (9 / 16, 1.0), "q4_0": (9 / 16, 1.0)}
 LATENCIES = ("ttft_p50_ms", "itl_p50_ms", "itl_p99_ms")
+
+
+def _weight_bytes(name: str) -> tuple[float, float]:
+    return WEIGHT_BYTES.get(name.split()[-1], (2.0, 2.0))
 
 
 class Results:
@@ -49,21 +55,22 @@ class Results:
 
     def share(self, name: str, workload: str) -> float | None:
         """Of the memory's rate for W2, where a token reads every weight; of the matrix rate for W3. 1 is the limit."""
-        rate, is_int8 = self.median(name, workload), not name.endswith("bf16")
+        rate, form = self.median(name, workload), name.split()[-1]
         if rate is None:
             return None
         if workload == "W2":
-            return rate * (self._layers + self._head) * (1 if is_int8 else 2) / self.limit("read_rate")
+            of_layers, of_head = _weight_bytes(name)
+            return rate * (self._layers * of_layers + self._head * of_head) / self.limit("read_rate")
         if workload == "W3":
-            return rate * 2 * self._layers / self.limit("int8_rate" if is_int8 else "bf16_rate")
+            return rate * 2 * self._layers / self.limit("bf16_rate" if form == "bf16" else "int8_rate")
         return None
 
     def best_peer(self, form: str, workload: str) -> float | None:
-        """Tokens a second of the best of the others: for int8 of all of them, else of those in bf16."""
+        """Tokens a second of the best of the others that have as many bits a weight as ``form``, or more."""
         rates = [
             rate
             for name in self.names
-            if not name.startswith(OURS) and (form == "int8" or name.endswith("bf16"))
+            if not name.startswith(OURS) and _weight_bytes(name) >= _weight_bytes(form)
             if (rate := self.median(name, workload)) is not None
         ]
         return max(rates, default=None)

@@ -1,4 +1,4 @@
-"""llama.cpp's server over HTTP, prompts as token ids. Formats: bf16, q8_0."""
+"""llama.cpp's server over HTTP, prompts as token ids. Formats: bf16, q8_0, q4_0."""
 
 from __future__ import annotations
 

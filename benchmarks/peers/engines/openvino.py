@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching with its prefix cache. Formats: bf16 (16-bit weights), int8 (8-bit weights)."""
+"""OpenVINO GenAI's continuous batching with its prefix cache. Formats: bf16; int8 and int4, of weights only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Engine:
         scheduler.cache_size = 3  # GiB
         scheduler.max_num_seqs = 64
         scheduler.enable_prefix_caching = True
-        folder = folder.with_name(f"{folder.name}.openvino-{'int8' if form == 'int8' else 'fp16'}")
+        folder = folder.with_name(f"{folder.name}.openvino-{'fp16' if form == 'bf16' else form}")
         properties = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "bf16"}
         self._pipeline = genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", properties)
         self._count = 0

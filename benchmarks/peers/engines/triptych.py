@@ -47,7 +47,7 @@ class Engine:
             str(folder),
             dtype="bfloat16",
             backend=backend,
-            quantization="int8" if form == "int8" else "none",
+            quantization=form if form in ("int8", "int4") else "none",
             threads=threads,
             max_model_len=2048,
         ).start()
