@@ -105,6 +105,11 @@ class DecoderSpec:
             shapes.update(self._layer_shapes(self.layer(index)))
         return shapes
 
+    def matrices(self) -> list[str]:
+        """The names of all matrices of the layers."""
+        layers = map(self.layer, range(self.num_layers))
+        return [name for layer in layers for name in (*layer.qkv, layer.output, *layer.gate_up, layer.down)]
+
     def _layer_shapes(self, names: LayerTensors) -> Iterator[tuple[str, tuple[int, ...]]]:
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         hidden, inner = self.hidden_size, self.intermediate_size

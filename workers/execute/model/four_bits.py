@@ -31,10 +31,17 @@ def open_tensors(folder: Path) -> Checkpoint:
 
     Raises:
         Unsupported: its weights are quantised in a way that is not known here.
-        ConfigError: something of its quantised weights is missing.
+        ConfigError: something of its quantised weights is missing or damaged.
     """
-    settings = json.loads((folder / "config.json").read_text()).get("quantization_config")
-    return Checkpoint(folder) if settings is None else QuantisedCheckpoint(folder, settings)
+    file = folder / "config.json"
+    settings = json.loads(file.read_text()).get("quantization_config")
+    if settings is None:
+        return Checkpoint(folder)
+    try:
+        layout, group_size = _layout(settings)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ConfigError(f"quantization_config in {file} is damaged: {error!r}", param="model") from error
+    return QuantisedCheckpoint(folder, layout, group_size)
 
 
 class Weights(NamedTuple):
@@ -50,15 +57,15 @@ class QuantisedCheckpoint(Checkpoint):
 
     is_quantised = True
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, layout: _Layout, group_size: int) -> None:
         super().__init__(folder)
-        self._layout, self._group_size = _layout(settings)
-        names, first = super().shapes().keys(), self._layout.parts[0]
-        self._modules = {name.removesuffix(f".{first}") for name in names if name.endswith(f".{first}")}
+        self._layout, self._group_size = layout, group_size
+        shapes, first = super().shapes(), layout.parts[0]
+        self._modules = {name.removesuffix(f".{first}") for name in shapes if name.endswith(f".{first}")}
         for module in self._modules:
-            for part in self._layout.parts:
-                if f"{module}.{part}" not in names:
-                    raise ConfigError(f"{folder} has {module}.{first}, but no {module}.{part}", param="model")
+            for part in layout.parts:
+                if len(shapes.get(f"{module}.{part}", ())) != 2:
+                    raise ConfigError(f"{folder} has {module}.{first}, but no matrix {module}.{part}", param="model")
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in super().__iter__() if name.rpartition(".")[0] not in self._modules or _is_bias(name))
@@ -73,10 +80,11 @@ class QuantisedCheckpoint(Checkpoint):
             for module in self._modules
         }
 
-    def four_bits(self, name: str) -> FourBits | None:
+    def has_four_bits(self, name: str) -> bool:
+        return name.removesuffix(".weight") in self._modules
+
+    def four_bits(self, name: str) -> FourBits:
         module = name.removesuffix(".weight")
-        if module not in self._modules:
-            return None
         parts = {part: self._array(f"{module}.{part}") for part in self._layout.all_parts}
         weights = self._layout.read({part: array for part, array in parts.items() if array is not None})
         return self._in_groups(module, weights)
@@ -202,6 +210,8 @@ def _of_scheme(settings: Mapping[str, Any]) -> tuple[Any, Any]:
 
 def _unpacked(words: Array, places: tuple[int, ...] = tuple(range(8))) -> npt.NDArray[np.uint8]:
     """[..., 8 n] numbers of [..., n] words, by their places in the word."""
+    if words.dtype != np.int32:
+        raise ConfigError(f"its numbers in four bits are packed into {words.dtype}, not int32", param="model")
     bits = np.ascontiguousarray(words).view(np.uint32)
     numbers = np.empty((*bits.shape, 8), np.uint8)
     for index, place in enumerate(places):

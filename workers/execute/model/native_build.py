@@ -73,16 +73,19 @@ class NativeSetting:
             library = load_library()
         except NoCompiler as error:
             raise Unsupported(str(error)) from error
-        format_ = self._format(checkpoint, dtype)
+        format_ = self._format(checkpoint, spec, dtype)
         threads = self.num_threads(spec)
         return library, PackedWeights(
             spec, checkpoint, library=library, format_=format_, num_threads=threads, progress=self.progress
         )
 
-    def _format(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Format:
+    def _format(self, checkpoint: Checkpoint, spec: DecoderSpec, dtype: torch.dtype) -> Format:
         if checkpoint.is_quantised:
             if self.quantization not in ("none", "int4"):
                 raise Unsupported(f"its weights have four bits already, and quantization is {self.quantization}")
+            plain = [name for name in spec.matrices() if not checkpoint.has_four_bits(name)]
+            if plain:
+                raise Unsupported(f"{len(plain)} matrices of its layers have not four bits as others, {plain[0]} first")
             return Format.INT4
         return QUANTISED.get(self.quantization) or FORMATS[dtype]
 

@@ -48,9 +48,13 @@ class Checkpoint(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self._files)
 
-    def four_bits(self, name: str) -> FourBits | None:
-        """A weight that is stored in four bits, which is in ``shapes`` then and not in the mapping."""
-        return None
+    def has_four_bits(self, name: str) -> bool:
+        """Whether this weight is stored in four bits: then it is in ``shapes``, and not in the mapping."""
+        return False
+
+    def four_bits(self, name: str) -> FourBits:
+        """A weight of which ``has_four_bits`` is true."""
+        raise KeyError(name)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(file.get_slice(name).get_shape()) for name, file in self._files.items()}
@@ -95,17 +99,24 @@ class PackedWeights:
         self.model = self._make_model()
 
     def quantised(self) -> dict[str, Callable[[], torch.Tensor]]:
-        """For the layers' tensors that were quantised by name, what they stand for, [outputs, inputs] of float32."""
+        """By name, what quantised tensors stand for, [outputs, inputs] of float32.
+
+        Those of the layers, and those that the checkpoint has in four bits only.
+        """
 
         def unpacked(places: list[Placement]) -> torch.Tensor:
             return torch.from_numpy(np.concatenate([self._packer.unpack(place) for place in places]))
 
-        layers = self._quantised.keys() - {self.spec.head}
-        return {name: partial(unpacked, self._quantised[name]) for name in layers}
+        return {
+            name: partial(unpacked, places)
+            for name, places in self._quantised.items()
+            if name != self.spec.head or self._checkpoint.has_four_bits(name)
+        }
 
     def _make_model(self) -> Model:
         spec = self.spec
-        head = new_matrix(self._arena, self.format.arithmetic, spec.hidden_size, spec.vocab_size, has_bias=False)
+        head_format = self.format if self._checkpoint.has_four_bits(spec.head) else self.format.arithmetic
+        head = new_matrix(self._arena, head_format, spec.hidden_size, spec.vocab_size, has_bias=False)
         self._place(head, [spec.head], [(spec.vocab_size, 0)])
         if not spec.is_tied:
             self._count()  # the embedding
@@ -176,9 +187,10 @@ class PackedWeights:
     def _read_weights(self, names: Sequence[str], sizes: Sequence[int]) -> Iterator[torch.Tensor | FourBits]:
         """As ``_read``, in four bits where they are stored so."""
         for name in names:
-            if (stored := self._checkpoint.four_bits(name)) is None:
+            if not self._checkpoint.has_four_bits(name):
                 yield from self._read([name], sizes if len(names) < len(sizes) else [0])
                 continue
+            stored = self._checkpoint.four_bits(name)
             cuts = [0] if len(names) == len(sizes) else np.cumsum(sizes)
             yield from map(FourBits, *(np.split(part, cuts[:-1]) for part in stored))
             self._count()

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.workers.execute.model.native import PAGE_SIZE, make_checkpoint, make_inputs
+from tests.workers.execute.model.native import PAGE_SIZE, in_sixteenths, make_checkpoint, make_inputs
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.model.decoder_spec import Unsupported
 from triptych.workers.execute.model.native_build import NativeModel, NativeSetting, load_proven
@@ -128,6 +128,19 @@ def test_it_says_what_the_plain_checkpoint_says_in_four_bits(family: str, layout
     assert model.proof.facts == expected.proof.facts
 
 
+def test_its_head_may_have_four_bits_too(tmp_path: Path) -> None:
+    stored, plain = make_pair("llama", "gptq", tmp_path)
+    expected = logits(load(plain, "int4"))
+    with change_tensors(stored) as tensors:
+        head = in_sixteenths(tensors.pop("lm_head.weight"))
+        scales = (head[:, 1] / 7).numpy().reshape(-1, 1)  # one group; 0 stands for eight of them
+        numbers = np.rint(head.numpy() / scales).astype(np.int64) + 8
+        parts = gptq(np.clip(numbers, 0, 15), scales, np.full_like(scales, 8, dtype=np.int64))
+        tensors |= {f"lm_head.{part}": values for part, values in parts.items()}
+    found = logits(load(stored))
+    assert np.abs(found - expected).max() < 0.3 * np.abs(expected).max()
+
+
 def test_a_proven_one_starts_again(tmp_path: Path) -> None:
     stored, _ = make_pair("llama", "awq", tmp_path)
     model = load(stored)
@@ -173,7 +186,16 @@ def test_damage_is_told_by_name(tmp_path: Path) -> None:
         load(stored)
     with change_tensors(stored) as tensors:
         del tensors[name]
-    with pytest.raises(ConfigError, match=r"has model.layers.0.mlp.down_proj.qweight, but no .*scales"):
+    with pytest.raises(ConfigError, match=r"has model.layers.0.mlp.down_proj.qweight, but no matrix .*scales"):
+        load(stored)
+    with change_tensors(stored) as tensors:
+        for part in ("qweight", "qzeros"):
+            del tensors[f"model.layers.0.mlp.down_proj.{part}"]
+        tensors["model.layers.0.mlp.down_proj.weight"] = torch.zeros(128, 256)
+    with pytest.raises(Unsupported, match=r"1 matrices .* layers.0.mlp.down_proj.weight first"):
+        load(stored)
+    change_config(stored, quantization_config={**LAYOUTS["compressed-tensors"][1], "config_groups": {"a": {}}})
+    with pytest.raises(ConfigError, match=r"quantization_config in .* is damaged"):
         load(stored)
 
 
