@@ -85,7 +85,7 @@ class NativeSetting:
                 raise Unsupported(f"its weights have four bits already, and quantization is {self.quantization}")
             plain = [name for name in spec.matrices() if not checkpoint.has_four_bits(name)]
             if plain:
-                raise Unsupported(f"{len(plain)} matrices of its layers have not four bits as others, {plain[0]} first")
+                raise Unsupported(f"{len(plain)} of its matrices have not four bits as the others, {plain[0]} first")
             return Format.INT4
         return QUANTISED.get(self.quantization) or FORMATS[dtype]
 
