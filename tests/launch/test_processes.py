@@ -77,7 +77,7 @@ def test_the_first_signal_lets_requests_finish(tmp_path: Path) -> None:
 def test_the_second_signal_stops_at_once(tmp_path: Path) -> None:
     number = signal.SIGINT  # two of SIGTERM: the test after this
     with serving(tmp_path) as (server, client):
-        stream = client.submit("hello", max_tokens=1200)
+        stream = client.submit("hello", max_tokens=400)
         next(iter(stream))
         server.send_signal(number)
         assert server.stderr is not None
@@ -86,7 +86,7 @@ def test_the_second_signal_stops_at_once(tmp_path: Path) -> None:
         assert server.wait(20) == 1
         assert "requests kept for the next driver: 1" in server.stderr.read()
         with serving(tmp_path):  # the same client goes on, and does not notice
-            assert len(stream.result(60).token_ids) == 1200
+            assert len(stream.result(60).token_ids) == 400
 
 
 def test_what_no_driver_can_take_over_is_cut_short() -> None:
