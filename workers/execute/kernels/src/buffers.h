@@ -54,7 +54,7 @@ struct Operand {
     return {reinterpret_cast<const uint32_t*>(elements.get()), size_t(width) / Format::kGroup, scales.get(),
             scale_stride(width), count};
   }
-  static size_t scale_stride(int width) { return 1 + size_t(width) / kSummed; }
+  static size_t scale_stride(int width) { return 1 + size_t(width) / kGroupInputs; }
 };
 
 // What one thread has to itself.

@@ -1,7 +1,7 @@
 // Weights of four bits, in groups of 64 inputs of a column.
 //
-// A group's weights are scale * q + least, with q of 0..15 and both numbers in bfloat16. It takes nine steps of a block:
-// eight of eight weights, where the low halves of the four bytes go with one group of activations and the high halves
+// A group's weights are scale * q + least, with q of 0..15, and both numbers in bfloat16. It takes nine steps of a
+// block: eight of eight weights, where the low halves of the four bytes go with one group of activations and the high halves
 // with the next one, and one step of the scale (low half of the 32 bits) and the least. So a block stays one run of
 // memory, of 4.5 bits a weight. The product of a group is exact in integers; groups are added in float:
 //   sum of (x + 128) (scale q + least) = scale * sum of (x + 128) q + least * sum of (x + 128).
@@ -39,8 +39,10 @@ struct Int4 {
 #endif
 };
 
-constexpr int kSummed = 64;  // activations of which the sum is known, and inputs of a group
-constexpr int kWeightSteps = kSummed / Int4::kGroup, kGroupSteps = kWeightSteps + 1;
+constexpr int kGroupInputs = 64;
+constexpr int kWeightSteps = kGroupInputs / Int4::kGroup, kGroupSteps = kWeightSteps + 1;
+
+inline int num_groups_of(int num_inputs) { return (num_inputs + kGroupInputs - 1) / kGroupInputs; }
 
 // sums[r * kVectors + v] += rows times weights. `totals` are the sums of each 64 activations of a row.
 template <int kRows, int kVectors, class Asking>

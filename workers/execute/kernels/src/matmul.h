@@ -38,20 +38,21 @@ struct Indices {
 struct Rows {
   const uint32_t* groups;
   size_t stride;        // groups from row to row
-  const float* scales;  // int8 only: what one unit of a row is worth, then the sums of each kSummed of its bytes
+  const float* scales;  // int8 only: what one unit of a row is worth, then the sums of each kGroupInputs of its bytes
   size_t scale_stride;
   int count;
 };
 
 template <class Format>
 inline int num_steps(const Matrix& matrix) {
-  if constexpr (std::is_same<Format, Int4>::value) return (matrix.num_inputs + kSummed - 1) / kSummed * kGroupSteps;
+  if constexpr (std::is_same<Format, Int4>::value) return num_groups_of(matrix.num_inputs) * kGroupSteps;
   return (matrix.num_inputs + Format::kGroup - 1) / Format::kGroup;
 }
 
 // What the sums of 16 columns stand for.
 template <class Format>
-inline Floats finished(typename Format::Accumulators sums, const Matrix& matrix, const Rows& rows, int row, int column) {
+inline Floats finished(typename Format::Accumulators sums, const Matrix& matrix, const Rows& rows, int row,
+                       int column) {
   Floats result;
   if constexpr (std::is_same<Format, Int8>::value) {
     const Floats exact = to_floats(sums - load<Ints>(static_cast<const int32_t*>(matrix.offsets) + column));

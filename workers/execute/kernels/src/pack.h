@@ -101,7 +101,7 @@ struct Narrowing<Int8> {
 
 // A group of four-bit weights, see int4.h: the numbers, and what they are worth, both rounded to bfloat16.
 struct Quantised {
-  static constexpr int kVectors = kSummed / kLanes;
+  static constexpr int kVectors = kGroupInputs / kLanes;
   Floats numbers[kVectors];
   float scale, least, error;  // the sum of squares
 
@@ -131,17 +131,17 @@ struct Quantised {
       totals[3] = fma(numbers[v], weights[v], totals[3]);
     }
     const float ones = sum(totals[0]), squares = sum(totals[1]), values = sum(totals[2]), products = sum(totals[3]);
-    const float spread = kSummed * squares - ones * ones;
+    const float spread = kGroupInputs * squares - ones * ones;
     if (!(spread > 0)) return;
-    const float slope = (kSummed * products - ones * values) / spread;
-    assign(weights, slope, (values - slope * ones) / kSummed);
+    const float slope = (kGroupInputs * products - ones * values) / spread;
+    assign(weights, slope, (values - slope * ones) / kGroupInputs);
   }
 
   float value(int i) const { return scale * reinterpret_cast<const float*>(numbers)[i] + least; }
 };
 
-// Sixteen values from the least to the greatest weight waste some on the few at both ends. Of some narrower ranges, each
-// moved to where its errors are least, the best is taken.
+// Sixteen values from the least to the greatest weight waste some on the few at both ends. Of some narrower ranges,
+// each moved to where its errors are least, the best is taken.
 inline Quantised quantise(const Floats* weights) {
   Floats low = weights[0], high = weights[0];
   for (int v = 1; v < Quantised::kVectors; ++v) {
@@ -184,18 +184,18 @@ void pack_strip(const Matrix& matrix, const Source* rows, int column, int count)
   for (int r = 0; r < count; ++r) narrow_row.end(r);
 }
 
-// The groups of `count` columns of one vector, group_of(row, group). What inputs are that a group lacks does not matter:
-// their activations are zeros, and offsets take back what they are more.
+// The groups of `count` columns of one vector, group_of(row, group). What stands for inputs that a group lacks does not
+// matter: their activations are zeros, and offsets take back what these are more.
 template <class GroupOf>
 void pack_groups(const Matrix& matrix, int column, int count, const GroupOf& group_of) {
-  const int num_groups = (matrix.num_inputs + kSummed - 1) / kSummed;
+  const int num_groups = num_groups_of(matrix.num_inputs);
   uint32_t* place = matrix.blocks + size_t(column / 64) * num_groups * kGroupSteps * 64 + column % 64;
   double totals[kLanes] = {};
   for (int index = 0; index < num_groups; ++index, place += kGroupSteps * 64)
     for (int r = 0; r < count; ++r) {
       const Quantised group = group_of(r, index);
-      uint8_t numbers[kSummed];
-      for (int i = 0; i < kSummed; ++i) {
+      uint8_t numbers[kGroupInputs];
+      for (int i = 0; i < kGroupInputs; ++i) {
         numbers[i] = uint8_t(reinterpret_cast<const float*>(group.numbers)[i]);
         totals[r] += group.value(i);
       }
@@ -214,8 +214,8 @@ void pack_groups(const Matrix& matrix, int column, int count, const GroupOf& gro
 template <class Source>
 Quantised quantise(const Source* row, int num_inputs, int group) {
   Floats weights[Quantised::kVectors] = {};
-  const int first = group * kSummed;
-  convert(row + first, std::min(kSummed, num_inputs - first), reinterpret_cast<float*>(weights));
+  const int first = group * kGroupInputs;
+  convert(row + first, std::min(kGroupInputs, num_inputs - first), reinterpret_cast<float*>(weights));
   return quantise(weights);
 }
 
@@ -226,8 +226,8 @@ struct FourBits {
   const float* least;      // [outputs][groups]
 
   Quantised group(int output, int num_inputs, int index) const {
-    const int first = index * kSummed, count = std::min(kSummed, num_inputs - first);
-    const size_t worth = size_t(output) * ((num_inputs + kSummed - 1) / kSummed) + index;
+    const int first = index * kGroupInputs, count = std::min(kGroupInputs, num_inputs - first);
+    const size_t worth = size_t(output) * num_groups_of(num_inputs) + index;
     Quantised group{};
     for (int i = 0; i < count; ++i)
       reinterpret_cast<float*>(group.numbers)[i] = numbers[size_t(output) * num_inputs + first + i];
@@ -272,14 +272,14 @@ void pack(const Matrix& matrix, const Source* source, Placement placement, int b
 
 // What weight `input` of a column in eight or four bits stands for.
 inline float weight_of(const Matrix& matrix, int column, int input) {
-  const int num_inputs = matrix.num_inputs, place = input % kSummed;
+  const int num_inputs = matrix.num_inputs, place = input % kGroupInputs;
   const size_t block = column / 64;
   const uint32_t* start = matrix.blocks + column % 64;
   if (matrix.format == kInt8) {
     start += (block * ((num_inputs + Int8::kGroup - 1) / Int8::kGroup) + input / Int8::kGroup) * 64;
     return matrix.scales[column] * reinterpret_cast<const int8_t*>(start)[input % Int8::kGroup];
   }
-  start += (block * ((num_inputs + kSummed - 1) / kSummed) + input / kSummed) * kGroupSteps * 64;
+  start += (block * num_groups_of(num_inputs) + input / kGroupInputs) * kGroupSteps * 64;
   const uint32_t worth = start[kWeightSteps * 64], numbers = start[place / Int4::kGroup * 64];
   const int shift = 8 * (place % 4) + place % Int4::kGroup / 4 * 4;
   return from_bf16(uint16_t(worth)) * float(numbers >> shift & 15) + from_bf16(uint16_t(worth >> 16));

@@ -40,7 +40,7 @@ inline void write_row(const float* from, int count, Element* to, float*) {
 
 // Dynamic quantisation: the greatest value of the row becomes 127, all are shifted by 128. The scale of a row
 // with a value that is infinite or no number is no number, and so is every product of it. Behind the scale come the
-// sums of each kSummed bytes.
+// sums of each kGroupInputs bytes.
 inline void write_row(const float* from, int count, uint8_t* to, float* scale) {
   Floats top = broadcast(1e-30f), zeros = broadcast(0.0f);
   for (int i = 0; i < count; i += kLanes) {
@@ -64,9 +64,9 @@ inline void write_row(const float* from, int count, uint8_t* to, float* scale) {
     for (int lane = 0; lane < kLanes; ++lane) to[i + lane] = uint8_t(lanes[lane]);
 #endif
   }
-  for (int i = 0; i < count; i += kSummed) {
+  for (int i = 0; i < count; i += kGroupInputs) {
     int32_t total = 0;
-    for (int k = 0; k < kSummed; ++k) total += to[i + k];
+    for (int k = 0; k < kGroupInputs; ++k) total += to[i + k];
     *++scale = float(total);
   }
 }
