@@ -112,7 +112,11 @@ class _Scales(NamedTuple):
 
 def _of_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
     """As PEFT looks it up: the first pattern that the end of the module's name matches."""
-    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+    return next((value for key, value in patterns.items() if re.match(_whole(key), module)), default)
+
+
+def _whole(pattern: str) -> str:
+    return rf"(.*\.)?({pattern})$"
 
 
 def _read_scales(name: str, file: Path) -> _Scales:
@@ -121,7 +125,7 @@ def _read_scales(name: str, file: Path) -> _Scales:
         _check_config(name, config)
         ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
         for pattern in (*ranks, *alphas):
-            re.compile(pattern)
+            re.compile(_whole(pattern))
         return _Scales(
             rank=operator.index(config["r"]),
             alpha=float(config["lora_alpha"]),

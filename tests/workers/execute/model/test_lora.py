@@ -75,6 +75,7 @@ def test_a_name_of_the_adapter_in_the_tensors_is_understood(tmp_path: Path) -> N
         ({"r": 5}, "its config says rank 5"),
         ({"r": None}, "adapter_config.json is damaged"),
         ({"rank_pattern": {"(": 1}}, "adapter_config.json is damaged"),
+        ({"rank_pattern": {"(?i)q_proj": 1}}, "adapter_config.json is damaged"),  # flags stand at the beginning only
         ({"rank_pattern": [1]}, "adapter_config.json is damaged"),
         ({"rank_pattern": {"q_proj": float("inf")}}, "adapter_config.json is damaged"),
         ({"r": 4.5}, "adapter_config.json is damaged"),
