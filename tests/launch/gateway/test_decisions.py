@@ -85,7 +85,7 @@ def test_a_question_that_is_none_is_refused(demo: Site, body: dict[str, object],
 
 
 def test_a_decision_ends_with_its_connection() -> None:
-    with Driver("hash-lm", hash_step_ms=300, lease_s=60) as slow, site(slow.run_dir) as api:
+    with Driver("hash-lm", hash_step_ms=1000, lease_s=60) as slow, site(slow.run_dir) as api:
         question = {"question": "?", "options": ["a", "b"]}
         body = json.dumps({"state": "s", "questions": [question]}).encode()
         with raw(api) as connection:
