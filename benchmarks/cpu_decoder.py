@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cpu_models import SHAPES, make_model, num_weights
+from cpu_models import SHAPES, make_model, num_weights, weight_bytes
 from report import best_of, environment
 
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
@@ -68,7 +68,7 @@ def measure(model: str, form: str, workloads: list[str], repeats: int) -> dict[s
             "matrix_gflop_per_s": round(product_rate / 1e9),
         }
         if name == "W2":
-            layer_bytes, head_bytes = {"int8": (1, 1), "int4": (9 / 16, 1)}.get(form, (2, 2))
+            layer_bytes, head_bytes = weight_bytes(form)
             entry["of_memory"] = round(rate * (layers * layer_bytes + head * head_bytes) / read_rate, 3)
         if name == "W3":
             entry["of_arithmetic"] = round(rate * 2 * layers / product_rate, 3)

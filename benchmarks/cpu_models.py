@@ -54,6 +54,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 40960,
     },
 }
+_WEIGHT_BYTES = {"int8": (1.0, 1.0), "q8_0": (1.0, 1.0), "int4": (9 / 16, 1.0), "q4_0": (9 / 16, 1.0)}
 _COMMON = {
     "hidden_act": "silu",
     "tie_word_embeddings": True,
@@ -100,6 +101,11 @@ def make_adapter(folder: Path, checkpoint: Path, seed: int) -> Path:
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": RANK}))
     return folder
+
+
+def weight_bytes(form: str) -> tuple[float, float]:
+    """Of a weight of a layer, and of the head."""
+    return _WEIGHT_BYTES.get(form, (2.0, 2.0))
 
 
 def num_weights(shape: dict[str, Any]) -> tuple[int, int]:

@@ -7,15 +7,13 @@ from statistics import median
 from typing import Any
 
 from contestants import OURS
-from cpu_models import num_weights
+from cpu_models import num_weights, weight_bytes
 
-# Of a weight of a layer, and of the head; 2 in other formats.
-WEIGHT_BYTES = {"int8": (1.0, 1.0), "q8_0": (1.0, 1.0), "int4": (9 / 16, 1.0), "q4_0": (9 / 16, 1.0)}
 LATENCIES = ("ttft_p50_ms", "itl_p50_ms", "itl_p99_ms")
 
 
 def _weight_bytes(name: str) -> tuple[float, float]:
-    return WEIGHT_BYTES.get(name.split()[-1], (2.0, 2.0))
+    return weight_bytes(name.split()[-1])
 
 
 class Results:

@@ -92,8 +92,8 @@ class HashRunner:
             time.sleep(pretended_s)
         inputs = resolve(inputs, self._last_tokens)
         cells = inputs.positions.astype(np.int64) * _STRIDE + inputs.token_ids
-        if inputs.adapters is not None:
-            cells += np.repeat(inputs.adapters, np.diff(inputs.query_starts))
+        if (adapters := inputs.token_adapters) is not None:
+            cells += adapters
         self._cells.reshape(-1)[inputs.slot_mapping] = cells
         self._cells[0] = _POISON  # whoever reads the trash page says something else
         result = self._sample(inputs, masks)

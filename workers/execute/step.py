@@ -64,6 +64,11 @@ class StepInputs:
         return self.positions[self.sample_rows] + np.int32(1)
 
     @property
+    def token_adapters(self) -> Int32 | None:
+        """[T], the adapter of each token's sequence."""
+        return None if self.adapters is None else np.repeat(self.adapters, np.diff(self.query_starts))
+
+    @property
     def logit_rows(self) -> Int32:
         """[R + C], whose logits are wanted: to sample first, then to score."""
         return np.concatenate([self.sample_rows, self.score_rows]) if len(self.score_rows) else self.sample_rows

@@ -42,15 +42,8 @@ def columns_of(inputs: StepInputs) -> list[npt.NDArray[Any]]:
         inputs.context_lens,
         inputs.logit_rows,
         inputs.block_tables,
-        _adapters(inputs),
+        np.empty(0, np.int32) if (adapters := inputs.token_adapters) is None else adapters,
     ]
-
-
-def _adapters(inputs: StepInputs) -> npt.NDArray[np.int32]:
-    """[T], of each token, or [0] where nobody has one."""
-    if inputs.adapters is None:
-        return np.empty(0, np.int32)
-    return np.repeat(inputs.adapters, np.diff(inputs.query_starts))
 
 
 def upload(inputs: StepInputs, device: torch.device) -> DeviceStep:

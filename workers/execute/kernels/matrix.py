@@ -16,7 +16,6 @@ from .memory import Arena, padded
 from .structures import Format, Matrix
 
 _COLUMNS = 64  # of a block
-GROUP_INPUTS = 64  # that have a scale and a least value of their own in int4
 _PIECES_PER_THREAD = 4  # so that all end at about the same time
 
 

@@ -6,6 +6,9 @@ import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
+GROUP_INPUTS = 64  # that have a scale and a least value of their own in int4
+_GROUP_STEPS = GROUP_INPUTS // 8 + 1  # eight weights each, and both numbers
+
 
 class Format(IntEnum):
     """How weights are stored, and with it the arithmetic."""
@@ -23,7 +26,7 @@ class Format(IntEnum):
     def steps(self, num_inputs: int) -> int:
         """32 bits that a column of so many weights takes, see ``src/pack.h`` and ``src/int4.h``."""
         if self is Format.INT4:
-            return -(-num_inputs // 64) * 9
+            return -(-num_inputs // GROUP_INPUTS) * _GROUP_STEPS
         return -(-num_inputs // (1, 2, 4)[self])
 
     @property

@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 
 from ....protocol.errors import ConfigError
-from ..kernels.matrix import GROUP_INPUTS, FourBits
+from ..kernels.matrix import FourBits
+from ..kernels.structures import GROUP_INPUTS
 from .decoder_spec import Unsupported
 from .native_weights import Checkpoint
 

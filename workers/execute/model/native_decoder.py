@@ -197,8 +197,8 @@ def _packed(inputs: StepInputs, rows: Int32) -> tuple[Int32, dict[str, int]]:
     }
     if inputs.carried is not None:
         arrays["carried"] = inputs.carried
-    if inputs.adapters is not None:
-        arrays["adapters"] = np.repeat(inputs.adapters - np.int32(1), np.diff(inputs.query_starts))
+    if (adapters := inputs.token_adapters) is not None:
+        arrays["adapters"] = adapters - np.int32(1)
     packed = np.concatenate(list(arrays.values()), dtype=np.int32, casting="same_kind")
     ends = accumulate((4 * array.size for array in arrays.values()), initial=packed.ctypes.data)
     return packed, dict(zip(arrays, ends, strict=False))

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -186,13 +187,14 @@ class PackedWeights:
 
     def _read_weights(self, names: Sequence[str], sizes: Sequence[int]) -> Iterator[torch.Tensor | FourBits]:
         """As ``_read``, in four bits where they are stored so."""
+        are_merged = len(names) < len(sizes)
         for name in names:
             if not self._checkpoint.has_four_bits(name):
-                yield from self._read([name], sizes if len(names) < len(sizes) else [0])
+                yield from self._read([name], sizes if are_merged else sizes[:1])
                 continue
             stored = self._checkpoint.four_bits(name)
-            cuts = [0] if len(names) == len(sizes) else np.cumsum(sizes)
-            yield from map(FourBits, *(np.split(part, cuts[:-1]) for part in stored))
+            cuts = list(accumulate(sizes))[:-1] if are_merged else []
+            yield from map(FourBits, *(np.split(part, cuts) for part in stored))
             self._count()
 
     def _read(self, names: Sequence[str], sizes: Sequence[int]) -> Iterator[torch.Tensor]:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -82,10 +81,9 @@ class TorchAdapters:
     @contextmanager
     def applied(self, inputs: StepInputs) -> Iterator[None]:
         """In this block the model computes this step."""
-        if inputs.adapters is None:
+        if (owners := inputs.token_adapters) is None:
             yield
             return
-        owners = np.repeat(inputs.adapters, np.diff(inputs.query_starts))
         with self.applied_to(torch.from_numpy(owners).to(self._device)):
             yield
 

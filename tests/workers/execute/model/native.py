@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,13 +65,19 @@ def make_checkpoint(family: str, folder: Path, **overrides: Any) -> Path:
 
 def in_four_bits(checkpoint: Path) -> Path:
     """The checkpoint, where now int4 has the weights of all layers exactly."""
+    with changed_tensors(checkpoint) as tensors:
+        layers = [name for name, tensor in tensors.items() if ".layers." in name and tensor.dim() == 2]
+        tensors |= {name: in_sixteenths(tensors[name]) for name in layers}
+    return checkpoint
+
+
+@contextmanager
+def changed_tensors(checkpoint: Path) -> Iterator[dict[str, torch.Tensor]]:
+    """The tensors of the checkpoint, which are written back."""
     file = checkpoint / "model.safetensors"
     tensors = load_file(file)
-    layers = {
-        name: in_sixteenths(tensor) for name, tensor in tensors.items() if ".layers." in name and tensor.dim() == 2
-    }
-    save_file({**tensors, **layers}, file, {"format": "pt"})
-    return checkpoint
+    yield tensors
+    save_file(tensors, file, {"format": "pt"})
 
 
 def in_sixteenths(weights: torch.Tensor) -> torch.Tensor:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.workers.execute.model.native import PAGE_SIZE, in_sixteenths, make_checkpoint, make_inputs
+from tests.workers.execute.model.native import PAGE_SIZE, changed_tensors, in_sixteenths, make_checkpoint, make_inputs
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.model.decoder_spec import Unsupported
 from triptych.workers.execute.model.native_build import NativeModel, NativeSetting, load_proven
@@ -131,7 +130,7 @@ def test_it_says_what_the_plain_checkpoint_says_in_four_bits(family: str, layout
 def test_its_head_may_have_four_bits_too(tmp_path: Path) -> None:
     stored, plain = make_pair("llama", "gptq", tmp_path)
     expected = logits(load(plain, "int4"))
-    with change_tensors(stored) as tensors:
+    with changed_tensors(stored) as tensors:
         head = in_sixteenths(tensors.pop("lm_head.weight"))
         scales = (head[:, 1] / 7).numpy().reshape(-1, 1)  # one group; 0 stands for eight of them
         numbers = np.rint(head.numpy() / scales).astype(np.int64) + 8
@@ -168,7 +167,7 @@ def test_what_is_not_understood_is_said(layout: str, settings: dict[str, Any], r
 
 def test_an_order_of_inputs_by_their_activations_is_refused(tmp_path: Path) -> None:
     stored, _ = make_pair("llama", "gptq", tmp_path)
-    with change_tensors(stored) as tensors:
+    with changed_tensors(stored) as tensors:
         groups = tensors["model.layers.0.mlp.down_proj.g_idx"]
         groups[:] = groups.flip(0)
     with pytest.raises(Unsupported, match="desc_act"):
@@ -179,16 +178,16 @@ def test_damage_is_told_by_name(tmp_path: Path) -> None:
     stored, _ = make_pair("llama", "awq", tmp_path)
     with pytest.raises(Unsupported, match="four bits already, and quantization is int8"):
         load(stored, "int8")
-    with change_tensors(stored) as tensors:
+    with changed_tensors(stored) as tensors:
         name = "model.layers.0.mlp.down_proj.scales"
         tensors[name] = tensors[name][:1].clone()
     with pytest.raises(ConfigError, match=r"mlp.down_proj has scales of shape \(128, 1\), groups of 128 inputs have"):
         load(stored)
-    with change_tensors(stored) as tensors:
+    with changed_tensors(stored) as tensors:
         del tensors[name]
     with pytest.raises(ConfigError, match=r"has model.layers.0.mlp.down_proj.qweight, but no matrix .*scales"):
         load(stored)
-    with change_tensors(stored) as tensors:
+    with changed_tensors(stored) as tensors:
         for part in ("qweight", "qzeros"):
             del tensors[f"model.layers.0.mlp.down_proj.{part}"]
         tensors["model.layers.0.mlp.down_proj.weight"] = torch.zeros(128, 256)
@@ -197,11 +196,3 @@ def test_damage_is_told_by_name(tmp_path: Path) -> None:
     change_config(stored, quantization_config={**LAYOUTS["compressed-tensors"][1], "config_groups": {"a": {}}})
     with pytest.raises(ConfigError, match=r"quantization_config in .* is damaged"):
         load(stored)
-
-
-@contextmanager
-def change_tensors(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    yield tensors
-    save_file(tensors, file, {"format": "pt"})

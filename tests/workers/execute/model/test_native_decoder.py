@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.workers.execute.model.native import (
     EVERY_STEP,
     FAMILIES,
     PAGE_SIZE,
+    changed_tensors,
     in_four_bits,
     make_checkpoint,
     make_inputs,
@@ -138,9 +138,9 @@ def test_what_is_no_number_is_told_and_ends_with_its_step(
     level: str, format_: Format, hidden_size: int, tmp_path: Path
 ) -> None:
     checkpoint, bad = make_checkpoint("llama", tmp_path, hidden_size=hidden_size), (5, 6, 7)
-    with replaced(checkpoint, "model.embed_tokens.weight") as embedding:
+    with changed_tensors(checkpoint) as tensors:
         for token_id, value in zip(bad, (math.inf, -math.inf, math.nan), strict=True):
-            embedding[token_id, 0] = value
+            tensors["model.embed_tokens.weight"][token_id, 0] = value
     decoder = make_decoder(checkpoint, level, format_)
     clean = np.setdiff1d(random_tokens(NUM_TOKENS), bad).astype(np.int32)[:20]
     expected = run_chunks(decoder, clean, [len(clean)])
@@ -148,15 +148,6 @@ def test_what_is_no_number_is_told_and_ends_with_its_step(
         outputs = decoder.run(make_inputs([(np.full(20, token_id, np.int32), 0, 20)], num_pages=NUM_PAGES))
         assert np.isnan(outputs.greatest).all(), f"token {token_id}: {outputs.greatest}"
     assert np.array_equal(run_chunks(decoder, clean, [len(clean)]), expected)
-
-
-@contextmanager
-def replaced(checkpoint: Path, name: str) -> Iterator[torch.Tensor]:
-    """A tensor of the checkpoint, which is written back."""
-    file = checkpoint / "model.safetensors"
-    tensors = load_file(file)
-    yield tensors[name]
-    save_file(tensors, file, {"format": "pt"})
 
 
 @pytest.mark.parametrize("level", available_levels())
