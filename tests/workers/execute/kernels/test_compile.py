@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import shutil
@@ -20,7 +21,10 @@ def short_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels themselves are built for the tests that run them."""
     sources = tmp_path / "src"
     sources.mkdir()
-    (sources / "library.cpp").write_text("int answer() { return 42; }\n")
+    (sources / "library.cpp").write_text(
+        'int part(); extern "C" __attribute__((visibility("default"))) int whole() { return 2 * part(); }\n'
+    )
+    (sources / "part.cpp").write_text("int part() { return 21; }\n")
     monkeypatch.setattr(compiling, "SOURCES", sources)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
@@ -28,6 +32,7 @@ def short_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short_source")
 def test_a_library_is_built_once(tmp_path: Path) -> None:
     library = build_library("portable")
+    assert ctypes.CDLL(str(library)).whole() == 42
     built = library.stat().st_ino
     assert build_library("portable") == library
     assert library.stat().st_ino == built

@@ -1,28 +1,9 @@
 // What Python calls. Nothing is thrown across this border: a failure is a null pointer or a status other than 0.
 #include "abi.h"
-#include "decoder.h"
+#include "entries.h"
 #include "pack.h"
 
 using namespace triptych;
-
-namespace {
-
-template <class Format>
-void multiply_floats(const Matrix& matrix, const float* x, int num_rows, float* y) {
-  const int width = padded(matrix.num_inputs);
-  Operand<Format> operand;
-  operand.reserve(num_rows, width);
-  Buffer<float> row;
-  row.reserve(width);
-  for (int r = 0; r < num_rows; ++r) {
-    std::memcpy(row.get(), x + size_t(r) * matrix.num_inputs, matrix.num_inputs * sizeof(float));
-    write_row(row.get(), width, operand.row(r, width), operand.scale(r, width));
-  }
-  multiply<Format>(matrix, operand.rows(num_rows, width), {0, 2 * matrix.num_blocks},
-                   Store{y, size_t(matrix.num_blocks) * 64});
-}
-
-}  // namespace
 
 #pragma GCC visibility push(default)
 extern "C" {
@@ -62,9 +43,9 @@ void triptych_unpack(const Matrix* matrix, float* to, int32_t first, int32_t run
 // Floats y [num_rows][64 * num_blocks] = x [num_rows][num_inputs] times the matrix. For tests.
 void triptych_multiply(const Matrix* matrix, const float* x, int32_t num_rows, float* y) {
   switch (matrix->format) {
-    case kFloat32: return multiply_floats<Float32>(*matrix, x, num_rows, y);
-    case kBFloat16: return multiply_floats<BFloat16>(*matrix, x, num_rows, y);
-    default: return multiply_floats<Int8>(*matrix, x, num_rows, y);
+    case kFloat32: return Entries<Float32>::multiply_floats(*matrix, x, num_rows, y);
+    case kBFloat16: return Entries<BFloat16>::multiply_floats(*matrix, x, num_rows, y);
+    default: return Entries<Int8>::multiply_floats(*matrix, x, num_rows, y);
   }
 }
 
@@ -72,9 +53,9 @@ void triptych_multiply(const Matrix* matrix, const float* x, int32_t num_rows, f
 void* triptych_decoder_new(const Model* model, const Sharing* sharing) {
   try {
     switch (model->format) {
-      case kFloat32: return static_cast<Decoder*>(new FormatDecoder<Float32>(*model, *sharing));
-      case kBFloat16: return static_cast<Decoder*>(new FormatDecoder<BFloat16>(*model, *sharing));
-      default: return static_cast<Decoder*>(new FormatDecoder<Int8>(*model, *sharing));
+      case kFloat32: return Entries<Float32>::new_decoder(*model, *sharing);
+      case kBFloat16: return Entries<BFloat16>::new_decoder(*model, *sharing);
+      default: return Entries<Int8>::new_decoder(*model, *sharing);
     }
   } catch (...) {
     return nullptr;

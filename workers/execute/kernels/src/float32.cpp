@@ -1,0 +1,3 @@
+#include "entries.h"
+
+template struct triptych::Entries<triptych::Float32>;
