@@ -128,11 +128,14 @@ class Answer:
         elapsed_ns = self.arrived_ns - self.first_token_ns
         return (num_tokens - 1) * 1e9 / elapsed_ns if num_tokens > 1 and elapsed_ns > 0 else None
 
-    def account(self, journal: Journal) -> Account:
-        """Where the time of this request went until now."""
-        entry = journal.records[self.view.slot]
+    def marks(self, journal: Journal, until_ns: int) -> Marks:
+        """How far this request has come; what goes on now, goes on until ``until_ns``.
+
+        The last token ends the decoding only of an answer that came to its own end.
+        """
+        entry, is_complete = journal.records[self.view.slot], self.stream.finish_reason in ("stop", "length")
         times = read_times(journal, self.view, self.stream.num_tokens)
-        marks = Marks(
+        return Marks(
             received=int(entry["received_ns"]),
             tokenize_start=int(entry["tokenize_start_ns"]),
             tokenize_end=int(entry["tokenize_end_ns"]),
@@ -140,18 +143,21 @@ class Answer:
             dispatched=int(entry["dispatched_ns"]),
             scheduled=times.scheduled_ns,
             first_token=_at(times.tokens_ns, 0),
-            last_token=_at(times.tokens_ns, -1),
-            arrived=self.arrived_ns,
-            text_done=self.text_done_ns,
-            sent=journal.now_ns(),
+            last_token=_at(times.tokens_ns, -1) if is_complete else 0,
+            arrived=self.arrived_ns if is_complete else 0,
+            text_done=self.text_done_ns if self.stream.is_finished else 0,
+            sent=until_ns,
             preempted_ns=times.preempted_ns,
             recovered_ns=times.recovered_ns,
+            num_cached_tokens=times.num_cached_tokens,
+            num_preemptions=times.num_preemptions,
             token_times=times.tokens_ns.tolist(),
         )
-        ledger = make_ledger(
-            marks, num_cached_tokens=times.num_cached_tokens, num_preemptions=times.num_preemptions
-        )  # fmt: skip
-        return Account(ledger, marks.token_times, len(self.view.record.prompt) // 4)
+
+    def account(self, journal: Journal) -> Account:
+        """Where the time of this request went until now."""
+        marks = self.marks(journal, journal.now_ns())
+        return Account(make_ledger(marks), marks.token_times, len(self.view.record.prompt) // 4)
 
     def _summarize(self, journal: Journal) -> dict[str, Any]:
         ledger, record = self.account(journal).ledger, self.view.record

@@ -29,7 +29,9 @@ STAGES = (*dict.fromkeys(stage for stage, _ in _STAGE_ENDS), "preempted", "recov
 
 @dataclass(slots=True, kw_only=True)
 class Marks:
-    """Times of one request, ns of CLOCK_MONOTONIC, which all processes of a machine share. 0: not reached."""
+    """What is known of one request: times, ns of CLOCK_MONOTONIC, which all processes of a machine share, 0: not
+    reached; and what else its account has.
+    """
 
     received: int
     tokenize_start: int = 0
@@ -44,6 +46,8 @@ class Marks:
     sent: int = 0  # the terminal message
     preempted_ns: int = 0  # without pages while it could have run, all times together
     recovered_ns: int = 0  # from the death of a worker until its next token
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
     token_times: list[int] = field(default_factory=list)  # [num_output_tokens]
 
 
@@ -76,7 +80,7 @@ class Ledger:
         return wire
 
 
-def make_ledger(marks: Marks, *, num_cached_tokens: int = 0, num_preemptions: int = 0) -> Ledger:
+def make_ledger(marks: Marks) -> Ledger:
     """The account of a request that ended, wherever it ended."""
     stages_ns = book_stages(marks)
     return Ledger(
@@ -85,8 +89,8 @@ def make_ledger(marks: Marks, *, num_cached_tokens: int = 0, num_preemptions: in
         ttft_ms=_ms(marks.first_token - marks.received) if marks.first_token else None,
         tps=_tokens_per_second(marks.token_times),
         inter_token_ms=_inter_token_times(marks.token_times),
-        num_cached_tokens=num_cached_tokens,
-        num_preemptions=num_preemptions,
+        num_cached_tokens=marks.num_cached_tokens,
+        num_preemptions=marks.num_preemptions,
     )
 
 

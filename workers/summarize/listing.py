@@ -9,10 +9,9 @@ from itertools import islice
 
 from ...protocol import messages as m
 from ...protocol.journal.layout import DISPATCHED, Journal, word
-from ...protocol.journal.tokens import read_times
 from ...protocol.owners import HOUSE, may_ask
 from .answer import Answer
-from .ledger import Marks, book_stages
+from .ledger import book_stages
 
 
 class Ended:
@@ -44,6 +43,7 @@ def list_requests(
 
 def _row(journal: Journal, answer: Answer) -> m.RequestRow:
     record, entry = answer.view.record, journal.records[answer.view.slot]
+    until_ns = answer.ended_ns if answer.stream.is_finished else journal.now_ns()
     # Before its first token these fields may still be those of an earlier request in the slot.
     is_known = answer.num_seen > 0
     return [
@@ -58,33 +58,8 @@ def _row(journal: Journal, answer: Answer) -> m.RequestRow:
         answer.first_token_ns,
         answer.tokens_per_second,
         answer.view.slot,
-        [round(ns / 1e6, 3) for ns in book_stages(_marks(journal, answer)).values()],
+        [round(ns / 1e6, 3) for ns in book_stages(answer.marks(journal, until_ns)).values()],
     ]
-
-
-def _marks(journal: Journal, answer: Answer) -> Marks:
-    """As far as the request has come: what goes on now, goes on until now."""
-    entry, is_ended = journal.records[answer.view.slot], answer.stream.is_finished
-    times = read_times(journal, answer.view, answer.stream.num_tokens)
-    marks = Marks(
-        received=int(entry["received_ns"]),
-        tokenize_start=int(entry["tokenize_start_ns"]),
-        tokenize_end=int(entry["tokenize_end_ns"]),
-        accepted=answer.view.accepted_ns,
-        dispatched=int(entry["dispatched_ns"]),
-        scheduled=times.scheduled_ns,
-        first_token=int(times.tokens_ns[0]) if len(times.tokens_ns) else 0,
-        sent=answer.ended_ns if is_ended else journal.now_ns(),
-        preempted_ns=times.preempted_ns,
-        recovered_ns=times.recovered_ns,
-    )
-    if is_ended and len(times.tokens_ns):
-        marks.last_token, marks.arrived, marks.text_done = (
-            int(times.tokens_ns[-1]),
-            answer.arrived_ns,
-            answer.text_done_ns,
-        )
-    return marks
 
 
 def _state(journal: Journal, answer: Answer) -> str:

@@ -101,7 +101,7 @@ def test_stages_add_up_whatever_is_missing_or_out_of_order(
 def timed(*times_ms: int, **more: Any) -> Ledger:
     times = [1000 * MS + time * MS for time in times_ms]
     ends = {"first_token": times[0], "last_token": times[-1]} if times else {}
-    return make_ledger(Marks(received=990 * MS, token_times=times, **ends), **more)
+    return make_ledger(Marks(received=990 * MS, token_times=times, **ends, **more))
 
 
 def test_tps_counts_the_gaps_between_tokens() -> None:

@@ -171,6 +171,20 @@ def test_the_rate_of_an_answer_counts_from_its_first_token_and_not_from_a_restar
     assert answer.tokens_per_second == pytest.approx(3 / 3.3, rel=0.02)
 
 
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_an_answer_that_is_cut_off_was_being_decoded_until_then(world: World, reason: str) -> None:
+    """Its last token was not to be the last, and nobody was turning it into text for so long."""
+    body = begin(world)
+    say(world, world.journal.now_ns())
+    turn_after(world, body, SECOND_NS)
+    [answer] = body._answers.values()
+    world.clock.advance_to(world.clock.now_ns + 4 * SECOND_NS)
+    body._ends.end(answer, reason)
+    stages_ns = answer.account(world.journal).ledger.stages_ns
+    assert (stages_ns["wire"], stages_ns["detokenize"]) == (0, 0)
+    assert stages_ns["decode"] == pytest.approx(5 * SECOND_NS, rel=1e-3)
+
+
 def test_what_is_found_in_the_journal_is_on_the_disk_before_a_client_sees_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
