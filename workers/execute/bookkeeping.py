@@ -26,6 +26,7 @@ from ...protocol.journal.tokens import (
 from ...protocol.messages import FINISH_REASONS, StepDone
 from .engine import StepOutputs
 from .scheduling.plan import Plan
+from .scheduling.progress import Progress
 from .scheduling.sequence import Key, Sequence
 
 NO_TOKEN = 0xFFFFFFFF  # index of a row that only says how its request ended
@@ -172,10 +173,14 @@ class Bookkeeper:
         return self._message(plan.step, outputs.collected_at, indices, token_ids, ends)
 
     def _note_recovery(self, key: Key, times: TokenTimes) -> None:
-        """A request that ran before was interrupted by a crash, since its last token or since it was scheduled."""
-        since_ns = int(times.tokens_ns[-1]) if len(times.tokens_ns) else times.scheduled_ns
-        if since_ns:
-            self._interruptions[key] = _Interruption("recovered_ns", since_ns)
+        """A request that ran before was interrupted by a crash, since its last token or since it was scheduled.
+
+        A search that began anew has lost what it had said, and was perhaps interrupted so before.
+        """
+        if len(times.tokens_ns):
+            self._interruptions[key] = _Interruption("recovered_ns", int(times.tokens_ns[-1]))
+        elif times.scheduled_ns:
+            self._interruptions[key] = _Interruption("recovered_ns", times.scheduled_ns + times.recovered_ns)
 
     def _note_searches(self, outputs: StepOutputs) -> None:
         """Each step of a search is a token of all its beams. One that starts again begins with the first."""
@@ -199,10 +204,18 @@ class Bookkeeper:
         for key in self._views.keys() & outputs.plan.preempted:
             self._writer.add_times(key[0], num_preemptions=1)
             self._interruptions.setdefault(key, _Interruption("preempted_ns", outputs.launched_at))
-        if self._interruptions:
-            for key in self._interruptions.keys() & set(outputs.progress.keys):
-                interruption = self._interruptions.pop(key)
-                self._writer.add_times(key[0], **{interruption.field: outputs.collected_at - interruption.since_ns})
+        for key in self._who_goes_on(outputs.progress) if self._interruptions else ():
+            interruption = self._interruptions.pop(key)
+            self._writer.add_times(key[0], **{interruption.field: outputs.collected_at - interruption.since_ns})
+
+    def _who_goes_on(self, progress: Progress) -> list[Key]:
+        """Of the interrupted those who got a token, or whose search has taken a step, and those who have ended."""
+        seen = {*progress.keys, *progress.finished, *progress.expired, *progress.failed}
+        return [
+            key
+            for key in self._interruptions
+            if key in seen or (self._sequences[key].group_key or key) in progress.choices
+        ]
 
     def _who_start_with(self, key: Key) -> list[Key]:
         """The beams of a search start with the first of them, which computes their prompt."""

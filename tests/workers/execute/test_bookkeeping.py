@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from tests.protocol.factories import TIMES, accept, make_journal, make_record
 from tests.workers.execute.factories import make_engine
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.requests import RequestView, RequestWriter, read_request
-from triptych.protocol.journal.tokens import TokenWriter, read_finish
+from triptych.protocol.journal.tokens import TokenWriter, read_finish, read_times
+from triptych.protocol.record import RequestRecord
 from triptych.workers.execute.bookkeeping import Bookkeeper
 from triptych.workers.execute.scheduling.sequence import Sequence
 
@@ -53,3 +57,46 @@ def test_after_a_crash_a_request_has_begun_with_the_first_of_its_sequences(tmp_p
 def adopted(journal: Journal, view: RequestView) -> Sequence:
     """Its sequence in a new life of execute."""
     return Bookkeeper(journal, eos_token_ids=frozenset()).adopt(view)
+
+
+@pytest.mark.parametrize("host_pages", [0, 40], ids=["from the prompt", "swapped"])
+def test_a_search_that_gave_way_was_preempted_until_its_next_step(tmp_path: Path, host_pages: int) -> None:
+    journal, clock = make_journal(tmp_path), itertools.count(10**9)
+    books = Bookkeeper(journal, eos_token_ids=frozenset())
+    engine = make_engine(num_pages=18, host_pages=host_pages, prefill_chunk=64, clock=lambda: next(clock))
+    earlier = make_record(num_prompt_tokens=30, token_capacity=30)
+    beams = [replace(make_record(f"b {i}", num_beams=3, token_capacity=20), index=i) for i in range(3)]
+    for view in [*dispatched(journal, [earlier]), *(search := dispatched(journal, beams))]:
+        engine.add(books.adopt(view))
+    preempted_ns = since_ns = 0
+    while (outputs := engine.step()) is not None:
+        books.record(outputs)
+        if outputs.plan.preempted:
+            since_ns = since_ns or outputs.launched_at
+        elif since_ns and outputs.progress.choices:
+            preempted_ns, since_ns = preempted_ns + outputs.collected_at - since_ns, 0
+    assert engine.stats.num_preemptions >= 3
+    assert [read_times(journal, view, 0).preempted_ns for view in search] == [preempted_ns] * 3
+
+
+def test_a_search_that_began_anew_twice_has_lost_all_time_until_then_once(tmp_path: Path) -> None:
+    journal, clock = make_journal(tmp_path), itertools.count(10**9)
+    beams = [replace(make_record(f"b {i}", num_beams=2, token_capacity=20), index=i) for i in range(2)]
+    search = dispatched(journal, beams)
+    for _ in range(3):
+        books = Bookkeeper(journal, eos_token_ids=frozenset())
+        engine = make_engine(*map(books.adopt, search), clock=lambda: next(clock))
+        steps = [step for _ in range(3) if (step := engine.step()) is not None]
+        for step in steps:
+            books.record(step)
+    for view in search:
+        times = read_times(journal, view, 0)
+        assert times.scheduled_ns + times.recovered_ns == steps[0].collected_at
+
+
+def dispatched(journal: Journal, records: list[RequestRecord]) -> list[RequestView]:
+    writer = RequestWriter(journal)
+    keys = writer.accept_all(records, TIMES)
+    for key in keys:
+        writer.dispatch(*key, 5)
+    return [view for slot, _ in keys if (view := read_request(journal, slot)) is not None]
