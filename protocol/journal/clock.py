@@ -10,7 +10,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
+
 from .layout import FREE, Journal
+from .requests import RequestView, read_request
+from .tokens import read_times, read_tokens
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -40,7 +44,15 @@ def _read_boot_id() -> str:
 
 
 def _latest_ns(journal: Journal) -> int:
+    """The latest time that a record names."""
     in_use = journal.states() != FREE
-    return int(
-        max(journal.records["dispatched_ns"][in_use].max(initial=0), journal.records["accepted_ns"].max(initial=0))
-    )
+    columns = (journal.records[name][in_use].max(initial=0) for name in ("dispatched_ns", "scheduled_ns", "told_ns"))
+    latest = max(int(time_ns) for time_ns in (journal.records["accepted_ns"].max(initial=0), *columns))
+    views = (read_request(journal, slot) for slot in np.flatnonzero(in_use).tolist())
+    return max(latest, *(_last_token_ns(journal, view) for view in views if view is not None), 0)
+
+
+def _last_token_ns(journal: Journal, view: RequestView) -> int:
+    tokens = read_tokens(journal, view)
+    times_ns = read_times(journal, view, 0 if tokens is None else len(tokens)).tokens_ns
+    return int(times_ns[-1]) if len(times_ns) else 0

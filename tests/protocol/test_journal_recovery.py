@@ -110,14 +110,30 @@ def test_time_goes_on_over_a_reboot(tmp_path: Path) -> None:
 
 
 def test_a_wall_clock_that_was_set_back_does_not_turn_time_back(tmp_path: Path) -> None:
-    journal = filled(tmp_path)
+    journal, future = make_journal(tmp_path), time.monotonic_ns() + 10**15
+    RequestWriter(journal).accept(make_record(), replace(TIMES, accepted_ns=future))
     wind_clock(journal, boot_id="first")
-    future = time.monotonic_ns() + 10**15
-    journal.records["accepted_ns"][0] = future
     journal.header["wall_offset_ns"] += 10**16
     wind_clock(journal, boot_id="second")
     journal.close()
     assert Journal.open(tmp_path / "journal").now_ns() >= future
+
+
+@pytest.mark.parametrize("num_tokens", [0, 2])
+def test_no_token_and_no_step_is_later_than_what_comes_after_a_reboot(tmp_path: Path, num_tokens: int) -> None:
+    journal, now_ns = make_journal(tmp_path), time.monotonic_ns()
+    RequestWriter(journal).accept(make_record(), replace(TIMES, accepted_ns=now_ns))
+    wind_clock(journal, boot_id="first")
+    view, writer = read_request(journal, 0), TokenWriter(journal)
+    assert view is not None
+    writer.adopt(view)
+    writer.add_times(0, scheduled_ns=now_ns + 10**12)
+    for index in range(num_tokens):
+        writer.publish(np.array([0]), np.array([index]), np.array([5], np.int32), now_ns + (index + 2) * 10**12)
+    journal.header["wall_offset_ns"] += 10**16
+    wind_clock(journal, boot_id="second")
+    journal.close()
+    assert Journal.open(tmp_path / "journal").now_ns() >= now_ns + (num_tokens + 1) * 10**12
 
 
 def test_the_same_boot_moves_nothing(tmp_path: Path) -> None:

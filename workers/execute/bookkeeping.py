@@ -206,7 +206,8 @@ class Bookkeeper:
             self._interruptions.setdefault(key, _Interruption("preempted_ns", outputs.launched_at))
         for key in self._who_goes_on(outputs.progress) if self._interruptions else ():
             interruption = self._interruptions.pop(key)
-            self._writer.add_times(key[0], **{interruption.field: outputs.collected_at - interruption.since_ns})
+            lost_ns = max(0, outputs.collected_at - interruption.since_ns)  # a torn record may name a time to come
+            self._writer.add_times(key[0], **{interruption.field: lost_ns})
 
     def _who_goes_on(self, progress: Progress) -> list[Key]:
         """Of the interrupted those who got a token, or whose search has taken a step, and those who have ended."""

@@ -94,6 +94,18 @@ def test_a_search_that_began_anew_twice_has_lost_all_time_until_then_once(tmp_pa
         assert times.scheduled_ns + times.recovered_ns == steps[0].collected_at
 
 
+def test_a_torn_time_of_an_earlier_life_costs_nobody_anything(tmp_path: Path) -> None:
+    journal = make_journal(tmp_path)
+    [view] = dispatched(journal, [make_record()])
+    adopted(journal, view)
+    journal.records["scheduled_ns"][view.slot] = 2**62
+    books = Bookkeeper(journal, eos_token_ids=frozenset())
+    outputs = make_engine(books.adopt(view)).step()
+    assert outputs is not None
+    assert books.record(outputs) is not None
+    assert read_times(journal, view, 0).recovered_ns == 0
+
+
 def dispatched(journal: Journal, records: list[RequestRecord]) -> list[RequestView]:
     writer = RequestWriter(journal)
     keys = writer.accept_all(records, TIMES)
