@@ -103,7 +103,9 @@ RECORD = np.dtype(
         # the driver writes these, see deaths
         ("deaths_word", "<u8"),  # of execute, with this request in its hands
         ("summarize_deaths_word", "<u8"),
-        ("_driver", "V48"),
+        ("_driver", "V40"),
+        # execute writes this, too: where its others lie there is no room
+        ("lost_early_ns", "<u8"),  # of the time lost to preemptions and crashes, what was before the first token
     ]
 )
 Words = npt.NDArray[np.uint64]

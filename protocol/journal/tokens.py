@@ -17,6 +17,7 @@ MULTIPLIER = 0x01000193  # odd, so that no token is ever multiplied away
 MASK = 0xFFFFFFFF
 SHORT = 32  # for fewer tokens a loop is done before numpy has begun
 FEW = 4  # rows of a step, the same
+_LOST = ("preempted_ns", "recovered_ns", "lost_early_ns")
 
 
 def check_of(generation: int, tokens: npt.NDArray[np.int32]) -> int:
@@ -59,7 +60,7 @@ class TokenWriter:
         slot = view.slot
         emitted = read_tokens(self._journal, view)
         if emitted is None:
-            for name in ("preempted_ns", "recovered_ns", "scheduled_ns", "num_cached_tokens", "num_preemptions"):
+            for name in (*_LOST, "scheduled_ns", "num_cached_tokens", "num_preemptions"):
                 self._journal.records[name][slot] = 0
             self._journal.tokens_words[slot] = word(0, view.generation)
             emitted = np.empty(0, np.int32)
@@ -144,6 +145,11 @@ class TokenWriter:
         for name, amount in amounts.items():
             entry[name] = amount if name == "scheduled_ns" else int(entry[name]) + amount
 
+    def note_lost_early(self, slot: int) -> None:
+        """All time that was lost so far was lost before the first token."""
+        entry = self._journal.records[slot]
+        entry["lost_early_ns"] = int(entry["preempted_ns"]) + int(entry["recovered_ns"])
+
     def finish(self, slot: int, generation: int, reason: str, error: str = "") -> None:
         """Publish that no token follows; ``error`` is kept to 104 bytes."""
         kept = error.encode()[:MAX_ERROR_BYTES].decode(errors="ignore")  # not half a character
@@ -158,6 +164,7 @@ class TokenTimes(NamedTuple):
     scheduled_ns: int
     preempted_ns: int
     recovered_ns: int
+    lost_early_ns: int  # of both, before the first token
     num_cached_tokens: int
     num_preemptions: int
 
@@ -187,7 +194,7 @@ def read_finish(journal: Journal, slot: int, generation: int) -> tuple[str, str]
 
 def read_times(journal: Journal, view: RequestView, num_tokens: int) -> TokenTimes:
     if num_tokens == 0 and read_tokens(journal, view) is None:  # what is here is an earlier request's
-        return TokenTimes(np.empty(0, np.int64), 0, 0, 0, 0, 0)
+        return TokenTimes(np.empty(0, np.int64), 0, 0, 0, 0, 0, 0)
     entry = journal.records[view.slot]
     at = view.extent.times_at
     units = journal.words[at : at + num_tokens].astype(np.int64)
@@ -196,6 +203,7 @@ def read_times(journal: Journal, view: RequestView, num_tokens: int) -> TokenTim
         int(entry["scheduled_ns"]),
         int(entry["preempted_ns"]),
         int(entry["recovered_ns"]),
+        int(entry["lost_early_ns"]),
         int(entry["num_cached_tokens"]),
         int(entry["num_preemptions"]),
     )

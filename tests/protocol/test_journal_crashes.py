@@ -33,6 +33,7 @@ def used_journal(folder: Path) -> Journal:
     tokens = TokenWriter(journal)
     tokens.adopt(view)
     tokens.add_times(view.slot, scheduled_ns=77, preempted_ns=78, num_cached_tokens=79)
+    tokens.note_lost_early(view.slot)
     tokens.publish(SLOTS, SLOTS, np.array([9], np.int32), 4_500_000)
     tokens.finish(view.slot, view.generation, "error", "old error")
     releases = ReleaseWriter(journal)
@@ -114,13 +115,13 @@ def test_an_adoption_half_done_leaves_nothing_of_the_earlier_request(tmp_path: P
     journal, view = live_request(tmp_path)
     dies_before(store, journal, lambda mortal: TokenWriter(mortal).adopt(view))
     assert TokenWriter(journal).adopt(view).tolist() == []
-    assert read_times(journal, view, 0)[1:] == (0, 0, 0, 0, 0)
+    assert read_times(journal, view, 0)[1:] == (0, 0, 0, 0, 0, 0)
 
 
 def test_before_an_adoption_nothing_of_the_earlier_request_shows(tmp_path: Path) -> None:
     journal, view = live_request(tmp_path)
     assert read_tokens(journal, view) is None
-    assert read_times(journal, view, 0)[1:] == (0, 0, 0, 0, 0)
+    assert read_times(journal, view, 0)[1:] == (0, 0, 0, 0, 0, 0)
     assert read_finish(journal, view.slot, view.generation) is None
     assert read_release(journal, view.slot, view.generation) is None
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...protocol.errors import DeadlineExceeded, ModelFailed
-from ...protocol.journal.layout import DISPATCHED, Journal
+from ...protocol.journal.layout import DISPATCHED, Journal, split_word
 from ...protocol.journal.requests import RequestView, read_request, slots_of_group
 from ...protocol.journal.tokens import (
     TokenTimes,
@@ -208,6 +208,8 @@ class Bookkeeper:
             interruption = self._interruptions.pop(key)
             lost_ns = max(0, outputs.collected_at - interruption.since_ns)  # a torn record may name a time to come
             self._writer.add_times(key[0], **{interruption.field: lost_ns})
+            if not self._has_spoken(key, outputs.progress):
+                self._writer.note_lost_early(key[0])
 
     def _who_goes_on(self, progress: Progress) -> list[Key]:
         """Of the interrupted those who got a token, or whose search has taken a step, and those who have ended."""
@@ -217,6 +219,15 @@ class Bookkeeper:
             for key in self._interruptions
             if key in seen or (self._sequences[key].group_key or key) in progress.choices
         ]
+
+    def _has_spoken(self, key: Key, progress: Progress) -> bool:
+        """Whether its first token is from an earlier step; of a search, if it did not begin anew with this one."""
+        search = self._sequences[key].group_key or key
+        if (choice := progress.choices.get(search)) is not None:
+            begins = bool(choice.beams) and choice.beams[0].token_index == 0
+            return bool(self._search_times.get(search)) and not begins
+        count, _ = split_word(self._journal.tokens_words[key[0]])
+        return count > 0
 
     def _who_start_with(self, key: Key) -> list[Key]:
         """The beams of a search start with the first of them, which computes their prompt."""

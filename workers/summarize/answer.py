@@ -149,6 +149,7 @@ class Answer:
             sent=until_ns,
             preempted_ns=times.preempted_ns,
             recovered_ns=times.recovered_ns,
+            lost_early_ns=times.lost_early_ns,
             num_cached_tokens=times.num_cached_tokens,
             num_preemptions=times.num_preemptions,
             token_times=times.tokens_ns.tolist(),

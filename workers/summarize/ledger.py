@@ -23,7 +23,7 @@ _STAGE_ENDS = (
     ("detokenize", "text_done"),
     ("deliver", "sent"),
 )
-_INTERRUPTED = ("decode", "prefill", "schedule", "credit")  # where a preemption or a crash can hit, likeliest first
+_BEFORE_A_TOKEN = ("prefill", "schedule", "credit")  # where a preemption or a crash can hit, likeliest first
 STAGES = (*dict.fromkeys(stage for stage, _ in _STAGE_ENDS), "preempted", "recovered")
 
 
@@ -46,6 +46,7 @@ class Marks:
     sent: int = 0  # the terminal message
     preempted_ns: int = 0  # without pages while it could have run, all times together
     recovered_ns: int = 0  # from the death of a worker until its next token
+    lost_early_ns: int = 0  # of both, before the first token
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     token_times: list[int] = field(default_factory=list)  # [num_output_tokens]
@@ -105,17 +106,23 @@ def book_stages(marks: Marks) -> dict[str, int]:
             # A mark may lie before an earlier one: a worker that restarted does its part again.
             stages_ns[stage] += max(mark - now, 0)
             now, stage = max(mark, now), None
-    _move(stages_ns, "preempted", marks.preempted_ns)
-    _move(stages_ns, "recovered", marks.recovered_ns)
+    lost_ns = marks.preempted_ns + marks.recovered_ns
+    early_ns = min(marks.lost_early_ns, lost_ns)
+    taken_ns = _take(stages_ns, _BEFORE_A_TOKEN, early_ns)
+    taken_ns += _take(stages_ns, ("decode", *_BEFORE_A_TOKEN), lost_ns - early_ns)
+    stages_ns["preempted"] = min(marks.preempted_ns, taken_ns)
+    stages_ns["recovered"] = taken_ns - stages_ns["preempted"]
     return stages_ns
 
 
-def _move(stages_ns: dict[str, int], name: str, duration_ns: int) -> None:
-    """Book time to an interruption instead of the stages it fell into, never more than they have."""
-    for stage in _INTERRUPTED:
-        moved = min(duration_ns - stages_ns[name], stages_ns[stage])
+def _take(stages_ns: dict[str, int], stages: Sequence[str], duration_ns: int) -> int:
+    """Take time that was lost out of the stages it fell into, never more than they have; how much that was."""
+    left_ns = duration_ns
+    for stage in stages:
+        moved = min(left_ns, stages_ns[stage])
         stages_ns[stage] -= moved
-        stages_ns[name] += moved
+        left_ns -= moved
+    return duration_ns - left_ns
 
 
 def _tokens_per_second(token_times: Sequence[int]) -> float | None:

@@ -76,7 +76,10 @@ def test_a_search_that_gave_way_was_preempted_until_its_next_step(tmp_path: Path
         elif since_ns and outputs.progress.choices:
             preempted_ns, since_ns = preempted_ns + outputs.collected_at - since_ns, 0
     assert engine.stats.num_preemptions >= 3
-    assert [read_times(journal, view, 0).preempted_ns for view in search] == [preempted_ns] * 3
+    for view in search:
+        times = read_times(journal, view, 0)
+        assert times.preempted_ns == preempted_ns
+        assert times.lost_early_ns == (0 if host_pages else preempted_ns)
 
 
 def test_a_search_that_began_anew_twice_has_lost_all_time_until_then_once(tmp_path: Path) -> None:
@@ -92,6 +95,23 @@ def test_a_search_that_began_anew_twice_has_lost_all_time_until_then_once(tmp_pa
     for view in search:
         times = read_times(journal, view, 0)
         assert times.scheduled_ns + times.recovered_ns == steps[0].collected_at
+        assert times.lost_early_ns == times.recovered_ns
+
+
+@pytest.mark.parametrize("num_steps", [1, 3], ids=["in its prompt", "while it decodes"])
+def test_what_a_crash_has_cost_before_the_first_token_is_known_as_such(tmp_path: Path, num_steps: int) -> None:
+    journal, clock = make_journal(tmp_path), itertools.count(10**9)
+    [view] = dispatched(journal, [make_record(num_prompt_tokens=12)])
+    for count in (num_steps, 3):
+        books = Bookkeeper(journal, eos_token_ids=frozenset())
+        engine = make_engine(books.adopt(view), clock=lambda: next(clock))
+        for _ in range(count):
+            outputs = engine.step()
+            assert outputs is not None
+            books.record(outputs)
+    times = read_times(journal, view, 0)
+    assert times.recovered_ns > 0
+    assert times.lost_early_ns == (times.recovered_ns if num_steps == 1 else 0)
 
 
 def test_a_torn_time_of_an_earlier_life_costs_nobody_anything(tmp_path: Path) -> None:

@@ -74,6 +74,12 @@ def test_interruptions_are_taken_from_the_stages_they_fell_into() -> None:
     assert (stages.get("decode"), stages["prefill"]) == (None, 32 - 6)
 
 
+def test_what_was_lost_before_the_first_token_is_not_taken_from_the_decoding() -> None:
+    stages = stages_ms(make_marks(preempted_ns=20 * MS, recovered_ns=10 * MS, lost_early_ns=25 * MS))
+    assert (stages["preempted"], stages["recovered"]) == (20, 10)
+    assert (stages["decode"], stages["prefill"]) == (64 - 5, 32 - 25)
+
+
 def test_interruptions_take_no_more_than_there_was() -> None:
     stages = stages_ms(make_marks(preempted_ns=10**15))
     assert stages["preempted"] == 8 + 16 + 32 + 64
@@ -85,11 +91,12 @@ def test_interruptions_take_no_more_than_there_was() -> None:
     times=st.lists(st.just(0) | st.integers(100, 10_000), min_size=len(ORDER) - 1, max_size=len(ORDER) - 1),
     preempted_ns=st.integers(0, 20_000),
     recovered_ns=st.integers(0, 20_000),
+    lost_early_ns=st.integers(0, 20_000),
 )
 def test_stages_add_up_whatever_is_missing_or_out_of_order(
-    times: list[int], preempted_ns: int, recovered_ns: int
+    times: list[int], preempted_ns: int, recovered_ns: int, lost_early_ns: int
 ) -> None:
-    marks = Marks(received=100, preempted_ns=preempted_ns, recovered_ns=recovered_ns)
+    marks = Marks(received=100, preempted_ns=preempted_ns, recovered_ns=recovered_ns, lost_early_ns=lost_early_ns)
     for mark, time in zip(ORDER[1:], times, strict=True):
         setattr(marks, mark, time)
     ledger = make_ledger(marks)
