@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -205,6 +206,18 @@ inline void store_as(uint16_t* to, Floats values) {
 }
 inline float narrow(float value, float) { return value; }
 inline uint16_t narrow(float value, uint16_t) { return to_bf16(value); }
+inline float widen(float value) { return value; }
+inline float widen(uint16_t value) { return from_bf16(value); }
+
+// Numbers of one type as those of another.
+template <class Element, class Source>
+inline void convert(const Source* from, int count, Element* to) {
+  if constexpr (std::is_same<Element, Source>::value) {
+    std::memcpy(to, from, count * sizeof(Element));
+  } else {
+    for (int i = 0; i < count; ++i) to[i] = narrow(widen(from[i]), Element{});
+  }
+}
 
 inline int padded(int count) { return (count + 63) / 64 * 64; }
 

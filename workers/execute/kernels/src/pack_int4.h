@@ -1,0 +1,134 @@
+// Weights of four bits: how a group of them is made, and where it lies. See int4.h for what it is.
+#pragma once
+
+#include <algorithm>
+
+#include "abi.h"
+#include "int4.h"
+
+namespace triptych {
+
+// A group of weights: the numbers, and what they are worth, both rounded to bfloat16.
+struct Quantised {
+  static constexpr int kVectors = kGroupInputs / kLanes;
+  Floats numbers[kVectors];
+  float scale, least, error;  // the sum of squares
+
+  // Every weight as the nearest of the 16 values.
+  void assign(const Floats* weights, float new_scale, float new_least) {
+    constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    scale = from_bf16(to_bf16(new_scale));
+    least = from_bf16(to_bf16(new_least));
+    const Floats unit = broadcast(scale), start = broadcast(least), factor = broadcast(scale > 0 ? 1 / scale : 0);
+    const Floats magic = broadcast(kMagic), none = broadcast(0.0f), most = broadcast(15.0f);
+    Floats squares = none;
+    for (int v = 0; v < kVectors; ++v) {
+      numbers[v] = min(max((weights[v] - start) * factor, none), most) + magic - magic;
+      const Floats difference = weights[v] - fma(numbers[v], unit, start);
+      squares = fma(difference, difference, squares);
+    }
+    error = sum(squares);
+  }
+
+  // The same with the scale and the least value that suit the numbers it has best, in the sense of least squares.
+  void refine(const Floats* weights) {
+    Floats totals[4] = {};
+    for (int v = 0; v < kVectors; ++v) {
+      totals[0] = totals[0] + numbers[v];
+      totals[1] = fma(numbers[v], numbers[v], totals[1]);
+      totals[2] = totals[2] + weights[v];
+      totals[3] = fma(numbers[v], weights[v], totals[3]);
+    }
+    const float ones = sum(totals[0]), squares = sum(totals[1]), values = sum(totals[2]), products = sum(totals[3]);
+    const float spread = kGroupInputs * squares - ones * ones;
+    if (!(spread > 0)) return;
+    const float slope = (kGroupInputs * products - ones * values) / spread;
+    assign(weights, slope, (values - slope * ones) / kGroupInputs);
+  }
+
+  float value(int i) const { return scale * reinterpret_cast<const float*>(numbers)[i] + least; }
+};
+
+// Sixteen values from the least to the greatest weight waste some on the few at both ends. Of some narrower ranges,
+// each moved to where its errors are least, the best is taken.
+inline Quantised quantise(const Floats* weights) {
+  Floats low = weights[0], high = weights[0];
+  for (int v = 1; v < Quantised::kVectors; ++v) {
+    low = min(low, weights[v]);
+    high = max(high, weights[v]);
+  }
+  const float least = -greatest(broadcast(0.0f) - low), range = greatest(high) - least;
+  Quantised best, group;
+  best.assign(weights, range / 15, least);
+  for (float part : {1.0f, 0.9f, 0.8f, 0.7f}) {
+    group.assign(weights, part * range / 15, least + (1 - part) / 2 * range);
+    group.refine(weights);
+    if (group.error < best.error) best = group;
+  }
+  return best;
+}
+
+// The groups of `count` columns of one vector, group_of(row, group). What stands for inputs that a group lacks does not
+// matter: their activations are zeros, and offsets take back what these are more.
+template <class GroupOf>
+void pack_groups(const Matrix& matrix, int column, int count, const GroupOf& group_of) {
+  const int num_groups = num_groups_of(matrix.num_inputs);
+  uint32_t* place = matrix.blocks + size_t(column / 64) * num_groups * kGroupSteps * 64 + column % 64;
+  double totals[kLanes] = {};
+  for (int index = 0; index < num_groups; ++index, place += kGroupSteps * 64)
+    for (int r = 0; r < count; ++r) {
+      const Quantised group = group_of(r, index);
+      uint8_t numbers[kGroupInputs];
+      for (int i = 0; i < kGroupInputs; ++i) {
+        numbers[i] = uint8_t(reinterpret_cast<const float*>(group.numbers)[i]);
+        totals[r] += group.value(i);
+      }
+      for (int step = 0; step < kWeightSteps; ++step) {
+        uint32_t low, high;
+        std::memcpy(&low, numbers + step * Int4::kGroup, sizeof low);
+        std::memcpy(&high, numbers + step * Int4::kGroup + 4, sizeof high);
+        place[step * 64 + r] = low | high << 4;
+      }
+      place[kWeightSteps * 64 + r] = to_bf16(group.scale) | uint32_t{to_bf16(group.least)} << 16;
+    }
+  for (int r = 0; r < count; ++r) static_cast<float*>(matrix.offsets)[column + r] = float(128 * totals[r]);
+}
+
+// A group of a checkpoint's weights.
+template <class Source>
+Quantised quantise(const Source* row, int num_inputs, int group) {
+  Floats weights[Quantised::kVectors] = {};
+  const int first = group * kGroupInputs;
+  convert(row + first, std::min(kGroupInputs, num_inputs - first), reinterpret_cast<float*>(weights));
+  return quantise(weights);
+}
+
+// A matrix that has four bits already.
+struct FourBits {
+  const uint8_t* numbers;  // [outputs][inputs] of 0..15
+  const float* scales;     // [outputs][groups]
+  const float* least;      // [outputs][groups]
+
+  Quantised group(int output, int num_inputs, int index) const {
+    const int first = index * kGroupInputs, count = std::min(kGroupInputs, num_inputs - first);
+    const size_t worth = size_t(output) * num_groups_of(num_inputs) + index;
+    Quantised group{};
+    for (int i = 0; i < count; ++i)
+      reinterpret_cast<float*>(group.numbers)[i] = numbers[size_t(output) * num_inputs + first + i];
+    group.scale = from_bf16(to_bf16(scales[worth]));
+    group.least = from_bf16(to_bf16(least[worth]));
+    return group;
+  }
+};
+
+// What weight `input` of a column stands for.
+inline float grouped_weight(const Matrix& matrix, int column, int input) {
+  const size_t num_groups = num_groups_of(matrix.num_inputs);
+  const uint32_t* group =
+      matrix.blocks + (column / 64 * num_groups + input / kGroupInputs) * kGroupSteps * 64 + column % 64;
+  const int place = input % kGroupInputs, shift = 8 * (place % 4) + place % Int4::kGroup / 4 * 4;
+  const uint32_t worth = group[kWeightSteps * 64], numbers = group[place / Int4::kGroup * 64];
+  return from_bf16(uint16_t(worth)) * float(numbers >> shift & 15) + from_bf16(uint16_t(worth >> 16));
+}
+
+}  // namespace triptych
