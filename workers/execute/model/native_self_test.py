@@ -17,11 +17,12 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from ..kernels.structures import Format
 from ..step import StepInputs
 from .decoder_spec import Unsupported, find_rope
+from .exchange import exchanged
 from .lora import Adapter
 from .native_decoder import NativeDecoder
 from .native_lora import PackedAdapters
 from .native_weights import PackedWeights
-from .torch_lora import exchanged, merged
+from .torch_lora import merged
 
 Int32 = npt.NDArray[np.int32]
 

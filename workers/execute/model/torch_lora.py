@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ....protocol.errors import ConfigError
 from ..step import StepInputs
+from .exchange import exchanged
 from .group import ALONE, Group
 from .lora import Adapter, LowRank
 from .stacked_lora import Columns, StackedLinear
@@ -106,31 +107,6 @@ def merged(model: PreTrainedModel, adapter: Adapter) -> Iterator[None]:
 
     with exchanged(model, {name: partial(with_update, update) for name, update in adapter.updates.items()}):
         yield
-
-
-@contextmanager
-def exchanged(model: PreTrainedModel, weights: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]) -> Iterator[None]:
-    """In this block modules of these names have other weights, made of their own for as long as they are used."""
-    modules = dict(model.named_modules())
-    handles = []
-
-    def exchange(module: Any, weight: torch.Tensor) -> None:
-        module.weight = nn.Parameter(weight, requires_grad=False)
-
-    for name, make in weights.items():
-        module: Any = modules[name]
-        own = module.weight.data
-        handles += [
-            module.register_forward_pre_hook(
-                lambda module, _, make=make: exchange(module, make(module.weight.data).to(module.weight.dtype))
-            ),
-            module.register_forward_hook(lambda module, _, output, own=own: exchange(module, own)),
-        ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _product_like(weight: torch.Tensor, update: LowRank) -> torch.Tensor:
