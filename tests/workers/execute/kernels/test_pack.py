@@ -46,6 +46,12 @@ class Place:
         packer.pack(weights.data_ptr(), self.place, is_bf16=weights.dtype == torch.bfloat16)
         return packer
 
+    def products(self, level: str) -> npt.NDArray[np.float32]:
+        """With a row of ones, [columns]."""
+        x, y = np.ones(self.num_inputs, np.float32), np.empty(self.num_columns, np.float32)
+        load_cached(level).triptych_multiply(ctypes.byref(self.matrix), x.ctypes.data, 1, y.ctypes.data)
+        return y
+
     def contents(self) -> Contents:
         steps = self.format.steps(self.num_inputs)
         blocks = _array(self.matrix.blocks, (self.num_columns // 64, steps, 64, self.group), ELEMENTS[self.format])
@@ -132,3 +138,14 @@ def test_what_four_bits_have_exactly_comes_back(level: str, place: tuple[int, in
     weights = in_sixteenths(torch.randn(place[1], place[0], generator=torch.Generator().manual_seed(0)))
     room = Place(Format.INT4, *place)
     assert np.array_equal(room.pack(level, weights).unpack(room.place), weights.numpy())
+
+
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("format_", [Format.INT8, Format.INT4], ids=lambda f: f.name.lower())
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")], ids=str)
+def test_a_weight_that_is_no_number_leaves_no_number_of_its_output(level: str, format_: Format, bad: float) -> None:
+    weights = torch.randn(20, 100, generator=torch.Generator().manual_seed(0))
+    weights[3, 2] = weights[7, 69] = weights[12, 99] = bad
+    room = Place(format_, 100, 20, 0, 64)
+    room.pack(level, weights)
+    assert np.flatnonzero(np.isnan(room.products(level))).tolist() == [3, 7, 12]

@@ -25,19 +25,26 @@ struct Placement {
   int strip(int n, int end) const { return std::min({end - n, run - n % run, kLanes - column(n) % kLanes}); }
 };
 
+// Or no number, where the row has any that is none: the bits of floats, as integers, have the order of their magnitudes,
+// and these are above all.
 template <class Source>
 inline float greatest_magnitude(const Source* row, int count) {
-  float tops[kLanes];
-  std::fill_n(tops, kLanes, 1e-30f);
+  constexpr float kLeast = 1e-30f;
+  int32_t tops[kLanes], least;
+  std::memcpy(&least, &kLeast, sizeof least);
+  std::fill_n(tops, kLanes, least);
   const auto add = [&](int lane, float value) {
-    value = std::fabs(value);
-    tops[lane] = value > tops[lane] ? value : tops[lane];
+    int32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    tops[lane] = std::max(tops[lane], bits & 0x7fffffff);
   };
   const int whole = count / kLanes * kLanes;
   for (int i = 0; i < whole; i += kLanes)
     for (int lane = 0; lane < kLanes; ++lane) add(lane, widen(row[i + lane]));
   for (int i = whole; i < count; ++i) add(i - whole, widen(row[i]));
-  return greatest(load<Floats>(tops));
+  float top;
+  std::memcpy(&top, std::max_element(tops, tops + kLanes), sizeof top);
+  return top;
 }
 
 // How the outputs of a strip are written: as they are, or in int8, where the greatest weight of a column becomes 127.

@@ -50,14 +50,16 @@ struct Quantised {
 };
 
 // Sixteen values from the least to the greatest weight waste some on the few at both ends. Of some narrower ranges,
-// each moved to where its errors are least, the best is taken.
+// each moved to where its errors are least, the best is taken. Where a weight is infinite or no number, the scale
+// is none.
 inline Quantised quantise(const Floats* weights) {
-  Floats low = weights[0], high = weights[0];
-  for (int v = 1; v < Quantised::kVectors; ++v) {
+  Floats low = weights[0], high = weights[0], zeros = broadcast(0.0f);
+  for (int v = 0; v < Quantised::kVectors; ++v) {
     low = min(low, weights[v]);
     high = max(high, weights[v]);
+    zeros = zeros + (weights[v] - weights[v]);
   }
-  const float least = -greatest(broadcast(0.0f) - low), range = greatest(high) - least;
+  const float least = -greatest(broadcast(0.0f) - low), range = greatest(high) - least + sum(zeros);
   Quantised best, group;
   best.assign(weights, range / 15, least);
   for (float part : {1.0f, 0.9f, 0.8f, 0.7f}) {
