@@ -149,3 +149,12 @@ def test_a_weight_that_is_no_number_leaves_no_number_of_its_output(level: str, f
     room = Place(format_, 100, 20, 0, 64)
     room.pack(level, weights)
     assert np.flatnonzero(np.isnan(room.products(level))).tolist() == [3, 7, 12]
+
+
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("num_inputs", [3, 70, 100])
+def test_a_group_that_lacks_inputs_is_as_fine_as_a_whole_one(level: str, num_inputs: int) -> None:
+    weights = torch.rand(20, num_inputs, generator=torch.Generator().manual_seed(0)) / 8 + 1
+    found = Place(Format.INT4, num_inputs, 20, 0, 64)
+    error = found.pack(level, weights).unpack(found.place) - weights.numpy()
+    assert np.abs(error).max() < 1 / 8 / 15 / 2 + 1 / 256  # half a step, and both numbers of a group in bfloat16

@@ -96,12 +96,14 @@ void pack_groups(const Matrix& matrix, int column, int count, const GroupOf& gro
   for (int r = 0; r < count; ++r) static_cast<float*>(matrix.offsets)[column + r] = float(128 * totals[r]);
 }
 
-// A group of a checkpoint's weights.
+// A group of a checkpoint's weights. Inputs that it lacks repeat those it has, so that they claim none of the 16 values.
 template <class Source>
 Quantised quantise(const Source* row, int num_inputs, int group) {
-  Floats weights[Quantised::kVectors] = {};
-  const int first = group * kGroupInputs;
-  convert(row + first, std::min(kGroupInputs, num_inputs - first), reinterpret_cast<float*>(weights));
+  Floats weights[Quantised::kVectors];
+  float* const values = reinterpret_cast<float*>(weights);
+  const int first = group * kGroupInputs, count = std::min(kGroupInputs, num_inputs - first);
+  convert(row + first, count, values);
+  for (int i = count; i < kGroupInputs; ++i) values[i] = values[i - count];
   return quantise(weights);
 }
 
