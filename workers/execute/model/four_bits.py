@@ -24,6 +24,7 @@ from .native_weights import Checkpoint
 Array = npt.NDArray[Any]
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place in its word of each of eight outputs
+_GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # what is stored is so much less
 _BITS = 4
 
 
@@ -51,6 +52,7 @@ class Weights(NamedTuple):
     numbers: npt.NDArray[np.uint8]  # [outputs, inputs]
     scales: Array  # [outputs, groups]
     zeros: Array  # likewise
+    group_of: Array | None  # each input, where that is stored
 
 
 class QuantisedCheckpoint(Checkpoint):
@@ -64,12 +66,14 @@ class QuantisedCheckpoint(Checkpoint):
         shapes, first = super().shapes(), layout.parts[0]
         self._modules = {name.removesuffix(f".{first}") for name in shapes if name.endswith(f".{first}")}
         for module in self._modules:
+            if f"{module}.weight" in shapes:
+                raise ConfigError(f"{folder} has both {module}.{first} and {module}.weight", param="model")
             for part in layout.parts:
                 if len(shapes.get(f"{module}.{part}", ())) != 2:
                     raise ConfigError(f"{folder} has {module}.{first}, but no matrix {module}.{part}", param="model")
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in super().__iter__() if name.rpartition(".")[0] not in self._modules or _is_bias(name))
+        return (name for name in super().__iter__() if not self._is_part(name))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -80,6 +84,10 @@ class QuantisedCheckpoint(Checkpoint):
             f"{module}.weight": self._layout.shape(stored[f"{module}.{self._layout.parts[0]}"])
             for module in self._modules
         }
+
+    def _is_part(self, name: str) -> bool:
+        module, _, part = name.rpartition(".")
+        return module in self._modules and part in self._layout.all_parts
 
     def has_four_bits(self, name: str) -> bool:
         return name.removesuffix(".weight") in self._modules
@@ -101,25 +109,38 @@ class QuantisedCheckpoint(Checkpoint):
         """With a scale and a least value for each 64 inputs.
 
         Raises:
-            ConfigError: there are others than the config says.
+            Unsupported: inputs are grouped by another order than their own.
+            ConfigError: there are other groups than the config says.
         """
         num_outputs, num_inputs = weights.numbers.shape
-        size = num_inputs if self._group_size == -1 else self._group_size
+        size = num_inputs if self._group_size == -1 else min(self._group_size, num_inputs)
         expected = (num_outputs, -(-num_inputs // size))
         for name, values in (("scales", weights.scales), ("zeros", weights.zeros)):
             if values.shape != expected:
                 text = f"{module} has {name} of shape {values.shape}, groups of {size} inputs have {expected}"
                 raise ConfigError(text, param="model")
+        if weights.scales.dtype != np.float32:
+            raise ConfigError(f"{module} has scales of {weights.scales.dtype}, which are no floats", param="model")
+        self._check_order(module, weights.group_of, np.arange(num_inputs) // size)
         group = np.arange(0, num_inputs, GROUP_INPUTS) // size
         scales = torch.from_numpy(weights.scales[:, group]).bfloat16().float().numpy()
         return FourBits(weights.numbers, scales, -weights.zeros[:, group] * scales)
+
+    def _check_order(self, module: str, group_of: Array | None, expected: Array) -> None:
+        if group_of is None:
+            if self._layout.is_reordered:
+                text = f"the inputs of {module} are not in their order, says the config, and it has no g_idx"
+                raise ConfigError(text, param="model")
+        elif not np.array_equal(group_of, expected) and len(np.unique(group_of)) > 1:  # all alike: not filled in
+            raise Unsupported(f"the inputs of {module} are grouped by their activations (desc_act), not in their order")
 
 
 class _Layout:
     """How one of these tools stores a linear layer."""
 
-    parts: ClassVar[tuple[str, ...]]  # tensors it has in any case, its numbers first
+    parts: tuple[str, ...]  # tensors it has in any case, its numbers first
     optional: ClassVar[tuple[str, ...]] = ()
+    is_reordered = False  # says the config: which group an input has must be stored
 
     @property
     def all_parts(self) -> tuple[str, ...]:
@@ -132,7 +153,7 @@ class _Layout:
     def read(self, parts: Mapping[str, Array]) -> Weights:
         """
         Raises:
-            Unsupported: inputs are grouped by another order than their own.
+            ConfigError: its numbers are not stored as such.
         """
         raise NotImplementedError
 
@@ -141,16 +162,19 @@ class _Gptq(_Layout):
     parts = ("qweight", "qzeros", "scales")
     optional = ("g_idx",)
 
-    def __init__(self, zero_offset: int) -> None:
-        self._zero_offset = zero_offset  # the first version stores one less
+    def __init__(self, version: str, *, is_reordered: bool) -> None:
+        if version not in _GPTQ_ZERO_OFFSETS:
+            raise Unsupported(f"its weights are quantised by gptq {version}")
+        self._zero_offset = _GPTQ_ZERO_OFFSETS[version]
+        self.is_reordered = is_reordered
 
     def shape(self, packed: tuple[int, ...]) -> tuple[int, int]:
         return packed[1], packed[0] * 8
 
     def read(self, parts: Mapping[str, Array]) -> Weights:
-        _check_order(parts.get("g_idx"))
         zeros = _unpacked(parts["qzeros"]).T + self._zero_offset & 15
-        return Weights(_unpacked(parts["qweight"].T), parts["scales"].T, zeros.astype(np.float32))
+        numbers = _unpacked(parts["qweight"].T)
+        return Weights(numbers, parts["scales"].T, zeros.astype(np.float32), parts.get("g_idx"))
 
 
 class _Awq(_Layout):
@@ -161,52 +185,67 @@ class _Awq(_Layout):
 
     def read(self, parts: Mapping[str, Array]) -> Weights:
         numbers, zeros = (_unpacked(parts[name], _AWQ_ORDER).T for name in ("qweight", "qzeros"))
-        return Weights(np.ascontiguousarray(numbers), parts["scales"].T, zeros.astype(np.float32))
+        return Weights(np.ascontiguousarray(numbers), parts["scales"].T, zeros.astype(np.float32), None)
 
 
 class _PackQuantized(_Layout):
-    parts = ("weight_packed", "weight_scale")
-    optional = ("weight_zero_point", "weight_g_idx")
+    optional = ("weight_zero_point", "weight_g_idx", "weight_shape")
+
+    def __init__(self, *, is_symmetric: bool, is_reordered: bool) -> None:
+        self.parts = ("weight_packed", "weight_scale", *(() if is_symmetric else ("weight_zero_point",)))
+        self.is_reordered = is_reordered
 
     def shape(self, packed: tuple[int, ...]) -> tuple[int, int]:
         return packed[0], packed[1] * 8
 
     def read(self, parts: Mapping[str, Array]) -> Weights:
-        _check_order(parts.get("weight_g_idx"))
         numbers, scales = _unpacked(parts["weight_packed"]), parts["weight_scale"]
         zeros = np.full_like(scales, 8)
         if "weight_zero_point" in parts:
-            zeros = _unpacked(parts["weight_zero_point"].T).T[: len(numbers)].astype(np.float32)
-        return Weights(numbers, scales, zeros)
+            unpacked = _unpacked(parts["weight_zero_point"].T).T
+            num_lacking = -len(numbers) % 8  # outputs in the last word
+            zeros = unpacked[: len(unpacked) - num_lacking].astype(np.float32)
+        return Weights(numbers, scales, zeros, parts.get("weight_g_idx"))
 
 
 def _layout(settings: Mapping[str, Any]) -> tuple[_Layout, int]:
     """What the config says about the weights: their layout, and inputs of a group or -1: all."""
     method = settings.get("quant_method")
+    layout: _Layout
     if method == "gptq":
-        layout: _Layout = _Gptq(0 if settings.get("checkpoint_format") == "gptq_v2" else 1)
+        version = str(settings.get("checkpoint_format") or "gptq")
+        layout = _Gptq(version, is_reordered=bool(settings.get("desc_act")))
         bits, group_size = settings.get("bits"), settings.get("group_size")
-    elif method == "awq" and str(settings.get("version", "gemm")).lower() == "gemm":
+    elif method == "awq" and str(settings.get("version") or "gemm").lower() == "gemm":
         layout, bits, group_size = _Awq(), settings.get("bits"), settings.get("group_size")
     elif method == "compressed-tensors" and settings.get("format") == "pack-quantized":
-        layout, (bits, group_size) = _PackQuantized(), _of_scheme(settings)
+        layout, bits, group_size = _of_scheme(settings)
     else:
         kind = settings.get("format") or settings.get("version") or ""
         raise Unsupported(f"its weights are quantised by {method} {kind}".rstrip())
     if bits != _BITS:
-        raise Unsupported(f"its weights have {bits} bits, the kernels know {_BITS}")
+        raise Unsupported(f"its weights have {bits!r} bits, the kernels know {_BITS}")
     if not isinstance(group_size, int) or (group_size != -1 and (group_size < 1 or group_size % GROUP_INPUTS)):
-        raise Unsupported(f"its weights are in groups of {group_size} inputs, which is no multiple of {GROUP_INPUTS}")
+        raise Unsupported(f"its weights are in groups of {group_size!r} inputs, which is no multiple of {GROUP_INPUTS}")
     return layout, group_size
 
 
-def _of_scheme(settings: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Bits and group size of the one scheme of all layers."""
+def _of_scheme(settings: Mapping[str, Any]) -> tuple[_Layout, Any, Any]:
+    """Layout, bits and group size of the one scheme of all layers."""
     schemes = list((settings.get("config_groups") or {}).values())
-    if len(schemes) != 1 or schemes[0].get("input_activations") or schemes[0]["weights"].get("type") != "int":
+    if (
+        len(schemes) != 1
+        or any(schemes[0].get(name) for name in ("input_activations", "output_activations"))
+        or schemes[0]["weights"].get("type") != "int"
+    ):
         raise Unsupported("its layers are quantised by several schemes, or not only in their weights")
+    if settings.get("transform_config"):
+        raise Unsupported("its activations are transformed before they meet its weights")
     weights = schemes[0]["weights"]
-    return weights.get("num_bits"), -1 if weights.get("strategy") == "channel" else weights.get("group_size")
+    layout = _PackQuantized(
+        is_symmetric=bool(weights.get("symmetric", True)), is_reordered=weights.get("actorder") in ("group", True)
+    )
+    return layout, weights.get("num_bits"), -1 if weights.get("strategy") == "channel" else weights.get("group_size")
 
 
 def _unpacked(words: Array, places: tuple[int, ...] = tuple(range(8))) -> npt.NDArray[np.uint8]:
@@ -218,12 +257,3 @@ def _unpacked(words: Array, places: tuple[int, ...] = tuple(range(8))) -> npt.ND
     for index, place in enumerate(places):
         numbers[..., index] = bits >> np.uint32(_BITS * place) & np.uint32(15)
     return numbers.reshape(*bits.shape[:-1], -1)
-
-
-def _check_order(groups: Array | None) -> None:
-    if groups is not None and np.any(np.diff(groups) < 0):
-        raise Unsupported("its inputs are grouped by their activations (desc_act), not in their order")
-
-
-def _is_bias(name: str) -> bool:
-    return name.endswith(".bias")

@@ -153,11 +153,16 @@ def test_a_proven_one_starts_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("layout", "settings", "reason"), [
     ("gptq", {"bits": 8}, "have 8 bits, the kernels know 4"),
+    ("gptq", {"bits": "4"}, "have '4' bits, the kernels know 4"),
     ("gptq", {"group_size": 32}, "groups of 32 inputs, which is no multiple of 64"),
+    ("gptq", {"group_size": "128"}, "groups of '128' inputs, which is no multiple of 64"),
+    ("gptq", {"checkpoint_format": "marlin"}, "quantised by gptq marlin"),
     ("awq", {"version": "gemv"}, "quantised by awq gemv"),
     ("awq", {"quant_method": "fp8"}, "quantised by fp8"),
     ("compressed-tensors", {"format": "float-quantized"}, "quantised by compressed-tensors float-quantized"),
     ("compressed-tensors", {"config_groups": {"a": SCHEME, "b": SCHEME}}, "several schemes"),
+    ("compressed-tensors", {"config_groups": {"a": {**SCHEME, "output_activations": {"num_bits": 8}}}}, "not only in"),
+    ("compressed-tensors", {"transform_config": {"config_groups": {"R4": {}}}}, "activations are transformed"),
 ])  # fmt: skip
 def test_what_is_not_understood_is_said(layout: str, settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
     stored, _ = make_pair("llama", layout, tmp_path, **settings)
@@ -165,12 +170,66 @@ def test_what_is_not_understood_is_said(layout: str, settings: dict[str, Any], r
         load(stored)
 
 
-def test_an_order_of_inputs_by_their_activations_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", ["reversed", "halves"])
+def test_an_order_of_inputs_by_their_activations_is_refused(order: str, tmp_path: Path) -> None:
     stored, _ = make_pair("llama", "gptq", tmp_path)
     with changed_tensors(stored) as tensors:
         groups = tensors["model.layers.0.mlp.down_proj.g_idx"]
-        groups[:] = groups.flip(0)
+        groups[:] = groups.flip(0) if order == "reversed" else torch.arange(256) // 64
     with pytest.raises(Unsupported, match="desc_act"):
+        load(stored)
+
+
+def test_groups_that_nobody_has_filled_in_are_those_of_the_order(tmp_path: Path) -> None:
+    stored, plain = make_pair("llama", "gptq", tmp_path, desc_act=True)
+    with changed_tensors(stored) as tensors:
+        for name in tensors:
+            if name.endswith("g_idx"):
+                tensors[name] = torch.zeros_like(tensors[name])
+    assert np.array_equal(logits(load(stored)), logits(load(plain, "int4")))
+
+
+Change = Callable[[dict[str, torch.Tensor]], None]
+DOWN = "model.layers.0.mlp.down_proj"
+UNORDERED = {"config_groups": {"a": {"weights": {**SCHEME["weights"], "actorder": "group"}}}}
+
+
+def without(name: str) -> Change:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors[name]
+
+    return change
+
+
+def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    return lambda tensors: tensors.update({name: change(tensors[name])})
+
+
+@pytest.mark.parametrize(("layout", "settings", "change", "reason"), [
+    ("gptq", {"desc_act": True}, without(f"{DOWN}.g_idx"), f"of {DOWN} are not in their order, .*, and it has no"),
+    ("compressed-tensors", UNORDERED, None, "not in their order, .*, and it has no g_idx"),
+    ("compressed-tensors", {}, without(f"{DOWN}.weight_zero_point"), f"but no matrix {DOWN}.weight_zero_point"),
+    ("compressed-tensors", {}, changed(f"{DOWN}.weight_zero_point", lambda t: torch.cat([t, t[:1]])), "has zeros of"),
+    ("gptq", {}, changed(f"{DOWN}.scales", torch.Tensor.int), f"{DOWN} has scales of int32, which are no floats"),
+    ("gptq", {"group_size": 64 << 64}, None, r"groups of 256 inputs have \(128, 1\)"),
+    ("gptq", {}, lambda tensors: tensors.update({f"{DOWN}.weight": torch.ones(128, 256)}), f"has both {DOWN}.qweight"),
+])  # fmt: skip
+def test_what_config_and_tensors_contradict_is_told(
+    layout: str, settings: dict[str, Any], change: Change | None, reason: str, tmp_path: Path
+) -> None:
+    stored, _ = make_pair("llama", layout, tmp_path, **settings)
+    if change is not None:
+        with changed_tensors(stored) as tensors:
+            change(tensors)
+    with pytest.raises(ConfigError, match=reason):
+        load(stored)
+
+
+def test_a_part_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    stored, _ = make_pair("llama", "awq", tmp_path)
+    with changed_tensors(stored) as tensors:
+        tensors[f"{DOWN}.rotation"] = torch.eye(256)
+    with pytest.raises(Unsupported, match=f"not those of a dense decoder, {DOWN}.rotation first"):
         load(stored)
 
 
