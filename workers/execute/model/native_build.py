@@ -86,6 +86,8 @@ class NativeSetting:
             plain = [name for name in spec.matrices() if not checkpoint.has_four_bits(name)]
             if plain:
                 raise Unsupported(f"{len(plain)} of its matrices have not four bits as the others, {plain[0]} first")
+            if checkpoint.has_four_bits(spec.embedding):
+                raise Unsupported("its embedding has four bits, which only matrices of layers and the head may have")
             return Format.INT4
         return QUANTISED.get(self.quantization) or FORMATS[dtype]
 

@@ -233,6 +233,17 @@ def test_a_part_that_is_not_known_is_refused(tmp_path: Path) -> None:
         load(stored)
 
 
+def test_an_embedding_of_four_bits_is_refused(tmp_path: Path) -> None:
+    stored, _ = make_pair("llama", "gptq", tmp_path)
+    with changed_tensors(stored) as tensors:
+        num_outputs, num_inputs = tensors.pop("model.embed_tokens.weight").shape
+        ones = np.ones((num_outputs, 1), np.int64)
+        parts = gptq(ones.repeat(num_inputs, axis=1), ones, ones)
+        tensors |= {f"model.embed_tokens.{part}": values for part, values in parts.items()}
+    with pytest.raises(Unsupported, match="its embedding has four bits"):
+        load(stored)
+
+
 def test_damage_is_told_by_name(tmp_path: Path) -> None:
     stored, _ = make_pair("llama", "awq", tmp_path)
     with pytest.raises(Unsupported, match="four bits already, and quantization is int8"):
