@@ -69,9 +69,9 @@ class Gateway:
     def api_keys(self) -> tuple[str, ...]:
         return self.config.api_keys()
 
-    @cached_property
+    @property
     def card(self) -> ModelCard:
-        """Only after ``check_loaded``."""
+        """Only once the model is loaded. Read each time: execute may have been restarted with other weights."""
         return ModelCard.from_wire(json.loads((self.run_dir / CARD_FILE).read_text(encoding="utf-8")))
 
     @cached_property

@@ -16,7 +16,7 @@ from triptych.driver.standing import RequestList
 from triptych.launch.gateway.health import is_loaded
 from triptych.launch.watch.watched import Sample, Watched
 from triptych.protocol.board import DRAIN, ROLES, RUN, Board
-from triptych.protocol.run_dir import CARD_FILE, board_path
+from triptych.protocol.run_dir import CARD_FILE, board_path, write_private
 
 
 @contextmanager
@@ -79,6 +79,19 @@ def test_lives_of_an_earlier_driver_do_not_count(tmp_path: Path) -> None:
         found.append((is_loaded(board, tmp_path, first_lives(tmp_path)), watched.num_restarts))
     assert found == [(False, 0), (True, 3)]
     board.close()
+
+
+def test_weights_that_were_replaced_are_told_of(pipeline: Driver, api: Site) -> None:
+    file = pipeline.run_dir / CARD_FILE
+    card = file.read_text()
+    assert api.http.get("/v1/models").json()["data"][0]["root"] == "hash-lm"
+    try:
+        write_private(file, card.replace('"hash-lm"', '"another"', 1))  # as the new execute does
+        [model] = api.http.get("/v1/models").json()["data"]
+        assert (model["id"], model["root"]) == ("hash-lm", "another")
+        assert api.http.get("/server_info").json()["model"]["model"] == "another"
+    finally:
+        write_private(file, card)
 
 
 def test_a_pipeline_that_drains_is_not_ready_and_still_healthy(pipeline: Driver, api: Site) -> None:
