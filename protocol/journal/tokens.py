@@ -197,16 +197,25 @@ def read_times(journal: Journal, view: RequestView, num_tokens: int) -> TokenTim
         return TokenTimes(np.empty(0, np.int64), 0, 0, 0, 0, 0, 0)
     entry = journal.records[view.slot]
     at = view.extent.times_at
-    units = journal.words[at : at + num_tokens].astype(np.int64)
+    scheduled_ns, accepted_at = int(entry["scheduled_ns"]), view.accepted_ns // TIME_UNIT_NS
+    least = max(0, scheduled_ns // TIME_UNIT_NS - accepted_at)
     return TokenTimes(
-        (view.accepted_ns // TIME_UNIT_NS + units) * TIME_UNIT_NS,
-        int(entry["scheduled_ns"]),
+        (accepted_at + _unwrapped(journal.words[at : at + num_tokens], least)) * TIME_UNIT_NS,
+        scheduled_ns,
         int(entry["preempted_ns"]),
         int(entry["recovered_ns"]),
         int(entry["lost_early_ns"]),
         int(entry["num_cached_tokens"]),
         int(entry["num_preemptions"]),
     )
+
+
+def _unwrapped(units: npt.NDArray[np.uint32], least: int) -> npt.NDArray[np.int64]:
+    """Times that were cut to 32 bits, which is twelve hours: none is before ``least``, or before the one before it."""
+    later = units.astype(np.int64)
+    later[1:] -= units[:-1]
+    later[:1] -= least
+    return least + np.cumsum(later & MASK)
 
 
 def was_scheduled(journal: Journal, slot: int, accepted_ns: int) -> bool:

@@ -157,6 +157,19 @@ def test_each_token_has_its_time(tmp_path: Path) -> None:
     assert read_times(journal, view, 3).tokens_ns.tolist() == expected
 
 
+HOUR_NS = 3600 * 10**9
+
+
+def test_a_request_that_lives_for_days_has_the_times_of_its_tokens(tmp_path: Path) -> None:
+    """Also one that lay in its journal meanwhile."""
+    journal, [view], writer = adopted(tmp_path)
+    writer.add_times(view.slot, scheduled_ns=view.accepted_ns + 60 * HOUR_NS)
+    expected = [view.accepted_ns + hours * HOUR_NS for hours in (61, 61, 71, 82, 90)]
+    for index, now_ns in enumerate(expected):
+        writer.publish(np.array([view.slot]), np.array([index]), int32(5), now_ns)
+    assert read_times(journal, view, len(expected)).tokens_ns.tolist() == expected
+
+
 def test_times_add_up_but_the_first_schedule_is_set(tmp_path: Path) -> None:
     journal, [view], writer = adopted(tmp_path)
     first, later = view.accepted_ns + 10, view.accepted_ns + 20
