@@ -76,6 +76,7 @@ class Supervisor:
         self._stopping = False
         self._exit_codes: dict[str, int | None] = {}
         self._ended = False
+        self._has_left = False  # the thread needs nothing any more
         self._was_ready = False
         self._looked_at = time.monotonic()
         self.error: TriptychError | None = None  # why the supervisor gave up
@@ -96,7 +97,7 @@ class Supervisor:
 
         Raises:
             WorkerDied: one died while starting, with its last words, or ``deadline`` (time.monotonic) has passed.
-            PipelineClosed: another thread has stopped it.
+            PipelineClosed: another thread has stopped it, or a signal handler in this one.
         """
         until = min(deadline, time.monotonic() + patience_s)
         with self._changed:
@@ -118,7 +119,9 @@ class Supervisor:
         return False
 
     def _all_ready(self) -> bool:
-        return all(self._board.ready(role) for role in ROLES)
+        with contextlib.suppress(AttributeError):  # a signal handler, which has the lock of who waits, closed the board
+            return all(self._board.ready(role) for role in ROLES)
+        return False
 
     def health(self, role: str) -> WorkerHealth:
         """How a worker is, from what it shows of its work and not from whether its process exists."""
@@ -158,6 +161,8 @@ class Supervisor:
                 self._order(self._kill_all)
                 self._wait_for_ends(None)
             self._order(self._end)
+            with self._changed:  # let go of meanwhile, also where a signal has interrupted who waits with it
+                self._changed.wait_for(lambda: self._has_left)
             self._thread.join()
         self._end()
         with self._changed:
@@ -186,6 +191,9 @@ class Supervisor:
             except Exception as error:  # the last line of defence: nothing may end this thread silently
                 logger.exception("the supervisor failed")
                 self._give_up(None, TriptychError(f"the supervisor failed: {error!r}"))
+        with self._changed:
+            self._has_left = True
+            self._changed.notify_all()
 
     def _turn(self) -> None:
         now = time.monotonic()
@@ -386,7 +394,5 @@ class Supervisor:
                     os.write(self._bell_in, b"\0")
 
     def _drain_bell(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.read(self._bell_out, 4096)
-        except BlockingIOError:
-            return

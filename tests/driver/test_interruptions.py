@@ -20,7 +20,10 @@ from triptych.driver import supervisor as supervisor_module
 from triptych.driver.control import ControlServer, Handlers
 from triptych.driver.session import Session
 from triptych.driver.stream import Stream
+from triptych.driver.supervisor import Supervisor
 from triptych.protocol import messages as m
+from triptych.protocol.board import STOP, Board
+from triptych.protocol.config import SupervisorConfig
 from triptych.protocol.errors import PipelineClosed
 
 
@@ -125,3 +128,47 @@ def test_a_stop_that_is_said_while_the_driver_begins_breaks_the_start_off(
     with nothing_left(), pytest.raises(PipelineClosed, match="while it started"):
         driver.start()
     assert driver.stop() == {}
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Supervisor:
+    """Of a board that says STOP: no worker is wanted. Who takes it stops it."""
+    board = Board(tmp_path / "board")
+    board.set_mode(STOP)
+    supervisor = Supervisor(tmp_path, board, SupervisorConfig(), on_give_up=lambda error: None)
+    supervisor.start()
+    return supervisor
+
+
+def test_a_stop_in_a_handler_that_interrupts_a_wait_for_ready_ends(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that has to leave wanted the lock of the one that waited for it."""
+    order = supervisor._order
+
+    def order_and_let_it_happen(what: Callable[[], None]) -> None:
+        order(what)
+        eventually(lambda: supervisor._stopping)
+
+    monkeypatch.setattr(supervisor, "_order", order_and_let_it_happen)
+
+    def handle() -> None:
+        with supervisor._changed:  # as ``wait_ready`` has it
+            supervisor.stop(1, mode=STOP)
+
+    in_time(handle)
+
+
+def test_a_start_hears_of_a_stop_in_a_handler_that_closes_the_board_while_it_looks_at_it(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board, ready = supervisor._board, supervisor._board.ready
+
+    def stop_and_look(role: str) -> bool:
+        supervisor.stop(1, mode=STOP)
+        board.close()
+        return ready(role)
+
+    monkeypatch.setattr(board, "ready", stop_and_look)
+    with pytest.raises(PipelineClosed, match="while it started"):
+        supervisor.wait_ready(float("inf"), patience_s=1)
