@@ -26,7 +26,7 @@ class JournalKeeper:
         """
         Raises:
             ConfigError: another driver uses the file, it is somebody else's, or the disk has no room for it.
-            JournalError: it is no journal of this version, or was cut.
+            JournalError: it is no journal of this version, or was cut, or the disk does not take it.
         """
         service = config.service
         self.path = journal_path(run_dir, service)
@@ -61,6 +61,7 @@ class JournalKeeper:
                 self.path,
                 moved_ns / 1e9,
             )
+        journal.write_again()
         journal.close()
         return Journal.open(self.path)
 
@@ -87,7 +88,8 @@ class JournalKeeper:
             try:
                 self.journal.flush()
             except JournalError as error:
-                logger.error("%s", error.message)
+                logger.error("nothing is flushed any more: %s", error.message)
+                return
 
     def close(self) -> None:
         self._stopping.set()

@@ -54,6 +54,8 @@ HEADER = np.dtype(
         ("boot_id", "S40"),
         ("wall_offset_ns", "<i8"),  # CLOCK_REALTIME - CLOCK_MONOTONIC when the journal was last opened by a driver
         ("clock_shift_ns", "<i8"),  # the journal's clock - CLOCK_MONOTONIC
+        # whoever flushes writes this, and the driver that opens the journal takes it back, see flush
+        ("has_failed", "<u8"),
     ]
 )
 
@@ -186,7 +188,7 @@ class Journal:
         try:
             os.posix_fallocate(file, 0, size)
             header = np.zeros(1, HEADER)
-            header[0] = (MAGIC, LAYOUT_VERSION, RECORD.itemsize, num_records, arena_bytes, 0, b"", 0, 0)
+            header[0] = (MAGIC, LAYOUT_VERSION, RECORD.itemsize, num_records, arena_bytes, 0, b"", 0, 0, 0)
             os.pwrite(file, header.tobytes(), 0)
             os.link(unfinished, path)
         except BaseException as error:
@@ -218,12 +220,34 @@ class Journal:
     def flush(self) -> None:
         """Wait until everything written so far is on the disk. Costs nothing where the file lies in memory.
 
+        After one that failed all fail, in every process and life, until ``write_again``: Linux takes the pages that it
+        could not write for written, so the next one would succeed without them.
+
+        Raises:
+            JournalError: the disk does not take it, or did not before.
+        """
+        if self.header["has_failed"]:
+            raise JournalError(f"{self.path} could not be written before; the next driver writes all of it again")
+        self._sync()
+
+    def write_again(self) -> None:
+        """Write every page to the disk, if a flush has failed. For the driver, while no worker runs.
+
         Raises:
             JournalError: the disk does not take it.
         """
+        if not self.header["has_failed"]:
+            return
+        first_bytes = np.frombuffer(self._map, np.uint8)[:: mmap.PAGESIZE]
+        first_bytes[:] = first_bytes.copy()  # whatever is stored makes a page one that has to be written
+        self._sync()
+        self.header["has_failed"] = 0  # last: whoever is killed before leaves it to the next driver
+
+    def _sync(self) -> None:
         try:
             os.fdatasync(self._file)  # what msync would do, which Python calls without letting other threads run
         except OSError as error:
+            self.header["has_failed"] = 1
             raise JournalError(f"{self.path} cannot be written: {error.strerror}") from error
 
     def generation(self, slot: int) -> int:

@@ -198,3 +198,40 @@ def patch(path: Path, offset: int, content: bytes) -> None:
     with open(path, "r+b") as file:
         file.seek(offset)
         file.write(content)
+
+
+def fail_to_sync(file: int) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_after_a_flush_that_failed_none_succeeds_in_any_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux takes the pages for written, so the next fdatasync, of the next life, says that all is well."""
+    journal = make_journal(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail_to_sync)
+        with pytest.raises(JournalError, match="cannot be written: Input/output error"):
+            journal.flush()
+    for other in (journal, Journal.open(journal.path)):
+        with pytest.raises(JournalError, match="could not be written before"):
+            other.flush()
+
+
+def test_a_driver_writes_every_page_again_after_a_flush_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = make_journal(tmp_path)
+    journal.arena[:] = np.arange(journal.arena_bytes) % 251
+    journal.header["has_failed"] = 1
+    content, synced = journal.path.read_bytes(), list[int]()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail_to_sync)
+        with pytest.raises(JournalError, match="Input/output error"):
+            journal.write_again()
+    assert journal.header["has_failed"]  # also the next driver has to
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    journal.write_again()
+    journal.flush()
+    assert len(synced) == 2
+    assert journal.path.read_bytes()[HEADER_BYTES:] == content[HEADER_BYTES:]

@@ -24,7 +24,7 @@ def make_journal(num_records: int, arena_bytes: int, *, clock_shift_ns: int) -> 
     file = os.memfd_create("journal", os.MFD_CLOEXEC)
     os.ftruncate(file, HEADER_BYTES + num_records * RECORD.itemsize + arena_bytes)
     header = np.zeros(1, HEADER)
-    header[0] = (MAGIC, LAYOUT_VERSION, RECORD.itemsize, num_records, arena_bytes, 0, b"", 0, clock_shift_ns)
+    header[0] = (MAGIC, LAYOUT_VERSION, RECORD.itemsize, num_records, arena_bytes, 0, b"", 0, clock_shift_ns, 0)
     os.pwrite(file, header.tobytes(), 0)
     return Journal(Path("journal"), file)
 

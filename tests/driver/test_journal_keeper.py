@@ -1,0 +1,52 @@
+"""What the driver does with a journal that the disk did not take."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import eventually
+from triptych.driver.journal_keeper import JournalKeeper
+from triptych.protocol.config import PipelineConfig
+from triptych.protocol.errors import JournalError
+
+
+def keep(folder: Path, flush: str = "accept") -> JournalKeeper:
+    service = {"journal": str(folder / "journal"), "journal_flush": flush, "journal_flush_ms": 1.0}
+    config = PipelineConfig.from_options(model="hash-lm", max_records=64, arena_bytes=1 << 20, **service)
+    return JournalKeeper(folder, config)
+
+
+def fail_to_sync(file: int) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_the_next_driver_writes_again_what_a_flush_has_failed_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = keep(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail_to_sync)
+        with pytest.raises(JournalError):
+            keeper.journal.flush()
+        keeper.close()
+        with pytest.raises(JournalError, match="Input/output error"):
+            keep(tmp_path)  # the disk is as it was
+    keeper = keep(tmp_path)
+    keeper.journal.flush()
+    keeper.close()
+
+
+def test_the_thread_that_flushes_ends_with_the_first_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "fdatasync", fail_to_sync)
+    keeper = keep(tmp_path, "interval")
+    thread = keeper._thread
+    assert thread is not None
+    eventually(lambda: not thread.is_alive())
+    keeper.close()
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["nothing is flushed any more"]
