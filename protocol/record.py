@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .codec import pack, unpack
 from .errors import JournalError
+from .owners import may_ask
 from .sampling import SamplingParams
 
 
@@ -99,4 +100,10 @@ def mark_of(digest: int, owner: int) -> int:
     return owner << 32 | digest
 
 
+def is_repeat(mark: int, first: int) -> bool:
+    """Whether who comes with ``mark`` says the request with the mark ``first`` again, and may ask for it."""
+    return mark & _DIGEST == first & _DIGEST and may_ask(mark >> 32, first >> 32)
+
+
+_DIGEST = 0xFFFFFFFF  # of a mark
 _NAMES = tuple(item.name for item in fields(RequestRecord))

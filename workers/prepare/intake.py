@@ -13,6 +13,7 @@ from ...protocol.errors import DuplicateId, InvalidRequest
 from ...protocol.groups import member_id
 from ...protocol.journal.layout import MAX_ID_BYTES
 from ...protocol.messages import Accepted
+from ...protocol.record import is_repeat
 from .request import GenerationRequest
 from .turns import Owner
 
@@ -101,8 +102,8 @@ class Known(NamedTuple):
 class KnownIds:
     """Live ids with what was answered to them, and past ids as far back as ``max_past``.
 
-    A request is told from another of the same id by its mark: the same request sent again is answered again, a
-    different one is refused while the first is live.
+    A request is told from another of the same id by its mark: the same request sent again, by whoever may ask for it,
+    is answered again, a different one is refused while the first is live.
     """
 
     def __init__(self, past: Iterable[tuple[str, int]], *, max_past: int) -> None:
@@ -117,10 +118,11 @@ class KnownIds:
             DuplicateId: another request of this id is live, or this one was answered and acknowledged.
         """
         if (known := self._live.get(request_id)) is not None:
-            if known.mark != mark:
+            if not is_repeat(mark, known.mark):
                 raise DuplicateId(f"another request with the id {request_id!r} is live", param="request_id")
             return known
-        if self._past.get(request_id) == mark:
+        past = self._past.get(request_id)
+        if past is not None and is_repeat(mark, past):
             raise answered_already(request_id)
         return None
 

@@ -6,6 +6,8 @@ import pytest
 
 from triptych.protocol.errors import DuplicateId
 from triptych.protocol.messages import Accepted
+from triptych.protocol.owners import HOUSE
+from triptych.protocol.record import mark_of
 from triptych.workers.prepare.intake import Known, KnownIds
 
 ACCEPTED = Accepted("a", 3, 0, 8)
@@ -27,6 +29,18 @@ def test_the_same_request_is_known_while_it_is_live() -> None:
 def test_another_request_of_a_live_id_is_refused() -> None:
     with pytest.raises(DuplicateId, match="live"):
         known_ids().seen("a", 8)
+
+
+def test_a_request_is_repeated_by_who_may_ask_for_it() -> None:
+    """Also that of a key, after a start with --share-requests on the same journal: from then on all are the house."""
+    ids, first = KnownIds([("past", mark_of(7, 5))], max_past=2), mark_of(7, 5)
+    ids.accept(ACCEPTED, first, (4, 1))
+    assert ids.seen("a", first) == ids.seen("a", mark_of(7, HOUSE)) == Known(first, ACCEPTED, (4, 1))
+    with pytest.raises(DuplicateId, match="answered already"):
+        ids.seen("past", mark_of(7, HOUSE))
+    for other in (mark_of(7, 6), mark_of(8, HOUSE)):
+        with pytest.raises(DuplicateId, match="live"):
+            ids.seen("a", other)
 
 
 def test_a_request_that_was_read_is_refused_and_one_that_nobody_read_begins_anew() -> None:
