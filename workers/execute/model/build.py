@@ -132,7 +132,8 @@ class _Loader:
     adapters: Sequence[Adapter] = ()
     group: Group = ALONE
     ranks: Ranks | None = None  # the others of the group, on rank 0
-    obstacles: list[str] = field(default_factory=list)  # why a faster way was not taken
+    refusals: list[str] = field(default_factory=list)  # by faster ways: which, and why
+    obstacles: list[str] = field(default_factory=list)  # what that means for the way that is taken
 
     def with_tokenizer(self, run_dir: Path | None) -> _Loader:
         """This loader with the checkpoint's tokenizer, which is written to ``run_dir`` so that the other processes can
@@ -208,8 +209,7 @@ class _Loader:
             if is_asked_for:
                 reason = f"{config.model} cannot run on the fused kernels: {error}"
                 raise ConfigError(reason, param="backend") from error
-            self.obstacles.append(f"transformers' own modules run the model, not the fused kernels: {error}")
-            logger.warning("%s", self.obstacles[-1])
+            self._refuse("the fused kernels", error, "transformers' own modules run the model, not")
             return None
 
         def make_runner(size: PoolSize) -> DeviceRunner:
@@ -291,14 +291,16 @@ class _Loader:
                 reason = f"{config.model} cannot run on the native kernels: {error}"
                 raise ConfigError(reason, param="backend") from error
             if config.backend == "auto" and self.device.type == "cpu":
-                self.obstacles.append(
-                    "transformers' modules run the model, which takes 3 to 10 times as long as the compiled kernels: "
-                    f"{error}"
-                )
-                logger.warning("%s", self.obstacles[-1])
+                slower = "transformers' modules run the model, which takes 3 to 10 times as long as"
+                self._refuse("the compiled kernels", error, slower)
             return None
         proofs.keep(native.proof, run_dir)
         return self._native(native)
+
+    def _refuse(self, way: str, why: Unsupported, consequence: str) -> None:
+        self.refusals.append(f"{way}: {why}")
+        self.obstacles.append(f"{consequence} {self.refusals[-1]}")
+        logger.warning("%s", self.obstacles[-1])
 
     def _native(self, native: NativeModel) -> _Loaded:
         logger.info("the compiled kernels run the model: %s", native.why)
@@ -344,15 +346,19 @@ class _Loader:
         with importing(MODELS):
             from .transformers_build import load_on_pages
 
-        on_pages = load_on_pages(
-            self.folder,
-            self._tokenizer,
-            self.config,
-            device=self.device,
-            group=self.group,
-            adapters=self.adapters,
-            progress=self.progress,
-        )
+        try:
+            on_pages = load_on_pages(
+                self.folder,
+                self._tokenizer,
+                self.config,
+                device=self.device,
+                group=self.group,
+                adapters=self.adapters,
+                progress=self.progress,
+            )
+        except ConfigError as error:
+            reasons = "; nor can it run on ".join((str(error), *self.refusals))
+            raise ConfigError(reasons, param=error.param) from error
 
         def make_runner(size: PoolSize) -> StepRunner:
             return on_pages.make_runner(

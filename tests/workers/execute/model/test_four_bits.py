@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.tiny import prove
 from tests.workers.execute.model.native import PAGE_SIZE, changed_tensors, in_sixteenths, make_checkpoint, make_inputs
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.model.decoder_spec import Unsupported
@@ -266,3 +267,9 @@ def test_damage_is_told_by_name(tmp_path: Path) -> None:
     change_config(stored, quantization_config={**LAYOUTS["compressed-tensors"][1], "config_groups": {"a": {}}})
     with pytest.raises(ConfigError, match=r"quantization_config in .* is damaged"):
         load(stored)
+
+
+def test_where_transformers_cannot_load_it_either_the_kernels_reason_is_told(tmp_path: Path) -> None:
+    stored, _ = make_pair("llama", "gptq", tmp_path, group_size=32)
+    with pytest.raises(ConfigError, match=r"cannot load .*; nor can it run on the compiled kernels: .* groups of 32"):
+        prove(stored)
