@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <new>
+#include <numeric>
 #include <type_traits>
 #include <vector>
 
@@ -50,6 +51,13 @@ struct Operand {
   }
   Element* row(int row, int width) const { return elements.get() + size_t(row) * width; }
   float* scale(int row, int width) const { return scales.get() + row * scale_stride(width); }
+  // Of a row that was written, for weights of four bits.
+  void sum_groups(int row, int width) const {
+    const Element* group = this->row(row, width);
+    float* total = scale(row, width);
+    for (int i = 0; i < width; i += kGroupInputs, group += kGroupInputs)
+      *++total = float(std::accumulate(group, group + kGroupInputs, 0));
+  }
   Rows rows(int count, int width) const {
     return {reinterpret_cast<const uint32_t*>(elements.get()), size_t(width) / Format::kGroup, scales.get(),
             scale_stride(width), count};

@@ -38,6 +38,7 @@ class FormatDecoder : public Decoder {
       const Layer& layer = model.layers[i];
       for (const Matrix* m : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
         num_weights_ += int64_t{m->num_inputs} * m->num_blocks * 64;
+      has_groups_ |= layer.qkv.format == kInt4;
     }
   }
 
@@ -150,7 +151,11 @@ class FormatDecoder : public Decoder {
   // make(row, operand) for all rows: many by all threads in a stage of its own, few by every thread for itself before
   // the stages that need them, which are two where adapters add something.
   template <class Make>
-  Rows make_rows(int count, size_t width, const Added& added, Member& me, const Make& make) {
+  Rows make_rows(int count, size_t width, const Added& added, Member& me, const Make& make_only) {
+    const auto make = [&](int row, Operand<Format>& to) {
+      make_only(row, to);
+      if (has_groups_) to.sum_groups(row, int(width));
+    };
     if (count <= ThreadBuffers<Format>::kOwnRows) {
       Operand<Format>& own = buffers_.threads[me.place].operand;
       for (int row = 0; stages_.is_in_time(me, added ? 2 : 1) && row < count; ++row) make(row, own);
@@ -273,6 +278,7 @@ class FormatDecoder : public Decoder {
   Adapters<Format> adapters_;
   const Step* step_ = nullptr;
   int64_t num_weights_ = 0;
+  bool has_groups_ = false;  // its weights have four bits
   int num_query_blocks_ = 0;
   Stages stages_;
   Team team_;  // last, for its threads use all the others

@@ -38,7 +38,7 @@ struct Indices {
 struct Rows {
   const uint32_t* groups;
   size_t stride;        // groups from row to row
-  const float* scales;  // int8 only: what one unit of a row is worth, then the sums of each kGroupInputs of its bytes
+  const float* scales;  // int8 only: what one unit of a row is worth, then, for int4, sums of each kGroupInputs bytes
   size_t scale_stride;
   int count;
 };

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "abi.h"
-#include "int4.h"
+#include "formats.h"
 
 namespace triptych {
 
@@ -39,8 +39,7 @@ inline void write_row(const float* from, int count, Element* to, float*) {
 }
 
 // Dynamic quantisation: the greatest value of the row becomes 127, all are shifted by 128. The scale of a row
-// with a value that is infinite or no number is no number, and so is every product of it. Behind the scale come the
-// sums of each kGroupInputs bytes.
+// with a value that is infinite or no number is no number, and so is every product of it.
 inline void write_row(const float* from, int count, uint8_t* to, float* scale) {
   Floats top = broadcast(1e-30f), zeros = broadcast(0.0f);
   for (int i = 0; i < count; i += kLanes) {
@@ -63,11 +62,6 @@ inline void write_row(const float* from, int count, uint8_t* to, float* scale) {
     store(lanes, bits);
     for (int lane = 0; lane < kLanes; ++lane) to[i + lane] = uint8_t(lanes[lane]);
 #endif
-  }
-  for (int i = 0; i < count; i += kGroupInputs) {
-    int32_t total = 0;
-    for (int k = 0; k < kGroupInputs; ++k) total += to[i + k];
-    *++scale = float(total);
   }
 }
 
