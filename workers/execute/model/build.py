@@ -2,56 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
-
-import torch
+from typing import TYPE_CHECKING, cast
 
 from ....protocol.config import CacheConfig, ModelCard, ModelConfig, PipelineConfig, SchedulerConfig
-from ....protocol.errors import ConfigError
-from ...importing import MODELS, TRANSFORMERS, importing
-from ..kernels.support import why_no_triton
-from ..sampling.sampler import Sampler
-from .checkpoint import find_checkpoint, read_config
-from .decoder_spec import Unsupported
-from .facts import ModelFacts, Progress, take_device, wanted_len
+from .checkpoint import find_checkpoint
+from .facts import Progress, take_device
 from .give_back import trim_heap
-from .group import ALONE, Group, check_divides
-from .lora import Adapter, load_adapters
-from .memory import available_bytes
-from .native_build import NativeModel, NativeSetting, load_proven
-from .native_runner import NativeRunner
-from .overhead import step_overhead
-from .pool import LayerShape, PoolSize, bytes_per_token, size_pages
+from .group import Group
+from .lora import load_adapters
 from .proof import ProofStore
 from .step_runner import StepRunner
-from .threads import num_processors
+from .ways import Ways
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
-    from ..attention.interface import LayerCache
-    from .device_forward import DeviceForward
-    from .device_runner import DeviceRunner
-    from .fused_build import FusedModel
-    from .ranks import Ranks
     from .runner import TorchRunner
-
-logger = logging.getLogger(__name__)
-
-
-class _Loaded(NamedTuple):
-    """A model in memory, before it has pages."""
-
-    facts: ModelFacts
-    dtype: torch.dtype
-    backend: str
-    shapes: list[LayerShape]
-    make_runner: Callable[[PoolSize], StepRunner]
 
 
 def build_runner(
@@ -74,14 +40,14 @@ def build_runner(
     device = take_device(model_config.device)
     folder = find_checkpoint(model_dir)
     adapters = load_adapters(model_config.adapters)
-    loader = _Loader(model_config, cache_config, scheduler_config, device, folder, progress, adapters=adapters)
+    ways = Ways(model_config, cache_config, scheduler_config, device, folder, progress, adapters=adapters)
     proofs = ProofStore(folder, model_config)
-    loaded = loader.load_proven(proofs, run_dir)
+    loaded = ways.load_proven(proofs, run_dir)
     if loaded is None:
-        loader = loader.with_tokenizer(run_dir).with_ranks(run_dir)
-        loaded = loader.load_fused() or loader.load_native(proofs, run_dir) or loader.load_transformers()
+        ways = ways.with_tokenizer(run_dir).with_ranks(run_dir)
+        loaded = ways.load_fused() or ways.load_native(proofs, run_dir) or ways.load_transformers()
     trim_heap()
-    size = loader.size_pages(loaded)
+    size = ways.size_pages(loaded)
     runner = loaded.make_runner(size)
     card = ModelCard(
         model=model_config.model,
@@ -98,7 +64,7 @@ def build_runner(
         max_num_seqs=scheduler_config.max_num_seqs,
         max_live=scheduler_config.max_live,
         load_s=time.monotonic() - start,
-        why_slow="; ".join(loader.obstacles),
+        why_slow="; ".join(ways.obstacles),
     )
     return runner, card
 
@@ -109,273 +75,10 @@ def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> Tor
     """
     configs = config.model, config.cache, config.scheduler
     adapters = load_adapters(config.model.adapters)
-    loader = _Loader(*configs, group.device, folder, _no_progress, adapters=adapters, group=group).with_tokenizer(None)
-    loaded = loader.load_transformers()
-    runner = loaded.make_runner(loader.size_pages(loaded))
+    ways = Ways(*configs, group.device, folder, _no_progress, adapters=adapters, group=group).with_tokenizer(None)
+    loaded = ways.load_transformers()
+    runner = loaded.make_runner(ways.size_pages(loaded))
     return cast("TorchRunner", runner)  # the transformers path was asked for
 
 
 def _no_progress(done: int, total: int) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Loader:
-    """The ways to a model, the fastest first; each says in one line of the log why it was or was not taken."""
-
-    config: ModelConfig
-    cache: CacheConfig
-    scheduler: SchedulerConfig
-    device: torch.device
-    folder: Path
-    progress: Progress
-    tokenizer: PreTrainedTokenizerFast | None = None
-    adapters: Sequence[Adapter] = ()
-    group: Group = ALONE
-    ranks: Ranks | None = None  # the others of the group, on rank 0
-    refusals: list[str] = field(default_factory=list)  # by faster ways: which, and why
-    obstacles: list[str] = field(default_factory=list)  # what that means for the way that is taken
-
-    def with_tokenizer(self, run_dir: Path | None) -> _Loader:
-        """This loader with the checkpoint's tokenizer, which is written to ``run_dir`` so that the other processes can
-        start while weights load.
-
-        Raises:
-            ConfigError: there is none that can be used.
-        """
-        with importing(TRANSFORMERS):
-            from .tokenizer import load_tokenizer, write_tokenizer
-
-        tokenizer = load_tokenizer(self.folder)
-        if run_dir is not None:
-            write_tokenizer(tokenizer, run_dir)
-        return replace(self, tokenizer=tokenizer)
-
-    def with_ranks(self, run_dir: Path) -> _Loader:
-        """This loader as rank 0 of as many as the config says. The others are started, and load what it loads.
-
-        Raises:
-            ConfigError: the model cannot be cut, or what is asked for works on one rank only.
-        """
-        config, size = self.config, self.config.tensor_parallel_size
-        if size == 1:
-            return self
-        from .ranks import Ranks
-
-        for name, value, common in (
-            ("backend", config.backend, ("auto", "transformers")),
-            ("quantization", config.quantization, ("none",)),
-        ):
-            if value not in common:
-                raise ConfigError(
-                    f"{name} is {value!r} and tensor_parallel_size {size}: it runs on one rank only", param=name
-                )
-        check_divides(read_config(self.folder), self.device, size)
-        configs = (config, self.cache, self.scheduler)
-        ranks = Ranks(configs, folder=self.folder, run_dir=run_dir, device=self.device)
-        return replace(self, device=ranks.group.device, group=ranks.group, ranks=ranks)
-
-    def size_pages(self, loaded: _Loaded) -> PoolSize:
-        """The same for all ranks. On a CPU they share the memory, on GPUs each has its own."""
-        on_cpu, longest = self.device.type == "cpu", wanted_len(self.config, loaded.facts)
-        # Nothing is tried out on several ranks: one that computes by itself puts them out of step.
-        is_tried = not self.cache.num_pages and self.group.size == 1
-        overhead = step_overhead(loaded.make_runner, self.device, longest) if is_tried else 0
-        return size_pages(
-            self.cache,
-            bytes_per_token=bytes_per_token(loaded.shapes) * (self.group.size if on_cpu else 1),
-            available_bytes=self.group.least(available_bytes(self.device) - overhead),
-            on_cpu=on_cpu,
-            max_live=self.scheduler.max_live,
-            max_model_len=longest,
-            may_shrink=self.config.max_model_len is None,
-        )
-
-    def load_fused(self) -> _Loaded | None:
-        """The model on fused kernels of the GPU, or None where another path has to serve it.
-
-        Raises:
-            ConfigError: these kernels were asked for, by name or by what only they do.
-        """
-        config = self.config
-        if self.group.size > 1:
-            return None
-        is_asked_for = config.backend == "fused" or config.quantization == "fp8"
-        is_asked_for |= config.deterministic and self.device.type == "cuda"
-        if not is_asked_for and (config.backend != "auto" or self.device.type != "cuda"):
-            return None
-        try:
-            fused = self._fused_model()
-        except Unsupported as error:
-            if is_asked_for:
-                reason = f"{config.model} cannot run on the fused kernels: {error}"
-                raise ConfigError(reason, param="backend") from error
-            self._refuse("the fused kernels", error, "transformers' own modules run the model, not")
-            return None
-
-        def make_runner(size: PoolSize) -> DeviceRunner:
-            decoder = fused.make_decoder(size.num_pages, size.max_model_len)
-            runner = self._device_runner(decoder, decoder.caches, fused.facts, size)
-            runner.is_batch_invariant = self.config.deterministic
-            return runner
-
-        return _Loaded(fused.facts, fused.dtype, fused.backend, fused.shapes, make_runner)
-
-    def _fused_model(self) -> FusedModel:
-        if self.config.backend not in ("auto", "fused"):
-            raise Unsupported(f"backend is {self.config.backend!r}, it must be 'fused' or 'auto'")
-        if (why := why_no_triton(self.device)) is not None:
-            raise Unsupported(why)
-        with importing(MODELS):
-            from .fused_build import load_fused  # here, since Triton does not exist for every device
-
-        return load_fused(
-            self.folder,
-            self._tokenizer,
-            dtype=self.config.dtype,
-            quantization=self.config.quantization,
-            is_invariant=self.config.deterministic,
-            page_size=self.cache.page_size,
-            device=self.device,
-            adapters=self.adapters,
-            progress=self.progress,
-        )
-
-    def _device_runner(
-        self, forward: DeviceForward, caches: Iterable[LayerCache], facts: ModelFacts, size: PoolSize
-    ) -> DeviceRunner:
-        from .device_runner import DeviceRunner
-        from .graphs import CudaGraphCapture
-
-        is_graphed = self.device.type == "cuda" and self.config.cuda_graphs
-        return DeviceRunner(
-            [pages for cache in caches for pages in cache],
-            forward,
-            Sampler(facts.eos_token_ids),
-            device=self.device,
-            max_sampled=self.scheduler.max_live,
-            max_pages=-(-size.max_model_len // self.cache.page_size),
-            capture=CudaGraphCapture() if is_graphed else None,
-            is_adapted=bool(self.adapters),
-            **self._runner_sizes(size),
-        )
-
-    def load_proven(self, proofs: ProofStore, run_dir: Path) -> _Loaded | None:
-        """The model on the compiled kernels, if an earlier start has proven it there; else None.
-
-        Raises:
-            ConfigError: the checkpoint is damaged, or another tokenizer is being served.
-        """
-        if self._why_not_native() is not None or (proof := proofs.find(run_dir)) is None:
-            return None
-        try:
-            return self._native(load_proven(self.folder, proof, self._native_setting))
-        except Unsupported:
-            return None  # the whole way says why
-
-    def load_native(self, proofs: ProofStore, run_dir: Path) -> _Loaded | None:
-        """The model on the compiled kernels, or None where the transformers path has to serve it.
-
-        Raises:
-            ConfigError: the kernels were asked for, by name or by a quantization that only they know.
-        """
-        config = self.config
-        try:
-            if (why_not := self._why_not_native()) is not None:
-                raise Unsupported(why_not)
-            with importing(MODELS):
-                from .native_proof import load_native
-
-            native = load_native(self.folder, self._tokenizer, dtype=config.dtype, setting=self._native_setting)
-        except Unsupported as error:
-            if config.backend == "native" or config.quantization != "none" or config.deterministic:
-                reason = f"{config.model} cannot run on the native kernels: {error}"
-                raise ConfigError(reason, param="backend") from error
-            if config.backend == "auto" and self.device.type == "cpu":
-                slower = "transformers' modules run the model, which takes 3 to 10 times as long as"
-                self._refuse("the compiled kernels", error, slower)
-            return None
-        proofs.keep(native.proof, run_dir)
-        return self._native(native)
-
-    def _refuse(self, way: str, why: Unsupported, consequence: str) -> None:
-        self.refusals.append(f"{way}: {why}")
-        self.obstacles.append(f"{consequence} {self.refusals[-1]}")
-        logger.warning("%s", self.obstacles[-1])
-
-    def _native(self, native: NativeModel) -> _Loaded:
-        logger.info("the compiled kernels run the model: %s", native.why)
-        facts = native.proof.facts
-
-        def make_runner(size: PoolSize) -> NativeRunner:
-            decoder = native.make_decoder(size.num_pages, size.max_model_len)
-            return NativeRunner(decoder, Sampler(facts.eos_token_ids), **self._runner_sizes(size))
-
-        return _Loaded(facts, native.dtype, native.backend, native.shapes, make_runner)
-
-    def _why_not_native(self) -> str | None:
-        config = self.config
-        if config.backend not in ("auto", "native"):
-            return f"backend is {config.backend!r}"
-        if config.tensor_parallel_size > 1:
-            return f"tensor_parallel_size is {config.tensor_parallel_size}"
-        return None if self.device.type == "cpu" else f"the device is {self.device}"
-
-    @property
-    def _native_setting(self) -> NativeSetting:
-        config = self.config
-        return NativeSetting(
-            quantization=config.quantization,
-            page_size=self.cache.page_size,
-            threads=config.threads,
-            overlaps=config.overlap and num_processors() > 1,
-            adapters=self.adapters,
-            progress=self.progress,
-        )
-
-    @property
-    def _tokenizer(self) -> PreTrainedTokenizerFast:
-        assert self.tokenizer is not None, "it comes first"
-        return self.tokenizer
-
-    def load_transformers(self) -> _Loaded:
-        """The model on transformers' own modules.
-
-        Raises:
-            ConfigError: the checkpoint is damaged, or its family cannot run on paged attention.
-        """
-        with importing(MODELS):
-            from .transformers_build import load_on_pages
-
-        try:
-            on_pages = load_on_pages(
-                self.folder,
-                self._tokenizer,
-                self.config,
-                device=self.device,
-                group=self.group,
-                adapters=self.adapters,
-                progress=self.progress,
-            )
-        except ConfigError as error:
-            reasons = "; nor can it run on ".join((str(error), *self.refusals))
-            raise ConfigError(reasons, param=error.param) from error
-
-        def make_runner(size: PoolSize) -> StepRunner:
-            return on_pages.make_runner(
-                size,
-                page_size=self.cache.page_size,
-                sizes=self._runner_sizes(size),
-                ranks=self.ranks,
-                on_device=lambda forward, caches: self._device_runner(forward, caches, on_pages.facts, size),
-            )
-
-        shapes = list(on_pages.shapes.values())
-        return _Loaded(on_pages.facts, on_pages.model.dtype, on_pages.backend, shapes, make_runner)
-
-    def _runner_sizes(self, size: PoolSize) -> dict[str, int]:
-        return {
-            "prefill_tokens": self.scheduler.token_budget,
-            "max_model_len": size.max_model_len,
-            "decode_rows": self.scheduler.max_num_seqs,
-            "num_host_pages": self.cache.host_pages,
-        }

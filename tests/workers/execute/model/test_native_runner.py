@@ -131,7 +131,7 @@ def test_native_that_cannot_be_is_refused(options: dict[str, str], page_size: in
 
 
 def test_kernels_are_taken_by_default_and_one_line_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="triptych.workers.execute.model.build")
+    caplog.set_level("INFO", logger="triptych.workers.execute.model.ways")
     default = ModelConfig().backend
     engine = NativeEngine(make_checkpoint("llama", tmp_path / "checkpoint"), tmp_path, backend=default)
     assert engine.card.backend == "native float32"
