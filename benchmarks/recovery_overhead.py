@@ -23,10 +23,11 @@ from records import make_record, random_prompts  # noqa: E402
 from report import environment  # noqa: E402
 
 from triptych.protocol.board import Board  # noqa: E402
-from triptych.protocol.config import DEMO_CHECKPOINT, ModelCard, PipelineConfig  # noqa: E402
+from triptych.protocol.config import DEMO_CHECKPOINT, PipelineConfig  # noqa: E402
 from triptych.protocol.journal.layout import Journal  # noqa: E402
 from triptych.protocol.journal.releases import ReleaseWriter  # noqa: E402
 from triptych.protocol.journal.requests import AcceptTimes, RequestWriter, read_request  # noqa: E402
+from triptych.protocol.model_card import ModelCard  # noqa: E402
 from triptych.protocol.run_dir import SHARED_MEMORY  # noqa: E402
 from triptych.workers.execute.bookkeeping import Bookkeeper  # noqa: E402
 from triptych.workers.execute.engine import Engine  # noqa: E402

@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.report import environment, spread  # noqa: E402
-from triptych.protocol.config import DEMO_CHECKPOINT, ModelCard, PipelineConfig  # noqa: E402
+from triptych.protocol.config import DEMO_CHECKPOINT, PipelineConfig  # noqa: E402
+from triptych.protocol.model_card import ModelCard  # noqa: E402
 from triptych.protocol.sampling import SamplingParams  # noqa: E402
 from triptych.protocol.tokenizer_files import TokenizerFacts, save_tokenizer  # noqa: E402
 from triptych.workers.execute.engine import Engine  # noqa: E402

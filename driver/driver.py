@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..protocol.board import FAILED, KEEP, ROLES, RUN, STOP, Board
-from ..protocol.config import ModelCard, PipelineConfig
+from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, PipelineClosed, TriptychError
+from ..protocol.model_card import ModelCard
 from ..protocol.run_dir import (
-    CARD_FILE,
     RunDir,
     board_path,
     check_socket_paths,
@@ -182,8 +182,8 @@ class Driver:
                     self.abandon()
             raise
         with suppress(OSError, TriptychError):  # another thread may have stopped it meanwhile
-            card = ModelCard.from_json((self.run_dir / CARD_FILE).read_text(encoding="utf-8"))
-            warn_of_small_arena(self.config, card)
+            if (card := ModelCard.read(self.run_dir)) is not None:
+                warn_of_small_arena(self.config, card)
 
     def stop(
         self, *, mode: Literal["drain", "abort", "keep"] = "drain", timeout: float = 30.0

@@ -9,11 +9,12 @@ import threading
 import zlib
 from pathlib import Path
 
-from ..protocol.config import ModelCard, ModelConfig, PipelineConfig
+from ..protocol.config import ModelConfig, PipelineConfig
 from ..protocol.errors import ConfigError, JournalError
 from ..protocol.journal.clock import wind_clock
 from ..protocol.journal.layout import Journal, bytes_of_answers
 from ..protocol.journal.salvage import salvage
+from ..protocol.model_card import ModelCard
 from ..protocol.run_dir import journal_path
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Settings: frozen dataclasses, one per owner, checked when made and never changed afterwards.
 
-What is found out at run time (the number of pages, the context of the model) is not here: it is in ``ModelCard``.
+What is found out at run time (the number of pages, the context of the model) is not here: it is in ``model_card``.
 """
 
 from __future__ import annotations
@@ -340,44 +340,3 @@ def _owner(option: str) -> str:
             return part
     known = sorted(f for hint in get_type_hints(PipelineConfig).values() for f in hint.__dataclass_fields__)
     raise ConfigError(f"unknown option {option!r}, known are: {', '.join(known)}", param=option)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCard:
-    """What execute found out about the model and the machine; published once it is ready, kept over restarts."""
-
-    model: str  # as asked for
-    model_type: str  # "llama", "qwen3", ..., "hash-lm"
-    backend: str  # which implementation runs it
-    num_parameters: int
-    dtype: str
-    device: str
-    vocab_size: int
-    max_model_len: int  # tokens of prompt and output together
-    eos_token_ids: tuple[int, ...]
-    page_size: int
-    num_pages: int  # without the trash page
-    max_num_seqs: int
-    max_live: int
-    load_s: float
-    adapters: dict[str, str] = field(default_factory=dict)  # digest of each, by its name
-    why_slow: str = ""  # no faster backend runs it here; empty where it is the fastest
-
-    @classmethod
-    def from_json(cls, text: str) -> ModelCard:
-        """
-        Raises:
-            ConfigError: the text is no model card.
-        """
-        return cls.from_wire(load_map(text, "the model card"))
-
-    @classmethod
-    def from_wire(cls, wire: Any) -> ModelCard:
-        """
-        Raises:
-            ConfigError: a field is unknown, missing or of the wrong type.
-        """
-        return make(cls, wire, "the model card")
-
-    def to_wire(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .config import ModelCard, ServiceConfig
+from .config import ServiceConfig
 from .curve import PublicDoor
 from .keys import KeyFolder, allow_list
-from .run_dir import CARD_FILE
+from .model_card import ModelCard
 
 
 def service_info(run_dir: Path, service: ServiceConfig) -> dict[str, Any]:
@@ -22,8 +22,8 @@ def service_info(run_dir: Path, service: ServiceConfig) -> dict[str, Any]:
         "window_tokens": service.window_tokens,
         "lease_s": service.lease_s,
     }
-    card = run_dir / CARD_FILE
-    return {"model": ModelCard.from_json(card.read_text()).to_wire() if card.exists() else {}, "limits": limits}
+    card = ModelCard.read(run_dir)
+    return {"model": {} if card is None else card.to_wire(), "limits": limits}
 
 
 def public_door(run_dir: Path, service: ServiceConfig, endpoint: str | None) -> PublicDoor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych.protocol.config import ModelCard
+from triptych.protocol.model_card import ModelCard
 
 CARD = ModelCard(
     model="demo", model_type="llama", backend="fused", num_parameters=1, dtype="float32", device="cpu", vocab_size=100,

@@ -17,12 +17,13 @@ from typing import Any, TypeVar
 
 from ..protocol.board import KEEP, STOP, Board, WorkerPage
 from ..protocol.channels import Links, Router, Transport
-from ..protocol.config import ModelCard, PipelineConfig
+from ..protocol.config import PipelineConfig
 from ..protocol.curve import PublicDoor
 from ..protocol.intent import Intent
 from ..protocol.journal.layout import Journal
 from ..protocol.lifeline import die_with, raise_file_limit
-from ..protocol.run_dir import CARD_FILE, CONFIG_FILE, board_path, journal_path
+from ..protocol.model_card import ModelCard
+from ..protocol.run_dir import CONFIG_FILE, board_path, journal_path
 from ..protocol.service import public_door
 
 logger = logging.getLogger(__name__)
@@ -98,9 +99,8 @@ def wait_for_model(context: WorkerContext, load: Callable[[Path], T | None]) -> 
     tokenizer: T | None = None  # made once: a large one takes a second, and the weights may take minutes
     while not context.stopping:
         tokenizer = load(context.run_dir) if tokenizer is None else tokenizer
-        card = context.run_dir / CARD_FILE
-        if tokenizer is not None and card.exists():
-            return ModelCard.from_json(card.read_text()), tokenizer
+        if tokenizer is not None and (card := ModelCard.read(context.run_dir)) is not None:
+            return card, tokenizer
         context.page.progress()
         time.sleep(WAIT_FOR_MODEL_S)
     return None

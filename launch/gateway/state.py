@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,8 +12,9 @@ from tokenizers import Tokenizer
 from ...driver.async_client import AsyncClient
 from ...driver.lives import first_lives
 from ...protocol.board import FAILED, RUN, Board
-from ...protocol.config import ModelCard, PipelineConfig
-from ...protocol.run_dir import CARD_FILE, CONFIG_FILE, board_path, follow_endpoint, submit_endpoint
+from ...protocol.config import PipelineConfig
+from ...protocol.model_card import ModelCard
+from ...protocol.run_dir import CONFIG_FILE, board_path, follow_endpoint, submit_endpoint
 from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_facts
 from .config import GatewayConfig
 from .counters import Counters
@@ -72,7 +72,9 @@ class Gateway:
     @property
     def card(self) -> ModelCard:
         """Only once the model is loaded. Read each time: execute may have been restarted with other weights."""
-        return ModelCard.from_wire(json.loads((self.run_dir / CARD_FILE).read_text(encoding="utf-8")))
+        card = ModelCard.read(self.run_dir)
+        assert card is not None, "a loaded model has a card"
+        return card
 
     @cached_property
     def facts(self) -> TokenizerFacts:

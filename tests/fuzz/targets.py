@@ -12,7 +12,7 @@ import numpy as np
 from tests.protocol.factories import make_record
 from triptych.protocol import messages as m
 from triptych.protocol.codec import decode, decode_public, encode, peek_request_id
-from triptych.protocol.config import ModelCard, PipelineConfig
+from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import BadFrame, ConfigError, InvalidRequest, JournalError
 from triptych.protocol.groups import check_request_id
 from triptych.protocol.journal.layout import Journal
@@ -20,6 +20,7 @@ from triptych.protocol.journal.releases import ReleaseWriter, read_release
 from triptych.protocol.journal.requests import AcceptTimes, RequestWriter, read_request
 from triptych.protocol.journal.tokens import TokenWriter, read_finish, read_logprobs, read_times, read_tokens
 from triptych.protocol.keys import ClientKeys
+from triptych.protocol.model_card import ModelCard
 from triptych.protocol.record import RequestRecord
 from triptych.protocol.tokenizer_files import TokenizerFacts, load_facts
 from triptych.workers.prepare.intake import digest_of

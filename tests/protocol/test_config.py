@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any, get_type_hints
 
 import pytest
 
-from tests.cards import CARD
 from triptych.protocol.config import (
     CacheConfig,
-    ModelCard,
     ModelConfig,
     PipelineConfig,
     SchedulerConfig,
@@ -195,10 +192,6 @@ def test_half_as_many_again_as_rows_are_live(rows: int, live: int) -> None:
 def test_a_step_holds_a_chunk_and_a_token_for_each_row(given: int | None, budget: int) -> None:
     config = SchedulerConfig(max_num_seqs=4, prefill_chunk=100, max_num_batched_tokens=given)
     assert config.token_budget == budget
-
-
-def test_a_model_card_survives_its_file() -> None:
-    assert ModelCard.from_json(json.dumps(CARD.to_wire())) == CARD
 
 
 def test_every_part_has_a_home() -> None:

@@ -20,7 +20,7 @@ from triptych.workers.execute.step import StepInputs, StepResult
 
 if TYPE_CHECKING:
     from tests.simulation.processes import Worker
-    from triptych.protocol.config import ModelCard
+    from triptych.protocol.model_card import ModelCard
     from triptych.workers.execute.engine import Engine
 
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from tests.simulation.requests import Request, make_request
 from tests.workers.execute.factories import expected_hypotheses, make_beams
-from triptych.protocol.config import ModelCard
 from triptych.protocol.errors import RequestTooLong
+from triptych.protocol.model_card import ModelCard
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.hash_lm import expected_tokens, logprob_of, state_of
 from triptych.workers.execute.hash_model import VOCAB_SIZE

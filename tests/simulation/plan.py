@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tests.simulation.groups import make_group
 from tests.simulation.requests import Request, random_request
 from triptych.protocol.board import ROLES
-from triptych.protocol.config import CacheConfig, ModelCard, ModelConfig, PipelineConfig, SchedulerConfig, ServiceConfig
+from triptych.protocol.config import CacheConfig, ModelConfig, PipelineConfig, SchedulerConfig, ServiceConfig
+from triptych.protocol.model_card import ModelCard
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from tests.simulation.journal import LifeIntent, LifeJournal
 from tests.simulation.network import FakeSocket, FakeTransport, Network
 from tests.simulation.plan import Doom
 from tests.simulation.requests import PREPARE_KILLER, encoder, vocabulary
-from triptych.protocol.config import ModelCard
 from triptych.protocol.curve import PublicDoor
 from triptych.protocol.intent import Intent
+from triptych.protocol.model_card import ModelCard
 from triptych.workers.execute.process import Execute
 from triptych.workers.prepare.process import Prepare
 from triptych.workers.prepare.request import GenerationRequest

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from triptych.protocol.config import ModelCard
+from triptych.protocol.model_card import ModelCard
 from triptych.protocol.sampling import FIELD_NAMES, SamplingParams
 from triptych.protocol.tokenizer_files import TokenizerFacts
 from triptych.workers.execute.hash_lm import expected_tokens

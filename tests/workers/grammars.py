@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from tests.workers.tokenizer_zoo import id_of
-from triptych.protocol.config import ModelCard
-from triptych.protocol.run_dir import CARD_FILE
+from triptych.protocol.model_card import ModelCard
 from triptych.protocol.tokenizer_files import TokenizerFacts, save_tokenizer
 
 
@@ -39,5 +37,5 @@ def model_dir(folder: Path, tokenizer: Tokenizer, **changes: Any) -> Path:
     """``folder`` with the files that execute writes into a run directory."""
     facts = TokenizerFacts(vocab_size=0, chat_template=None, special_tokens={}, bos_token_id=None)
     save_tokenizer(folder, tokenizer.to_str(), facts)
-    (folder / CARD_FILE).write_text(json.dumps(make_card(tokenizer, **changes).to_wire()))
+    make_card(tokenizer, **changes).publish(folder)
     return folder

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ...protocol.config import CacheConfig, ModelCard, ModelConfig, SchedulerConfig
+from ...protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+from ...protocol.model_card import ModelCard
 from ...protocol.tokenizer_files import TokenizerFacts, save_tokenizer
 from .hash_lm import HashRunner
 

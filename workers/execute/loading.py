@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +10,11 @@ from ...protocol.config import (
     DEMO_MODEL,
     HASH_MODEL,
     CacheConfig,
-    ModelCard,
     PipelineConfig,
     SchedulerConfig,
 )
 from ...protocol.errors import ConfigError
-from ...protocol.run_dir import CARD_FILE, write_private
+from ...protocol.model_card import ModelCard
 from ..importing import MODELS, TORCH, importing
 from ..process import WorkerContext
 from .hash_model import build_hash_runner
@@ -40,7 +38,7 @@ def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
 
     A later life uses the number of pages of the first: what was admitted by it must still fit.
     """
-    config, known = context.config, _known_card(context)
+    config, known = context.config, ModelCard.read(context.run_dir)
     cache = config.cache if known is None else replace(config.cache, num_pages=known.num_pages)
     runner: Runner
     if config.model.model == HASH_MODEL:
@@ -54,7 +52,7 @@ def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
         raise ConfigError("an adapter has changed since the pipeline was started", param="lora_modules")
     if known is None or card.model != known.model:
         _check_successor(card, known)
-        write_private(context.run_dir / CARD_FILE, json.dumps(card.to_wire()))
+        card.publish(context.run_dir)
     return runner, card, step_s
 
 
@@ -77,11 +75,6 @@ def check_speculation(config: SchedulerConfig, runner: Runner, card: ModelCard) 
             "is 0: only the compiled kernels of a CPU check proposals to the bit",
             param="num_speculative_tokens",
         )
-
-
-def _known_card(context: WorkerContext) -> ModelCard | None:
-    path = context.run_dir / CARD_FILE
-    return ModelCard.from_json(path.read_text()) if path.exists() else None
 
 
 def _check_successor(card: ModelCard, known: ModelCard | None) -> None:
@@ -121,6 +114,6 @@ def _build_torch_runner(context: WorkerContext, cache: CacheConfig) -> tuple[Run
     )
     context.set_phase("warming")
     step_s = runner.warm_up()
-    if _known_card(context) is None:  # a later life serves at once, and makes its graphs as they are used
+    if ModelCard.read(context.run_dir) is None:  # a later life serves at once, and makes its graphs as they are used
         runner.capture_graphs(context.page.progress)
     return runner, card, step_s

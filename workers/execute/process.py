@@ -11,13 +11,13 @@ from typing import Any, TextIO
 import numpy as np
 
 from ...protocol import messages as m
-from ...protocol.config import ModelCard
 from ...protocol.errors import JournalError, Poisoned
 from ...protocol.journal.deaths import POISONED, held_against, num_deaths
 from ...protocol.journal.layout import DISPATCHED
 from ...protocol.journal.releases import is_released
 from ...protocol.journal.requests import RequestView, read_request
 from ...protocol.journal.tokens import read_finish
+from ...protocol.model_card import ModelCard
 from ..process import TICK_S, StatsPublisher, WorkerContext
 from .bookkeeping import Bookkeeper
 from .engine import Engine, NoTrace, StepOutputs

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...protocol.config import ModelCard
 from ...protocol.errors import InvalidRequest, RequestTooLong
+from ...protocol.model_card import ModelCard
 from ...protocol.sampling import SamplingParams
 from ...protocol.scores import MAX_SCORE_BYTES, score_words
 from .request import Int32, Truncation

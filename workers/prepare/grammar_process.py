@@ -14,10 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ...protocol.config import ModelCard
 from ...protocol.grammar import PARSER_LIMITS, tokenizer_options
 from ...protocol.lifeline import die_with
-from ...protocol.run_dir import CARD_FILE
+from ...protocol.model_card import ModelCard
 from ...protocol.tokenizer_files import TOKENIZER_FILE
 
 # A space, or a line break and an indentation: without a bound a small model goes on with white space until max_tokens.
@@ -49,7 +48,8 @@ class _Compiler:
             import llguidance  # here, because it is an optional dependency
         except ImportError as error:
             raise ValueError("llguidance is not installed, pip install 'triptych[structured]'") from error
-        card = ModelCard.from_json((run_dir / CARD_FILE).read_text(encoding="utf-8"))
+        card = ModelCard.read(run_dir)
+        assert card is not None, "prepare begins once there is one"
         if not card.eos_token_ids:
             raise ValueError("the model has no token that ends a sequence")
         self._matcher = llguidance.LLMatcher

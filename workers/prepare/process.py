@@ -14,7 +14,6 @@ import numpy as np
 from ...protocol import messages as m
 from ...protocol.board import FAILED, RUN
 from ...protocol.codec import content_key, decode_public, peek_request_id
-from ...protocol.config import ModelCard
 from ...protocol.errors import (
     BadFrame,
     Draining,
@@ -27,6 +26,7 @@ from ...protocol.groups import check_request_id, member_id, member_seed, request
 from ...protocol.journal.layout import ACCEPTED, ACKNOWLEDGED, DISPATCHED, RELEASED
 from ...protocol.journal.releases import is_forgotten, is_released, was_read
 from ...protocol.journal.requests import AcceptTimes, RequestWriter
+from ...protocol.model_card import ModelCard
 from ...protocol.owners import HOUSE, Owners
 from ...protocol.record import RequestRecord, mark_of
 from ...protocol.run_dir import submit_endpoint

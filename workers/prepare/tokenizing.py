@@ -7,8 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from ...protocol.config import ModelCard
 from ...protocol.errors import RequestError, TokenizationFailed
+from ...protocol.model_card import ModelCard
 from ..process import WorkerContext
 from .admission import Admission, admit
 from .beside import Beside

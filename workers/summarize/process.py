@@ -16,13 +16,13 @@ import numpy as np
 from ...protocol import messages as m
 from ...protocol.board import FAILED, STOP
 from ...protocol.codec import decode_public
-from ...protocol.config import ModelCard
 from ...protocol.errors import BadFrame, JournalError, PipelineFailed, Poisoned
 from ...protocol.journal.deaths import POISONED, held_against
 from ...protocol.journal.layout import split_word
 from ...protocol.journal.releases import is_acknowledged, is_forgotten, read_release
 from ...protocol.journal.requests import read_request
 from ...protocol.journal.tokens import read_finish, read_tokens
+from ...protocol.model_card import ModelCard
 from ...protocol.owners import Owners
 from ...protocol.run_dir import follow_endpoint
 from ..process import TICK_S, StatsPublisher, WorkerContext, heard, wait_for_model

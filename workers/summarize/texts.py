@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from ...protocol.config import ModelCard
 from ...protocol.errors import RequestError
 from ...protocol.journal.deaths import note_survival
 from ...protocol.journal.requests import RequestView
+from ...protocol.model_card import ModelCard
 from ..process import WorkerContext
 from .answer import Answer
 from .ends import Ends

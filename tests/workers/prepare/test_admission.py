@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cards import CARD
-from triptych.protocol.config import ModelCard
 from triptych.protocol.errors import InvalidRequest, RequestTooLong
+from triptych.protocol.model_card import ModelCard
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.prepare.admission import Admission, admit, truncate
 from triptych.workers.prepare.request import Truncation

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ....protocol.config import ModelCard
 from ....protocol.grammar import PARSER_LIMITS, tokenizer_options
+from ....protocol.model_card import ModelCard
 from ....protocol.tokenizer_files import TOKENIZER_FILE
 
 if TYPE_CHECKING:

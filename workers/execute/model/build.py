@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ....protocol.config import CacheConfig, ModelCard, ModelConfig, PipelineConfig, SchedulerConfig
+from ....protocol.config import CacheConfig, ModelConfig, PipelineConfig, SchedulerConfig
+from ....protocol.model_card import ModelCard
 from .checkpoint import find_checkpoint
 from .facts import Progress, take_device
 from .give_back import trim_heap

@@ -15,8 +15,9 @@ import pytest
 from tests.adapters import make_adapter
 from tests.workers.execute.model.native import FAMILIES, make_checkpoint
 from triptych.launch.report import model_line
-from triptych.protocol.config import CacheConfig, ModelCard, ModelConfig, SchedulerConfig
+from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
+from triptych.protocol.model_card import ModelCard
 from triptych.protocol.plain import make
 from triptych.protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
 from triptych.workers.execute.kernels import compile as compiling

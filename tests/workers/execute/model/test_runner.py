@@ -9,8 +9,9 @@ import torch
 
 from tests.tiny import build_tiny_model, make_tiny_model
 from tests.workers.execute.sampling.rows import make_row
-from triptych.protocol.config import CacheConfig, ModelCard, ModelConfig, SchedulerConfig
+from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
+from triptych.protocol.model_card import ModelCard
 from triptych.protocol.tokenizer_files import load_facts
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.runner import TorchRunner

@@ -1,0 +1,27 @@
+"""What execute publishes about its model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cards import CARD
+from triptych.protocol.errors import ConfigError
+from triptych.protocol.model_card import ModelCard
+from triptych.protocol.run_dir import CARD_FILE
+
+
+def test_a_card_is_read_as_it_was_published_last(tmp_path: Path) -> None:
+    assert ModelCard.read(tmp_path) is None
+    for card in (CARD, replace(CARD, model="another", adapters={"a": "0" * 32})):
+        card.publish(tmp_path)
+        assert ModelCard.read(tmp_path) == card
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"model": 5}', '{"model": "a"}'])
+def test_a_damaged_card_is_told_as_such(text: str, tmp_path: Path) -> None:
+    (tmp_path / CARD_FILE).write_text(text)
+    with pytest.raises(ConfigError, match="the model card"):
+        ModelCard.read(tmp_path)
