@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .model_card import ModelCard
+if TYPE_CHECKING:
+    from .model_card import ModelCard
+
 
 MAX_SOURCE_BYTES = 256 << 10  # of a schema, an expression or a grammar, as UTF-8
 # Of llguidance, beyond its own defaults: a state takes one or two kilobytes, and errors must not quote a schema.
