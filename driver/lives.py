@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ..protocol.board import ROLES, Board
-from ..protocol.run_dir import write_private
+from ..protocol.private_file import write_private
 
 FIRST_LIVES_FILE = "first_lives.json"
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError
 from ..protocol.keys import OWN_KEYS_FILE, KeyFolder, make_own_keys
-from ..protocol.run_dir import CARD_FILE, CONFIG_FILE, RunDir, write_private
+from ..protocol.model_card import CARD_FILE
+from ..protocol.private_file import write_private
+from ..protocol.run_dir import CONFIG_FILE, RunDir
 from ..protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
 from .journal_keeper import JournalKeeper, identity
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from ..protocol.board import KEEP, STOP, Board
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError
-from ..protocol.run_dir import CONFIG_FILE, write_private
+from ..protocol.private_file import write_private
+from ..protocol.run_dir import CONFIG_FILE
 from .supervisor import Supervisor
 
 logger = logging.getLogger(__name__)

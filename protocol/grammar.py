@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .model_card import ModelCard
-
+from .model_card import ModelCard
 
 MAX_SOURCE_BYTES = 256 << 10  # of a schema, an expression or a grammar, as UTF-8
 # Of llguidance, beyond its own defaults: a state takes one or two kilobytes, and errors must not quote a schema.

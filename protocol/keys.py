@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 from .curve import new_key_pair
 from .errors import ConfigError
 from .plain import load_map
-from .run_dir import MODE, write_private
+from .private_file import write_private
+from .run_dir import MODE
 
 SERVER_FILE = "server.json"
 CLIENTS_FOLDER = "clients"

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from .plain import load_map, make
-from .run_dir import CARD_FILE, write_private
+from .private_file import write_private
+
+CARD_FILE = "model_card.json"  # in the run directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,6 @@ from .journal.layout import FREE, Journal
 
 SHARED_MEMORY = Path("/dev/shm")
 CONFIG_FILE = "config.json"
-CARD_FILE = "model_card.json"
 LOCK_FILE = "lock"
 JOURNAL_FILE = "journal"
 TEMPORARY_FILE = "temporary"  # marks a folder that a driver made for itself
@@ -135,14 +134,6 @@ def check_socket_paths(run_dir: Path) -> None:
         ConfigError: not all sockets fit into the folder: the path of the one with the longest name is too long.
     """
     inbox_endpoint(run_dir, max(ROLES, key=len))
-
-
-def write_private(path: Path, text: str) -> None:
-    """Put a file there whole or not at all, readable by its owner only."""
-    temporary = path.with_name(path.name + ".tmp")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, path)
 
 
 def sweep(root: Path) -> Path | None:

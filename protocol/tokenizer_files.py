@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import ConfigError
 from .plain import load_map, make
+from .private_file import write_private
 
 TOKENIZER_FILE = "tokenizer.json"
 FACTS_FILE = "tokenizer_facts.json"
@@ -42,9 +42,7 @@ def save_tokenizer(folder: Path, tokenizer_json: str, facts: TokenizerFacts) -> 
             raise ConfigError("the model has another tokenizer than the one that is being served", param="model")
         return
     for name, text in files.items():
-        temporary = folder / f"{name}.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, folder / name)
+        write_private(folder / name, text)
 
 
 def load_facts(folder: Path) -> TokenizerFacts | None:

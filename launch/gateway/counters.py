@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...protocol.run_dir import write_private
+from ...protocol.private_file import write_private
 
 _NAME = "gateway-{}.json"
 Key = tuple[str, str]  # route and status

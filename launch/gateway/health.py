@@ -9,7 +9,7 @@ from typing import Any
 
 from ...protocol.board import DRAIN, FAILED, ROLES, RUN, Board
 from ...protocol.config import SupervisorConfig
-from ...protocol.run_dir import CARD_FILE
+from ...protocol.model_card import CARD_FILE
 
 MODES = {RUN: "run", DRAIN: "drain", FAILED: "failed"}
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ...protocol.errors import ConfigError
 from ...protocol.lifeline import child_environment
-from ...protocol.run_dir import write_private
+from ...protocol.private_file import write_private
 from .address import URL_FILE, listening, url_of
 from .config import GatewayConfig
 from .counters import forget_counts

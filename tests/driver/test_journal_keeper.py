@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
 import pytest
 
+from tests.protocol.factories import fail_to_sync
 from tests.waiting import eventually
 from triptych.driver.journal_keeper import JournalKeeper
 from triptych.protocol.config import PipelineConfig
@@ -18,10 +18,6 @@ def keep(folder: Path, flush: str = "accept") -> JournalKeeper:
     service = {"journal": str(folder / "journal"), "journal_flush": flush, "journal_flush_ms": 1.0}
     config = PipelineConfig.from_options(model="hash-lm", max_records=64, arena_bytes=1 << 20, **service)
     return JournalKeeper(folder, config)
-
-
-def fail_to_sync(file: int) -> None:
-    raise OSError(errno.EIO, "Input/output error")
 
 
 def test_the_next_driver_writes_again_what_a_flush_has_failed_to_write(

@@ -26,7 +26,8 @@ from triptych.driver.supervisor import MAX_EXPLAINED, Supervisor
 from triptych.protocol.board import ROLES, STOP, Board
 from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import ConfigError, PipelineClosed, WorkerDied
-from triptych.protocol.run_dir import CARD_FILE, CONFIG_FILE, board_path
+from triptych.protocol.model_card import CARD_FILE
+from triptych.protocol.run_dir import CONFIG_FILE, board_path
 from triptych.workers.execute.hash_lm import expected_tokens
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 

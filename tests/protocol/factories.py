@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import types
 import typing
 from pathlib import Path
@@ -32,6 +33,11 @@ PLAIN_VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=3),
     max_leaves=6,
 )
+
+
+def fail_to_sync(file: int) -> None:
+    """In place of os.fdatasync, on a disk that is broken."""
+    raise OSError(errno.EIO, "Input/output error")
 
 
 def make_journal(folder: Path, *, num_records: int = 4, arena_bytes: int = 1 << 14) -> Journal:

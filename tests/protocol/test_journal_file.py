@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.protocol.factories import accept, make_journal, make_record
+from tests.protocol.factories import accept, fail_to_sync, make_journal, make_record
 from triptych.protocol.errors import ConfigError, JournalError
 from triptych.protocol.journal.layout import (
     HEADER_BYTES,
@@ -198,10 +198,6 @@ def patch(path: Path, offset: int, content: bytes) -> None:
     with open(path, "r+b") as file:
         file.seek(offset)
         file.write(content)
-
-
-def fail_to_sync(file: int) -> None:
-    raise OSError(errno.EIO, "Input/output error")
 
 
 def test_after_a_flush_that_failed_none_succeeds_in_any_process(

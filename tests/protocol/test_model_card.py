@@ -9,8 +9,7 @@ import pytest
 
 from tests.cards import CARD
 from triptych.protocol.errors import ConfigError
-from triptych.protocol.model_card import ModelCard
-from triptych.protocol.run_dir import CARD_FILE
+from triptych.protocol.model_card import CARD_FILE, ModelCard
 
 
 def test_a_card_is_read_as_it_was_published_last(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -22,9 +21,7 @@ from triptych.protocol.run_dir import (
     follow_endpoint,
     journal_path,
     submit_endpoint,
-    write_private,
 )
-from triptych.protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, TokenizerFacts, load_facts, save_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
@@ -35,7 +32,6 @@ held = RunDir(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """
-FACTS = TokenizerFacts(vocab_size=5, chat_template="{{ x }}", special_tokens={"bos_token": "<s>"}, bos_token_id=1)
 
 
 @pytest.fixture
@@ -209,54 +205,3 @@ def test_sockets_and_journal_lie_where_they_were_asked_for() -> None:
     assert submit_endpoint(folder, service) == "ipc:///a/s"
     assert follow_endpoint(folder, service) == "ipc:///a/f"
     assert journal_path(folder, service) == Path("/disk/journal")
-
-
-def test_a_private_file_is_for_its_owner(tmp_path: Path) -> None:
-    write_private(tmp_path / "config.json", "old")
-    write_private(tmp_path / "config.json", "né")
-    assert (tmp_path / "config.json").read_text(encoding="utf-8") == "né"
-    assert (tmp_path / "config.json").stat().st_mode & 0o777 == 0o600
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_private_file_is_there_whole_or_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_private(tmp_path / "config.json", "old")
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="killed"):
-        write_private(tmp_path / "config.json", "new")
-    assert (tmp_path / "config.json").read_text() == "old"
-
-
-# -- the tokenizer's files
-
-
-def test_a_tokenizer_is_read_back(tmp_path: Path) -> None:
-    save_tokenizer(tmp_path, '{"model": "é"}', FACTS)
-    assert load_facts(tmp_path) == FACTS
-    assert json.loads((tmp_path / TOKENIZER_FILE).read_text(encoding="utf-8")) == {"model": "é"}
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([TOKENIZER_FILE, FACTS_FILE])
-
-
-def test_there_is_no_tokenizer_until_it_is_written(tmp_path: Path) -> None:
-    assert load_facts(tmp_path) is None
-
-
-def test_the_facts_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replace = os.replace
-    monkeypatch.setattr(os, "replace", lambda a, b: fail() if Path(b).name == FACTS_FILE else replace(a, b))
-    with pytest.raises(OSError, match="killed"):
-        save_tokenizer(tmp_path, "{}", FACTS)
-    assert (tmp_path / TOKENIZER_FILE).exists()
-    assert load_facts(tmp_path) is None
-
-
-def test_the_same_tokenizer_may_be_written_again_and_no_other(tmp_path: Path) -> None:
-    save_tokenizer(tmp_path, "{}", FACTS)
-    save_tokenizer(tmp_path, "{}", FACTS)
-    with pytest.raises(ConfigError, match="another tokenizer"):
-        save_tokenizer(tmp_path, '{"a": 1}', FACTS)
-    assert (tmp_path / TOKENIZER_FILE).read_text() == "{}"
-
-
-def fail(*_: object) -> None:
-    raise OSError("killed")

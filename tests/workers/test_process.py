@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import time
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from tests.cards import CARD
 from tests.protocol.factories import make_journal
 from triptych.protocol.board import Board
 from triptych.protocol.config import PipelineConfig
-from triptych.protocol.run_dir import CARD_FILE
 from triptych.workers.process import WorkerContext, wait_for_model
 
 
@@ -26,11 +24,11 @@ def test_the_tokenizer_is_read_once_however_long_the_weights_take(
 ) -> None:
     """A large one takes a second of a processor, which execute needs for itself."""
     reads: list[str | None] = []
-    turns = iter([None, None, None, json.dumps(CARD.to_wire())])
+    turns = iter([None, None, None, CARD])
 
     def pass_time(_: float) -> None:
         if (card := next(turns)) is not None:
-            (tmp_path / CARD_FILE).write_text(card)
+            card.publish(tmp_path)
 
     def load(_: Path) -> str | None:
         reads.append("tokenizer" if reads else None)

@@ -45,7 +45,7 @@ def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
         runner, card = build_hash_runner(config.model, cache, config.scheduler, run_dir=context.run_dir)
         step_s = config.model.hash_step_ms / 1e3
     else:
-        runner, card, step_s = _build_torch_runner(context, cache)
+        runner, card, step_s = _build_torch_runner(context, cache, is_first=known is None)
     card = replace(card, adapters={module.name: module.digest() for module in config.model.adapters})
     check_speculation(config.scheduler, runner, card)
     if known is not None and card.adapters != known.adapters:
@@ -98,7 +98,9 @@ def find_folder(model: str) -> Path:
     return find_checkpoint(DEMO_CHECKPOINT if model == DEMO_MODEL else model)
 
 
-def _build_torch_runner(context: WorkerContext, cache: CacheConfig) -> tuple[Runner, ModelCard, float]:
+def _build_torch_runner(
+    context: WorkerContext, cache: CacheConfig, *, is_first: bool
+) -> tuple[Runner, ModelCard, float]:
     config = context.config
     folder = find_folder(config.model.model)  # first: a model that is not there is told of before torch is imported
     with importing(TORCH):
@@ -114,6 +116,6 @@ def _build_torch_runner(context: WorkerContext, cache: CacheConfig) -> tuple[Run
     )
     context.set_phase("warming")
     step_s = runner.warm_up()
-    if ModelCard.read(context.run_dir) is None:  # a later life serves at once, and makes its graphs as they are used
+    if is_first:  # a later life serves at once, and makes its graphs as they are used
         runner.capture_graphs(context.page.progress)
     return runner, card, step_s

@@ -6,8 +6,10 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
+from tests.cards import CARD
 from tests.launch.gateway.conftest import Site, site
 from tests.waiting import eventually
 from triptych import Driver
@@ -16,7 +18,8 @@ from triptych.driver.standing import RequestList
 from triptych.launch.gateway.health import is_loaded
 from triptych.launch.watch.watched import Sample, Watched
 from triptych.protocol.board import DRAIN, ROLES, RUN, Board
-from triptych.protocol.run_dir import CARD_FILE, board_path, write_private
+from triptych.protocol.model_card import ModelCard
+from triptych.protocol.run_dir import board_path
 
 
 @contextmanager
@@ -67,7 +70,7 @@ def test_a_model_that_is_being_loaded_is_a_503() -> None:
 
 def test_lives_of_an_earlier_driver_do_not_count(tmp_path: Path) -> None:
     board = Board(board_path(tmp_path))
-    (tmp_path / CARD_FILE).touch()
+    CARD.publish(tmp_path)
     for role in ROLES:
         board.next_epoch(role)
     note_first_lives(tmp_path, board)
@@ -82,16 +85,16 @@ def test_lives_of_an_earlier_driver_do_not_count(tmp_path: Path) -> None:
 
 
 def test_weights_that_were_replaced_are_told_of(pipeline: Driver, api: Site) -> None:
-    file = pipeline.run_dir / CARD_FILE
-    card = file.read_text()
+    card = ModelCard.read(pipeline.run_dir)
+    assert card is not None
     assert api.http.get("/v1/models").json()["data"][0]["root"] == "hash-lm"
     try:
-        write_private(file, card.replace('"hash-lm"', '"another"', 1))  # as the new execute does
+        replace(card, model="another").publish(pipeline.run_dir)  # as the new execute does
         [model] = api.http.get("/v1/models").json()["data"]
         assert (model["id"], model["root"]) == ("hash-lm", "another")
         assert api.http.get("/server_info").json()["model"]["model"] == "another"
     finally:
-        write_private(file, card)
+        card.publish(pipeline.run_dir)
 
 
 def test_a_pipeline_that_drains_is_not_ready_and_still_healthy(pipeline: Driver, api: Site) -> None:

@@ -9,10 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ....protocol.grammar import PARSER_LIMITS, tokenizer_options
+from ....protocol.model_card import ModelCard
 from ....protocol.tokenizer_files import TOKENIZER_FILE
-
-if TYPE_CHECKING:
-    from ....protocol.model_card import ModelCard
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
