@@ -343,10 +343,10 @@ class Driver:
     def health(self) -> Health:
         """How the pipeline is, by what its workers show of their work. Answers also after the driver gave up."""
         self._origin.check()
-        supervisor, board = self._supervisor, self._board
-        if supervisor is None or board is None:
+        supervisor, board, keeper = self._supervisor, self._board, self._keeper
+        if supervisor is None or board is None or keeper is None:
             raise PipelineClosed("the driver is not started")
-        return take_health(supervisor, board)
+        return take_health(supervisor, board, keeper)
 
     def restart(self, role: str) -> None:
         """Replace one worker by a new process, without waiting for it. Requests go on where they were."""

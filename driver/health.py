@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.board import DRAIN, ROLES, RUN, Board
+from .journal_keeper import JournalKeeper
 from .supervisor import Supervisor
 from .worker import WorkerHealth
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """``status`` is "ok", "degraded" (one sequence at a time, after a storm of deaths), "starting" (also: a worker is
-    being replaced or makes no progress), "draining", or "failed" (the driver gave up).
+    """``status`` is "ok", "degraded" (one sequence at a time, after a storm of deaths, or the disk did not take the
+    journal), "starting" (also: a worker is being replaced or makes no progress), "draining", or "failed" (the driver
+    gave up).
     """
 
     status: str
@@ -25,7 +27,7 @@ class Health:
         return dataclasses.asdict(self)
 
 
-def take_health(supervisor: Supervisor, board: Board) -> Health:
+def take_health(supervisor: Supervisor, board: Board, keeper: JournalKeeper) -> Health:
     workers = {role: supervisor.health(role) for role in ROLES}
     status, reason = "ok", ""
     not_ok = [role for role, worker in workers.items() if not worker.ok]
@@ -40,4 +42,6 @@ def take_health(supervisor: Supervisor, board: Board) -> Health:
         reason = ", ".join(f"{r} is {workers[r].phase}, {workers[r].since_progress_s:.1f} s" for r in not_ok)
     elif board.is_degraded:
         status, reason = "degraded", "execute died often and runs one sequence at a time"
+    elif keeper.has_failed:
+        status, reason = "degraded", f"{keeper.path} could not be written: a loss of power would cost what it holds"
     return Health(status, reason, workers)

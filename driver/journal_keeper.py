@@ -67,6 +67,11 @@ class JournalKeeper:
         return Journal.open(self.path)
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the disk did not take a flush: nothing is flushed any more, see ``Journal.flush``."""
+        return bool(self.journal.header["has_failed"])
+
+    @property
     def num_unanswered(self) -> int:
         return num_unanswered(self.journal)
 

@@ -26,8 +26,9 @@ from triptych.driver.supervisor import MAX_EXPLAINED, Supervisor
 from triptych.protocol.board import ROLES, STOP, Board
 from triptych.protocol.config import PipelineConfig
 from triptych.protocol.errors import ConfigError, PipelineClosed, WorkerDied
+from triptych.protocol.journal.layout import Journal
 from triptych.protocol.model_card import CARD_FILE
-from triptych.protocol.run_dir import CONFIG_FILE, board_path
+from triptych.protocol.run_dir import CONFIG_FILE, JOURNAL_FILE, board_path
 from triptych.workers.execute.hash_lm import expected_tokens
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 
@@ -60,6 +61,18 @@ def run_before(run_dir: Path) -> Path:
     """The model card of a run directory in which a pipeline like these ran before."""
     (run_dir / CONFIG_FILE).write_text(PipelineConfig.from_options(model="hash-lm").to_json())
     return run_dir / CARD_FILE
+
+
+def test_health_tells_of_a_disk_that_did_not_take_the_journal(driver: Driver) -> None:
+    journal = Journal.open(driver.run_dir / JOURNAL_FILE)
+    soon(lambda: driver.health().status == "ok")
+    journal.header["has_failed"] = 1  # as whoever flushes says
+    try:
+        health = driver.health()
+        assert (health.status, driver.healthy) == ("degraded", True)
+        assert health.reason.startswith(f"{journal.path} could not be written")
+    finally:
+        journal.header["has_failed"] = 0
 
 
 @pytest.mark.parametrize("role", ROLES)
