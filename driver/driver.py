@@ -22,16 +22,17 @@ from ..protocol.run_dir import (
     follow_endpoint,
     submit_endpoint,
 )
+from .adapters import LoadedAdapters
 from .blame import Blame
 from .client import Client, Prompt
 from .control import ControlServer
 from .doorkeeper import PUBLIC_ROLES, Doorkeeper
 from .health import Health, take_health
-from .journal_keeper import JournalKeeper, identity, warn_of_small_arena
+from .journal_keeper import JournalKeeper, warn_of_small_arena
 from .lives import note_first_lives
 from .origin import Origin
 from .preparing import prepare_keys, prepare_run_dir, writing
-from .replacing import reload_model, replace_worker
+from .replacing import Running, reload_model, replace_worker, wait_until_unused, withdrawn
 from .stream import Completion, Stream
 from .supervisor import Supervisor
 
@@ -67,6 +68,7 @@ class Driver:
         if config is not None and options:
             raise ConfigError(f"give a config or options, not both: {', '.join(options)}")
         self.config = config or PipelineConfig.from_options(**options)
+        self._loaded = LoadedAdapters(self.config)
         self._given_run_dir = None if run_dir is None else Path(run_dir)
         self._origin = Origin("driver")
         self._lock = threading.RLock()
@@ -143,6 +145,8 @@ class Driver:
                     {
                         "health": lambda: self.health().to_wire(),
                         "restart": lambda role, model=None: {"seconds": self.replace(role, model=model)},
+                        "load_adapter": lambda name, path: {"seconds": self.load_adapter(name, path)},
+                        "unload_adapter": lambda name: {"seconds": self.unload_adapter(name)},
                     },
                 )
             undo.pop_all()
@@ -155,6 +159,7 @@ class Driver:
         with writing(run_dir):
             keeper = self._keeper = JournalKeeper(run_dir.path, self.config)
             undo.callback(self._close_journal, keeper)
+            self.config = self._loaded.restore(keeper.path, self.config)
             prepare_run_dir(run_dir.path, self.config, keeper)
             prepare_keys(run_dir.path, self.config)
             board = self._board = Board(board_path(run_dir.path))
@@ -366,23 +371,58 @@ class Driver:
         _check_role(role)
         if model is not None and role != "execute":
             raise ConfigError(f"only execute has a model, {role} has none", param="model")
+        began = time.monotonic()
+        with self._replacing:  # not the lock of ``stop``, which ends a replacement
+            if model is None:
+                replace_worker(self._parts(), role, timeout_s=timeout)
+            else:
+                changed = dataclasses.replace(self.config.model, model=model)
+                self._reload(dataclasses.replace(self.config, model=changed), timeout)
+        return time.monotonic() - began
+
+    def load_adapter(self, name: str, path: str | Path, *, timeout: float = 300.0) -> float:
+        """Serve a LoRA adapter from now on, also under the next driver on the same journal; how many seconds that took.
+
+        Execute is replaced by one that has it. Requests go on where they were, after the pause of a restart.
+
+        Raises:
+            ConfigError: one of this name is loaded, or this one cannot be read, or execute cannot use it: then it goes
+                on without it.
+        """
+        began = time.monotonic()
+        with self._replacing:
+            self._reload(self._loaded.add(self.config, name, path), timeout)
+        return time.monotonic() - began
+
+    def unload_adapter(self, name: str, *, timeout: float = 300.0) -> float:
+        """Forget an adapter that was loaded while the driver ran; how many seconds that took.
+
+        New requests for it are refused at once, and those that were accepted are answered first.
+
+        Raises:
+            ConfigError: it was not loaded so, or its requests are not answered in time: then it stays.
+        """
+        began = time.monotonic()
+        with self._replacing:
+            changed, parts = self._loaded.remove(self.config, name), self._parts()
+            with withdrawn(parts, name):
+                wait_until_unused(parts, name, deadline=began + timeout)
+                self._reload(changed, timeout)
+        return time.monotonic() - began
+
+    def _reload(self, changed: PipelineConfig, timeout: float) -> None:
+        parts = self._parts()
+        reload_model(parts, self.config, changed, timeout_s=timeout)
+        self.config = changed
+        with writing(parts.run_dir):
+            self._loaded.keep(parts.keeper.path, changed)
+
+    def _parts(self) -> Running:
         supervisor, board, run_dir, keeper = self._running(), self._board, self._run_dir, self._keeper
         assert board is not None, "a running driver has a board"
         assert run_dir is not None, "a running driver has a run directory"
         assert keeper is not None, "a running driver has a journal"
-        began = time.monotonic()
-        with self._replacing:  # not the lock of ``stop``, which ends a replacement
-            if model is None:
-                replace_worker(supervisor, board, role, timeout_s=timeout)
-            else:
-                config = self.config
-                changed = dataclasses.replace(config, model=dataclasses.replace(config.model, model=model))
-                name = identity(changed.model)
-                with writing(run_dir):
-                    reload_model(supervisor, board, run_dir.path, config, changed, timeout_s=timeout)
-                self.config = changed
-                keeper.name_model(name)
-        return time.monotonic() - began
+        return Running(supervisor, board, run_dir, keeper)
 
     def _running(self) -> Supervisor:
         self._origin.check()

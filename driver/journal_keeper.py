@@ -7,13 +7,19 @@ import logging
 import os
 import threading
 import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ..protocol.config import ModelConfig, PipelineConfig
+import numpy as np
+import numpy.typing as npt
+
+from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, JournalError
 from ..protocol.journal.clock import wind_clock
-from ..protocol.journal.layout import Journal, bytes_of_answers
+from ..protocol.journal.layout import FREE, Journal, bytes_of_answers
+from ..protocol.journal.requests import read_request
 from ..protocol.journal.salvage import salvage
+from ..protocol.lora import PARAM as LORA_PARAM
 from ..protocol.model_card import ModelCard
 from ..protocol.run_dir import journal_path
 
@@ -75,16 +81,28 @@ class JournalKeeper:
     def num_unanswered(self) -> int:
         return num_unanswered(self.journal)
 
-    def claim_for(self, model: str) -> None:
-        """Remember whose token ids these are.
+    def claim_for(self, model: str, adapters: Mapping[str, str]) -> None:
+        """Remember whose token ids these are. ``adapters``: the digest of each, by its name.
 
         Raises:
-            ConfigError: requests of another model are not answered yet.
+            ConfigError: requests of another model, or for another adapter, are not answered yet.
         """
         known = int(self.journal.header["model_key"])
         if known not in (0, _key(model)) and (count := self.num_unanswered):
             raise ConfigError(f"{self.path} holds {count} unanswered requests of another model", param="model")
+        for name, digest in self.unanswered_adapters():
+            if adapters.get(name) != digest:
+                what = "has changed" if name in adapters else "is not named"
+                raise ConfigError(
+                    f"{self.path} holds unanswered requests for the adapter {name!r}, which {what}", param=LORA_PARAM
+                )
         self.name_model(model)
+
+    def unanswered_adapters(self) -> Iterator[tuple[str, str]]:
+        """Name and digest of the adapter of each unanswered request that has one."""
+        for slot in _unanswered(self.journal).tolist():
+            if (view := read_request(self.journal, slot)) is not None and view.record.lora:
+                yield view.record.lora, view.record.lora_digest
 
     def name_model(self, model: str) -> None:
         self.journal.header["model_key"] = _key(model)
@@ -118,23 +136,18 @@ def warn_of_small_arena(config: PipelineConfig, card: ModelCard) -> None:
         )  # fmt: skip
 
 
-def identity(model: ModelConfig) -> str:
-    """What a request that was accepted is answered by: the model's name, and what its adapters are.
-
-    Raises:
-        ConfigError: an adapter cannot be read.
-    """
-    adapters = sorted(f"{module.name} {module.digest()}" for module in model.adapters)
-    return "\n".join((model.model, *adapters))
-
-
 def _key(model: str) -> int:
     return zlib.crc32(model.encode()) or 1  # 0 is nobody's
 
 
 def num_unanswered(journal: Journal) -> int:
     """Accepted requests whose answer is not complete."""
-    return int(((journal.states() != 0) & (journal.release_states() == 0)).sum())
+    return len(_unanswered(journal))
+
+
+def _unanswered(journal: Journal) -> npt.NDArray[np.int64]:
+    """Slots."""
+    return np.flatnonzero((journal.states() != FREE) & (journal.release_states() == 0))
 
 
 def _create(path: Path, *, num_records: int, arena_bytes: int) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError
 from ..protocol.keys import OWN_KEYS_FILE, KeyFolder, make_own_keys
-from ..protocol.model_card import CARD_FILE
+from ..protocol.model_card import CARD_FILE, ModelCard
 from ..protocol.private_file import write_private
 from ..protocol.run_dir import CONFIG_FILE, RunDir
 from ..protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
-from .journal_keeper import JournalKeeper, identity
+from .journal_keeper import JournalKeeper
 
 
 @contextmanager
@@ -35,11 +36,16 @@ def prepare_run_dir(folder: Path, config: PipelineConfig, keeper: JournalKeeper)
     """Write the config, after a look at what ran here before.
 
     Raises:
-        ConfigError: the journal holds unanswered requests of another model, or of other pages or rows.
+        ConfigError: the journal holds unanswered requests of another model, of other pages or rows, or for another
+            adapter; or an adapter cannot be read.
     """
-    if not _same_model(folder, config):
+    # A request knows its own adapter; without requests the pages are counted anew, beside the adapters there are.
+    if not _same_model(folder, config, with_adapters=not keeper.num_unanswered):
         _forget_model(folder, keeper)
-    keeper.claim_for(identity(config.model))
+    adapters = {module.name: module.digest() for module in config.model.adapters}
+    keeper.claim_for(config.model.model, adapters)
+    if adapters:
+        _forget_adapters(folder, adapters)
     write_private(folder / CONFIG_FILE, config.to_json())
 
 
@@ -54,13 +60,14 @@ def prepare_keys(folder: Path, config: PipelineConfig) -> None:
         make_own_keys(folder, KeyFolder(config.service.curve_keys))
 
 
-def _same_model(folder: Path, config: PipelineConfig) -> bool:
+def _same_model(folder: Path, config: PipelineConfig, *, with_adapters: bool) -> bool:
     """Whether the pipeline that ran here before was, as far as its requests can tell, this one."""
     try:
         before = PipelineConfig.from_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, ConfigError):
         return False
-    return (before.model, before.cache, before.scheduler) == (config.model, config.cache, config.scheduler)
+    model = before.model if with_adapters else replace(before.model, lora_modules=config.model.lora_modules)
+    return (model, before.cache, before.scheduler) == (config.model, config.cache, config.scheduler)
 
 
 def _forget_model(folder: Path, keeper: JournalKeeper) -> None:
@@ -69,3 +76,10 @@ def _forget_model(folder: Path, keeper: JournalKeeper) -> None:
         raise ConfigError(f"{keeper.path} holds {count} unanswered requests of another configuration", param="run_dir")
     for name in (CARD_FILE, FACTS_FILE, TOKENIZER_FILE):
         (folder / name).unlink(missing_ok=True)
+
+
+def _forget_adapters(folder: Path, adapters: Mapping[str, str]) -> None:
+    """Those that have changed since they were loaded here: execute would take it for a change while it is away."""
+    if (card := ModelCard.read(folder)) is not None:
+        same = {name: digest for name, digest in card.adapters.items() if adapters.get(name) == digest}
+        replace(card, adapters=same).publish(folder)

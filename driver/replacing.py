@@ -1,67 +1,123 @@
-"""Replacing a worker on purpose: by the same, or execute by one with other weights."""
+"""Replacing a worker on purpose: by the same, or execute by one with other weights or other adapters."""
 
 from __future__ import annotations
 
 import logging
+import re
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
 
 from ..protocol.board import KEEP, STOP, Board
 from ..protocol.config import PipelineConfig
-from ..protocol.errors import ConfigError
+from ..protocol.errors import ConfigError, TriptychError
+from ..protocol.lora import PARAM as LORA_PARAM
+from ..protocol.model_card import ModelCard
 from ..protocol.private_file import write_private
-from ..protocol.run_dir import CONFIG_FILE
+from ..protocol.run_dir import CONFIG_FILE, RunDir
+from .journal_keeper import JournalKeeper
+from .preparing import writing
 from .supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
+_OUR_ERROR = re.compile(rf"{re.escape(TriptychError.__module__)}\.\w+: ")
 POLL_S = 0.01
+UNUSED_POLL_S = 0.05  # which looks at every request
 
 
-def replace_worker(supervisor: Supervisor, board: Board, role: str, *, timeout_s: float) -> float:
-    """End the worker, wait until its successor is ready; how many seconds that took.
+class Running(NamedTuple):
+    """A pipeline that has been started."""
+
+    supervisor: Supervisor
+    board: Board
+    run_dir: RunDir
+    keeper: JournalKeeper
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.board.mode in (STOP, KEEP)
+
+    def check(self) -> None:
+        """
+        Raises:
+            ConfigError: nothing is replaced any more.
+        """
+        if self.is_stopping:
+            raise ConfigError("the pipeline is being stopped")
+
+
+def replace_worker(running: Running, role: str, *, timeout_s: float) -> None:
+    """End the worker, wait until its successor is ready.
 
     Raises:
         ConfigError: the successor failed, or was not ready in time; the supervisor goes on trying.
     """
+    supervisor, board = running.supervisor, running.board
     began, before = time.monotonic(), board.epoch(role)
     supervisor.restart(role)
     while time.monotonic() - began < timeout_s:
-        if board.mode in (STOP, KEEP):
-            raise ConfigError("the pipeline is being stopped")
+        running.check()
         if supervisor.error is not None:
             raise ConfigError(f"the new {role} does not start: {supervisor.error.message}", param="role")
         epoch = board.epoch(role)
         phase = board.worker(role).phase(epoch)
         if epoch > before and phase == "ready":
-            return time.monotonic() - began
+            return
         if epoch > before and phase == "failed":
             last_line = (supervisor.last_words(role).splitlines() or ["(nothing)"])[-1]
-            raise ConfigError(f"the new {role} failed: {last_line}", param="role")
+            raise ConfigError(f"the new {role} failed: {_OUR_ERROR.sub('', last_line)}", param="role")
         time.sleep(POLL_S)
     raise ConfigError(f"the new {role} is not ready after {timeout_s:g} s", param="role")
 
 
-def reload_model(
-    supervisor: Supervisor,
-    board: Board,
-    run_dir: Path,
-    config: PipelineConfig,
-    changed: PipelineConfig,
-    *,
-    timeout_s: float,
-) -> None:
+def reload_model(running: Running, config: PipelineConfig, changed: PipelineConfig, *, timeout_s: float) -> None:
     """Replace execute by one that runs the model of the ``changed`` config. Requests go on where they were.
 
     Raises:
-        ConfigError: the model cannot be loaded, or has another vocabulary. The one before is loaded again.
+        ConfigError: the model or an adapter cannot be loaded, or has another vocabulary: those of ``config`` are loaded
+            again. Or the run directory has no room for the settings.
     """
-    write_private(run_dir / CONFIG_FILE, changed.to_json())
+    for module in changed.model.adapters:
+        module.digest()  # one that cannot be read is told of before anything ends
+    file = running.run_dir.path / CONFIG_FILE
+    with writing(running.run_dir):
+        write_private(file, changed.to_json())
+        try:
+            replace_worker(running, "execute", timeout_s=timeout_s)
+        except BaseException:
+            write_private(file, config.to_json())
+            logger.warning("execute cannot run with the changed settings; going back to those before")
+            if not running.is_stopping:
+                running.supervisor.restart("execute")  # one that was only late would come with the changed ones
+            raise
+    running.keeper.name_model(changed.model.model)
+
+
+def wait_until_unused(running: Running, adapter: str, *, deadline: float) -> None:
+    """
+    Raises:
+        ConfigError: not all of its requests are answered by ``deadline`` (time.monotonic).
+    """
+    while count := sum(name == adapter for name, _ in running.keeper.unanswered_adapters()):
+        running.check()
+        if time.monotonic() >= deadline:
+            raise ConfigError(f"{count} requests for the adapter {adapter!r} are not answered yet", param=LORA_PARAM)
+        time.sleep(UNUSED_POLL_S)
+
+
+@contextmanager
+def withdrawn(running: Running, adapter: str) -> Iterator[None]:
+    """From the beginning of this block on prepare refuses requests for the adapter, and if it fails only until then."""
+    folder = running.run_dir.path
+    card = ModelCard.read(folder)
+    assert card is not None, "an adapter was loaded"
+    others = {name: digest for name, digest in card.adapters.items() if name != adapter}
+    replace(card, adapters=others).publish(folder)
     try:
-        replace_worker(supervisor, board, "execute", timeout_s=timeout_s)
+        yield
     except BaseException:
-        write_private(run_dir / CONFIG_FILE, config.to_json())
-        logger.warning("model %s cannot be served; going back to %s", changed.model.model, config.model.model)
-        if board.mode not in (STOP, KEEP):
-            supervisor.restart("execute")  # one that was only late would come with the other model
+        card.publish(folder)
         raise

@@ -281,6 +281,30 @@ def restart(
 
 
 @verb
+def load_adapter(
+    *,
+    module: Annotated[str, typer.Argument(metavar="NAME=PATH", help="of the LoRA adapter")],
+    connect: Annotated[Path, option("connect", "the run directory of the pipeline")],
+) -> None:
+    """Serve one more LoRA adapter in a pipeline that runs. Its clients notice no more than the pause of a restart."""
+    from .adapters import load_adapter
+
+    raise typer.Exit(load_adapter(module, connect=connect))
+
+
+@verb
+def unload_adapter(
+    *,
+    name: Annotated[str, typer.Argument(help="of an adapter that was loaded while the pipeline ran")],
+    connect: Annotated[Path, option("connect", "the run directory of the pipeline")],
+) -> None:
+    """Forget a LoRA adapter, once what was asked of it is answered."""
+    from .adapters import unload_adapter
+
+    raise typer.Exit(unload_adapter(name, connect=connect))
+
+
+@verb
 @with_flags
 def replay(
     context: typer.Context,

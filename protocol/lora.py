@@ -14,7 +14,7 @@ MAX_ADAPTERS = 64
 MAX_RANK = 512
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _NAME = re.compile(r"[\w.:/@+-]{1,128}", re.ASCII)
-_PARAM = "lora_modules"
+PARAM = "lora_modules"
 _CHUNK_BYTES = 1 << 20
 
 
@@ -23,6 +23,10 @@ class LoraModule(NamedTuple):
 
     name: str
     folder: Path
+
+    def __str__(self) -> str:
+        """As ``parse_modules`` takes it."""
+        return f"{self.name}={self.folder}"
 
     @property
     def files(self) -> tuple[Path, Path]:
@@ -43,7 +47,7 @@ class LoraModule(NamedTuple):
                         digest.update(chunk)
             except OSError as error:
                 raise ConfigError(
-                    f"the adapter {self.name!r} cannot be read: {file}: {error.strerror}", param=_PARAM
+                    f"the adapter {self.name!r} cannot be read: {file}: {error.strerror}", param=PARAM
                 ) from error
         return digest.hexdigest()[:32]
 
@@ -56,10 +60,10 @@ def parse_modules(texts: Iterable[str]) -> tuple[LoraModule, ...]:
     """
     modules = [_parse(text) for text in texts]
     if len(modules) > MAX_ADAPTERS:
-        raise ConfigError(f"lora_modules has {len(modules)} adapters, the limit is {MAX_ADAPTERS}", param=_PARAM)
+        raise ConfigError(f"lora_modules has {len(modules)} adapters, the limit is {MAX_ADAPTERS}", param=PARAM)
     names = [module.name for module in modules]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"lora_modules has the name {twice[0]!r} more than once", param=_PARAM)
+        raise ConfigError(f"lora_modules has the name {twice[0]!r} more than once", param=PARAM)
     return tuple(modules)
 
 
@@ -68,6 +72,6 @@ def _parse(text: str) -> LoraModule:
     if not _NAME.fullmatch(name) or not path:
         raise ConfigError(
             f"lora_modules is {text!r}, the form is NAME=PATH, with a name of 1 to 128 letters, digits and .:/@+_-",
-            param=_PARAM,
+            param=PARAM,
         )
     return LoraModule(name, Path(path).expanduser())

@@ -61,3 +61,26 @@ class ModelCard:
 
     def to_wire(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+class LatestCard:
+    """The card of a run directory for who asks often: read again only where another was published since."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._version: tuple[int, int] | None = None
+        self._card: ModelCard | None = None
+
+    def read(self) -> ModelCard | None:
+        """
+        Raises:
+            ConfigError: see ``ModelCard.read``.
+        """
+        try:
+            facts = (self._run_dir / CARD_FILE).stat()
+        except FileNotFoundError:
+            return None
+        version = facts.st_ino, facts.st_mtime_ns
+        if version != self._version:
+            self._card, self._version = ModelCard.read(self._run_dir), version
+        return self._card

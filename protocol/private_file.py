@@ -6,9 +6,22 @@ import os
 from pathlib import Path
 
 
-def write_private(path: Path, text: str) -> None:
-    """Put a file there whole or not at all, readable by its owner only."""
+def write_private(path: Path, text: str, *, is_durable: bool = False) -> None:
+    """Put a file there whole or not at all, readable by its owner only. ``is_durable``: also after a loss of power."""
     temporary = path.with_name(path.name + ".tmp")
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
+        if is_durable:
+            file.flush()
+            os.fsync(file.fileno())
     os.replace(temporary, path)
+    if is_durable:
+        _flush_names(path.parent)
+
+
+def _flush_names(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

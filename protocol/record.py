@@ -36,6 +36,7 @@ class RequestRecord:
     grammar: str = ""  # that the answer must match, as llguidance reads it; it was compiled once, to see that it can be
     owner: int = 0  # whose it is, see owners
     lora: str = ""  # the name of its adapter; empty: the model itself answers
+    lora_digest: str = ""  # of what that was when the request was accepted
 
     @property
     def mark(self) -> int:

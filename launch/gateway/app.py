@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from ... import __version__
 from ...protocol.errors import TriptychError
+from .adapter_routes import adapter_routes
 from .api_routes import api_routes
 from .edge import CLIENT_CLOSED, BodyRefused, Edge
 from .errors import ApiError, ClientGone, error_response, validation_error
@@ -32,6 +33,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.include_router(server_routes(gateway))
     app.include_router(api_routes(gateway))
     app.include_router(page_routes(gateway))
+    app.include_router(adapter_routes(gateway))
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(TriptychError, _failed)
     app.add_exception_handler(HTTPException, _http)

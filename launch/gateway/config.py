@@ -53,6 +53,9 @@ class GatewayConfig:
     keep_alive_s: float = _option(75.0, "that an idle HTTP connection is kept open")
     stream_interval: int = _option(1, "tokens that a streamed event brings at least, but for the first and the last")
     resume_s: float = _option(60.0, "that a resumable answer is kept for nobody; see docs/http.md")
+    lora_root: str | None = _option(
+        None, "POST /v1/load_lora_adapter may load adapters from below this folder; by default that route is closed"
+    )
     tool_parser: str = _option("auto", f"{', '.join(TOOL_PARSERS)}; auto tells it by the chat template")
     reasoning_parser: str = _option("auto", f"{', '.join(REASONING_PARSERS)}; auto tells it by the chat template")
     otlp_traces_endpoint: str | None = _option(None, "OTLP/HTTP endpoint that gets a span for each stage of a request")

@@ -65,9 +65,8 @@ def _model(gateway: Gateway, name: str) -> dict[str, Any]:
     model = {"id": name, "object": "model", "created": gateway.created, "owned_by": "triptych"}
     if not gateway.is_loaded:
         return model
-    folder = gateway.adapters.get(name)
     origin = {"root": gateway.card.model, "parent": None}
-    if folder is not None:
+    if gateway.adapter_option(name) and (folder := gateway.folder_of(name)) is not None:
         origin = {"root": str(folder), "parent": gateway.model_names[0]}
     return {**model, **origin, "max_model_len": gateway.card.max_model_len}
 

@@ -13,7 +13,7 @@ from ...driver.async_client import AsyncClient
 from ...driver.lives import first_lives
 from ...protocol.board import FAILED, RUN, Board
 from ...protocol.config import PipelineConfig
-from ...protocol.model_card import ModelCard
+from ...protocol.model_card import LatestCard, ModelCard
 from ...protocol.run_dir import CONFIG_FILE, board_path, follow_endpoint, submit_endpoint
 from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_facts
 from .config import GatewayConfig
@@ -40,6 +40,9 @@ class Gateway:
 
     @cached_property
     def pipeline(self) -> PipelineConfig:
+        return self._read_config()
+
+    def _read_config(self) -> PipelineConfig:
         return PipelineConfig.from_json((self.run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
 
     @cached_property
@@ -69,10 +72,14 @@ class Gateway:
     def api_keys(self) -> tuple[str, ...]:
         return self.config.api_keys()
 
+    @cached_property
+    def _latest_card(self) -> LatestCard:
+        return LatestCard(self.run_dir)
+
     @property
     def card(self) -> ModelCard:
-        """Only once the model is loaded. Read each time: execute may have been restarted with other weights."""
-        card = ModelCard.read(self.run_dir)
+        """Only once the model is loaded. Execute may have been restarted with other weights, or other adapters."""
+        card = self._latest_card.read()
         assert card is not None, "a loaded model has a card"
         return card
 
@@ -102,14 +109,20 @@ class Gateway:
         """Of the model itself."""
         return self.config.served_model_name or (self.pipeline.model.model,)
 
-    @cached_property
-    def adapters(self) -> dict[str, Path]:
-        """Names of what else is served, and where it lies."""
-        return {module.name: module.folder for module in self.pipeline.model.adapters}
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of what else is served."""
+        card = self._latest_card.read()
+        return tuple(card.adapters if card is not None else (module.name for module in self.pipeline.model.adapters))
+
+    def folder_of(self, adapter: str) -> Path | None:
+        """Where it lies; None if there is no such adapter."""
+        modules = self._read_config().model.adapters
+        return next((module.folder for module in modules if module.name == adapter), None)
 
     def adapter_option(self, model: str) -> dict[str, str]:
         """What a request for ``model`` says to the pipeline of its adapter."""
-        return {"lora": model} if model in self.adapters else {}
+        return {"lora": model} if model not in self.model_names and model in self.adapters else {}
 
     @property
     def is_loaded(self) -> bool:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from ..errors import ConfigError, JournalError
 
 MAGIC = b"TRIPTYCH"
-LAYOUT_VERSION = 5
+LAYOUT_VERSION = 6
 HEADER_BYTES = 4096
 TIME_UNIT_NS = 10_000
 BYTES_A_TOKEN = 8  # of output: its id and its time; one of the prompt takes half of it

@@ -41,3 +41,15 @@ def test_a_module_without_a_path_is_refused(triptych: Triptych) -> None:
     outcome = triptych("generate", "x", "--model", "hash-lm", "--lora-modules", "rude")
     assert outcome.code == 2
     assert "lora_modules is 'rude', the form is NAME=PATH" in outcome.err
+
+
+def test_a_pipeline_that_runs_gets_and_gives_up_an_adapter(triptych: Triptych, module: str) -> None:
+    with Driver("hash-lm") as driver:
+        connect = ("--connect", str(driver.run_dir))
+        loaded = triptych("load-adapter", module, *connect)
+        assert (loaded.code, loaded.out.partition(",")[0]) == (0, "rude is served")
+        assert driver.generate([5, 6], max_tokens=5, lora="rude").token_ids == expected([5, 6], 5, adapter=1)
+        again = triptych("load-adapter", module, *connect)
+        assert (again.code, again.err.strip()) == (2, "error: the adapter 'rude' is loaded already")
+        gone = triptych("unload-adapter", "rude", *connect)
+        assert (gone.code, gone.out.partition(",")[0]) == (0, "rude is not served any more")

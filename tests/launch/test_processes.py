@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import typer
 
 from tests.launch.conftest import Triptych
 from triptych import Client
@@ -194,7 +195,7 @@ def test_a_reader_that_has_enough_ends_generate_quietly() -> None:
         assert running.stderr.read() == ""
 
 
-VERBS = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+VERBS = [*typer.main.get_command(app).commands]  # type: ignore[attr-defined]
 MAX_HELP_SHARE = 2.5  # of the processor time that importing typer takes; 0.7 to 1.4 is usual, and 0.3 s for both
 HEAVY = ("torch", "transformers", "numpy", "zmq", "msgpack", "matplotlib", "fastapi", "uvicorn", "pydantic", "asyncio")
 

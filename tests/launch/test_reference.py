@@ -97,7 +97,7 @@ def test_every_command_of_a_chat_is_told() -> None:
 
 
 def test_every_verb_is_shown() -> None:
-    assert set(VERBS) <= set(re.findall(r"triptych (\w+)", HOW_TO))
+    assert set(VERBS) <= set(re.findall(r"triptych ([\w-]+)", HOW_TO))
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", HOW_TO))))

@@ -17,8 +17,7 @@ from tests.waiting import eventually
 from triptych import Driver
 from triptych.driver import replacing
 from triptych.driver.control import ask
-from triptych.driver.supervisor import Supervisor
-from triptych.protocol.board import ROLES, Board
+from triptych.protocol.board import ROLES
 from triptych.protocol.config import DEMO_CHECKPOINT
 from triptych.protocol.errors import ConfigError
 
@@ -64,10 +63,10 @@ def test_health_is_measured_by_progress() -> None:
         assert driver.health().workers["execute"].epoch == 2
 
 
-def replace_too_late(supervisor: Supervisor, board: Board, role: str, **_: float) -> float:
+def replace_too_late(running: replacing.Running, role: str, **_: float) -> None:
     """The time is over while the model is loaded."""
-    before = board.epoch(role)
-    supervisor.restart(role)
+    board, before = running.board, running.board.epoch(role)
+    running.supervisor.restart(role)
     eventually(lambda: board.epoch(role) > before and board.phase(role) == "loading")
     raise ConfigError("it was too late")
 

@@ -48,9 +48,7 @@ def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
         runner, card, step_s = _build_torch_runner(context, cache, is_first=known is None)
     card = replace(card, adapters={module.name: module.digest() for module in config.model.adapters})
     check_speculation(config.scheduler, runner, card)
-    if known is not None and card.adapters != known.adapters:
-        raise ConfigError("an adapter has changed since the pipeline was started", param="lora_modules")
-    if known is None or card.model != known.model:
+    if known is None or (card.model, card.adapters) != (known.model, known.adapters):
         _check_successor(card, known)
         card.publish(context.run_dir)
     return runner, card, step_s
@@ -82,9 +80,14 @@ def _check_successor(card: ModelCard, known: ModelCard | None) -> None:
     Raises:
         ConfigError: what was admitted for the model before could be wrong for this one.
     """
-    for name in ("vocab_size", "eos_token_ids", "max_model_len", "num_pages") if known is not None else ():
+    if known is None:
+        return
+    for name in ("vocab_size", "eos_token_ids", "max_model_len", "num_pages"):
         if getattr(card, name) != getattr(known, name):
             raise ConfigError(f"{name} of the model is {getattr(card, name)}, {getattr(known, name)} is being served")
+    for name, digest in known.adapters.items():
+        if card.adapters.get(name, digest) != digest:
+            raise ConfigError(f"the adapter {name!r} has changed since it was loaded", param="lora_modules")
 
 
 def find_folder(model: str) -> Path:

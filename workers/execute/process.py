@@ -107,7 +107,7 @@ class Execute:
         self._quarantine = Quarantine(context.journal, num_steps=num_alone)
         self._intent = StepIntent(context.intent)
         self._flushes = context.config.service.flushes_steps
-        self._adapters = [module.name for module in context.config.model.adapters]
+        self._adapters = card.adapters
         self._books = Bookkeeper(
             context.journal, eos_token_ids=frozenset(card.eos_token_ids), adapters=self._adapters
         )  # fmt: skip
@@ -269,9 +269,9 @@ class Execute:
             self._begin(sequence, view.record.grammar)
 
     def _unknown_adapter(self, view: RequestView) -> str:
-        """Why nothing can answer this request, which an earlier driver has taken; empty if something can."""
-        name = view.record.lora
-        return f"the adapter {name!r} is not served any more" if name and name not in self._adapters else ""
+        """Why nothing can answer this request, which was taken for an adapter that was unloaded; else empty."""
+        name, digest = view.record.lora, view.record.lora_digest
+        return f"the adapter {name!r} is not served any more" if self._adapters.get(name, "") != digest else ""
 
     def _too_many_beams(self, view: RequestView) -> str:
         """Why the search of this beam can never begin, for its beams go on together; empty if it can."""

@@ -26,7 +26,7 @@ from ...protocol.groups import check_request_id, member_id, member_seed, request
 from ...protocol.journal.layout import ACCEPTED, ACKNOWLEDGED, DISPATCHED, RELEASED
 from ...protocol.journal.releases import is_forgotten, is_released, was_read
 from ...protocol.journal.requests import AcceptTimes, RequestWriter
-from ...protocol.model_card import ModelCard
+from ...protocol.model_card import LatestCard, ModelCard
 from ...protocol.owners import HOUSE, Owners
 from ...protocol.record import RequestRecord, mark_of
 from ...protocol.run_dir import submit_endpoint
@@ -37,7 +37,7 @@ from .confirmations import Confirmations
 from .intake import Intake, Known, KnownIds, answered_already, check_member_ids, digest_of, num_waiting_bytes
 from .queue import CreditQueue, Waiting
 from .quotas import Quotas
-from .request import GenerationRequest, check_adapter
+from .request import GenerationRequest, digest_of_adapter
 from .text_encoder import TextEncoder
 from .tokenizing import Tokenizing
 
@@ -64,7 +64,7 @@ class Prepare:
     def __init__(self, context: WorkerContext, card: ModelCard, encoder: TextEncoder) -> None:
         service = context.config.service
         self._context, self._service, self._card, self._encoder = context, service, card, encoder
-        self._adapters = [module.name for module in context.config.model.adapters]
+        self._latest_card = LatestCard(context.run_dir)
         self._journal = context.journal
         self._writer = RequestWriter(context.journal)
         past = [(request_of(member), mark) for member, mark in self._writer.past_ids()]
@@ -257,7 +257,7 @@ class Prepare:
             self._check_room(num_waiting)
             self._quotas.check(owner, num_waiting)
             request = GenerationRequest.from_wire(message.request)
-            check_adapter(request.lora, self._adapters)
+            self._digest_of_adapter(request.lora)
             check_member_ids(request_id, request.sampling.group_size)
         except RequestError as error:
             self._refuse(peer, request_id, error)
@@ -325,6 +325,7 @@ class Prepare:
             priority=request.priority,
             cache_salt=request.cache_salt,
             lora=request.lora,
+            lora_digest=self._digest_of_adapter(request.lora),
             deadline_at=intake.time_after(request.deadline_ms),
             queue_deadline_at=intake.time_after(request.max_queue_ms),
             return_prompt=request.return_prompt,
@@ -346,6 +347,14 @@ class Prepare:
         if records[0].is_computed:
             self._counts["prompt_tokens"] += accepted.num_prompt_tokens
         self._confirmations.say(intake.peer, accepted)
+
+    def _digest_of_adapter(self, name: str) -> str:
+        """
+        Raises:
+            InvalidRequest: execute has not loaded it, or no more.
+        """
+        card = self._latest_card.read() if name else None
+        return digest_of_adapter(name, {} if card is None else card.adapters)
 
     def _enter(self, slot: int, generation: int, record: RequestRecord) -> m.Accepted:
         """Take note of a record that is in use; what its client is told."""

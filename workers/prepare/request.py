@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -232,13 +232,15 @@ def _checked_lora(value: Any) -> str:
     return value
 
 
-def check_adapter(name: str, known: Collection[str]) -> None:
-    """
+def digest_of_adapter(name: str, known: Mapping[str, str]) -> str:
+    """Empty for the model itself.
+
     Raises:
         InvalidRequest: no adapter of this name is served.
     """
     if name and name not in known:
         raise InvalidRequest(f"lora is {name!r:.200}, known are: {', '.join(known) or 'none'}", param="lora")
+    return known.get(name, "")
 
 
 def _checked_max_prompt(value: Any) -> int | None:

@@ -31,6 +31,18 @@ class DetokenizeRequest(ApiModel):
     skip_special_tokens: bool | None = None
 
 
+class LoadAdapterRequest(ApiModel):
+    """As vLLM takes it."""
+
+    lora_name: str
+    lora_path: str = Field(description="of the adapter's folder, which must lie below --lora-root")
+
+
+class UnloadAdapterRequest(ApiModel):
+    NEUTRAL: ClassVar[Neutral] = {"lora_int_id": ANYTHING}
+    lora_name: str
+
+
 class Choice(ApiModel):
     value: str | bool
     description: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ def fixture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fixture_adapted(folder: Path) -> Iterator[Site]:
     with (
         Driver("hash-lm", lora_modules=[f"rude={folder}", f"team/kind={folder}"], lease_s=5.0) as driver,
-        site(driver.run_dir, served_model_name=("base", "other")) as api,
+        site(driver.run_dir, served_model_name=("base", "other"), lora_root=str(folder.parent)) as api,
     ):
+        api.driver = driver
         yield api
         assert_quiet(driver)
 
@@ -99,3 +101,39 @@ def test_requests_are_counted_by_adapter(adapted: Site) -> None:
     before = count("rude")
     adapted.ask(CHAT, **BODIES[CHAT], model="rude")
     eventually(lambda: count("rude") == before + 1)
+
+
+def test_adapters_are_loaded_and_unloaded(adapted: Site, folder: Path) -> None:
+    loaded = adapted.http.post("/v1/load_lora_adapter", json={"lora_name": "new", "lora_path": "rude"})
+    assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'new' added successfully.")
+    assert adapted.http.get("/v1/models/new").json()["root"] == str(folder)
+    reply = adapted.ask(COMPLETIONS, prompt=[5, 6, 7], max_tokens=8, temperature=0, return_token_ids=True, model="new")
+    assert reply["choices"][0]["token_ids"] == expected([5, 6, 7], 8, adapter=3)
+    again = adapted.refusal("/v1/load_lora_adapter", lora_name="new", lora_path="rude")
+    assert (again[0], again[1]["message"]) == (400, "the adapter 'new' is loaded already")
+    gone = adapted.http.post("/v1/unload_lora_adapter", json={"lora_name": "new"})
+    assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'new' removed successfully.")
+    assert adapted.refusal(COMPLETIONS, prompt="x", model="new")[0] == 404
+    assert adapted.refusal("/v1/unload_lora_adapter", lora_name="new")[0] == 404
+    assert "'rude' is one of the settings" in adapted.refusal("/v1/unload_lora_adapter", lora_name="rude")[1]["message"]
+    eventually(lambda: adapted.http.get("/ready").status_code == 200)
+
+
+@pytest.mark.parametrize("path", ["/etc", "..", "../other", ".", "", "nowhere", "rude/../..", "out", "loop", "a\0b"])
+def test_nothing_is_loaded_from_elsewhere(path: str, adapted: Site, folder: Path) -> None:
+    for name, target in (("out", folder.parent.parent), ("loop", folder.parent / "loop")):
+        with suppress(FileExistsError):
+            (folder.parent / name).symlink_to(target)
+    status, error = adapted.refusal("/v1/load_lora_adapter", lora_name="new", lora_path=path)
+    assert (status, error["param"]) == (400, "lora_path")
+
+
+def test_an_adapter_does_not_take_the_name_of_the_model(adapted: Site) -> None:
+    status, error = adapted.refusal("/v1/load_lora_adapter", lora_name="other", lora_path="rude")
+    assert (status, error["param"]) == (400, "lora_name")
+
+
+def test_without_a_root_nothing_is_loaded(api: Site) -> None:
+    for path, body in (("load", {"lora_name": "a", "lora_path": "/"}), ("unload", {"lora_name": "a"})):
+        status, error = api.refusal(f"/v1/{path}_lora_adapter", **body)
+        assert (status, error["code"]) == (403, "not_allowed")

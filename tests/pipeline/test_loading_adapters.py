@@ -1,0 +1,147 @@
+"""Adapters that come and go while a pipeline runs: nobody's answer changes, and who is killed knows them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adapters import make_adapter, make_nominal_adapter
+from tests.pipeline.checks import assert_quiet, expected
+from tests.pipeline.conftest import hash_driver
+from tests.pipeline.killing import kill
+from tests.tiny import make_tiny_model, prove
+from triptych import Driver
+from triptych.driver import replacing
+from triptych.protocol.errors import ConfigError, InvalidRequest
+
+PROMPT = list(range(40, 140))
+
+
+def said(driver: Driver, name: str) -> list[int]:
+    return driver.generate([1, 2], max_tokens=4, lora=name).token_ids
+
+
+@pytest.fixture(name="folder", scope="module")
+def fixture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_nominal_adapter(tmp_path_factory.mktemp("adapters") / "a")
+
+
+@pytest.fixture(name="driver", scope="module")
+def fixture_driver(folder: Path) -> Iterator[Driver]:
+    with hash_driver(lora_modules=[f"fixed={folder}"], hash_step_ms=1.0) as driver:
+        yield driver
+        assert_quiet(driver)
+
+
+def test_an_adapter_is_loaded_used_and_unloaded_and_streams_go_on(driver: Driver, folder: Path) -> None:
+    streams = [driver.submit(PROMPT, max_tokens=300, lora=name) for name in ("", "fixed")]
+    for stream in streams:
+        next(iter(stream))
+    assert driver.load_adapter("new", folder) > 0
+    adapted = driver.submit(PROMPT, max_tokens=200, lora="new")
+    kill(driver, "execute")
+    assert adapted.result(30).token_ids == expected(PROMPT, 200, adapter=2)
+    waiting = driver.submit(PROMPT, max_tokens=50, lora="new")
+    waiting.accepted(20)
+    assert driver.unload_adapter("new") > 0
+    assert waiting.result(30).token_ids == expected(PROMPT, 50, adapter=2), "what was accepted was answered"
+    with pytest.raises(InvalidRequest, match="lora is 'new', known are: fixed"):
+        said(driver, "new")
+    for number, stream in enumerate(streams):
+        assert stream.result(30).token_ids == expected(PROMPT, 300, adapter=number)
+    assert list(driver.info()["model"]["adapters"]) == ["fixed"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda driver, folder: driver.load_adapter("fixed", folder), "'fixed' is loaded already"),
+        (lambda driver, folder: driver.load_adapter("a b", folder), "the form is NAME=PATH"),
+        (lambda driver, folder: driver.load_adapter("b", folder / "nowhere"), "'b' cannot be read: .*nowhere"),
+        (lambda driver, folder: driver.unload_adapter("fixed"), "'fixed' is one of the settings"),
+        (lambda driver, folder: driver.unload_adapter("b"), "'b' is not loaded, known are: fixed"),
+    ],
+)
+def test_what_cannot_be_is_told_and_nothing_is_restarted(
+    driver: Driver, folder: Path, change: Callable[[Driver, Path], float], why: str
+) -> None:
+    pids = driver.pids
+    with pytest.raises(ConfigError, match=why):
+        change(driver, folder)
+    assert driver.pids == pids
+    assert said(driver, "fixed") == expected([1, 2], 4, adapter=1)
+
+
+def test_one_that_cannot_be_unloaded_stays(driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.load_adapter("new", folder)
+    stream = driver.submit(PROMPT, max_tokens=4000, lora="new")
+    stream.accepted(20)
+    with pytest.raises(ConfigError, match="1 requests for the adapter 'new' are not answered yet"):
+        driver.unload_adapter("new", timeout=0)
+    stream.abort()
+    stream.result(20)
+
+    def fail(*_: object, **__: object) -> None:
+        raise ConfigError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replacing, "replace_worker", fail)
+        with pytest.raises(ConfigError, match="no room"):
+            driver.unload_adapter("new")
+    assert said(driver, "new") == expected([1, 2], 4, adapter=2)
+    driver.unload_adapter("new")
+
+
+def test_the_next_driver_on_the_journal_knows_what_was_loaded(folder: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"journal": str(tmp_path / "journal"), "hash_step_ms": 2.0, "lease_s": 60.0}
+    first = hash_driver(**options).start()
+    first.load_adapter("new", folder)
+    stream = first.submit(PROMPT, max_tokens=100, lora="new", request_id="kept")
+    next(iter(stream))
+    first.stop(mode="keep")
+    with hash_driver(**options) as second:
+        assert second.client.resume("kept").result(30).token_ids == expected(PROMPT, 100, adapter=1)
+        second.unload_adapter("new")
+    with hash_driver(**options) as third:
+        assert list(third.info()["model"]["adapters"]) == []
+
+
+def test_an_adapter_of_open_requests_that_has_gone_is_missed(folder: Path, tmp_path: Path) -> None:
+    """And once they are answered it is not."""
+    options: dict[str, Any] = {"run_dir": tmp_path / "run", "lease_s": 60.0, "hash_step_ms": 2.0}
+    own = make_nominal_adapter(tmp_path / "own")
+    first = hash_driver(**options).start()
+    first.load_adapter("own", own)
+    first.submit(PROMPT, max_tokens=400, lora="own", request_id="kept").accepted(20)
+    first.stop(mode="keep")
+    own.rename(tmp_path / "away")
+    with (
+        pytest.raises(ConfigError, match="unanswered requests for the adapter 'own', which is not named"),
+        hash_driver(**options),
+    ):
+        pass
+    (tmp_path / "away").rename(own)
+    with hash_driver(**options) as second:
+        assert len(second.client.resume("kept").result(30).token_ids) == 400
+    make_nominal_adapter(own, b"other weights")
+    with hash_driver(**options) as third:
+        assert said(third, "own") == expected([1, 2], 4, adapter=1)
+
+
+def test_an_adapter_that_execute_refuses_costs_nobody_anything(tmp_path: Path) -> None:
+    checkpoint = make_tiny_model("llama", tmp_path / "model")
+    good, bad = make_adapter(tmp_path / "good", checkpoint), make_nominal_adapter(tmp_path / "bad")
+    for modules in ((), (f"good={good}",)):
+        prove(checkpoint, lora_modules=modules)
+    with Driver(str(checkpoint), num_pages=64) as driver:
+        plain = driver.generate(PROMPT, max_tokens=60, ignore_eos=True).token_ids
+        stream = driver.submit(PROMPT, max_tokens=60, ignore_eos=True)
+        next(iter(stream))
+        with pytest.raises(ConfigError, match="the new execute failed: the adapter 'bad' cannot be served"):
+            driver.load_adapter("bad", bad)
+        driver.load_adapter("good", good)
+        assert stream.result(60).token_ids == plain
+        assert driver.generate(PROMPT, max_tokens=60, ignore_eos=True, lora="good").token_ids != plain
