@@ -21,7 +21,7 @@ def log_of(run_dir: Path, role: str) -> Path:
 def start_process(
     run_dir: Path, role: str, *, arguments: list[str], stdin: int, log: Path | None
 ) -> subprocess.Popen[bytes]:
-    """``python -m`` of a worker, in a session of its own; it dies with the thread that has called this.
+    """``python -m`` of a module of the workers, in a session of its own; it dies with the thread that has called this.
 
     Raises:
         OSError: there is no room for a process, or no descriptor left.
@@ -34,7 +34,7 @@ def start_process(
             stdin=stdin,
             stdout=stderr,
             stderr=stderr,
-            env=child_environment(computes=role == "execute"),
+            env=child_environment(computes=role.startswith("execute")),
             start_new_session=True,
         )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,18 +13,20 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..protocol.board import KEEP, STOP, Board
-from ..protocol.config import PipelineConfig
+from ..protocol.config import HASH_MODEL, PipelineConfig
 from ..protocol.errors import ConfigError, TriptychError
 from ..protocol.lora import PARAM as LORA_PARAM
 from ..protocol.model_card import ModelCard
 from ..protocol.private_file import write_private
-from ..protocol.run_dir import CONFIG_FILE, RunDir
+from ..protocol.run_dir import CONFIG_FILE, MODE, RunDir
 from .journal_keeper import JournalKeeper
 from .preparing import writing
+from .processes import last_words, start_process
 from .supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
+_REHEARSAL = "execute.rehearse"
 _OUR_ERROR = re.compile(rf"{re.escape(TriptychError.__module__)}\.\w+: ")
 POLL_S = 0.01
 UNUSED_POLL_S = 0.05  # which looks at every request
@@ -67,10 +71,46 @@ def replace_worker(running: Running, role: str, *, timeout_s: float) -> None:
         if epoch > before and phase == "ready":
             return
         if epoch > before and phase == "failed":
-            last_line = (supervisor.last_words(role).splitlines() or ["(nothing)"])[-1]
-            raise ConfigError(f"the new {role} failed: {_OUR_ERROR.sub('', last_line)}", param="role")
+            raise has_failed(role, supervisor.last_words(role))
         time.sleep(POLL_S)
     raise ConfigError(f"the new {role} is not ready after {timeout_s:g} s", param="role")
+
+
+def has_failed(role: str, words: str) -> ConfigError:
+    """``words``: the last of a process that was to be the new ``role``."""
+    last_line = (words.splitlines() or ["(nothing)"])[-1]
+    return ConfigError(f"the new {role} failed: {_OUR_ERROR.sub('', last_line)}", param="role")
+
+
+def rehearse(running: Running, config: PipelineConfig, *, timeout_s: float) -> None:
+    """Try in another process what can be tried without ending execute: so nobody waits for what is found out.
+
+    Raises:
+        ConfigError: execute cannot run so.
+    """
+    if config.model.model == HASH_MODEL:
+        return
+    folder, deadline = running.run_dir.path / _REHEARSAL, time.monotonic() + timeout_s
+    shutil.rmtree(folder, ignore_errors=True)  # of a driver that was killed
+    folder.mkdir(mode=MODE)
+    try:
+        write_private(folder / CONFIG_FILE, config.to_json())
+        process = start_process(folder, _REHEARSAL, arguments=[], stdin=subprocess.DEVNULL, log=None)
+        try:
+            while process.poll() is None:
+                running.check()
+                if time.monotonic() >= deadline:
+                    raise ConfigError(f"the new execute is not tried out after {timeout_s:g} s", param="role")
+                time.sleep(POLL_S)
+        finally:
+            process.kill()
+            code = process.wait()
+        if code > 0:
+            raise has_failed("execute", last_words(folder, _REHEARSAL))
+        if code < 0:
+            logger.warning("what execute shall be could not be tried out: that ended with exit code %d", code)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def reload_model(running: Running, config: PipelineConfig, changed: PipelineConfig, *, timeout_s: float) -> None:
@@ -84,6 +124,7 @@ def reload_model(running: Running, config: PipelineConfig, changed: PipelineConf
         module.digest()  # one that cannot be read is told of before anything ends
     file = running.run_dir.path / CONFIG_FILE
     with writing(running.run_dir):
+        rehearse(running, changed, timeout_s=timeout_s)
         write_private(file, changed.to_json())
         try:
             replace_worker(running, "execute", timeout_s=timeout_s)

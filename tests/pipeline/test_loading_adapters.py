@@ -138,10 +138,11 @@ def test_an_adapter_that_execute_refuses_costs_nobody_anything(tmp_path: Path) -
         prove(checkpoint, lora_modules=modules)
     with Driver(str(checkpoint), num_pages=64) as driver:
         plain = driver.generate(PROMPT, max_tokens=60, ignore_eos=True).token_ids
-        stream = driver.submit(PROMPT, max_tokens=60, ignore_eos=True)
+        stream, pids = driver.submit(PROMPT, max_tokens=60, ignore_eos=True), driver.pids
         next(iter(stream))
         with pytest.raises(ConfigError, match="the new execute failed: the adapter 'bad' cannot be served"):
             driver.load_adapter("bad", bad)
+        assert driver.pids == pids, "that was found out beside the one that runs"
         driver.load_adapter("good", good)
         assert stream.result(60).token_ids == plain
         assert driver.generate(PROMPT, max_tokens=60, ignore_eos=True, lora="good").token_ids != plain

@@ -70,6 +70,17 @@ def build_runner(
     return runner, card
 
 
+def rehearse(config: PipelineConfig, *, folder: Path, run_dir: Path) -> None:
+    """Try what can be tried beside an execute that runs, and keep the proof. The tokenizer is written to ``run_dir``.
+
+    Raises:
+        ConfigError: a start with this config would fail.
+    """
+    adapters, device = load_adapters(config.model.adapters), take_device(config.model.device)
+    ways = Ways(config.model, config.cache, config.scheduler, device, folder, _no_progress, adapters=adapters)
+    ways.prove(ProofStore(folder, config.model), run_dir)
+
+
 def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> TorchRunner:
     """The runner of a rank of ``group`` other than 0, made as rank 0 makes its own: all that they compute together
     must come in the same order.

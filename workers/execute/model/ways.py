@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PROOF_SHARE = 3  # of the checkpoint's bytes: what must be free for it to be tried beside the one that runs
+
 
 class Loaded(NamedTuple):
     """A model in memory, before it has pages."""
@@ -204,6 +206,18 @@ class Ways:
             return self._native(load_proven(self.folder, proof, self._native_setting))
         except Unsupported:
             return None  # the whole way says why
+
+    def prove(self, proofs: ProofStore, run_dir: Path) -> None:
+        """That the model runs on the compiled kernels, unless an earlier start has, or there is no room to try it.
+
+        Raises:
+            ConfigError: see ``load_native``.
+        """
+        if self._why_not_native() is not None or proofs.find(run_dir) is not None:
+            return
+        num_bytes = sum(file.stat().st_size for file in self.folder.glob("*.safetensors"))
+        if available_bytes(self.device) > PROOF_SHARE * num_bytes:
+            self.with_tokenizer(run_dir).load_native(proofs, run_dir)
 
     def load_native(self, proofs: ProofStore, run_dir: Path) -> Loaded | None:
         """The model on the compiled kernels, or None where the transformers path has to serve it.

@@ -15,14 +15,14 @@ import pytest
 from tests.adapters import make_adapter
 from tests.workers.execute.model.native import FAMILIES, make_checkpoint
 from triptych.launch.report import model_line
-from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+from triptych.protocol.config import CacheConfig, ModelConfig, PipelineConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.model_card import ModelCard
 from triptych.protocol.plain import make
 from triptych.protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
 from triptych.workers.execute.kernels import compile as compiling
-from triptych.workers.execute.model import native_proof, proof
-from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.model import native_proof, proof, ways
+from triptych.workers.execute.model.build import build_runner, rehearse
 from triptych.workers.execute.model.checkpoint import read_config
 from triptych.workers.execute.model.decoder_spec import DecoderSpec, describe_decoder, find_rope
 from triptych.workers.execute.model.native_self_test import check_native
@@ -80,6 +80,20 @@ def test_the_second_start_proves_nothing_and_knows_the_same(start: Start, proofs
     assert cards[0].to_wire() | {"load_s": 0} == cards[1].to_wire() | {"load_s": 0}
     for name in (TOKENIZER_FILE, FACTS_FILE):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_what_was_tried_beside_another_is_proven_where_there_was_room(
+    has_room: bool, start: Start, proofs: list[str], checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = PipelineConfig(model=ModelConfig(model=str(checkpoint), device="cpu", threads=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(ways, "available_bytes", lambda device: (1 << 40) * has_room)
+        rehearse(config, folder=checkpoint, run_dir=tmp_path)
+        rehearse(config, folder=checkpoint, run_dir=tmp_path)
+    assert len(proofs) == has_room
+    start("first")
+    assert proofs == ["self-test"]
 
 
 def test_what_was_kept_is_what_was_found_out(start: Start, checkpoint: Path, tmp_path: Path) -> None:

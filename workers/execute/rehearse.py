@@ -1,0 +1,49 @@
+"""``python -m triptych.workers.execute.rehearse``: would execute run with the config in this folder?
+
+Asked before the execute that runs is ended for one with other weights or adapters. What that would refuse is refused
+here, and what a start finds out about a model and keeps is there for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from ...protocol.lifeline import die_with
+from ..importing import TORCH, importing
+from ..process import read_config
+from .loading import find_folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Tries what execute shall be changed to; started by the driver.")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    arguments = parser.parse_args()
+    die_with(arguments.parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver alone decides when this ends
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    _make_way()
+    config = read_config(arguments.run_dir)
+    folder = find_folder(config.model.model)
+    with importing(TORCH):
+        from .model.build import rehearse
+
+    rehearse(config, folder=folder, run_dir=arguments.run_dir)
+
+
+def _make_way() -> None:
+    """Others have the processors first, and where the memory is too small this is what ends."""
+    os.nice(19)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+if __name__ == "__main__":
+    main()
