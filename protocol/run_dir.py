@@ -43,8 +43,13 @@ class RunDir:
         self._kept: Path | None = None  # the folder beside it that a killed driver left, with requests
         try:
             self.path = self._make_temporary() if path is None else _make(path)
-            self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._take()
+            try:
+                self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._take()
+            except BaseException:
+                if self.is_temporary:  # and without its mark, by which others would know that it can go
+                    shutil.rmtree(self.path, ignore_errors=True)
+                raise
         except OSError as error:
             # What ``gettempdir`` has found, if it has found any: asked again it would raise again.
             where = path or f"in {_root() or tempfile.tempdir or 'a temporary directory'}"
@@ -87,9 +92,11 @@ class RunDir:
                 path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Delete the folder with all that is in it, and let go of it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.unlock()
+        """Delete the folder with all that is in it, and let go of it; what a signal leaves the next driver removes."""
+        try:
+            shutil.rmtree(self.path, ignore_errors=True)
+        finally:
+            self.unlock()
 
     def unlock(self) -> None:
         """Also where a child that was forked has the file open too: to close ours would leave it the lock."""

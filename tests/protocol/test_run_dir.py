@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -51,6 +53,35 @@ def test_a_temporary_folder_is_removed_with_all_that_is_in_it(temporary: RunDir)
     (temporary.path / "sub" / "file").write_text("x")
     temporary.remove()
     assert not temporary.path.exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")], ids=repr)
+def test_a_temporary_folder_that_cannot_be_taken_is_not_left(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> bool:
+        raise error
+
+    monkeypatch.setattr(module, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(module, "_lock", fail)
+    with pytest.raises((KeyboardInterrupt, ConfigError)):
+        RunDir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_whose_removal_was_interrupted_is_removed_by_the_next_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "SHARED_MEMORY", tmp_path)
+    first = RunDir()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        patch.setattr(shutil, "rmtree", interrupt)
+        first.remove()
+    RunDir().remove()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_shared_memory_the_folder_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
