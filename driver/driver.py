@@ -322,10 +322,10 @@ class Driver:
 
     @property
     def run_dir(self) -> Path:
-        """Where the sockets, the journal and the logs are: what a ``Client`` in another process needs."""
-        self._running()
-        assert self._run_dir is not None, "a running driver has a run directory"
-        return self._run_dir.path
+        """Where the sockets, the journal and the logs are: what a ``Client`` in any other process needs."""
+        if (run_dir := self._run_dir) is None:
+            raise PipelineClosed("the driver is not started")
+        return run_dir.path
 
     @property
     def pids(self) -> dict[str, int | None]:

@@ -1,8 +1,9 @@
-"""What has threads and sockets belongs to the process that made it: after a fork the child has neither."""
+"""What has threads and sockets belongs to the process that made it: nobody can send it, and a child has neither."""
 
 from __future__ import annotations
 
 import os
+from typing import NoReturn
 
 from ..protocol.errors import PipelineClosed
 
@@ -13,6 +14,10 @@ class Origin:
     def __init__(self, what: str) -> None:
         self._what = what
         self._pid = os.getpid()
+
+    def __reduce__(self) -> NoReturn:
+        text = f"a {self._what} cannot be sent to another process: connect a Client there to the run directory"
+        raise TypeError(text)
 
     @property
     def is_here(self) -> bool:

@@ -30,13 +30,13 @@ class Session:
     """All requests of one client over one ``Connection``. Methods may be called from any thread."""
 
     def __init__(self, connection: Connection) -> None:
+        self._origin = Origin("client")  # first, so that whoever pickles a session hears of it
         self._connection = connection
         self._exchange = Exchange(connection)
         self._orders: deque[Callable[[], object]] = deque()
         self._closing = False
         # Of the two above: nothing is given to a thread that has ended. A signal handler may give while somebody gives.
         self._lock = threading.RLock()
-        self._origin = Origin("client")
         self._thread = threading.Thread(target=self._run, name="triptych-client", daemon=True)
 
     def start(self) -> Session:

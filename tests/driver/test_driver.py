@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,10 @@ def test_everything_about_a_life_in_order() -> None:
     assert answers(driver)
     client = driver.client
     assert in_a_forked_child(lambda: refuses_to_be_used(driver, client)) == 0
+    assert in_a_forked_child(lambda: answers(Client(driver.run_dir))) == 0
+    for mine in (driver, client):
+        with pytest.raises(TypeError, match="cannot be sent to another process: connect a Client there"):
+            ForkingPickler.dumps(mine)
     assert answers(driver), "a child that stops the driver of its parent stops nothing"
     driver.stop()
     driver.stop()
