@@ -30,7 +30,7 @@ class EventWriter:
     def thought(self, text: str) -> Iterator[bytes]:
         """More of what the model thinks, before anything else."""
         if not self._thoughts:
-            item = {**reasoning_item(self._reasoning_id, ""), "content": [], "status": "in_progress"}
+            item = {**_reasoning_item(self._reasoning_id, ""), "content": [], "status": "in_progress"}
             yield self.event("response.output_item.added", output_index=0, item=item)
             yield self.event("response.content_part.added", **self._thought_place(), part=_thought_part(""))
         self._thoughts.append(text)
@@ -96,7 +96,7 @@ class EventWriter:
         self._thoughts = []
         yield self.event("response.reasoning_text.done", **place, text=text)
         yield self.event("response.content_part.done", **place, part=_thought_part(text))
-        item = reasoning_item(self._reasoning_id, text)
+        item = _reasoning_item(self._reasoning_id, text)
         self.output.append(item)
         yield self.event("response.output_item.done", output_index=0, item=item)
 
@@ -107,7 +107,7 @@ class EventWriter:
         if self._texts is None:
             return
         text, place, logprobs = "".join(self._texts), self._place(), self._logprobs
-        item = message_item(self._message_id, text, logprobs, is_whole=is_whole)
+        item = _message_item(self._message_id, text, logprobs, is_whole=is_whole)
         yield self.event("response.output_text.done", **place, text=text, logprobs=logprobs)
         yield self.event("response.content_part.done", **place, part=item["content"][0])
         self._texts, self._message_id = None, f"msg_{uuid.uuid4().hex}"
@@ -118,7 +118,7 @@ class EventWriter:
         return {"item_id": self._message_id, "output_index": len(self.output), "content_index": 0}
 
 
-def message_item(item_id: str, text: str, logprobs: list[dict[str, Any]], *, is_whole: bool) -> dict[str, Any]:
+def _message_item(item_id: str, text: str, logprobs: list[dict[str, Any]], *, is_whole: bool) -> dict[str, Any]:
     """What the model said, as an item of the output."""
     return {
         "id": item_id, "type": "message", "role": "assistant", "status": "completed" if is_whole else "incomplete",
@@ -126,7 +126,7 @@ def message_item(item_id: str, text: str, logprobs: list[dict[str, Any]], *, is_
     }  # fmt: skip
 
 
-def reasoning_item(item_id: str, text: str) -> dict[str, Any]:
+def _reasoning_item(item_id: str, text: str) -> dict[str, Any]:
     """What the model thought, as an item of the output; nobody made a summary of it."""
     return {
         "id": item_id, "type": "reasoning", "summary": [], "content": [_thought_part(text)], "encrypted_content": None,

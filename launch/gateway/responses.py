@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from ...driver.stream import Completion, Logprobs
 from ...protocol.errors import TriptychError
-from .answer import AnswerReader, divide
+from .answer import AnswerReader, Parts
 from .calls import ToolUse, tool_use
 from .chat_messages import text_of, wire_messages
 from .errors import ApiError, error_map
@@ -22,7 +22,7 @@ from .ids import new_id
 from .logprobs import chat_logprobs
 from .parameters import check_stream, named_as, pipeline_options
 from .reasoning import Reasoning, with_reasoning
-from .response_events import EventWriter, message_item, reasoning_item
+from .response_events import EventWriter
 from .schemas.chat import ChatMessage, FunctionCall, NamedFunction, NamedTool, Tool, ToolCall, function_tools
 from .schemas.responses import InputItem, ResponseRequest
 from .schemas.structure import JsonSchema, ResponseFormat
@@ -140,15 +140,29 @@ class ResponseReply:
         self._writer = EventWriter(self.message_id)
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
+        """With the items that a stream would have brought."""
         [completion] = completions
         reader = AnswerReader(self.reasoning, self.tools)
-        thoughts, text, calls = divide(reader.read(completion.text))
         logprobs = self._logprobs(completion.token_ids, completion.logprobs)[self._num_thoughts(completion.token_ids) :]
-        output = [reasoning_item(f"rs_{uuid.uuid4().hex}", thoughts)] if thoughts else []
-        if text.strip() or not calls:
-            is_whole = completion.finish_reason != "length" or bool(calls)
-            output.append(message_item(self.message_id, text, logprobs, is_whole=is_whole))
-        return self.response(completion, output + [call_item(reader, call) for call in calls])
+        for _ in self._write(reader, reader.read(completion.text), logprobs, completion):
+            pass  # nobody hears of them one by one
+        return self.response(completion, self._writer.output)
+
+    def _write(
+        self, reader: AnswerReader, parts: Parts, logprobs: list[Any], end: Completion | None
+    ) -> Iterator[bytes]:
+        """The events of these parts, of which the text takes the logprobs; at the ``end`` those of the end too."""
+        writer = self._writer
+        for part in parts:
+            if isinstance(part, Thought):
+                yield from writer.thought(part.text)
+            elif isinstance(part, str):
+                taken, logprobs[:] = logprobs[:], []
+                yield from writer.text(part, taken)
+            else:
+                yield from writer.call(call_item(reader, part))
+        if end is not None:
+            yield from writer.close(logprobs, is_whole=end.finish_reason != "length")
 
     def response(self, completion: Completion | None, output: list[dict[str, Any]]) -> dict[str, Any]:
         """The response object; without a completion it is under way."""
@@ -207,20 +221,9 @@ class ResponseReply:
                 parts = reader.flush()
             if is_thinking and (piece.end is not None or not all(isinstance(part, Thought) for part in parts)):
                 is_thinking, logprobs = False, logprobs[self._num_thoughts(token_ids) :]  # they are none of the text's
-            for part in parts:
-                if isinstance(part, Thought):
-                    for chunk in writer.thought(part.text):
-                        yield chunk
-                elif isinstance(part, str):
-                    for chunk in writer.text(part, logprobs):
-                        yield chunk
-                    logprobs = []
-                else:
-                    for chunk in writer.call(call_item(reader, part)):
-                        yield chunk
+            for chunk in self._write(reader, parts, logprobs, piece.end):
+                yield chunk
             if piece.end is not None:
-                for chunk in writer.close(logprobs, is_whole=piece.end.finish_reason != "length"):
-                    yield chunk
                 response = self.response(piece.end, writer.output)
                 yield writer.event(f"response.{response['status']}", response=response)
 

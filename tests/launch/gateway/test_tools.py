@@ -234,6 +234,20 @@ def test_calls_are_items_of_a_response(scripted: Site) -> None:
     assert [item["type"] for item in found[-1].data["response"]["output"]] == [item["type"] for item in reply["output"]]
 
 
+def test_items_of_a_response_come_in_the_order_in_which_they_were_said(scripted: Site) -> None:
+    wanted = {"input": "hi", "tools": [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]}
+    script(scripted, *PIECES, "and more", finish_reason="length")
+    whole = scripted.ask("/v1/responses", **wanted)
+    streamed = stream(scripted.http, "/v1/responses", **wanted)[-1].data["response"]
+    items = [
+        [(item["type"], item["status"], item.get("content"), item.get("arguments")) for item in reply["output"]]
+        for reply in (whole, streamed)
+    ]
+    assert items[0] == items[1]
+    assert [kind for kind, *_ in items[0]] == ["message", "function_call", "function_call", "message"]
+    assert [status for _, status, *_ in items[0]] == ["completed"] * 3 + ["incomplete"]
+
+
 def test_items_of_a_response_that_are_sent_back_are_the_turn_that_they_were(scripted: Site) -> None:
     client = script(scripted, *PIECES)
     wanted = {"tools": [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]}
