@@ -66,20 +66,21 @@ class ModelCard:
 class LatestCard:
     """The card of a run directory for who asks often: read again only where another was published since."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, known: ModelCard | None = None) -> None:
         self._run_dir = run_dir
         self._version: tuple[int, int] | None = None
-        self._card: ModelCard | None = None
+        self._card = known
 
     def read(self) -> ModelCard | None:
-        """
+        """What was published last, or else ``known``.
+
         Raises:
             ConfigError: see ``ModelCard.read``.
         """
         try:
             facts = (self._run_dir / CARD_FILE).stat()
         except FileNotFoundError:
-            return None
+            return self._card
         version = facts.st_ino, facts.st_mtime_ns
         if version != self._version:
             self._card, self._version = ModelCard.read(self._run_dir), version

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cards import CARD
 from triptych.protocol.errors import ConfigError
-from triptych.protocol.model_card import CARD_FILE, ModelCard
+from triptych.protocol.model_card import CARD_FILE, LatestCard, ModelCard
 
 
 def test_a_card_is_read_as_it_was_published_last(tmp_path: Path) -> None:
@@ -24,3 +24,21 @@ def test_a_damaged_card_is_told_as_such(text: str, tmp_path: Path) -> None:
     (tmp_path / CARD_FILE).write_text(text)
     with pytest.raises(ConfigError, match="the model card"):
         ModelCard.read(tmp_path)
+
+
+def test_who_asks_often_hears_of_every_card_and_reads_each_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    latest, reads, read = LatestCard(tmp_path), list[Path](), ModelCard.read
+
+    def counted(folder: Path) -> ModelCard | None:
+        reads.append(folder)
+        return read(folder)
+
+    monkeypatch.setattr(ModelCard, "read", counted)
+    assert latest.read() is None
+    assert LatestCard(tmp_path, CARD).read() == CARD
+    for card in (CARD, replace(CARD, model="another")):
+        card.publish(tmp_path)
+        assert [latest.read(), latest.read()] == [card, card]
+    assert len(reads) == 2

@@ -19,6 +19,7 @@ def give_adapters(plan: Plan, dice: random.Random) -> None:
     plan.config = replace(
         plan.config, model=ModelConfig(model="hash-lm", lora_modules=tuple(f"{name}=nowhere" for name in NAMES))
     )
+    plan.card = replace(plan.card, adapters={name: f"digest of {name}" for name in NAMES})
     for request in plan.requests:
         is_plain = request.is_valid and not (request.is_poison or request.is_killer or request.sequences)
         if dice.random() < CHANCE and is_plain:

@@ -64,7 +64,7 @@ class Prepare:
     def __init__(self, context: WorkerContext, card: ModelCard, encoder: TextEncoder) -> None:
         service = context.config.service
         self._context, self._service, self._card, self._encoder = context, service, card, encoder
-        self._latest_card = LatestCard(context.run_dir)
+        self._latest_card = LatestCard(context.run_dir, card)
         self._journal = context.journal
         self._writer = RequestWriter(context.journal)
         past = [(request_of(member), mark) for member, mark in self._writer.past_ids()]
