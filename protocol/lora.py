@@ -41,6 +41,8 @@ class LoraModule(NamedTuple):
         digest = hashlib.sha256()
         for file in self.files:
             try:
+                if file.exists() and not file.is_file():  # a pipe, say, at which whoever opens it waits
+                    raise ConfigError(f"the adapter {self.name!r} cannot be read: {file} is no file", param=PARAM)
                 with file.open("rb") as stream:
                     digest.update(b"%d\n" % file.stat().st_size)
                     while chunk := stream.read(_CHUNK_BYTES):

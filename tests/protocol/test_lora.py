@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.adapters import make_nominal_adapter
 from triptych.protocol.config import ModelConfig, PipelineConfig
 from triptych.protocol.errors import ConfigError
-from triptych.protocol.lora import MAX_ADAPTERS, parse_modules
+from triptych.protocol.lora import MAX_ADAPTERS, WEIGHTS_FILE, LoraModule, parse_modules
 from triptych.protocol.record import RequestRecord
 
 
@@ -47,6 +48,14 @@ def test_a_digest_is_of_content_and_not_of_a_place(tmp_path: Path) -> None:
     ]
     digests = [module.digest() for module in parse_modules(f"{folder.name}={folder}" for folder in folders)]
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_who_waits_at_a_pipe_for_an_adapter_is_nobody(tmp_path: Path) -> None:
+    folder = make_nominal_adapter(tmp_path / "a")
+    (folder / WEIGHTS_FILE).unlink()
+    os.mkfifo(folder / WEIGHTS_FILE)
+    with pytest.raises(ConfigError, match=r"'a' cannot be read: .*adapter_model\.safetensors is no file"):
+        LoraModule("a", folder).digest()
 
 
 def test_no_two_pairs_of_adapter_and_salt_share_prefixes() -> None:

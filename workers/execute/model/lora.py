@@ -6,7 +6,6 @@ Source: LoRA, Hu et al. 2021; rank-stabilised scales: Kalajdzievski 2023.
 from __future__ import annotations
 
 import json
-import operator
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -34,6 +33,7 @@ _WITHOUT_EFFECT = {
     "runtime_config", "target_modules",
 }  # fmt: skip
 _SCALES = {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
+_MAX_CONFIG_BYTES = 1 << 20
 _DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
@@ -121,22 +121,36 @@ def _whole(pattern: str) -> str:
 
 def _read_scales(name: str, file: Path) -> _Scales:
     try:
+        if (num_bytes := file.stat().st_size) > _MAX_CONFIG_BYTES:
+            raise ValueError(f"it has {num_bytes} bytes, the limit is {_MAX_CONFIG_BYTES}")
         config = json.loads(file.read_text(encoding="utf-8"))
         _check_config(name, config)
         ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
         for pattern in (*ranks, *alphas):
             re.compile(_whole(pattern))
         return _Scales(
-            rank=operator.index(config["r"]),
-            alpha=float(config["lora_alpha"]),
-            ranks={str(key): operator.index(value) for key, value in ranks.items()},
-            alphas={str(key): float(value) for key, value in alphas.items()},
+            rank=_rank(config["r"]),
+            alpha=_alpha(config["lora_alpha"]),
+            ranks={key: _rank(value) for key, value in ranks.items()},
+            alphas={key: _alpha(value) for key, value in alphas.items()},
             is_stabilised=_switch(config.get("use_rslora")),
         )
     except (
         OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, re.error,
     ) as error:  # fmt: skip
         raise _refused(name, f"{file} is damaged: {error!r}") from error
+
+
+def _rank(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{value!r:.80} is no rank")
+    return value
+
+
+def _alpha(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise ValueError(f"{value!r:.80} is no alpha")
+    return float(value)
 
 
 def _switch(value: Any) -> bool:

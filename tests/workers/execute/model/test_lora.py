@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,19 @@ def test_a_config_that_is_no_map_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps([1]))
     with pytest.raises(ConfigError, match=r"adapter_config\.json is damaged"):
         load_adapters([LoraModule("mine", tmp_path)])
+
+
+@pytest.mark.parametrize("value", ["16", True, None, [8]])
+@pytest.mark.parametrize("field", ["r", "lora_alpha", "rank_pattern", "alpha_pattern"])
+def test_a_number_that_is_none_is_named(field: str, value: object, tmp_path: Path) -> None:
+    kind = "rank" if field.startswith("r") else "alpha"
+    with pytest.raises(ConfigError, match=re.escape(f"{value!r} is no {kind}")):
+        load(tmp_path, tensors_of(QUERY), **{field: {"q_proj": value} if "pattern" in field else value})
+
+
+def test_a_config_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"it has 10\d{5} bytes, the limit is 1048576"):
+        load(tmp_path, tensors_of(QUERY), revision="x" * (1 << 20))
 
 
 def test_a_config_too_deep_to_read_is_damaged(tmp_path: Path) -> None:
