@@ -26,9 +26,11 @@ def world() -> Iterator[World]:
         yield world
 
 
-def dispatch(world: World) -> RequestView:
+def dispatch(world: World, *, lora: str = "", lora_digest: str = "") -> RequestView:
     writer = RequestWriter(world.journal)
-    view = accept(writer, world.journal, make_record(num_prompt_tokens=3, token_capacity=8))
+    record = make_record(num_prompt_tokens=3, token_capacity=8)
+    record = replace(record, lora=lora, lora_digest=lora_digest)
+    view = accept(writer, world.journal, record)
     writer.dispatch(view.slot, view.generation, 5)
     return view
 
@@ -74,6 +76,25 @@ def test_what_has_ended_does_not_go_on(world: World, reason: str) -> None:
     ReleaseWriter(world.journal).release(view.slot, view.generation, num_tokens=0, reason=reason)
     execute._scan()
     assert execute._held == {}
+
+
+@pytest.mark.parametrize(
+    ("lora", "digest", "is_served"),
+    [("a", "digest of a", True), ("a", "digest of an earlier a", False), ("gone", "digest of gone", False)],
+)
+def test_who_was_taken_for_an_adapter_that_was_unloaded_is_told(lora: str, digest: str, is_served: bool) -> None:
+    """Also where another one has its name now."""
+    world = World(0, adapters=True)
+    with installed(world.clock):
+        view = dispatch(world, lora=lora, lora_digest=digest)
+        execute = make_execute(world)
+        run(execute, num_turns=1)
+        found = read_finish(world.journal, view.slot, view.generation)
+    assert (found is None) == is_served
+    assert found is None or (found[0], found[1].partition("\n")[2]) == (
+        "error",
+        f"the adapter {lora!r} is not served any more",
+    )
 
 
 def test_a_beam_search_that_came_through_a_run_of_its_own_goes_on(world: World) -> None:
