@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..protocol.config import PipelineConfig
@@ -48,8 +48,11 @@ class LoadedAdapters:
     def keep(self, journal: Path, config: PipelineConfig) -> None:
         """Remember for the next driver what is loaded."""
         modules = tuple(str(module) for module in config.model.adapters if module.name not in self._named)
-        kept = _List(config.model.model, modules)
-        write_private(_list_of(journal), json.dumps({"model": kept.model, "modules": kept.modules}), is_durable=True)
+        if modules:
+            text = json.dumps(asdict(_List(config.model.model, modules)))
+            write_private(_list_of(journal), text, is_durable=True)
+        else:
+            _list_of(journal).unlink(missing_ok=True)
 
     def add(self, config: PipelineConfig, name: str, folder: str | Path) -> PipelineConfig:
         """

@@ -105,6 +105,7 @@ def test_the_next_driver_on_the_journal_knows_what_was_loaded(folder: Path, tmp_
     with hash_driver(**options) as second:
         assert second.client.resume("kept").result(30).token_ids == expected(PROMPT, 100, adapter=1)
         second.unload_adapter("new")
+    assert [path.name for path in tmp_path.iterdir()] == ["journal"]
     with hash_driver(**options) as third:
         assert list(third.info()["model"]["adapters"]) == []
 
