@@ -48,7 +48,8 @@ def stages(board: Board, config: SupervisorConfig) -> dict[str, dict[str, Any]]:
 def health(board: Board, config: SupervisorConfig) -> dict[str, Any]:
     """``status`` is "ok" where every stage is ready and makes progress; else it names what is wrong.
 
-    It is "failed" once the driver has given up restarting a worker, whatever the others do.
+    It is "failed" once the driver has given up restarting a worker, whatever the others do. One that is degraded works:
+    it runs one sequence at a time, after a storm of deaths.
     """
     found = stages(board, config)
     ill = [role for role, stage in found.items() if not stage["healthy"]]
@@ -56,4 +57,5 @@ def health(board: Board, config: SupervisorConfig) -> dict[str, Any]:
     status = "ok" if not ill else "loading" if is_starting else "unhealthy"
     if board.mode == FAILED:
         status = "failed"
-    return {"status": status, "mode": MODES.get(board.mode, "stop"), "unhealthy": ill, "stages": found}
+    mode, is_degraded = MODES.get(board.mode, "stop"), board.is_degraded
+    return {"status": status, "mode": mode, "degraded": is_degraded, "unhealthy": ill, "stages": found}

@@ -40,6 +40,16 @@ def test_a_pipeline_that_works_is_healthy(api: Site) -> None:
     assert api.http.get("/ready").json()["ready"] is True
 
 
+def test_who_runs_one_sequence_at_a_time_after_a_storm_says_so(pipeline: Driver, api: Site) -> None:
+    board, found = Board(board_path(pipeline.run_dir)), list[tuple[int, bool]]()
+    for is_degraded in (True, False):
+        board.set_degraded(is_degraded)  # as the supervisor says
+        reply = api.http.get("/health")
+        found.append((reply.status_code, reply.json()["degraded"]))
+    board.close()
+    assert found == [(200, True), (200, False)]
+
+
 def test_a_stage_that_is_stuck_is_not(pipeline: Driver) -> None:
     with Driver("hash-lm", hang_s=1.0) as driver, site(driver.run_dir) as api:
         for role in ROLES:
