@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -42,7 +42,9 @@ class Running(NamedTuple):
 
     @property
     def is_stopping(self) -> bool:
-        return self.board.mode in (STOP, KEEP)
+        with suppress(AttributeError):  # another thread has stopped the driver, and closed the board
+            return self.board.mode in (STOP, KEEP)
+        return True
 
     def check(self) -> None:
         """
@@ -138,15 +140,16 @@ def reload_model(running: Running, config: PipelineConfig, changed: PipelineConf
 
 
 def wait_until_unused(running: Running, adapter: str, *, deadline: float) -> None:
-    """
+    """Return once every request for the adapter that was accepted is answered.
+
     Raises:
-        ConfigError: not all of its requests are answered by ``deadline`` (time.monotonic).
+        ConfigError: not all are by ``deadline`` (time.monotonic).
     """
     while count := sum(name == adapter for name, _ in running.keeper.unanswered_adapters()):
-        running.check()
         if time.monotonic() >= deadline:
             raise ConfigError(f"{count} requests for the adapter {adapter!r} are not answered yet", param=LORA_PARAM)
         time.sleep(UNUSED_POLL_S)
+        running.check()  # before the journal, which who stops the driver closes
 
 
 @contextmanager
