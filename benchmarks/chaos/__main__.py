@@ -22,6 +22,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
 
+from adapter_operator import Operator  # noqa: E402
 from chaos_clients import Clients, HashOracle, Oracle, RecordedOracle  # noqa: E402
 from faults import Faults  # noqa: E402
 from report import environment  # noqa: E402
@@ -32,8 +33,8 @@ from triptych.protocol.board import ROLES  # noqa: E402
 
 QUIET_S = 60.0
 MUST_BE_ZERO = (
-    "lost", "altered", "innocents_failed", "poison_unnamed", "unrecovered", "unfinished", "busy", "pages_missing",
-    "descriptors_leaked", "processes_left", "files_left", "drain_errors", "drain_exit_code",
+    "lost", "altered", "innocents_failed", "adapters_refused", "poison_unnamed", "unrecovered", "unfinished", "busy",
+    "pages_missing", "descriptors_leaked", "processes_left", "files_left", "drain_errors", "drain_exit_code",
 )  # fmt: skip
 SETTINGS = ["--max-num-seqs", "32", "--max-restarts", "1000000", "--degrade-after", "1000000", "--drain-timeout", "60"]
 
@@ -49,7 +50,7 @@ def main() -> int:
             if arguments.keep_log:
                 Path(arguments.keep_log).write_bytes((Path(folder) / "serve.log").read_bytes())
     failures = {name: figures[name] for name in MUST_BE_ZERO if figures[name]}
-    names = ("model", "dtype", "backend", "streams", "seconds", "seed", "spares", "num_speculative_tokens")
+    names = ("model", "dtype", "backend", "streams", "seconds", "seed", "spares", "num_speculative_tokens", "adapters")
     config = {name: getattr(arguments, name) for name in names}
     report = {"what": "chaos", **environment("pyzmq", "torch"), "config": config, **figures, "failures": failures}
     print(table(figures, failures), file=sys.stderr)
@@ -70,6 +71,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--spares", action="store_true", help="keep an idle process of each worker")
     parser.add_argument("--num-speculative-tokens", type=int, default=0, help="with 15 --streams at most it guesses")
+    parser.add_argument("--adapters", action="store_true", help="load and unload LoRA adapters all the time; hash-lm")
     parser.add_argument("--keep-log", help="a file for what the service logged")
     return parser.parse_args()
 
@@ -92,7 +94,8 @@ def wreak(arguments: argparse.Namespace, run_dir: Path) -> dict[str, Any]:
     service.start()
     try:
         service.wait_ready()
-        oracle = make_oracle(arguments, run_dir)
+        operator = Operator(service, run_dir.parent, seed=arguments.seed) if arguments.adapters else None
+        oracle = make_oracle(arguments, run_dir, operator)
         files_before = service.num_files()
         streams = {"streams": arguments.streams, "seed": arguments.seed, "poison_share": arguments.poison}
         clients = Clients(run_dir, oracle, **streams)
@@ -100,11 +103,15 @@ def wreak(arguments: argparse.Namespace, run_dir: Path) -> dict[str, Any]:
         began = time.monotonic()
         faults.run(arguments.seconds, clients.stopping)
         elapsed_s = time.monotonic() - began
+        if operator is not None:
+            operator.stop()
         unfinished = clients.stop(240.0)
         return {
             "elapsed_s": round(elapsed_s, 1),
             **requests_figures(clients),
             **faults_figures(faults),
+            "adapters": dict(operator.counts) if operator is not None else {},
+            "adapters_refused": operator.wrong if operator is not None else [],
             "unfinished": unfinished,
             **leaks(service, run_dir, files_before),
             **drain(service, run_dir, oracle),
@@ -114,16 +121,16 @@ def wreak(arguments: argparse.Namespace, run_dir: Path) -> dict[str, Any]:
             service.kill_driver()
 
 
-def make_oracle(arguments: argparse.Namespace, run_dir: Path) -> Oracle:
+def make_oracle(arguments: argparse.Namespace, run_dir: Path, operator: Operator | None) -> Oracle:
     if arguments.model == "hash-lm":
-        return HashOracle()
+        return HashOracle(operator.loaded if operator is not None else ())
     with Client(run_dir) as client:
         return RecordedOracle(client, num_requests=60, seed=arguments.seed)
 
 
 def requests_figures(clients: Clients) -> dict[str, Any]:
     counts, watch = clients.watch.counts, clients.watch
-    names = ("whole", "aborted", "vanished", "refused", "overloaded", "poison_named", "tokens")
+    names = ("whole", "aborted", "vanished", "refused", "overloaded", "poison_named", "too_late", "tokens")
     return {
         "requests": {name: counts[name] for name in names},
         "lost": counts["lost"],
@@ -209,6 +216,7 @@ def drain(service: Service, run_dir: Path, oracle: Oracle) -> dict[str, Any]:
 def table(figures: dict[str, Any], failures: dict[str, Any]) -> str:
     rows = [(f"requests {name}", value) for name, value in figures["requests"].items()]
     rows += [(f"fault {name}", value) for name, value in figures["faults"].items()]
+    rows += [(f"adapters {name}", value) for name, value in figures["adapters"].items()]
     rows += [("signals sent", figures["kills"])]
     rows += [(f"back after {name}, s", value) for name, value in figures["recovery_s"].items()]
     rows += [(name.replace("_", " "), figures[name]) for name in MUST_BE_ZERO]

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,15 +48,23 @@ class HashOracle:
 
     can_poison_execute = True
 
+    def __init__(self, adapters: Sequence[str] = ()) -> None:
+        """``adapters``: names that may be asked for at the moment, in the order of their numbers."""
+        self._adapters = adapters
+
     def draw(self, rng: random.Random) -> tuple[dict[str, Any], list[int]]:
         prompt = [rng.randrange(1, 250) for _ in range(rng.randrange(3, 200))]
         num_tokens = rng.randrange(5, 500)
         request: dict[str, Any] = {"prompt": prompt, "max_tokens": num_tokens}
         if rng.random() < 0.5:
             request |= {"temperature": 0.8, "seed": rng.randrange(1 << 30)}
+        names = ["", *self._adapters]  # as they are now: others may follow
+        adapter = rng.randrange(len(names))
+        request["lora"] = names[adapter]
         expected = expected_tokens(
-            prompt, num_tokens, VOCAB_SIZE, temperature=request.get("temperature", 0.0), seed=request.get("seed", 0)
-        )
+            prompt, num_tokens, VOCAB_SIZE, temperature=request.get("temperature", 0.0), seed=request.get("seed", 0),
+            adapter=adapter,
+        )  # fmt: skip
         return request, expected
 
 
@@ -141,6 +150,9 @@ class Clients:
                 self.watch.count("overloaded")
                 self.stopping.wait(0.1)
             except TriptychError as error:
+                if error.param == "lora":  # the adapter was being unloaded
+                    self.watch.count("too_late")
+                    continue
                 self.watch.count("lost", f"{type(error).__name__}: {error.message:.200}")
 
     def _read(self, client: Client, rng: random.Random, *, abort: bool) -> None:
@@ -153,6 +165,8 @@ class Clients:
         except Overloaded:
             raise
         except RequestError as error:
+            if error.param == "lora":
+                raise
             self.watch.count("innocent_failed", f"{error.code}: {error.message:.200}")
             return
         if completion.finish_reason == "abort" and not abort:
