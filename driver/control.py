@@ -26,12 +26,13 @@ MAX_QUESTION_BYTES = 8192
 MAX_ANSWER_BYTES = 1 << 20  # with the last words of a worker in it, and each of their characters as six
 QUESTION_S = 2.0  # in which who connects must have asked
 ANSWER_S = 600.0  # a model that is loaded takes its time
+MAX_QUESTIONS = 16  # that are answered at once
 RETRY_S = 0.5  # after a connection that could not be taken
 Handlers = dict[str, Callable[..., Any]]
 
 
 class ControlServer:
-    """Answers questions one after the other, in a thread of its own, until closed."""
+    """Answers questions until closed, each in a thread of its own: some take as long as a model takes to be loaded."""
 
     def __init__(self, run_dir: Path, handlers: Handlers) -> None:
         self._path = control_path(run_dir)
@@ -42,6 +43,7 @@ class ControlServer:
         self._path.chmod(0o600)
         self._socket.listen(8)
         self._closing = threading.Event()
+        self._answering: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._run, name="triptych-control", daemon=True)
         try:
             self._thread.start()
@@ -58,10 +60,22 @@ class ControlServer:
                     return
                 logger.warning("who asks waits: %s", error.strerror)  # no descriptor is left, for one
                 continue
-            with connection, contextlib.suppress(OSError):
-                connection.settimeout(QUESTION_S)
-                # Who has left meanwhile ends nobody, whatever the host lets SIGPIPE do.
-                connection.sendall(json.dumps(self._answer(connection)).encode() + b"\n", socket.MSG_NOSIGNAL)
+            self._answering = [thread for thread in self._answering if thread.is_alive()]
+            try:
+                if len(self._answering) >= MAX_QUESTIONS:
+                    raise RuntimeError("enough are being answered")
+                thread = threading.Thread(target=self._serve, args=[connection], name="triptych-answer", daemon=True)
+                thread.start()
+            except RuntimeError:  # or the system has no thread left: others wait
+                self._serve(connection)
+            else:
+                self._answering.append(thread)
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(QUESTION_S)
+            # Who has left meanwhile ends nobody, whatever the host lets SIGPIPE do.
+            connection.sendall(json.dumps(self._answer(connection)).encode() + b"\n", socket.MSG_NOSIGNAL)
 
     def _answer(self, connection: socket.socket) -> dict[str, Any]:
         if (user := _user_of(connection)) not in (os.getuid(), 0):
@@ -77,8 +91,11 @@ class ControlServer:
             return {"error": f"the question cannot be answered: {error!r:.200}"}
 
     def close(self) -> None:
+        """Once every question that has come is answered; those that take long hear of a stop from the board."""
         self._shut()
         self._thread.join()
+        for thread in self._answering:
+            thread.join()
 
     def _shut(self) -> None:
         self._closing.set()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import eventually
+from triptych.driver import control
 from triptych.driver.control import ControlServer, ask
 from triptych.protocol.errors import ConfigError
 from triptych.protocol.run_dir import control_path
@@ -57,6 +58,49 @@ def test_who_asks_and_leaves_ends_nobody(tmp_path: Path) -> None:
         signal.signal(signal.SIGPIPE, before)
         server.close()
     assert pipes == []
+
+
+def test_a_question_that_takes_long_keeps_nobody_waiting_and_is_answered_before_the_end(tmp_path: Path) -> None:
+    begun, may_answer, answers = threading.Event(), threading.Event(), list[object]()
+
+    def load() -> bool:
+        begun.set()
+        return may_answer.wait(20)
+
+    server = ControlServer(tmp_path, {"load": load, "health": lambda: "well"})
+    asker = threading.Thread(target=lambda: answers.append(ask(tmp_path, "load")))
+    asker.start()
+    assert begun.wait(20)
+    assert ask(tmp_path, "health") == "well"
+    closer = threading.Thread(target=server.close)
+    closer.start()
+    eventually(lambda: not control_path(tmp_path).exists())
+    assert closer.is_alive()
+    may_answer.set()
+    for thread in (closer, asker):
+        thread.join(20)
+    assert answers == [True]
+
+
+def test_more_questions_than_can_be_answered_at_once_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "MAX_QUESTIONS", 1)
+    begun, may_answer, answers = threading.Semaphore(0), threading.Event(), list[object]()
+
+    def load() -> bool:
+        begun.release()
+        return may_answer.wait(20)
+
+    server = ControlServer(tmp_path, {"load": load})
+    askers = [threading.Thread(target=lambda: answers.append(ask(tmp_path, "load"))) for _ in range(4)]
+    for asker in askers:
+        asker.start()
+    assert all(begun.acquire(timeout=20) for _ in range(2)), "the second by the thread that listens"
+    assert not begun.acquire(blocking=False)
+    may_answer.set()
+    for asker in askers:
+        asker.join(20)
+    server.close()
+    assert answers == [True] * 4
 
 
 @pytest.mark.parametrize("fails", [True, False])
