@@ -79,7 +79,10 @@ def _forget_model(folder: Path, keeper: JournalKeeper) -> None:
 
 
 def _forget_adapters(folder: Path, adapters: Mapping[str, str]) -> None:
-    """Those that have changed since they were loaded here: execute would take it for a change while it is away."""
+    """Those that have changed since they were loaded here: execute would take it for a change while it is away.
+
+    And that one was being unloaded: the driver that did so is gone.
+    """
     if (card := ModelCard.read(folder)) is not None:
         same = {name: digest for name, digest in card.adapters.items() if adapters.get(name) == digest}
-        replace(card, adapters=same).publish(folder)
+        replace(card, adapters=same, withdrawn=()).publish(folder)

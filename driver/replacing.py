@@ -158,8 +158,7 @@ def withdrawn(running: Running, adapter: str) -> Iterator[None]:
     folder = running.run_dir.path
     card = ModelCard.read(folder)
     assert card is not None, "an adapter was loaded"
-    others = {name: digest for name, digest in card.adapters.items() if name != adapter}
-    replace(card, adapters=others).publish(folder)
+    replace(card, withdrawn=(adapter,)).publish(folder)  # an execute that starts meanwhile changes nothing of it
     try:
         yield
     except BaseException:

@@ -33,6 +33,7 @@ class ModelCard:
     max_live: int
     load_s: float
     adapters: dict[str, str] = field(default_factory=dict)  # digest of each, by its name
+    withdrawn: tuple[str, ...] = ()  # those that are being unloaded
     why_slow: str = ""  # no faster backend runs it here; empty where it is the fastest
 
     @classmethod
@@ -55,6 +56,11 @@ class ModelCard:
             ConfigError: see ``read``.
         """
         return make(cls, load_map(text, "the model card"), "the model card")
+
+    @property
+    def offered(self) -> dict[str, str]:
+        """Digest of each adapter that a new request may name."""
+        return {name: digest for name, digest in self.adapters.items() if name not in self.withdrawn}
 
     def publish(self, run_dir: Path) -> None:
         write_private(run_dir / CARD_FILE, json.dumps(self.to_wire()))

@@ -113,7 +113,7 @@ class Gateway:
     def adapters(self) -> tuple[str, ...]:
         """Names of what else is served."""
         card = self._latest_card.read()
-        return tuple(card.adapters if card is not None else (module.name for module in self.pipeline.model.adapters))
+        return tuple(card.offered if card is not None else (module.name for module in self.pipeline.model.adapters))
 
     def folder_of(self, adapter: str) -> Path | None:
         """Where it lies; None if there is no such adapter."""

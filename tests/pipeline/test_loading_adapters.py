@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.pipeline.checks import assert_quiet, expected
 from tests.pipeline.conftest import hash_driver
 from tests.pipeline.killing import kill
 from tests.tiny import make_tiny_model, prove
+from tests.waiting import eventually
 from triptych import Driver
 from triptych.driver import replacing
 from triptych.protocol.errors import ConfigError, InvalidRequest
@@ -93,6 +95,30 @@ def test_one_that_cannot_be_unloaded_stays(driver: Driver, folder: Path, monkeyp
             driver.unload_adapter("new")
     assert said(driver, "new") == expected([1, 2], 4, adapter=2)
     driver.unload_adapter("new")
+
+
+def test_what_is_being_unloaded_is_refused_also_by_who_comes_after_a_kill(driver: Driver, folder: Path) -> None:
+    def is_refused() -> bool:
+        try:
+            said(driver, "new")
+        except InvalidRequest:
+            return True
+        return False
+
+    driver.load_adapter("new", folder)
+    stream = driver.submit(PROMPT, max_tokens=4000, lora="new")
+    stream.accepted(20)
+    unloading = threading.Thread(target=driver.unload_adapter, args=["new"])
+    unloading.start()
+    eventually(is_refused)
+    for role in ("execute", "prepare"):
+        kill(driver, role)
+        eventually(lambda: driver.health().status == "ok")
+        assert is_refused()
+    stream.abort()
+    stream.result(20)
+    unloading.join(30)
+    assert list(driver.info()["model"]["adapters"]) == ["fixed"]
 
 
 def test_the_next_driver_on_the_journal_knows_what_was_loaded(folder: Path, tmp_path: Path) -> None:

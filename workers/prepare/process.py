@@ -354,7 +354,7 @@ class Prepare:
             InvalidRequest: execute has not loaded it, or no more.
         """
         card = self._latest_card.read() if name else None
-        return digest_of_adapter(name, {} if card is None else card.adapters)
+        return digest_of_adapter(name, {} if card is None else card.offered)
 
     def _enter(self, slot: int, generation: int, record: RequestRecord) -> m.Accepted:
         """Take note of a record that is in use; what its client is told."""
