@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ...protocol.board import DRAIN, FAILED, ROLES, RUN, Board
-from ...protocol.config import SupervisorConfig
+from ...protocol.config import PipelineConfig, SupervisorConfig
+from ...protocol.journal.layout import has_failed_flush
 from ...protocol.model_card import CARD_FILE
+from ...protocol.run_dir import journal_path
 
 MODES = {RUN: "run", DRAIN: "drain", FAILED: "failed"}
 
@@ -45,17 +48,25 @@ def stages(board: Board, config: SupervisorConfig) -> dict[str, dict[str, Any]]:
     return result
 
 
-def health(board: Board, config: SupervisorConfig) -> dict[str, Any]:
+def degradations(board: Board, run_dir: Path, config: PipelineConfig) -> dict[str, bool]:
+    """What a pipeline may have lost though it answers, and whether it has."""
+    has_failed = False
+    with suppress(OSError):  # the driver has gone, and its folder with it
+        has_failed = has_failed_flush(journal_path(run_dir, config.service))
+    return {"one_sequence_at_a_time": board.is_degraded, "journal_not_written": has_failed}
+
+
+def health(board: Board, run_dir: Path, config: PipelineConfig) -> dict[str, Any]:
     """``status`` is "ok" where every stage is ready and makes progress; else it names what is wrong.
 
-    It is "failed" once the driver has given up restarting a worker, whatever the others do. One that is degraded works:
-    it runs one sequence at a time, after a storm of deaths.
+    It is "failed" once the driver has given up restarting a worker, whatever the others do.
     """
-    found = stages(board, config)
+    found = stages(board, config.supervisor)
     ill = [role for role, stage in found.items() if not stage["healthy"]]
     is_starting = any(found[role]["phase"] in ("starting", "loading", "warming") for role in ill)
     status = "ok" if not ill else "loading" if is_starting else "unhealthy"
     if board.mode == FAILED:
         status = "failed"
-    mode, is_degraded = MODES.get(board.mode, "stop"), board.is_degraded
-    return {"status": status, "mode": mode, "degraded": is_degraded, "unhealthy": ill, "stages": found}
+    mode = MODES.get(board.mode, "stop")
+    degraded = [what for what, is_so in degradations(board, run_dir, config).items() if is_so]
+    return {"status": status, "mode": mode, "degraded": degraded, "unhealthy": ill, "stages": found}

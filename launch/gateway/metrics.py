@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from .health import stages
+from .health import degradations, stages
 
 if TYPE_CHECKING:
     from .state import Gateway
@@ -157,6 +157,12 @@ def _health(gateway: Gateway, name: str) -> Iterator[Metric]:
         for stage, values in found.items():
             family.add_metric([name, stage], float(values[key]))
         yield family
+    degraded = GaugeMetricFamily(
+        "triptych_degraded", "1 if the pipeline answers, but with this loss", labels=["model_name", "reason"]
+    )
+    for reason, is_so in degradations(gateway.board, gateway.run_dir, gateway.pipeline).items():
+        degraded.add_metric([name, reason], float(is_so))
+    yield degraded
 
 
 def _http(gateway: Gateway, name: str) -> Iterator[Metric]:

@@ -11,7 +11,6 @@ from starlette.responses import PlainTextResponse, Response
 
 from ... import __version__
 from .errors import ApiError, json_response
-from .health import health
 from .metrics import CONTENT_TYPE, render
 from .state import Gateway
 
@@ -23,13 +22,13 @@ def server_routes(gateway: Gateway) -> APIRouter:
 
     @router.get("/health", summary="200 if all three stages make progress, else 503")
     async def get_health() -> Response:
-        found = health(gateway.board, gateway.pipeline.supervisor)
+        found = gateway.health()
         return json_response(found, status=200 if found["status"] == "ok" else 503)
 
     @router.get("/ready", summary="200 if new requests are taken, else 503")
     async def get_ready() -> Response:
         gateway.check_ready()
-        found = health(gateway.board, gateway.pipeline.supervisor)
+        found = gateway.health()
         return json_response(
             {"ready": found["status"] == "ok", **found}, status=200 if found["status"] == "ok" else 503
         )

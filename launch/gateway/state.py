@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -19,7 +20,7 @@ from ...protocol.tokenizer_files import TOKENIZER_FILE, TokenizerFacts, load_fac
 from .config import GatewayConfig
 from .counters import Counters
 from .errors import ApiError
-from .health import is_loaded
+from .health import health, is_loaded
 from .page.feed import Feed
 from .thoughts import find_reasoning_parser
 from .tools.parser import find_parser
@@ -127,6 +128,9 @@ class Gateway:
     @property
     def is_loaded(self) -> bool:
         return is_loaded(self.board, self.run_dir, self._first_lives)
+
+    def health(self) -> dict[str, Any]:
+        return health(self.board, self.run_dir, self.pipeline)
 
     def check_ready(self) -> None:
         """

@@ -134,6 +134,17 @@ def extent(payload_offset: int, payload_bytes: int, capacity: int, logprob_words
     return Extent(payload_offset, tokens_at, times_at, logprobs_at, scores_at, -(-end // 64) * 64)
 
 
+def has_failed_flush(path: Path) -> bool:
+    """Whether the journal there is flushed no more, see ``Journal.flush``; for who has no other use for it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        header = np.frombuffer(file.read(HEADER.itemsize), HEADER, 1)
+    return bool(header[0]["has_failed"])
+
+
 def bytes_of_answers(num_sequences: int, num_tokens: int) -> int:
     """What so many sequences of so many tokens each may take of the arena, without logprobs and requests."""
     return num_sequences * num_tokens * BYTES_A_TOKEN

@@ -13,7 +13,6 @@ from ....driver.standing import RequestList
 from ....protocol.errors import TriptychError
 from ...watch.watched import Sample, Watched
 from ..errors import ApiError
-from ..health import health
 from ..streaming import event
 from .frame import frame
 
@@ -110,7 +109,7 @@ class Feed:
         silent_since_s = watched.silent_since_s  # the board answers also where summarize does not
         watched.see(sample)
         watched.silent_since_s = silent_since_s
-        found = health(gateway.board, gateway.pipeline.supervisor)
+        found = gateway.health()
         self._latest = event(frame(watched, gateway.board.view.look(), found, now_s=time.monotonic()))
 
     async def _requests(self, watched: Watched) -> RequestList:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,8 +19,9 @@ from triptych.driver.standing import RequestList
 from triptych.launch.gateway.health import is_loaded
 from triptych.launch.watch.watched import Sample, Watched
 from triptych.protocol.board import DRAIN, ROLES, RUN, Board
+from triptych.protocol.journal.layout import Journal
 from triptych.protocol.model_card import ModelCard
-from triptych.protocol.run_dir import board_path
+from triptych.protocol.run_dir import JOURNAL_FILE, board_path
 
 
 @contextmanager
@@ -40,14 +42,19 @@ def test_a_pipeline_that_works_is_healthy(api: Site) -> None:
     assert api.http.get("/ready").json()["ready"] is True
 
 
-def test_who_runs_one_sequence_at_a_time_after_a_storm_says_so(pipeline: Driver, api: Site) -> None:
-    board, found = Board(board_path(pipeline.run_dir)), list[tuple[int, bool]]()
-    for is_degraded in (True, False):
+def test_a_pipeline_that_has_lost_something_and_answers_says_so(pipeline: Driver, api: Site) -> None:
+    board, journal = Board(board_path(pipeline.run_dir)), Journal.open(pipeline.run_dir / JOURNAL_FILE)
+    found = list[tuple[int, list[str], list[str]]]()
+    for is_degraded, has_failed in ((True, True), (False, True), (False, False)):
         board.set_degraded(is_degraded)  # as the supervisor says
+        journal.header["has_failed"] = has_failed  # as whoever flushes says
         reply = api.http.get("/health")
-        found.append((reply.status_code, reply.json()["degraded"]))
+        counted = re.findall('triptych_degraded{.*reason="(.*)"} 1.0', api.http.get("/metrics").text)
+        found.append((reply.status_code, reply.json()["degraded"], counted))
     board.close()
-    assert found == [(200, True), (200, False)]
+    journal.close()
+    one, unwritten = "one_sequence_at_a_time", "journal_not_written"
+    assert found == [(200, [one, unwritten], [one, unwritten]), (200, [unwritten], [unwritten]), (200, [], [])]
 
 
 def test_a_stage_that_is_stuck_is_not(pipeline: Driver) -> None:
