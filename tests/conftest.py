@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,13 @@ if not HAS_GPU:
 
 # While all tests are imported there is much to look at and nothing to find.
 gc.disable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """pytest-rerunfailures sends twice a test before it reads: the second waited 40 ms for TCP to confirm the first."""
+    if (channel := getattr(getattr(config, "failures_db", None), "sock", None)) is not None:
+        channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
