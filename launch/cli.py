@@ -181,6 +181,43 @@ def generate(
 
 @verb
 @with_flags
+def run_batch(
+    context: typer.Context,
+    *,
+    model_name: ModelName = None,
+    file: Annotated[Path, option("file", "a request a line", "--file", "--input-file", "-f", "-i")],
+    output: Annotated[
+        Path, option("output", "replaced if it exists; gets a line for each", "--output", "--output-file", "-o")
+    ],
+    resume: Annotated[
+        bool, option("resume", "keep the answers in --output and add those that are missing", "--resume")
+    ] = False,
+    served_model_name: Annotated[
+        list[str] | None, option("served_model_name", "what the requests call the model; may be given several times")
+    ] = None,
+    config: PipelineConfig,
+    run_dir: RunDir = None,
+    connect: Connect = None,
+    log_level: LogLevel = "warning",
+) -> None:
+    """Answer the requests of a file in the form of OpenAI's Batch API, as serve --http would.
+
+    One that fails stops no other; its line has the error, and the exit code is 1.
+    """
+    from .gateway.processes import check_installed
+
+    _refuse_config_flags(context, connect)
+    check_installed()
+    from .run_batch.verb import Task, run_batch
+
+    config = _with_model(config, model_name)
+    gateway = GatewayConfig(served_model_name=tuple(served_model_name or ()))
+    task = Task(file=file, output=output, resume=resume, gateway=gateway)
+    raise typer.Exit(run_batch(task, config, run_dir=run_dir, connect=connect, console=_console(log_level)))
+
+
+@verb
+@with_flags
 def chat(
     context: typer.Context,
     *,

@@ -15,7 +15,7 @@ from ..protocol.errors import ConfigError, PipelineClosed, RequestError
 from ..protocol.sampling import SamplingParams
 from .batch import Batch
 from .flags import OutputFormat
-from .output import Sink, Writer, make_writer, open_sink
+from .output import Sink, Writer, check_output, make_writer, open_sink
 from .pipeline import Pipeline, open_pipeline
 from .progress import batch_bar
 from .prompts import Job, as_chat, jobs_from_lines, jobs_from_texts
@@ -52,6 +52,7 @@ def generate(
         ConfigError: there is nothing to answer, or the task contradicts itself.
         OutputError: the answers cannot be written.
     """
+    check_output(task.output, task.file)
     jobs = _resume(task, _read(task), console) if task.resume else _read(task)
     if not jobs:
         return 0

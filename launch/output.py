@@ -6,13 +6,13 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..driver.stream import Completion
-from ..protocol.errors import RequestError, TriptychError
+from ..protocol.errors import ConfigError, RequestError, TriptychError
 from .flags import OutputFormat
 from .prompts import Job
 from .report import printable
@@ -40,6 +40,16 @@ class Sink:
     @property
     def is_terminal(self) -> bool:
         return self._file.isatty()
+
+
+def check_output(path: Path | None, source: Path | None) -> None:
+    """
+    Raises:
+        ConfigError: the answers would take the place of what they answer.
+    """
+    with suppress(OSError):  # one of them is not there
+        if path is not None and source is not None and path.samefile(source):
+            raise ConfigError(f"output is {path}, which is the file with the requests", param="output")
 
 
 @contextmanager

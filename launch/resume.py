@@ -29,10 +29,7 @@ def left_to_answer(jobs: list[Job], path: Path, *, num_choices: int = 1) -> list
     Raises:
         ConfigError: the file cannot be read or written, two jobs have the same id, or an answer is to another prompt.
     """
-    try:
-        content = path.read_bytes() if path.exists() else b""
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", param="output") from error
+    content = read_output(path)
     found = {(_key_of_row(row.row), row.row.get("choice", 0)): row for row in _answers(content)}
     rows: dict[Key, list[_Row]] = {}
     for (key, _), row in found.items():
@@ -46,7 +43,7 @@ def left_to_answer(jobs: list[Job], path: Path, *, num_choices: int = 1) -> list
             left.append(job)
     kept = b"".join(row.line for (key, _), row in found.items() if key in rows)
     if kept != content:
-        _replace(path, kept)
+        replace_output(path, kept)
     return left
 
 
@@ -82,7 +79,24 @@ def _key_of_row(row: dict[str, Any]) -> Key:
     return ("id", row["id"]) if "id" in row else ("index", row["index"])
 
 
-def _replace(path: Path, content: bytes) -> None:
+def read_output(path: Path) -> bytes:
+    """What an earlier call has written; nothing if there was none.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        return path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", param="output") from error
+
+
+def replace_output(path: Path, content: bytes) -> None:
+    """Put other lines in place of what an earlier call has written, all of them or none.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     path = path.resolve()  # a link stays one
     temporary = path.with_name(path.name + ".tmp")
     try:

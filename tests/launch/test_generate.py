@@ -170,6 +170,15 @@ def test_a_call_that_cannot_work_says_why(generate: Triptych, arguments: list[st
     assert words in outcome.err
 
 
+def test_the_prompts_are_not_replaced_by_their_answers(generate: Triptych, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("hello\n")
+    (tmp_path / "link").symlink_to("a.jsonl")
+    outcome = generate("--file", tmp_path / "link", "--output", tmp_path / "a.jsonl")
+    assert outcome.code == 2
+    assert "a.jsonl, which is the file with the requests" in outcome.err
+    assert (tmp_path / "a.jsonl").read_text() == "hello\n"
+
+
 def test_one_answer_can_be_streamed_into_a_pipe(generate: Triptych) -> None:
     assert generate("hello", "--stream") == generate("hello", "--no-stream")
 

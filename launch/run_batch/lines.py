@@ -1,0 +1,130 @@
+"""Lines of a batch, and what an earlier call has answered of them.
+
+Source: the request and result objects of OpenAI's Batch API.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...protocol.errors import ConfigError
+from ..not_utf8 import why_not_utf8
+from ..resume import read_output, replace_output
+
+ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+_FIELDS = {"custom_id", "method", "url", "body"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One request of the file."""
+
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What HTTP would have answered."""
+
+    status: int
+    request_id: str
+    body: Any
+
+    @property
+    def is_answer(self) -> bool:
+        return self.status == 200
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the answer, in whichever words it says so."""
+        usage = self.body.get("usage") if isinstance(self.body, dict) else None
+        return 0 if not usage else usage.get("completion_tokens", usage.get("output_tokens", 0))
+
+
+def read_lines(lines: Iterable[bytes]) -> list[Line]:
+    """All requests of a file; blank lines are none.
+
+    Raises:
+        ConfigError: a line is no request of a batch, or has the id of another one.
+    """
+    found: dict[str, Line] = {}
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        line = _parse(text.removeprefix(codecs.BOM_UTF8) if number == 1 else text, f"line {number}")
+        if line.custom_id in found:
+            raise _wrong(f"line {number}", f"custom_id {line.custom_id!r:.200} stands in another line already")
+        found[line.custom_id] = line
+    if not found:
+        raise ConfigError("nothing to answer: there is no line that is not blank", param="file")
+    return list(found.values())
+
+
+def row_of(line: Line, reply: Reply) -> str:
+    """The line of the output that tells of it, also where the request failed: then the body has the error."""
+    response = {"status_code": reply.status, "request_id": reply.request_id, "body": reply.body}
+    row = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": line.custom_id, "response": response, "error": None}
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def left_to_answer(lines: list[Line], path: Path) -> list[Line]:
+    """The lines without an answer in the file at ``path``, which keeps its answers and nothing else.
+
+    Failures are dropped and tried again, and so is what a full disk or a kill left of a line.
+
+    Raises:
+        ConfigError: the file cannot be read or written.
+    """
+    content = read_output(path)
+    rows = {custom_id: row for row in content.splitlines(keepends=True) if (custom_id := _answered(row)) is not None}
+    kept = b"".join(rows.values())
+    if kept != content:
+        replace_output(path, kept)
+    return [line for line in lines if line.custom_id not in rows]
+
+
+def _answered(row: bytes) -> str | None:
+    """Whose answer this line of an output is; None if it is none."""
+    try:
+        content = json.loads(row)
+        custom_id, status = content["custom_id"], content["response"]["status_code"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    is_whole = row.endswith(b"\n") and isinstance(custom_id, str) and status == 200
+    return custom_id if is_whole else None
+
+
+def _parse(text: bytes, origin: str) -> Line:
+    try:
+        row = json.loads(text.decode())
+    except UnicodeDecodeError as error:
+        raise _wrong(origin, why_not_utf8(text)) from error
+    except (ValueError, RecursionError) as error:
+        raise _wrong(origin, f"not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise _wrong(origin, f"a request is an object, got {row!r:.80}")
+    if missing := sorted(_FIELDS - row.keys()):
+        raise _wrong(origin, f"{', '.join(missing)} is required")
+    if unknown := sorted(row.keys() - _FIELDS):
+        raise _wrong(origin, f"unknown field {unknown[0]!r:.80}")
+    if not isinstance(row["custom_id"], str) or not row["custom_id"]:
+        raise _wrong(origin, f"custom_id must be a string that is not empty, got {row['custom_id']!r:.80}")
+    if row["method"] != "POST":
+        raise _wrong(origin, f"method is {row['method']!r:.80}, must be 'POST'")
+    if row["url"] not in ROUTES:
+        raise _wrong(origin, f"url is {row['url']!r:.80}, known are: {', '.join(ROUTES)}")
+    if not isinstance(row["body"], dict):
+        raise _wrong(origin, f"body must be an object, got {row['body']!r:.80}")
+    return Line(row["custom_id"], row["url"], row["body"])
+
+
+def _wrong(origin: str, what: str) -> ConfigError:
+    return ConfigError(f"{origin}: {what}", param="file")

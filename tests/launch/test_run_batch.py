@@ -1,0 +1,194 @@
+"""``triptych run-batch``: a file of OpenAI's Batch API, answered as HTTP would, and taken up again after anything."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.conftest import Outcome, Triptych
+from tests.launch.test_processes import process
+from tests.pipeline.checks import expected
+from tests.waiting import eventually
+from triptych import Driver
+from triptych.launch.gateway import api_routes
+
+PROMPT = [5, 6, 7]
+PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
+def request(custom_id: str, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
+    if url == "/v1/completions":
+        body = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0, "return_token_ids": True, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+
+def text_of(*requests: dict[str, Any]) -> str:
+    return "".join(json.dumps(each) + "\n" for each in requests)
+
+
+def rows_in(path: Path) -> dict[str, dict[str, Any]]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len({row["id"] for row in rows}) == len({row["custom_id"] for row in rows}) == len(rows)
+    assert {frozenset(row) for row in rows} <= {frozenset({"id", "custom_id", "response", "error"})}
+    return {row["custom_id"]: row["response"] for row in rows}
+
+
+@pytest.fixture(name="run_batch")
+def fixture_run_batch(triptych: Triptych, run_dir: str, tmp_path: Path) -> Callable[..., Outcome]:
+    """The verb on the shared pipeline, from in.jsonl to out.jsonl."""
+
+    def call(text: str | bytes, *arguments: str) -> Outcome:
+        (tmp_path / "in.jsonl").write_bytes(text if isinstance(text, bytes) else text.encode())
+        files = ("-i", tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl")
+        return triptych("run-batch", "--connect", run_dir, *files, *arguments)
+
+    return call
+
+
+def test_every_request_is_answered_in_the_words_of_its_route(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
+    question = [{"role": "user", "content": "hello"}]
+    requests = [
+        request("completion"),
+        request("chat", "/v1/chat/completions", messages=question, max_tokens=4),
+        request("message", "/v1/messages", model="hash-lm", messages=question, max_tokens=4),
+        request("response", "/v1/responses", input="hello", max_output_tokens=16),
+    ]
+    outcome = run_batch("\ufeff" + text_of(*requests) + "\n")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert "4 of 4 requests answered, 0 failed · 28 tokens in " in outcome.err
+    rows = rows_in(tmp_path / "out.jsonl")
+    assert rows["completion"]["body"]["choices"][0]["token_ids"] == expected(PROMPT, 4)
+    objects = {name: row["body"].get("object", row["body"].get("type")) for name, row in rows.items()}
+    assert objects == {
+        "completion": "text_completion", "chat": "chat.completion", "message": "message", "response": "response",
+    }  # fmt: skip
+    assert all(row["status_code"] == 200 and row["request_id"] for row in rows.values())
+
+
+def test_the_line_of_the_page_is_answered(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
+    [example] = re.findall(r"```json\n(.*?)```", PAGE.partition("vllm run-batch")[2], re.DOTALL)
+    assert run_batch(example, "--served-model-name", "gpt-5").code == 0
+    assert rows_in(tmp_path / "out.jsonl")["1"]["body"]["model"] == "gpt-5"
+
+
+def test_one_that_fails_stops_no_other(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
+    bad: dict[str, dict[str, Any]] = {
+        "temperature": {"temperature": 9e9},
+        "stream": {"stream": True},
+        "model": {"model": "gpt-4"},
+    }
+    requests = [request(name, **body) for name, body in bad.items()]
+    outcome = run_batch(text_of(request("first"), *requests, request("last")))
+    assert outcome.code == 1
+    assert "2 of 5 requests answered, 3 failed" in outcome.err
+    rows = rows_in(tmp_path / "out.jsonl")
+    assert rows["first"]["body"]["choices"] == rows["last"]["body"]["choices"]
+    found = {name: (rows[name]["status_code"], rows[name]["body"]["error"]["param"]) for name in bad}
+    assert found == {"temperature": (400, "temperature"), "stream": (400, "stream"), "model": (404, "model")}
+
+
+def test_the_model_may_be_called_as_the_requests_do(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
+    names = ("--served-model-name", "gpt-4", "--served-model-name", "gpt-5")
+    assert run_batch(text_of(request("a", model="gpt-4"), request("b", model="gpt-5")), *names).code == 0
+    assert [row["body"]["model"] for row in rows_in(tmp_path / "out.jsonl").values()] == ["gpt-4", "gpt-5"]
+
+
+def test_a_fault_of_ours_is_told_and_stops_no_other(
+    run_batch: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(api_routes, "create_response", fail)
+    outcome = run_batch(text_of(request("bad", "/v1/responses", input="x"), request("good")))
+    rows = rows_in(tmp_path / "out.jsonl")
+    assert (rows["bad"]["status_code"], rows["bad"]["body"]["error"]["code"]) == (500, "internal_error")
+    assert rows["good"]["status_code"] == 200
+    assert "request 'bad' failed" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b'{"custom_id": "cut', "line 2: not JSON: "),
+        (b"[1]", "line 2: a request is an object, got [1]"),
+        (b'{"custom_id": "x", "url": "/v1/completions"}', "line 2: body, method is required"),
+        (json.dumps({**request("x"), "id": 1}).encode(), "line 2: unknown field 'id'"),
+        (json.dumps(request("")).encode(), "line 2: custom_id must be a string that is not empty, got ''"),
+        (json.dumps({**request("x"), "custom_id": 5}).encode(), "line 2: custom_id must be a string"),
+        (json.dumps({**request("x"), "method": "GET"}).encode(), "line 2: method is 'GET', must be 'POST'"),
+        (json.dumps(request("x", "/v1/load_lora_adapter")).encode(), "url is '/v1/load_lora_adapter', known are: /v1/"),
+        (json.dumps({**request("x"), "body": "hi"}).encode(), "line 2: body must be an object, got 'hi'"),
+        (json.dumps(request("first")).encode(), "line 2: custom_id 'first' stands in another line already"),
+        (b'{"custom_id": "\xe9"}', "line 2: not UTF-8: byte 0xe9"),
+    ],
+    ids=["cut", "list", "missing", "unknown", "empty", "number", "get", "url", "body", "twice", "latin-1"],
+)
+def test_a_file_that_is_no_batch_is_refused_before_anything_is_done(
+    run_batch: Callable[..., Outcome], tmp_path: Path, line: bytes, words: str
+) -> None:
+    (tmp_path / "out.jsonl").write_text("what was there\n")
+    outcome = run_batch(text_of(request("first")).encode() + line + b"\n")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert words in outcome.err
+    assert (tmp_path / "out.jsonl").read_text() == "what was there\n"
+
+
+@pytest.mark.parametrize(("text", "words"), [(b"\n \n", "nothing to answer"), ("a".encode("utf-16"), "UTF-16 and not")])
+def test_a_file_without_requests_is_refused(run_batch: Callable[..., Outcome], text: bytes, words: str) -> None:
+    outcome = run_batch(text)
+    assert outcome.code == 2
+    assert words in outcome.err
+
+
+def test_a_batch_is_taken_up_again_where_it_was(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
+    requests = [request(f"{number}", prompt=[number], max_tokens=3) for number in range(1, 6)]
+    output = tmp_path / "out.jsonl"
+    assert run_batch(text_of(*requests[:2], {**requests[2], "body": {"prompt": "x", "top_p": 7}})).code == 1
+    first = output.read_text().splitlines(keepends=True)
+    kept = {line for line in first if '"status_code": 200' in line}
+    assert len(kept) == 2
+    output.write_text("".join(first) + first[0].replace('"1"', '"4"').replace('"2"', '"4"')[:-9])  # and a kill
+    outcome = run_batch(text_of(*requests), "--resume")
+    assert outcome.code == 0
+    assert "2 of 5 requests are answered already" in outcome.err
+    assert "3 of 3 requests answered" in outcome.err
+    assert kept < set(output.read_text().splitlines(keepends=True))
+    said = {name: row["body"]["choices"][0]["token_ids"] for name, row in rows_in(output).items()}
+    assert said == {f"{number}": expected([number], 3) for number in range(1, 6)}
+    before = output.read_bytes()
+    assert run_batch(text_of(*requests), "--resume").code == 0
+    assert output.read_bytes() == before
+
+
+def test_who_finds_no_room_asks_again(triptych: Triptych, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text(text_of(*(request(str(number)) for number in range(12))))
+    own = ("hash-lm", "--max-queue", "1", "--max-num-seqs", "2", "--hash-step-ms", "2")
+    outcome = triptych("run-batch", *own, "-i", tmp_path / "in", "-o", tmp_path / "out")
+    assert outcome.code == 0
+    assert len(rows_in(tmp_path / "out")) == 12
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_aborts_what_is_under_way_and_keeps_what_is_answered(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    requests = [request("quick"), *(request(f"slow {index}", max_tokens=4000) for index in range(3))]
+    source, output = tmp_path / "in", tmp_path / "out"
+    source.write_text(text_of(*requests))
+    with Driver("hash-lm", hash_step_ms=10.0) as driver:
+        arguments = ("run-batch", "--connect", str(driver.run_dir), "-i", str(source), "-o", str(output))
+        with process(*arguments) as running:
+            eventually(lambda: output.exists() and output.read_text().endswith("\n"))
+            running.send_signal(number)
+            _, errors = running.communicate(timeout=20)
+        assert running.returncode == code
+        assert "Traceback" not in errors
+        assert list(rows_in(output)) == ["quick"]
+        eventually(lambda: driver.stats()["summarize"]["finished"]["abort"] == 3, timeout=5)
