@@ -9,6 +9,7 @@ ALIASES = {
     "tp": "tensor-parallel-size",  # SGLang
     "context-length": "max-model-len",  # SGLang
     "block-size": "page-size",  # vLLM
+    "kv-cache-dtype": "kv-dtype",  # vLLM, SGLang
     "num-gpu-blocks-override": "num-pages",  # vLLM
     "no-enable-prefix-caching": "no-prefix-cache",  # vLLM
     "disable-radix-cache": "no-prefix-cache",  # SGLang

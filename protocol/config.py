@@ -23,6 +23,7 @@ PREEMPTIONS = ("auto", "recompute", "swap")
 RECOVERIES = ("auto", "exact", "fast")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 BACKENDS = ("auto", "fused", "native", "transformers")
+KV_DTYPES = ("auto", "int8")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 FLUSHES = ("none", "interval", "accept", "step")
 DEVICES = ("auto", "cpu", "cuda")
@@ -113,6 +114,7 @@ class CacheConfig:
 
     page_size: int = _option(16, "tokens of a KV page, a power of two")
     num_pages: int | None = _option(None, "KV pages; by default as many as the memory allows")
+    kv_dtype: str = _option("auto", "of keys and values: auto is the model's own, int8 takes half of the memory (CPU)")
     kv_memory_fraction: float = _option(0.5, "of the memory that is free once the weights are loaded")
     prefix_cache: bool = _option(True, "share the pages of equal prefixes")
     host_pages: int = _option(0, "KV pages in host memory, for what is swapped out or evicted")
@@ -120,6 +122,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         _between("page_size", self.page_size, 1, 4096)
+        _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         _require(self.page_size & (self.page_size - 1) == 0, f"page_size must be a power of two, got {self.page_size}")
         if self.num_pages is not None:
             _between("num_pages", self.num_pages, 2, 2**31 - 1)

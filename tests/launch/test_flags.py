@@ -32,6 +32,7 @@ CONFIG_VALUES: dict[str, Any] = {
     "curve_keys": "/tmp/keys",
     "share_requests": True,
     "page_size": 32,
+    "kv_dtype": "int8",
     "prefix_cache": False,
     "recovery": "exact",
     "journal_flush": "step",
@@ -111,7 +112,7 @@ def test_every_config_field_is_a_flag_and_an_environment_variable(owner: str, na
 def test_what_other_servers_call_it_is_understood() -> None:
     for alias, name in ALIASES.items():
         if name != "drain-timeout":  # of serve alone
-            value = [] if name.startswith("no-") else ["a=b" if name == "lora-modules" else "64"]
+            value = [] if name.startswith("no-") else [{"lora-modules": "a=b", "kv-dtype": "int8"}.get(name, "64")]
             assert parse([f"--{alias}", *value]) == parse([f"--{name}", *value]) != parse([])
 
 

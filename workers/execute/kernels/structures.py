@@ -7,6 +7,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
 GROUP_INPUTS = 64  # that have a scale and a least value of their own in int4
+SCALE_CHANNELS = 32  # of a key or value in eight bits that have one scale, a bfloat16
 _GROUP_STEPS = GROUP_INPUTS // 8 + 1  # eight weights each, and both numbers
 
 
@@ -29,10 +30,11 @@ class Format(IntEnum):
             return -(-num_inputs // GROUP_INPUTS) * _GROUP_STEPS
         return -(-num_inputs // (1, 2, 4)[self])
 
-    @property
-    def cache_bytes(self) -> int:
-        """Of one channel of a cached key or value."""
-        return 4 if self is Format.FLOAT32 else 2
+    def cache_bytes(self, head_dim: int, *, has_eight_bits: bool) -> int:
+        """Of a cached key or value of one head. In eight bits channels share scales, see ``src/eight_bits.h``."""
+        if has_eight_bits:
+            return head_dim + -(-head_dim // SCALE_CHANNELS) * 2
+        return head_dim * (4 if self is Format.FLOAT32 else 2)
 
 
 class Matrix(ctypes.Structure):
@@ -98,7 +100,7 @@ class Model(ctypes.Structure):
         ("residual_multiplier", c_float),
         ("max_rank", c_int32),
         ("adapted_products", c_int32),
-        ("unused", c_int32),
+        ("eight_bit_pages", c_int32),
     ]
 
 

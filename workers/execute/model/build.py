@@ -42,7 +42,7 @@ def build_runner(
     folder = find_checkpoint(model_dir)
     adapters = load_adapters(model_config.adapters)
     ways = Ways(model_config, cache_config, scheduler_config, device, folder, progress, adapters=adapters)
-    proofs = ProofStore(folder, model_config)
+    proofs = ProofStore(folder, model_config, cache_config.kv_dtype)
     loaded = ways.load_proven(proofs, run_dir)
     if loaded is None:
         ways = ways.with_tokenizer(run_dir).with_ranks(run_dir)
@@ -78,7 +78,7 @@ def rehearse(config: PipelineConfig, *, folder: Path, run_dir: Path) -> None:
     """
     adapters, device = load_adapters(config.model.adapters), take_device(config.model.device)
     ways = Ways(config.model, config.cache, config.scheduler, device, folder, _no_progress, adapters=adapters)
-    ways.prove(ProofStore(folder, config.model), run_dir)
+    ways.prove(ProofStore(folder, config.model, config.cache.kv_dtype), run_dir)
 
 
 def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> TorchRunner:

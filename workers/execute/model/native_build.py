@@ -47,6 +47,7 @@ class NativeSetting:
 
     quantization: str  # "none", or of QUANTISED
     page_size: int  # tokens
+    kv_dtype: str = "auto"  # or "int8"
     threads: int | None  # None: as many as are worth it
     overlaps: bool = False  # whether steps go on while nobody waits for them
     adapters: Sequence[Adapter] = ()
@@ -55,6 +56,10 @@ class NativeSetting:
     @property
     def is_quantised(self) -> bool:
         return self.quantization in QUANTISED
+
+    @property
+    def has_eight_bit_pages(self) -> bool:
+        return self.kv_dtype == "int8"
 
     def num_threads(self, spec: DecoderSpec) -> int:
         return num_threads(self.threads, sum(map(prod, spec.tensors().values())))
@@ -106,17 +111,18 @@ class NativeSetting:
             return NativeDecoder(
                 library, weights, proof.rope.tables(max_model_len),
                 num_pages=num_pages, page_size=self.page_size, num_threads=threads, overlaps=self.overlaps,
-                adapters=adapters,
+                adapters=adapters, eight_bit_pages=self.has_eight_bit_pages,
             )  # fmt: skip
 
-        cached = torch.float32 if format_ is Format.FLOAT32 else torch.bfloat16
+        cell_bytes = format_.cache_bytes(spec.head_dim, has_eight_bits=self.has_eight_bit_pages)
+        name = format_.name.lower() + (", int8 keys and values" if self.has_eight_bit_pages else "")
         return NativeModel(
             proof=proof,
             dtype=getattr(torch, proof.dtype),
-            backend=f"native {format_.name.lower()}",
-            shapes=[LayerShape(spec.num_kv_heads, spec.head_dim, spec.head_dim, cached)] * spec.num_layers,
+            backend=f"native {name}",
+            shapes=[LayerShape(spec.num_kv_heads, cell_bytes, cell_bytes, torch.uint8)] * spec.num_layers,
             make_decoder=make_decoder,
-            why=f"{format_.name.lower()}, {library.level}, {threads} threads; "
+            why=f"{name}, {library.level}, {threads} threads; "
             f"its logits differ from transformers' by {proof.difference:.1g} of the greatest",
         )
 

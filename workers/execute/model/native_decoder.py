@@ -69,18 +69,22 @@ class NativeDecoder:
         num_pages: int,
         page_size: int,
         num_threads: int,
+        eight_bit_pages: bool = False,
         overlaps: bool = False,
         worth: Worth = WORTH,
         adapters: PackedAdapters | None = None,
     ) -> None:
-        """``num_threads`` compute at a time. With ``overlaps`` steps go on while nobody waits for them."""
+        """``num_threads`` compute at a time. With ``overlaps`` steps go on while nobody waits for them. Keys and values
+        are kept as they are computed, or in eight bits.
+        """
         self._library = library
         self._weights = weights
         self._rope = [np.ascontiguousarray(table.numpy(), np.float32) for table in rope]
         self._vocab_size = weights.spec.vocab_size
         self._layers = (Layer * len(weights.layers))(*weights.layers)
-        self.pools = self._allocate_pages(num_pages, page_size)
+        self.pools = self._allocate_pages(num_pages, page_size, has_eight_bits=eight_bit_pages)
         model = Model.from_buffer_copy(weights.model)
+        model.eight_bit_pages = eight_bit_pages
         model.layers = ctypes.addressof(self._layers)
         model.cosines, model.sines = (table.ctypes.data for table in self._rope)
         model.page_size = page_size
@@ -165,13 +169,14 @@ class NativeDecoder:
         asked = np.argsort(order)
         return NativeOutputs(outputs.logits[asked], outputs.tokens[asked], outputs.greatest[asked])
 
-    def _allocate_pages(self, num_pages: int, page_size: int) -> list[npt.NDArray[np.uint8]]:
+    def _allocate_pages(self, num_pages: int, page_size: int, *, has_eight_bits: bool) -> list[npt.NDArray[np.uint8]]:
         """Keys and values of every layer, bytes [num_pages + 1, bytes of a page], the trash page in front.
 
         Within a page the layout is that of ``src/attention.h``.
         """
         spec = self._weights.spec
-        page_bytes = spec.num_kv_heads * spec.head_dim * page_size * self._weights.format.cache_bytes
+        cell_bytes = self._weights.format.cache_bytes(spec.head_dim, has_eight_bits=has_eight_bits)
+        page_bytes = spec.num_kv_heads * page_size * cell_bytes
         num_bytes = page_bytes * (num_pages + 1)
         try:
             arena = Arena(2 * spec.num_layers * padded(num_bytes))

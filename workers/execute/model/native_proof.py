@@ -30,6 +30,7 @@ def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str,
     difference = check_native(
         library, weights, config, checkpoint,
         num_threads=setting.num_threads(spec), packed=adapters, adapters=setting.adapters,
+        eight_bit_pages=setting.has_eight_bit_pages,
     )  # fmt: skip
     checkpoint.forget()
     proof = Proof(

@@ -58,10 +58,11 @@ class ProofStore:
 
     checkpoint: Path
     config: ModelConfig
+    kv_dtype: str = "auto"
 
     @cached_property
     def folder(self) -> Path:
-        return cache_folder() / "proofs" / _key(self.checkpoint, self.config)
+        return cache_folder() / "proofs" / _key(self.checkpoint, self.config, self.kv_dtype)
 
     def find(self, run_dir: Path) -> Proof | None:
         """What was kept, or None. The tokenizer that was kept with it is written to ``run_dir``.
@@ -100,9 +101,9 @@ class ProofStore:
             logger.info("what this start found out cannot be kept for the next: %s", error)
 
 
-def _key(checkpoint: Path, config: ModelConfig) -> str:
+def _key(checkpoint: Path, config: ModelConfig, kv_dtype: str) -> str:
     """Changes with everything that the outcome depends on. Of weight files it sees size and time, not the content."""
-    digest = hashlib.sha256(f"{config.dtype} {config.quantization} {_kernels()}\n".encode())
+    digest = hashlib.sha256(f"{config.dtype} {config.quantization} {kv_dtype} {_kernels()}\n".encode())
     modules = parse_modules(config.lora_modules)
     digest.update(" ".join(version(library) for library in _LIBRARIES).encode())
     for file in sorted(file for folder in _OWN_FOLDERS for file in folder.glob("*.py")):

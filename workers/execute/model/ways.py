@@ -99,6 +99,7 @@ class Ways:
         for name, value, common in (
             ("backend", config.backend, ("auto", "transformers")),
             ("quantization", config.quantization, ("none",)),
+            ("kv_dtype", self.cache.kv_dtype, ("auto",)),
         ):
             if value not in common:
                 raise ConfigError(
@@ -132,7 +133,7 @@ class Ways:
             ConfigError: these kernels were asked for, by name or by what only they do.
         """
         config = self.config
-        if self.group.size > 1:
+        if self.group.size > 1 or self.cache.kv_dtype != "auto":
             return None
         is_asked_for = config.backend == "fused" or config.quantization == "fp8"
         is_asked_for |= config.deterministic and self.device.type == "cuda"
@@ -234,6 +235,9 @@ class Ways:
 
             native = load_native(self.folder, self._tokenizer, dtype=config.dtype, setting=self._native_setting)
         except Unsupported as error:
+            if self.cache.kv_dtype != "auto":
+                reason = f"kv_dtype is {self.cache.kv_dtype!r}, which only the native kernels have: {error}"
+                raise ConfigError(reason, param="kv_dtype") from error
             if config.backend == "native" or config.quantization != "none" or config.deterministic:
                 reason = f"{config.model} cannot run on the native kernels: {error}"
                 raise ConfigError(reason, param="backend") from error
@@ -273,6 +277,7 @@ class Ways:
         return NativeSetting(
             quantization=config.quantization,
             page_size=self.cache.page_size,
+            kv_dtype=self.cache.kv_dtype,
             threads=config.threads,
             overlaps=config.overlap and num_processors() > 1,
             adapters=self.adapters,

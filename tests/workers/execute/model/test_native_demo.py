@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,22 +68,28 @@ def ask(index: int, prompt: list[int], stop_ids: frozenset[int]) -> Sequence:
     )
 
 
-@pytest.mark.parametrize(("dtype", "quantization", "least"), [
-    ("float32", "none", 411), ("bfloat16", "none", 411), ("bfloat16", "int8", 405), ("bfloat16", "int4", 405),
+@pytest.mark.parametrize(("dtype", "quantization", "kv_dtype", "least"), [
+    ("float32", "none", "auto", 411), ("bfloat16", "none", "auto", 411), ("bfloat16", "int8", "auto", 405),
+    ("bfloat16", "int4", "auto", 405), ("bfloat16", "none", "int8", 411),
 ])  # fmt: skip
-def test_answers_are_exact(dtype: str, quantization: str, least: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_answers_are_exact(
+    dtype: str, quantization: str, kv_dtype: str, least: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = tmp_path_factory.mktemp("demo")
-    engine = NativeEngine(CHECKPOINT, folder, num_pages=NUM_PAGES, dtype=dtype, quantization=quantization)
+    options: dict[str, Any] = {"dtype": dtype, "quantization": quantization}
+    engine = NativeEngine(CHECKPOINT, folder, num_pages=NUM_PAGES, kv_dtype=kv_dtype, **options)
     assert num_exact(engine) >= least
 
 
-def answer_losses(quantization: str) -> np.ndarray:
+def answer_losses(quantization: str, kv_dtype: str = "auto") -> np.ndarray:
     """Of every token of some conversations, minus the logarithm of its probability."""
     native = load_native(
         CHECKPOINT,
         load_tokenizer(CHECKPOINT),
         dtype="bfloat16",
-        setting=NativeSetting(quantization=quantization, page_size=16, threads=None, progress=lambda done, total: None),
+        setting=NativeSetting(
+            quantization=quantization, page_size=16, kv_dtype=kv_dtype, threads=None, progress=lambda done, total: None
+        ),
     )
     decoder = native.make_decoder(64, 1024)
     losses = []
@@ -96,5 +103,6 @@ def answer_losses(quantization: str) -> np.ndarray:
 
 
 def test_eight_bits_change_perplexity_by_less_than_a_percent() -> None:
-    exact, quantised = (np.exp(answer_losses(quantization).mean()) for quantization in ("none", "int8"))
-    assert abs(quantised / exact - 1) < 0.01, f"perplexity {quantised:.4f} with int8, {exact:.4f} with bfloat16"
+    exact, weights, pages = (np.exp(answer_losses(*types).mean()) for types in (("none",), ("int8",), ("none", "int8")))
+    assert abs(weights / exact - 1) < 0.01, f"perplexity {weights:.4f} with int8, {exact:.4f} with bfloat16"
+    assert abs(pages / exact - 1) < 0.002, f"perplexity {pages:.4f} with int8 in the pages, {exact:.4f} without"

@@ -31,7 +31,7 @@ struct Layer {
   const float* mlp_norm;
   const float* query_norm;  // [head_dim], or null
   const float* key_norm;
-  void* keys;    // [pages][kv heads][page_size / 16] tiles, see attention.h
+  void* keys;    // [pages][kv heads][page_size / 16] tiles, see attention.h and eight_bits.h
   void* values;
   int32_t window;  // keys a token attends to, itself included; 0: all
   int32_t turns;   // else its queries and keys are the same at every position
@@ -72,7 +72,7 @@ struct Model {
   float residual_multiplier;  // of what is added to the residual
   int32_t max_rank;           // of the updates, padded
   int32_t adapted_products;   // bit p: some adapter adds to Product p
-  int32_t unused;
+  int32_t eight_bit_pages;    // keys and values have eight bits, see eight_bits.h
 };
 
 // Who computes a step.

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "abi.h"
+#include "eight_bits.h"
 #include "tile.h"
 
 namespace triptych {
@@ -42,26 +43,40 @@ template <class Cache>
 struct Pages {
   using Element = typename Cache::Element;
   static constexpr int kGroup = Cache::kGroup;
-  Element* keys;
-  Element* values;
+  char* keys;
+  char* values;
   int num_kv_heads, head_dim, page_size;
+  bool has_eight_bits;  // else they are elements
 
+  size_t tile_bytes() const {
+    return has_eight_bits ? EightBits<Cache>(head_dim).bytes() : size_t(kLanes) * head_dim * sizeof(Element);
+  }
+  // In bytes from the beginning.
   size_t tile(int page, int kv_head, int offset) const {
     const size_t tiles = size_t(page) * num_kv_heads + kv_head;
-    return (tiles * (page_size / kLanes) + offset / kLanes) * head_dim * kLanes;
+    return (tiles * (page_size / kLanes) + offset / kLanes) * tile_bytes();
   }
   // Stores one token's key and value. If no token follows it in this step, the rest of its group of values is
-  // cleared: a weight of 0 would not hide a not-a-number that lay there.
-  void write(int64_t slot, int kv_head, const Element* key, const Element* value, bool is_last) const {
-    const int offset = int(slot % page_size), t = offset % kLanes, in_group = t % kGroup;
+  // cleared: a weight of 0 would not hide a not-a-number that lay there. `room` is for both as elements.
+  void write(int64_t slot, int kv_head, const float* key, const float* value, bool is_last, Element* room) const {
+    const int offset = int(slot % page_size), t = offset % kLanes, group_end = (t / kGroup + 1) * kGroup;
     const size_t start = tile(int(slot / page_size), kv_head, offset);
-    Element* key_group = keys + start + t * kGroup;
+    if (has_eight_bits) {
+      const EightBits<Cache> tile(head_dim);
+      tile.write_key(keys + start, t, key);
+      tile.write_value(values + start, t, value);
+      for (int other = t + 1; is_last && other < group_end; ++other) tile.clear(values + start, other);
+      return;
+    }
+    store_all(room, key, head_dim);
+    store_all(room + head_dim, value, head_dim);
+    Element* key_group = reinterpret_cast<Element*>(keys + start) + t * kGroup;
     for (int d = 0; d < head_dim; d += kGroup, key_group += kLanes * kGroup)
-      std::memcpy(key_group, key + d, kGroup * sizeof(Element));
-    Element* value_group = values + start + size_t(t) / kGroup * head_dim * kGroup + in_group;
-    for (int d = 0; d < head_dim; ++d) value_group[d * kGroup] = value[d];
-    for (int i = 1; is_last && i < kGroup - in_group; ++i)
-      for (int d = 0; d < head_dim; ++d) value_group[d * kGroup + i] = Element{};
+      std::memcpy(key_group, room + d, kGroup * sizeof(Element));
+    Element* value_group = reinterpret_cast<Element*>(values + start) + size_t(t) / kGroup * head_dim * kGroup;
+    for (int d = 0; d < head_dim; ++d) value_group[d * kGroup + t % kGroup] = room[head_dim + d];
+    for (int other = t + 1; is_last && other < group_end; ++other)
+      for (int d = 0; d < head_dim; ++d) value_group[d * kGroup + other % kGroup] = Element{};
   }
 };
 
@@ -72,6 +87,7 @@ struct AttentionScratch {
   typename Cache::Element* weights;  // [rows][64]
   Floats* sums;                      // [rows], of weights, by lane
   float* maxima;                     // [rows]
+  typename Cache::Element* block;    // [2][64][head_dim], keys and values of a block that has eight bits in its pages
 };
 
 // The heads of some groups, of consecutive tokens. Rows are numbered group by group, in a group token by token.
@@ -121,6 +137,7 @@ class Attention {
         const int next_group = is_last ? 0 : group + 1, next_key = is_last ? key + kKeyBlock : key;
         has_next_ = next_key <= last;
         if (has_next_) next_ = find_tiles(table, first_kv_head + next_group, next_key, last);
+        if (pages_.has_eight_bits) read_block(num_keys);
         for (int tile = 0; tile < num_tiles; ++tile) {
           const int row = rows_per_group * tile / num_tiles, end = rows_per_group * (tile + 1) / num_tiles;
           weigh(group, row, end - row, key);
@@ -153,6 +170,28 @@ class Attention {
       tiles.values[i] = reinterpret_cast<const uint32_t*>(pages_.values + tile);
     }
     return tiles;
+  }
+
+  // Makes the tiles of a block elements, all rows of the item find them so. The next block is asked for meanwhile.
+  void read_block(int num_keys) {
+    const EightBits<Cache> format(pages_.head_dim);
+    const size_t size = size_t(kLanes) * pages_.head_dim;
+    const int num_tiles = (num_keys + kLanes - 1) / kLanes;
+    for (int i = 0; i < kTiles; ++i) {
+      Element *keys = scratch_.block + std::min(i, num_tiles - 1) * size, *values = keys + kTiles * size;
+      if (i < num_tiles) {
+        if (has_next_) prefetch(next_.keys[i], format.bytes());
+        format.read_keys(reinterpret_cast<const char*>(tiles_.keys[i]), keys);
+        if (has_next_) prefetch(next_.values[i], format.bytes());
+        format.read_values(reinterpret_cast<const char*>(tiles_.values[i]), values);
+      }
+      tiles_.keys[i] = reinterpret_cast<const uint32_t*>(keys);
+      tiles_.values[i] = reinterpret_cast<const uint32_t*>(values);
+    }
+    has_next_ = false;
+  }
+  static void prefetch(const void* start, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(start) + at);
   }
 
   // kTileVectors tiles of keys from `tile` on, each a column of scores.

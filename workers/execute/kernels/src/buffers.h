@@ -79,9 +79,10 @@ struct ThreadBuffers {
   Buffer<Element> weights;
   Buffer<Floats> sums;
   Buffer<float> maxima;
+  Buffer<Element> block;
 
   AttentionScratch<typename Format::Cache> attention() const {
-    return {outputs.get(), weights.get(), sums.get(), maxima.get()};
+    return {outputs.get(), weights.get(), sums.get(), maxima.get(), block.get()};
   }
 };
 
@@ -124,6 +125,7 @@ struct Buffers {
       own.weights.reserve(size_t(rows) * kKeyBlock);
       own.sums.reserve(rows);
       own.maxima.reserve(rows);
+      if (model.eight_bit_pages) own.block.reserve(size_t(2) * kKeyBlock * model.head_dim);
     }
   }
 };

@@ -190,7 +190,7 @@ class FormatDecoder : public Decoder {
     const int size = model_.head_dim, num_heads = model_.num_heads, num_kv_heads = model_.num_kv_heads;
     const float scale = 1.44269504f / model_.score_divisor;  // scores are logarithms to base 2
     const Pages<Cache> pages = pages_of(layer);
-    auto* key = buffers_.threads[me.place].head.get();
+    auto* room = buffers_.threads[me.place].head.get();
     for (int t : part(step_->num_tokens, me)) {
       float* head = buffers_.qkv.get() + t * qkv_width();
       const size_t angle = size_t(step_->positions[t]) * (size / 2);
@@ -202,16 +202,9 @@ class FormatDecoder : public Decoder {
       }
       for (int h = 0; h < num_kv_heads; ++h, head += size) {
         turn_head(head, size, layer.key_norm, model_.norm_eps, cosines, sines, 1.0f);
-        store_all(key, head, size);
-        store_all(key + size, head + num_kv_heads * size, size);
-        pages.write(step_->slot_mapping[t], h, key, key + size, buffers_.is_last.get()[t]);
+        pages.write(step_->slot_mapping[t], h, head, head + num_kv_heads * size, buffers_.is_last.get()[t], room);
       }
     }
-  }
-
-  template <class Element>
-  static void store_all(Element* to, const float* from, int count) {
-    for (int i = 0; i < count; i += kLanes) store_as(to + i, load<Floats>(from + i));
   }
 
   void attend(const Layer& layer, const Member& me) {
@@ -260,9 +253,8 @@ class FormatDecoder : public Decoder {
   Indices part(int count, const Member& me) const { return {share(count, me.rank, stages_.num_members())}; }
 
   Pages<Cache> pages_of(const Layer& layer) const {
-    using Element = typename Cache::Element;
-    return {static_cast<Element*>(layer.keys), static_cast<Element*>(layer.values), model_.num_kv_heads,
-            model_.head_dim, model_.page_size};
+    return {static_cast<char*>(layer.keys), static_cast<char*>(layer.values), model_.num_kv_heads, model_.head_dim,
+            model_.page_size, model_.eight_bit_pages != 0};
   }
   size_t hidden_width() const { return padded(model_.hidden_size); }
   size_t heads_width() const { return padded(model_.num_heads * model_.head_dim); }

@@ -26,6 +26,7 @@ constexpr int kParts = 4;
 
 typedef float NativeFloats __attribute__((vector_size(64 / kParts)));
 typedef int32_t NativeInts __attribute__((vector_size(64 / kParts)));
+typedef int64_t NativeLongs __attribute__((vector_size(64 / kParts)));
 typedef uint32_t NativeBits __attribute__((vector_size(64 / kParts)));
 
 struct Floats {
@@ -61,6 +62,15 @@ inline Floats broadcast(float value) {
 inline Ints broadcast(int32_t value) {
   return each<Ints>([=](int) { return value - NativeInts{}; });
 }
+// The first kCount numbers, again and again.
+template <int kCount>
+inline Floats repeat(const float* numbers) {
+  static_assert(kCount == 1 || kCount == 2, "a group has at most two");
+  if constexpr (kCount == 1) return broadcast(*numbers);
+  int64_t pair;
+  std::memcpy(&pair, numbers, sizeof pair);
+  return each<Floats>([=](int) { return (NativeFloats)(pair - NativeLongs{}); });
+}
 inline Floats operator+(Floats a, Floats b) {
   return each<Floats>([&](int i) { return a.part[i] + b.part[i]; });
 }
@@ -93,6 +103,19 @@ inline Floats min(Floats a, Floats b) {
 }
 inline Floats abs(Floats a) {
   return each<Floats>([&](int i) { return (NativeFloats)((NativeInts)a.part[i] & 0x7fffffff); });
+}
+inline Floats load_bytes(const int8_t* from) {
+#if defined(__AVX512F__)
+  return to_floats({{(NativeInts)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))}});
+#elif defined(__AVX2__)
+  return to_floats(each<Ints>([&](int i) {
+    return (NativeInts)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 8 * i)));
+  }));
+#else
+  int32_t lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = from[i];
+  return to_floats(load<Ints>(lanes));
+#endif
 }
 // Lanes of a where low <= position <= high, of b elsewhere.
 inline Floats where_between(Ints position, int32_t low, int32_t high, Floats a, Floats b) {
@@ -203,6 +226,24 @@ inline void store_as(uint16_t* to, Floats values) {
   store(lanes, values);
   for (int i = 0; i < kLanes; ++i) to[i] = to_bf16(lanes[i]);
 #endif
+}
+// Two vectors side by side.
+inline void store_as(float* to, Floats low, Floats high) {
+  store(to, low);
+  store(to + kLanes, high);
+}
+inline void store_as(uint16_t* to, Floats low, Floats high) {
+#if defined(__AVX512BF16__)
+  const __m512bh both = _mm512_cvtne2ps_pbh((__m512)high.part[0], (__m512)low.part[0]);
+  std::memcpy(to, &both, sizeof both);
+#else
+  store_as(to, low);
+  store_as(to + kLanes, high);
+#endif
+}
+template <class Element>
+inline void store_all(Element* to, const float* from, int count) {
+  for (int i = 0; i < count; i += kLanes) store_as(to + i, load<Floats>(from + i));
 }
 inline float narrow(float value, float) { return value; }
 inline uint16_t narrow(float value, uint16_t) { return to_bf16(value); }

@@ -1,0 +1,224 @@
+"""Keys and values in eight bits: what is stored, bit for bit, and that attention reads exactly what that stands for."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.workers.execute.model.native import (
+    EVERY_STEP,
+    NativeEngine,
+    changed_tensors,
+    make_checkpoint,
+    make_decoder,
+    make_inputs,
+    make_request,
+)
+from triptych.protocol.config import CacheConfig
+from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.kernels.compile import available_levels
+from triptych.workers.execute.kernels.structures import Format
+from triptych.workers.execute.model.native_decoder import NativeDecoder
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+NUM_PAGES, NUM_TOKENS, CHANNELS = 12, 150, 32
+SHAPES: dict[str, dict[str, Any]] = {
+    "heads of 16": {},
+    "heads of 80": {"head_dim": 80, "hidden_size": 70, "num_attention_heads": 3, "num_key_value_heads": 1},
+    "heads of 128, window": {"head_dim": 128, "sliding_window": 70},
+}
+ODD = "heads of 80"
+FASTEST = available_levels()[0]
+TOKENS = np.random.default_rng(0).integers(0, 77, NUM_TOKENS, dtype=np.int32)
+
+
+def decoders(checkpoint: Path, level: str, format_: Format) -> tuple[NativeDecoder, NativeDecoder]:
+    """Without and with eight bits."""
+    options = {"num_pages": NUM_PAGES, "num_threads": 2, "worth": EVERY_STEP}
+    plain, eight = (make_decoder(checkpoint, level, format_, eight_bit_pages=is_8, **options) for is_8 in (False, True))
+    return plain, eight
+
+
+def run(decoder: NativeDecoder, *sizes: int, token_ids: npt.NDArray[np.int32] = TOKENS) -> Floats:
+    """Logits of one sequence in chunks."""
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(decoder.run(make_inputs([(token_ids, start, size)], num_pages=NUM_PAGES)).logits.copy())
+        start += size
+    return np.concatenate(pieces)
+
+
+class Layout:
+    """Where the numbers of a page lie, [heads, tokens, channels], pages being one tile of 16 tokens high."""
+
+    def __init__(self, format_: Format, head_dim: int) -> None:
+        self.group = 1 if format_ is Format.FLOAT32 else 2
+        self.element = np.dtype("<f4" if format_ is Format.FLOAT32 else "<u2")
+        self.head_dim, self.num_scales = head_dim, -(-head_dim // CHANNELS)
+
+    def ordered(self, numbers: npt.NDArray[Any], *, is_key: bool) -> npt.NDArray[Any]:
+        """[pages, heads, 16 * channels] as [pages, heads, 16, channels]."""
+        shape = (
+            (self.head_dim // self.group, 16, self.group) if is_key else (16 // self.group, self.head_dim, self.group)
+        )
+        tiles = numbers.reshape(*numbers.shape[:2], *shape)
+        axes = (0, 1, 3, 2, 4) if is_key else (0, 1, 2, 4, 3)
+        return tiles.transpose(axes).reshape(*numbers.shape[:2], 16, self.head_dim)
+
+    def split(self, pool: Bytes) -> tuple[npt.NDArray[np.int8], Floats]:
+        """Numbers [pages, heads, 16 * channels] and scales [pages, heads, groups, 16] of a pool in eight bits."""
+        count = 16 * self.head_dim
+        tiles = pool.reshape(len(pool), -1, count + 32 * self.num_scales)
+        scales = np.ascontiguousarray(tiles[..., count:]).view("<u2").astype(np.uint32) << 16
+        return tiles[..., :count].view(np.int8), scales.view(np.float32).reshape(*tiles.shape[:2], self.num_scales, 16)
+
+    def spread(self, scales: Floats, *, is_key: bool) -> Floats:
+        """The scale of each number, where the number lies."""
+        places = np.broadcast_to(np.arange(16 * self.head_dim), (1, 1, 16 * self.head_dim))
+        tokens, channels = np.divmod(np.arange(16 * self.head_dim), self.head_dim)
+        order = self.ordered(places, is_key=is_key).ravel()
+        spread = np.empty((*scales.shape[:2], 16 * self.head_dim), np.float32)
+        spread[..., order] = scales[..., channels // CHANNELS, tokens]
+        return spread
+
+    def elements(self, pool: Bytes, *, is_key: bool) -> Bytes:
+        """A pool in eight bits as one of elements."""
+        numbers, scales = self.split(pool)
+        values = numbers.astype(np.float32) * self.spread(scales, is_key=is_key)
+        stored = values if self.element == np.float32 else bfloat16(values)
+        return np.ascontiguousarray(stored.astype(self.element, copy=False)).view(np.uint8).reshape(len(pool), -1)
+
+
+def bfloat16(values: Floats) -> npt.NDArray[np.uint16]:
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_stored_is_what_was_computed_in_steps_of_a_scale(level: str, shape: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("qwen3", tmp_path, **SHAPES[shape])
+    plain, eight = decoders(checkpoint, level, Format.FLOAT32)
+    for decoder in (plain, eight):
+        run(decoder, 100, 1, 40, 9)
+    layout = Layout(Format.FLOAT32, plain._weights.spec.head_dim)
+    for index, is_key in ((0, True), (1, False)):  # of the first layer, whose inputs are the same in both
+        exact = plain.pools[index].view(np.float32).reshape(NUM_PAGES + 1, -1, 16 * layout.head_dim)
+        exact = layout.ordered(exact, is_key=is_key)
+        numbers, scales = layout.split(eight.pools[index])
+        stored = layout.ordered(numbers, is_key=is_key)
+        for group in range(layout.num_scales):
+            channels = slice(group * CHANNELS, (group + 1) * CHANNELS)
+            greatest = np.abs(exact[..., channels]).max(axis=3) / np.float32(127)
+            scale = (bfloat16(greatest).astype(np.uint32) << 16).view(np.float32)
+            assert np.array_equal(scales[:, :, group], scale)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                inverse = np.where(scale > 0, np.float32(1) / scale, 0).astype(np.float32)
+            assert np.array_equal(
+                stored[..., channels], np.rint(exact[..., channels] * inverse[..., None]).clip(-127, 127)
+            )
+
+
+@pytest.mark.parametrize(("level", "shape"), [*product(available_levels(), [ODD]), *product([FASTEST], SHAPES)])
+@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
+def test_attention_reads_what_the_bytes_stand_for(format_: Format, level: str, shape: str, tmp_path: Path) -> None:
+    """A pool of elements that are exactly those gives the same bits. The step writes its own keys to the trash."""
+    checkpoint = make_checkpoint("mistral", tmp_path, **{"sliding_window": None, **SHAPES[shape]})
+    plain, eight = decoders(checkpoint, level, format_)
+    for decoder in (plain, eight):
+        run(decoder, NUM_TOKENS)
+    layout = Layout(format_, plain._weights.spec.head_dim)
+    for index, (to, pool) in enumerate(zip(plain.pools, eight.pools, strict=True)):
+        to[:] = layout.elements(pool, is_key=index % 2 == 0)
+    for start in (NUM_TOKENS - 1, NUM_TOKENS - 30):  # a decode, and a chunk
+        inputs = make_inputs([(TOKENS, start, NUM_TOKENS - start)], num_pages=NUM_PAGES)
+        inputs.slot_mapping[:] = 0
+        assert np.array_equal(eight.run(inputs).logits, plain.run(inputs).logits), start
+
+
+@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
+def test_logits_have_the_same_bits_in_any_chunks_and_company(format_: Format, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("mistral", tmp_path, sliding_window=70)
+    plain, decoder = decoders(checkpoint, FASTEST, format_)
+    alone = run(decoder, NUM_TOKENS)
+    for sizes in ([7] * 21 + [3], [64, 64, 22], [120, *[1] * 30]):
+        assert np.array_equal(run(decoder, *sizes), alone), sizes
+    mates = [(np.random.default_rng(seed).integers(0, 77, 60, dtype=np.int32), 0, 30 + seed) for seed in (1, 2)]
+    first = decoder.run(make_inputs([(TOKENS, 0, 60), *mates], num_pages=NUM_PAGES)).logits[:60]
+    assert np.array_equal(first, alone[:60])
+    exact = run(plain, NUM_TOKENS)
+    assert 0 < np.abs(alone - exact).max() < 0.2 * np.abs(exact).max()
+
+
+def test_what_an_earlier_owner_left_in_a_page_is_never_seen(tmp_path: Path) -> None:
+    _, decoder = decoders(make_checkpoint("llama", tmp_path), FASTEST, Format.BFLOAT16)
+    clean = run(decoder, 33)
+    for pool in decoder.pools:
+        pool[:] = 0xFF  # its scales are no numbers
+    assert np.array_equal(run(decoder, 20, 1, 12), clean)
+
+
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("name", ["k_proj", "v_proj"])
+def test_what_is_no_number_stays_none(level: str, value: float, name: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("qwen2", tmp_path)
+    with changed_tensors(checkpoint) as tensors:
+        tensors[f"model.layers.1.self_attn.{name}.bias"][3] = value
+    _, decoder = decoders(checkpoint, level, Format.BFLOAT16)
+    outputs = decoder.run(make_inputs([(TOKENS, 0, 20)], num_pages=NUM_PAGES))
+    assert np.isnan(outputs.greatest).all()
+
+
+def test_a_page_takes_about_half_of_what_it_takes_in_bfloat16(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("llama", tmp_path, head_dim=128)
+    plain, eight = decoders(checkpoint, FASTEST, Format.BFLOAT16)
+    assert eight.pools[0].nbytes / plain.pools[0].nbytes == (128 + 8) / 256
+    engine = NativeEngine(checkpoint, tmp_path, kv_dtype="int8", dtype="bfloat16")
+    assert engine.card.backend == "native bfloat16, int8 keys and values"
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_company_preemption_and_shared_prefixes_change_no_token(preemption: str, tmp_path: Path) -> None:
+    engine = NativeEngine(
+        make_checkpoint("llama", tmp_path), tmp_path, kv_dtype="int8", dtype="bfloat16", host_pages=32
+    )
+
+    def requests() -> list[Any]:
+        return [make_request(index // 2, 40, 30) if index % 2 else make_request(index, 20, 60) for index in range(6)]
+
+    for index, request in enumerate(requests()):
+        request.key = (index, 0)
+    alone = [engine.run(request)[0] for request in requests()]
+    together = requests()
+    for index, request in enumerate(together):
+        request.key, request.arrival = (index, 0), index
+    assert engine.run(*together, num_pages=16, preemption=preemption, host_pages=32) == alone
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"backend": "transformers"}, "backend is 'transformers'"),
+        ({"head_dim": 24}, "its heads have 24 channels"),
+    ],
+)
+def test_without_the_compiled_kernels_it_is_refused(options: dict[str, Any], why: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(
+        "llama", tmp_path, **{name: value for name, value in options.items() if name != "backend"}
+    )
+    with pytest.raises(ConfigError, match=f"kv_dtype is 'int8', which only the native kernels have: {why}") as refusal:
+        NativeEngine(checkpoint, tmp_path, kv_dtype="int8", backend=options.get("backend", "auto"))
+    assert refusal.value.param == "kv_dtype"
+
+
+def test_another_type_is_refused() -> None:
+    with pytest.raises(ConfigError, match="kv_dtype is 'fp8', known are: auto, int8"):
+        CacheConfig(kv_dtype="fp8")
