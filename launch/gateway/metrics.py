@@ -108,9 +108,10 @@ def _vllm(stats: Mapping[str, Any], name: str, gateway: Gateway) -> Iterator[Met
     cache = gateway.pipeline.cache
     info = GaugeMetricFamily(
         "vllm:cache_config_info", "of the KV cache",
-        labels=["model_name", "block_size", "num_gpu_blocks", "enable_prefix_caching"],
+        labels=["model_name", "block_size", "cache_dtype", "num_gpu_blocks", "enable_prefix_caching"],
     )  # fmt: skip
-    info.add_metric([name, str(cache.page_size), str(execute["pages"]), str(cache.prefix_cache)], 1)
+    labels = (name, str(cache.page_size), cache.kv_dtype, str(execute["pages"]), str(cache.prefix_cache))
+    info.add_metric(labels, 1)
     yield info
 
 

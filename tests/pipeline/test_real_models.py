@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.pipeline.checks import assert_quiet
+from tests.pipeline.killing import kill
 from tests.tiny import make_tiny_model, prove
 from tests.waiting import eventually
 from triptych import Driver
@@ -51,6 +52,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(folder: Path) -> Iterator[Driver]:
     with Driver(str(folder), dtype="float32", num_pages=256, prefill_chunk=7, lease_s=60.0) as driver:
         yield driver
+        assert_quiet(driver)
+
+
+def test_keys_and_values_in_eight_bits_are_the_same_after_a_kill(folder: Path) -> None:
+    with Driver(str(folder), dtype="bfloat16", kv_dtype="int8", num_pages=64, prefill_chunk=7) as driver:
+        stream = driver.submit(PROMPTS[2], max_tokens=120, ignore_eos=True)
+        next(iter(stream))
+        kill(driver, "execute")
+        disturbed = stream.result(60).token_ids
+        assert disturbed == driver.generate(PROMPTS[2], max_tokens=120, ignore_eos=True).token_ids
+        assert driver.info()["model"]["backend"] == "native bfloat16, int8 keys and values"
         assert_quiet(driver)
 
 

@@ -137,10 +137,14 @@ class Attention {
         const int next_group = is_last ? 0 : group + 1, next_key = is_last ? key + kKeyBlock : key;
         has_next_ = next_key <= last;
         if (has_next_) next_ = find_tiles(table, first_kv_head + next_group, next_key, last);
-        if (pages_.has_eight_bits) read_block(num_keys);
+        const Tiles* ahead = has_next_ ? &next_ : nullptr;
+        if (pages_.has_eight_bits) has_next_ = false;  // who reads asks for it
         for (int tile = 0; tile < num_tiles; ++tile) {
           const int row = rows_per_group * tile / num_tiles, end = rows_per_group * (tile + 1) / num_tiles;
+          const bool is_to_read = pages_.has_eight_bits && tile == 0;
+          if (is_to_read) read_keys(num_keys, ahead);
           weigh(group, row, end - row, key);
+          if (is_to_read) read_values(num_keys, ahead, num_tiles);
           gather(group * rows_per_group + row, end - row, num_keys);
           has_next_ = false;  // it has been asked for
         }
@@ -172,26 +176,32 @@ class Attention {
     return tiles;
   }
 
-  // Makes the tiles of a block elements, all rows of the item find them so. The next block is asked for meanwhile.
-  void read_block(int num_keys) {
+  // Makes the keys of a block elements, for all rows of the item, and asks for those of the block to come.
+  void read_keys(int num_keys, const Tiles* ahead) {
     const EightBits<Cache> format(pages_.head_dim);
-    const size_t size = size_t(kLanes) * pages_.head_dim;
+    read(tiles_.keys, ahead ? ahead->keys : nullptr, scratch_.block, num_keys,
+         [&](const char* from, Element* to) { format.read_keys(from, to); });
+  }
+  // Values take the place of the keys, unless other rows still need these: less has to stay in the cache.
+  void read_values(int num_keys, const Tiles* ahead, int num_row_tiles) {
+    const EightBits<Cache> format(pages_.head_dim);
+    Element* to = scratch_.block + (num_row_tiles > 1 ? size_t(kKeyBlock) * pages_.head_dim : 0);
+    read(tiles_.values, ahead ? ahead->values : nullptr, to, num_keys,
+         [&](const char* from, Element* to) { format.read_values(from, to); });
+  }
+  template <class Read>
+  void read(const uint32_t** tiles, const uint32_t* const* ahead, Element* to, int num_keys, const Read& read_tile) {
+    const size_t size = size_t(kLanes) * pages_.head_dim, bytes = pages_.tile_bytes();
     const int num_tiles = (num_keys + kLanes - 1) / kLanes;
     for (int i = 0; i < kTiles; ++i) {
-      Element *keys = scratch_.block + std::min(i, num_tiles - 1) * size, *values = keys + kTiles * size;
+      Element* tile = to + std::min(i, num_tiles - 1) * size;
       if (i < num_tiles) {
-        if (has_next_) prefetch(next_.keys[i], format.bytes());
-        format.read_keys(reinterpret_cast<const char*>(tiles_.keys[i]), keys);
-        if (has_next_) prefetch(next_.values[i], format.bytes());
-        format.read_values(reinterpret_cast<const char*>(tiles_.values[i]), values);
+        for (size_t at = 0; ahead && at < bytes; at += 64)
+          __builtin_prefetch(reinterpret_cast<const char*>(ahead[i]) + at);
+        read_tile(reinterpret_cast<const char*>(tiles[i]), tile);
       }
-      tiles_.keys[i] = reinterpret_cast<const uint32_t*>(keys);
-      tiles_.values[i] = reinterpret_cast<const uint32_t*>(values);
+      tiles[i] = reinterpret_cast<const uint32_t*>(tile);
     }
-    has_next_ = false;
-  }
-  static void prefetch(const void* start, size_t bytes) {
-    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(start) + at);
   }
 
   // kTileVectors tiles of keys from `tile` on, each a column of scores.

@@ -30,36 +30,35 @@ class EightBits {
   }
   // Makes what stands for a token zero.
   void clear(char* tile, int token) const {
-    for (int group = 0; group < num_groups_; ++group) scales(tile)[group * kLanes + token] = 0;
+    for (int group = 0; group < num_groups_; ++group) scales_of(tile)[group * kLanes + token] = 0;
   }
 
   void read_keys(const char* tile, Element* to) const {
     const int8_t* from = reinterpret_cast<const int8_t*>(tile);
-    float scale[kLanes], spread[kLanes * kGroup];  // of each token; of each number of a step, 16 tokens with kGroup channels
+    const uint16_t* scales = scales_of(tile);
+    float scale[kLanes * kGroup];  // of each number of a step, which has kGroup channels of 16 tokens
     for (int group = 0; group < num_groups_; ++group) {
-      read_scales(tile, group, scale);
-      for (int i = 0; i < kLanes * kGroup; ++i) spread[i] = scale[i / kGroup];
-      const Floats low = load<Floats>(spread), high = load<Floats>(spread + (kGroup - 1) * kLanes);
+      for (int i = 0; i < kLanes * kGroup; ++i) scale[i] = from_bf16(scales[group * kLanes + i / kGroup]);
+      const Floats low = load<Floats>(scale), high = load<Floats>(scale + (kGroup - 1) * kLanes);
       for (int left = channels_of(group) * kLanes; left > 0; left -= 2 * kLanes, from += 2 * kLanes, to += 2 * kLanes)
         store_as(to, load_bytes(from) * low, load_bytes(from + kLanes) * high);
     }
   }
   void read_values(const char* tile, Element* to) const {
-    const int row = head_dim_ * kGroup;  // the numbers of kGroup tokens
-    for (int group = 0; group < num_groups_; ++group) {
-      float scale[kLanes];
-      read_scales(tile, group, scale);
-      const int start = group * kChannels * kGroup, end = start + channels_of(group) * kGroup;
-      for (int token = 0; token < kLanes; token += kGroup) {
-        const int8_t* from = reinterpret_cast<const int8_t*>(tile) + token / kGroup * row;
-        const Floats of_tokens = repeat<kGroup>(scale + token);
-        Element* numbers = to + token / kGroup * row;
-        int i = start;
-        for (; i + 2 * kLanes <= end; i += 2 * kLanes)
-          store_as(numbers + i, load_bytes(from + i) * of_tokens, load_bytes(from + i + kLanes) * of_tokens);
-        if (i < end) store_as(numbers + i, load_bytes(from + i) * of_tokens);
+    const int8_t* from = reinterpret_cast<const int8_t*>(tile);
+    const uint16_t* scales = scales_of(tile);
+    for (int token = 0; token < kLanes; token += kGroup)
+      for (int group = 0; group < num_groups_; ++group) {
+        float scale[kGroup];
+        for (int i = 0; i < kGroup; ++i) scale[i] = from_bf16(scales[group * kLanes + token + i]);
+        const Floats of_tokens = repeat<kGroup>(scale);
+        const int count = channels_of(group) * kGroup;
+        int i = 0;
+        for (; i + 2 * kLanes <= count; i += 2 * kLanes)
+          store_as(to + i, load_bytes(from + i) * of_tokens, load_bytes(from + i + kLanes) * of_tokens);
+        if (i < count) store_as(to + i, load_bytes(from + i) * of_tokens);
+        from += count, to += count;
       }
-    }
   }
 
  private:
@@ -67,11 +66,10 @@ class EightBits {
   static constexpr float kGreatest = 127.0f;
 
   int channels_of(int group) const { return std::min(kChannels, head_dim_ - group * kChannels); }
-  uint16_t* scales(char* tile) const { return reinterpret_cast<uint16_t*>(tile + size_t(kLanes) * head_dim_); }
-  void read_scales(const char* tile, int group, float* to) const {
-    const uint16_t* from = scales(const_cast<char*>(tile)) + group * kLanes;
-    for (int token = 0; token < kLanes; ++token) to[token] = from_bf16(from[token]);
+  const uint16_t* scales_of(const char* tile) const {
+    return reinterpret_cast<const uint16_t*>(tile + size_t(kLanes) * head_dim_);
   }
+  uint16_t* scales_of(char* tile) const { return reinterpret_cast<uint16_t*>(tile + size_t(kLanes) * head_dim_); }
 
   template <class Place>
   void write(char* tile, int token, const float* from, const Place& place) const {
@@ -85,7 +83,7 @@ class EightBits {
       }
       const uint16_t stored = to_bf16(greatest / kGreatest + nothing);
       const float scale = from_bf16(stored), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-      scales(tile)[group * kLanes + token] = stored;
+      scales_of(tile)[group * kLanes + token] = stored;
       for (int d = begin; d < end; ++d) {
         const float number = inverse > 0.0f ? std::nearbyint(from[d] * inverse) : 0.0f;
         to[place(d)] = int8_t(std::max(-kGreatest, std::min(kGreatest, number)));
