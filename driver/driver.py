@@ -32,7 +32,7 @@ from .journal_keeper import JournalKeeper, warn_of_small_arena
 from .lives import note_first_lives
 from .origin import Origin
 from .preparing import prepare_keys, prepare_run_dir, writing
-from .replacing import Running, reload_model, replace_worker, wait_until_unused, withdrawn
+from .replacing import Running, offer, offering, reload_model, replace_worker, wait_until_unused
 from .stream import Completion, Stream
 from .supervisor import Supervisor
 
@@ -405,7 +405,7 @@ class Driver:
         began = time.monotonic()
         with self._replacing:
             changed, parts = self._loaded.remove(self.config, name), self._parts()
-            with withdrawn(parts, name):
+            with offering(parts, changed, self.config):
                 wait_until_unused(parts, name, deadline=began + timeout)
                 self._reload(changed, timeout)
         return time.monotonic() - began
@@ -413,9 +413,10 @@ class Driver:
     def _reload(self, changed: PipelineConfig, timeout: float) -> None:
         parts = self._parts()
         reload_model(parts, self.config, changed, timeout_s=timeout)
-        self.config = changed
         with writing(parts.run_dir):
             self._loaded.keep(parts.keeper.path, changed)
+            offer(parts, changed)  # not before: the next driver would not know an adapter that has requests
+        self.config = changed
 
     def _parts(self) -> Running:
         supervisor, board, run_dir, keeper = self._running(), self._board, self._run_dir, self._keeper

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError
 from ..protocol.keys import OWN_KEYS_FILE, KeyFolder, make_own_keys
-from ..protocol.model_card import CARD_FILE, ModelCard
+from ..protocol.model_card import CARD_FILE, ModelCard, Offer
 from ..protocol.private_file import write_private
 from ..protocol.run_dir import CONFIG_FILE, RunDir
 from ..protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE
@@ -46,6 +46,7 @@ def prepare_run_dir(folder: Path, config: PipelineConfig, keeper: JournalKeeper)
     keeper.claim_for(config.model.model, adapters)
     if adapters:
         _forget_adapters(folder, adapters)
+    Offer(tuple(adapters)).publish(folder)
     write_private(folder / CONFIG_FILE, config.to_json())
 
 
@@ -79,10 +80,7 @@ def _forget_model(folder: Path, keeper: JournalKeeper) -> None:
 
 
 def _forget_adapters(folder: Path, adapters: Mapping[str, str]) -> None:
-    """Those that have changed since they were loaded here: execute would take it for a change while it is away.
-
-    And that one was being unloaded: the driver that did so is gone.
-    """
+    """Those that have changed since they were loaded here: execute would take it for a change while it is away."""
     if (card := ModelCard.read(folder)) is not None:
         same = {name: digest for name, digest in card.adapters.items() if adapters.get(name) == digest}
-        replace(card, adapters=same, withdrawn=()).publish(folder)
+        replace(card, adapters=same).publish(folder)

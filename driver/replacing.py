@@ -9,14 +9,13 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import NamedTuple
 
 from ..protocol.board import KEEP, STOP, Board
 from ..protocol.config import HASH_MODEL, PipelineConfig
 from ..protocol.errors import ConfigError, TriptychError
 from ..protocol.lora import PARAM as LORA_PARAM
-from ..protocol.model_card import ModelCard
+from ..protocol.model_card import Offer
 from ..protocol.private_file import write_private
 from ..protocol.run_dir import CONFIG_FILE, MODE, RunDir
 from .journal_keeper import JournalKeeper
@@ -140,7 +139,7 @@ def reload_model(running: Running, config: PipelineConfig, changed: PipelineConf
 
 
 def wait_until_unused(running: Running, adapter: str, *, deadline: float) -> None:
-    """Return once every request for the adapter that was accepted is answered.
+    """Return once every request for an adapter that is not offered any more, and that was accepted, is answered.
 
     Raises:
         ConfigError: not all are by ``deadline`` (time.monotonic).
@@ -152,15 +151,19 @@ def wait_until_unused(running: Running, adapter: str, *, deadline: float) -> Non
         running.check()  # before the journal, which who stops the driver closes
 
 
+def offer(running: Running, config: PipelineConfig) -> None:
+    """Let new requests name the adapters of ``config``, and no others."""
+    Offer(tuple(module.name for module in config.model.adapters)).publish(running.run_dir.path)
+
+
 @contextmanager
-def withdrawn(running: Running, adapter: str) -> Iterator[None]:
-    """From the beginning of this block on prepare refuses requests for the adapter, and if it fails only until then."""
-    folder = running.run_dir.path
-    card = ModelCard.read(folder)
-    assert card is not None, "an adapter was loaded"
-    replace(card, withdrawn=(adapter,)).publish(folder)  # an execute that starts meanwhile changes nothing of it
+def offering(running: Running, changed: PipelineConfig, config: PipelineConfig) -> Iterator[None]:
+    """From the beginning of this block on prepare refuses requests for adapters that ``changed`` does not have, and if
+    it fails only until then.
+    """
+    offer(running, changed)
     try:
         yield
     except BaseException:
-        card.publish(folder)
+        offer(running, config)
         raise

@@ -1,17 +1,24 @@
-"""What execute finds out about the model and the machine, as a file of the run directory that everybody reads."""
+"""What execute finds out about the model and the machine, as a file of the run directory that everybody reads.
+
+Which of the adapters that it has loaded are for everybody is said by the driver, in a file beside the card.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from .plain import load_map, make
 from .private_file import write_private
 
 CARD_FILE = "model_card.json"  # in the run directory
+OFFERED_FILE = "offered.json"  # beside it
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +40,6 @@ class ModelCard:
     max_live: int
     load_s: float
     adapters: dict[str, str] = field(default_factory=dict)  # digest of each, by its name
-    withdrawn: tuple[str, ...] = ()  # those that are being unloaded
     why_slow: str = ""  # no faster backend runs it here; empty where it is the fastest
 
     @classmethod
@@ -57,11 +63,6 @@ class ModelCard:
         """
         return make(cls, load_map(text, "the model card"), "the model card")
 
-    @property
-    def offered(self) -> dict[str, str]:
-        """Digest of each adapter that a new request may name."""
-        return {name: digest for name, digest in self.adapters.items() if name not in self.withdrawn}
-
     def publish(self, run_dir: Path) -> None:
         write_private(run_dir / CARD_FILE, json.dumps(self.to_wire()))
 
@@ -69,13 +70,50 @@ class ModelCard:
         return dataclasses.asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The adapters that new requests may name, as far as execute has loaded them."""
+
+    names: tuple[str, ...]
+
+    def publish(self, run_dir: Path) -> None:
+        write_private(run_dir / OFFERED_FILE, json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_json(cls, text: str) -> Offer:
+        """
+        Raises:
+            ConfigError: see ``ModelCard.read``.
+        """
+        return make(cls, load_map(text, "the list of adapters"), "the list of adapters")
+
+
+class _LatestFile(Generic[T]):
+    """What a file says, for who asks often: read again only where another one was put there since."""
+
+    def __init__(self, file: Path, parse: Callable[[str], T], known: T) -> None:
+        self._file, self._parse = file, parse
+        self._version: tuple[int, int] | None = None
+        self._said = known
+
+    def read(self) -> T:
+        """What was put there last, or else ``known``."""
+        try:
+            facts = self._file.stat()
+        except FileNotFoundError:
+            return self._said
+        version = facts.st_ino, facts.st_mtime_ns
+        if version != self._version:
+            self._said, self._version = self._parse(self._file.read_text(encoding="utf-8")), version
+        return self._said
+
+
 class LatestCard:
-    """The card of a run directory for who asks often: read again only where another was published since."""
+    """The card of a run directory, and what is offered there, for who asks often."""
 
     def __init__(self, run_dir: Path, known: ModelCard | None = None) -> None:
-        self._run_dir = run_dir
-        self._version: tuple[int, int] | None = None
-        self._card = known
+        self._card = _LatestFile(run_dir / CARD_FILE, ModelCard.from_json, known)
+        self._offer = _LatestFile(run_dir / OFFERED_FILE, Offer.from_json, None)
 
     def read(self) -> ModelCard | None:
         """What was published last, or else ``known``.
@@ -83,11 +121,15 @@ class LatestCard:
         Raises:
             ConfigError: see ``ModelCard.read``.
         """
-        try:
-            facts = (self._run_dir / CARD_FILE).stat()
-        except FileNotFoundError:
-            return self._card
-        version = facts.st_ino, facts.st_mtime_ns
-        if version != self._version:
-            self._card, self._version = ModelCard.read(self._run_dir), version
-        return self._card
+        return self._card.read()
+
+    def offered(self) -> dict[str, str]:
+        """Digest of each adapter that a new request may name.
+
+        Raises:
+            ConfigError: see ``ModelCard.read``.
+        """
+        offer, card = self._offer.read(), self._card.read()
+        if offer is None or card is None:
+            return {}
+        return {name: digest for name, digest in card.adapters.items() if name in offer.names}

@@ -113,8 +113,9 @@ class Gateway:
     @property
     def adapters(self) -> tuple[str, ...]:
         """Names of what else is served."""
-        card = self._latest_card.read()
-        return tuple(card.offered if card is not None else (module.name for module in self.pipeline.model.adapters))
+        if self._latest_card.read() is None:
+            return tuple(module.name for module in self.pipeline.model.adapters)
+        return tuple(self._latest_card.offered())
 
     def folder_of(self, adapter: str) -> Path | None:
         """Where it lies; None if there is no such adapter."""

@@ -17,6 +17,7 @@ from tests.tiny import make_tiny_model, prove
 from tests.waiting import eventually
 from triptych import Driver
 from triptych.driver import replacing
+from triptych.driver.adapters import LoadedAdapters
 from triptych.protocol.errors import ConfigError, InvalidRequest
 
 PROMPT = list(range(40, 140))
@@ -93,6 +94,25 @@ def test_one_that_cannot_be_unloaded_stays(driver: Driver, folder: Path, monkeyp
         patch.setattr(replacing, "replace_worker", fail)
         with pytest.raises(ConfigError, match="no room"):
             driver.unload_adapter("new")
+    assert said(driver, "new") == expected([1, 2], 4, adapter=2)
+    driver.unload_adapter("new")
+
+
+def test_nobody_may_ask_for_an_adapter_before_the_next_driver_would_know_it(
+    driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, was_refused = LoadedAdapters.keep, []
+
+    def kept(*arguments: Any) -> None:
+        with pytest.raises(InvalidRequest, match="lora is 'new'"):
+            said(driver, "new")
+        was_refused.append(True)
+        keep(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LoadedAdapters, "keep", kept)
+        driver.load_adapter("new", folder)
+    assert was_refused
     assert said(driver, "new") == expected([1, 2], 4, adapter=2)
     driver.unload_adapter("new")
 

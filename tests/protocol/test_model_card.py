@@ -29,13 +29,14 @@ def test_a_damaged_card_is_told_as_such(text: str, tmp_path: Path) -> None:
 def test_who_asks_often_hears_of_every_card_and_reads_each_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    latest, reads, read = LatestCard(tmp_path), list[Path](), ModelCard.read
+    reads, read = list[str](), ModelCard.from_json
 
-    def counted(folder: Path) -> ModelCard | None:
-        reads.append(folder)
-        return read(folder)
+    def counted(text: str) -> ModelCard:
+        reads.append(text)
+        return read(text)
 
-    monkeypatch.setattr(ModelCard, "read", counted)
+    monkeypatch.setattr(ModelCard, "from_json", counted)
+    latest = LatestCard(tmp_path)
     assert latest.read() is None
     assert LatestCard(tmp_path, CARD).read() == CARD
     for card in (CARD, replace(CARD, model="another")):

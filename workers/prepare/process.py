@@ -351,10 +351,9 @@ class Prepare:
     def _digest_of_adapter(self, name: str) -> str:
         """
         Raises:
-            InvalidRequest: execute has not loaded it, or no more.
+            InvalidRequest: it is not offered.
         """
-        card = self._latest_card.read() if name else None
-        return digest_of_adapter(name, {} if card is None else card.offered)
+        return digest_of_adapter(name, self._latest_card.offered() if name else {})
 
     def _enter(self, slot: int, generation: int, record: RequestRecord) -> m.Accepted:
         """Take note of a record that is in use; what its client is told."""
