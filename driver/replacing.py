@@ -144,9 +144,16 @@ def wait_until_unused(running: Running, adapter: str, *, deadline: float) -> Non
     Raises:
         ConfigError: not all are by ``deadline`` (time.monotonic).
     """
-    while count := sum(name == adapter for name, _ in running.keeper.unanswered_adapters()):
+    began_ns = time.monotonic_ns()
+    while True:
+        # Who was about to accept one when it was withdrawn has written it down before it shows progress again.
+        is_refused = running.board.worker("prepare").progress_ns > began_ns
+        count = sum(name == adapter for name, _ in running.keeper.unanswered_adapters())
+        if is_refused and not count:
+            return
         if time.monotonic() >= deadline:
-            raise ConfigError(f"{count} requests for the adapter {adapter!r} are not answered yet", param=LORA_PARAM)
+            why = f"{count} requests for the adapter {adapter!r} are not answered yet" if count else "prepare is away"
+            raise ConfigError(why, param=LORA_PARAM)
         time.sleep(UNUSED_POLL_S)
         running.check()  # before the journal, which who stops the driver closes
 

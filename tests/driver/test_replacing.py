@@ -1,0 +1,30 @@
+"""What is waited for before a worker is replaced."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from triptych.driver.replacing import wait_until_unused
+from triptych.protocol.board import RUN, Board
+from triptych.protocol.errors import ConfigError
+
+
+def test_an_adapter_is_unused_once_prepare_has_turned_since_it_was_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was about to accept a request for it has then written it down, where it is looked for."""
+    board = Board(tmp_path / "board")
+    board.set_mode(RUN)
+    keeper = SimpleNamespace(unanswered_adapters=lambda: iter(()))
+    running: Any = SimpleNamespace(board=board, keeper=keeper, check=lambda: None)
+    board.worker("prepare").progress()
+    with pytest.raises(ConfigError, match="prepare is away"):
+        wait_until_unused(running, "a", deadline=0.0)
+    monkeypatch.setattr(time, "sleep", lambda _: board.worker("prepare").progress())
+    wait_until_unused(running, "a", deadline=time.monotonic() + 20)
+    board.close()
