@@ -133,9 +133,17 @@ def reload_model(running: Running, config: PipelineConfig, changed: PipelineConf
             write_private(file, config.to_json())
             logger.warning("execute cannot run with the changed settings; going back to those before")
             if not running.is_stopping:
-                running.supervisor.restart("execute")  # one that was only late would come with the changed ones
+                _end_life(running, "execute")  # one that was only late would come with the changed ones
             raise
     running.keeper.name_model(changed.model.model)
+
+
+def _end_life(running: Running, role: str) -> None:
+    """Return once the present life of a worker is over."""
+    epoch = running.board.epoch(role)
+    running.supervisor.restart(role)
+    while not running.is_stopping and running.supervisor.error is None and running.board.epoch(role) == epoch:
+        time.sleep(POLL_S)
 
 
 def wait_until_unused(running: Running, adapter: str, *, deadline: float) -> None:

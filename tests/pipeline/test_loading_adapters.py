@@ -98,6 +98,22 @@ def test_one_that_cannot_be_unloaded_stays(driver: Driver, folder: Path, monkeyp
     driver.unload_adapter("new")
 
 
+def test_who_failed_to_replace_execute_has_ended_the_one_that_was_to_go(
+    driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would fail requests for the adapter that it does not have."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise ConfigError("no room")
+
+    pid = driver.pids["execute"]
+    with monkeypatch.context() as patch:
+        patch.setattr(replacing, "replace_worker", fail)
+        with pytest.raises(ConfigError, match="no room"):
+            driver.load_adapter("new", folder)
+    assert driver.pids["execute"] != pid
+
+
 def test_nobody_may_ask_for_an_adapter_before_the_next_driver_would_know_it(
     driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
