@@ -32,9 +32,13 @@ def main() -> None:
         "--adapters", action=argparse.BooleanOptionalAction, help="whether some requests ask for one; likewise"
     )
     parser.add_argument("--owners", action=argparse.BooleanOptionalAction, help="whether clients have keys; likewise")
+    parser.add_argument(
+        "--loading", action=argparse.BooleanOptionalAction, help="whether adapters come and go; likewise"
+    )
     parser.add_argument("--output", type=Path, help="a file for the figures, as one JSON line")
     arguments = parser.parse_args()
-    kinds = {name: getattr(arguments, name) for name in ("overlaps", "groups", "proposals", "adapters", "owners")}
+    names = ("overlaps", "groups", "proposals", "adapters", "owners", "loading")
+    kinds = {name: getattr(arguments, name) for name in names}
     if arguments.seed is not None:
         show(arguments.seed, kinds)
     else:
@@ -55,7 +59,7 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
     """The exit code: 1 if a seed violated something."""
     gc.freeze()  # what is there now stays, and need not be looked through again and again
     started, failed, num_deaths, num_ends = time.perf_counter(), [], 0, 0
-    num_overlapped = num_grouped = num_guessed = num_adapted = num_owned = 0
+    num_overlapped = num_grouped = num_guessed = num_adapted = num_owned = num_loading = 0
     for seed in seeds:
         world = World(seed, **kinds)
         try:
@@ -70,6 +74,7 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
         num_guessed += world.has_proposals
         num_adapted += world.has_adapters
         num_owned += world.has_owners
+        num_loading += world.is_loading
     figures = {
         "what": "deterministic simulation",
         "seeds": [seeds.start, seeds.stop],
@@ -78,6 +83,7 @@ def run_many(seeds: range, output: Path | None, kinds: dict[str, bool | None]) -
         "with_proposals": num_guessed,
         "with_adapters": num_adapted,
         "with_owners": num_owned,
+        "with_loading": num_loading,
         "deaths": num_deaths,
         "answered_requests": num_ends,
         "violations": failed,

@@ -1,41 +1,77 @@
-"""Some plain requests ask for an adapter, under which the hash model says something else."""
+"""Some plain requests ask for an adapter, under which the hash model says something else.
+
+In some runs an operator loads and unloads adapters all the while (``drivers.py``), and what a request will say is known
+once it is accepted.
+"""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from tests.simulation.plan import Plan
-from tests.simulation.requests import Request, make_request
+from tests.simulation.drivers import FOLDERS, digest_of, module
+from tests.simulation.plan import MS, Plan, submitting
+from tests.simulation.requests import Request, make_request, random_request
 from triptych.protocol.config import ModelConfig
 from triptych.workers.execute.hash_lm import expected_tokens
 from triptych.workers.execute.hash_model import VOCAB_SIZE
 
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
 NAMES = ("a", "b")
 CHANCE = 0.6  # of a request to have one, in a run with adapters
+UNTIL_NS = 500 * MS  # somebody loads and unloads, and others ask for it
 
 
 def give_adapters(plan: Plan, dice: random.Random) -> None:
-    plan.config = replace(
-        plan.config, model=ModelConfig(model="hash-lm", lora_modules=tuple(f"{name}=nowhere" for name in NAMES))
-    )
+    _name_adapters(plan, *(f"{name}=nowhere" for name in NAMES))
     plan.card = replace(plan.card, adapters={name: f"digest of {name}" for name in NAMES})
     for request in plan.requests:
-        is_plain = request.is_valid and not (request.is_poison or request.is_killer or request.sequences)
-        if dice.random() < CHANCE and is_plain:
-            _give(request, dice.randrange(len(NAMES)), plan.card.max_model_len)
+        if dice.random() < CHANCE and _is_plain(request):
+            index = dice.randrange(len(NAMES))
+            request.wire["lora"] = NAMES[index]
+            request.take_answer(_under(request, index + 1, plan.card.max_model_len))
 
 
-def _give(request: Request, index: int, max_model_len: int) -> None:
-    request.wire["lora"] = NAMES[index]
+def let_adapters_change(plan: Plan, dice: random.Random) -> None:
+    if dice.random() < 0.5:
+        _name_adapters(plan, module("a", FOLDERS["a"][0]))
+    for number in range(dice.randrange(3, 9)):
+        request = random_request(dice, f"l{number}", plan.card, common=[])
+        if _is_plain(request):
+            plan.requests.append(request)
+            plan.deeds.append((dice.randrange(UNTIL_NS), submitting(dice.randrange(plan.num_clients), request)))
+    for request in plan.requests:
+        if dice.random() < CHANCE and _is_plain(request):
+            name = request.wire["lora"] = dice.choice(tuple(FOLDERS))
+            max_model_len = plan.card.max_model_len
+            request.by_adapter = {digest_of(each): _under(request, int(each), max_model_len) for each in FOLDERS[name]}
+    for _ in range(dice.randrange(2, 7)):
+        plan.deeds.append((dice.randrange(UNTIL_NS), _operate))
+
+
+def _operate(world: World) -> None:
+    assert world.drivers is not None, "this is such a run"
+    world.drivers.operate()
+
+
+def _name_adapters(plan: Plan, *modules: str) -> None:
+    plan.config = replace(plan.config, model=ModelConfig(model="hash-lm", lora_modules=modules))
+
+
+def _is_plain(request: Request) -> bool:
+    return request.is_valid and not (request.is_poison or request.is_killer or request.sequences)
+
+
+def _under(request: Request, adapter: int, max_model_len: int) -> Request:
     said = expected_tokens(
         request.prompt,
         min(request.wire["max_tokens"], max_model_len - len(request.prompt)),
         VOCAB_SIZE,
         temperature=request.wire.get("temperature", 0.0),
         seed=request.wire.get("seed", 0),
-        adapter=index + 1,
+        adapter=adapter,
     )
-    other = make_request(request.request_id, request.wire, said)
-    request.journaled, request.token_ids = other.journaled, other.token_ids
-    request.text, request.reason = other.text, other.reason
+    return make_request(request.request_id, request.wire, said)

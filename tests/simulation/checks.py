@@ -121,6 +121,10 @@ class Checks:
         self._require(
             view.record.prompt_ids.tolist() == request.prompt, f"{request.request_id}: another prompt in the journal"
         )
+        if request.by_adapter:
+            digest = view.record.lora_digest
+            self._require(digest in request.by_adapter, f"{request.request_id}: accepted for the adapter {digest!r}")
+            request.take_answer(request.by_adapter[digest])
 
     def _check_tokens(self, slot: int) -> None:
         """What was once published stays, and is a beginning of the one right answer."""
@@ -168,6 +172,7 @@ class Checks:
         elif end == "deadline_exceeded":
             self._require(request.may_expire, f"{name} has no deadline and passed it")
         elif end == "model_failed":
+            self._require("not served" not in str(reader.error), f"{name} was accepted, and then: {reader.error}")
             self._require(request.is_poison or request.has_failed, f"{name} failed by itself: {reader.error}")
         elif end == "poisoned":
             self._require(
@@ -175,6 +180,9 @@ class Checks:
             )
         elif end == "pipeline_failed":
             self._require(self._world.num_give_ups > 0, f"{name} failed with a pipeline that did not")
+        elif end == "invalid_request" and reader.error is not None and reader.error.param == "lora":
+            self._require(self._may_be_gone(reader), f"{name} was refused: {reader.error}")
+            self._refused(request)
         elif end == "invalid_request":
             self._require(not request.is_valid, f"{name} is valid and was refused: {reader.error}")
         elif end in ("unknown_id", "duplicate_id"):
@@ -185,6 +193,11 @@ class Checks:
         else:
             self._require(end == "overloaded", f"{name} got {end}: {reader.error}")
             self._refused(request)
+
+    def _may_be_gone(self, reader: Reader) -> bool:
+        """Whether its adapter was not offered at some moment since it was asked for."""
+        drivers, lora = self._world.drivers, reader.request.wire.get("lora", "")
+        return drivers is not None and drivers.was_gone(lora, since_ns=reader.began_ns)
 
     def _refused(self, request: Request) -> None:
         for each in request.kin:
@@ -212,6 +225,8 @@ class Checks:
     def what_is_open(self) -> list[str]:
         world = self._world
         waiting = [f"{client.name} waits" for client in world.clients if client.is_waiting]
+        if world.drivers is not None and world.drivers.life.is_busy:
+            waiting.append("the driver is busy")
         if world.has_given_up:
             return waiting  # nobody says for execute that it does not write any more, so records stay in use
         slots = np.flatnonzero(world.journal.states() != 0).tolist()
@@ -220,6 +235,8 @@ class Checks:
 
     def at_rest(self) -> None:
         """Nobody holds anything of anybody."""
+        if self._world.drivers is not None and not self._world.has_given_up:
+            self._world.drivers.check_at_rest()
         for role, worker in self._world.workers.items():
             if self._world.has_given_up:
                 return

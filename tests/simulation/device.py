@@ -7,6 +7,8 @@ from collections.abc import Sequence as Rows
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from tests.simulation.checks import Violation
 from tests.simulation.plan import Doom
 from tests.simulation.requests import EXECUTE_KILLER, POISON, num_tokens_before_death
@@ -40,6 +42,7 @@ class Device(HashRunner):
 
     def __init__(self, worker: Worker, card: ModelCard, *, num_host_pages: int) -> None:
         super().__init__(VOCAB_SIZE, num_pages=card.num_pages, page_size=card.page_size, num_host_pages=num_host_pages)
+        self.what_adapters_add: list[int] | None = None  # to each token, by their numbers; None: the number
         self._worker = worker
         self.is_batch_invariant = worker.world.plan.is_batch_invariant
         self.overlaps = worker.world.plan.overlaps
@@ -87,11 +90,16 @@ class Device(HashRunner):
         if step.killer is not None:
             self._worker.die_of(step.killer)
         try:
-            super().launch(step.inputs)
+            super().launch(self._with_adapters(step.inputs))
         except Exception as error:
             self._worker.world.require(self._has_failed, f"a step raised {error!r}")
             return error  # behind one that failed, of which there are no tokens to take over
         return self._with_failures(super().collect(), step.inputs.sampled)
+
+    def _with_adapters(self, inputs: StepInputs) -> StepInputs:
+        if self.what_adapters_add is None or inputs.adapters is None:
+            return inputs
+        return replace(inputs, adapters=np.array([0, *self.what_adapters_add], np.int32)[inputs.adapters])
 
     def _with_failures(self, result: StepResult, sampled: Rows[Sequence]) -> StepResult:
         """Some rows without a token. Then it is of interest to die before anybody has heard of that end."""

@@ -118,7 +118,7 @@ def _plan_requests(rng: random.Random, plan: Plan, groups: random.Random | None)
             request.then = random_request(rng, f"r{number}+", plan.card, common=common)
         plan.requests += [each for each in (request, request.then) if each is not None]
         who, at_ns = rng.randrange(plan.num_clients), rng.randrange(until_ns)
-        plan.deeds.append((at_ns, _submitting(who, request)))
+        plan.deeds.append((at_ns, submitting(who, request)))
         chance = rng.random()
         if chance < 0.2:
             plan.deeds.append((at_ns + rng.randrange(60 * MS), _aborting(who, request)))
@@ -181,7 +181,7 @@ def _random_fault(rng: random.Random, plan: Plan) -> Deed:
 # -- users
 
 
-def _submitting(who: int, request: Request) -> Deed:
+def submitting(who: int, request: Request) -> Deed:
     def deed(world: World) -> None:
         if (client := _client(world, who)) is not None:
             client.at(world.clock.now_ns, lambda: client.submit(request))

@@ -79,6 +79,15 @@ class Process:
         self.death = Died(is_internal=is_internal)
         raise self.death
 
+    def stay(self, duration_ns: int) -> None:
+        """Be in the middle of something for so long."""
+        self.world.run_until(self.world.clock.now_ns + duration_ns)
+        if not self.is_alive:
+            raise Died
+
+    def stall(self) -> None:
+        """Others may get the processor."""
+
     def wake(self, at_ns: int) -> None:
         if at_ns < self.next_ns and not self.is_running:
             self.next_ns = at_ns
@@ -103,23 +112,29 @@ class Worker(Process):
         self.body: Any = None
 
     def step(self) -> None:
-        if self.body is None:
-            self.body = self._build()
-        elif self.body._context.stopping:
+        if self.body is not None and self.body._context.stopping:
             self.world.leave(self)
             return
-        else:
+        if self.body is not None:
             self.body.turn()
+        elif (body := self._build()) is not None:
+            self.body = body
+        else:
+            return
         self.next_ns = self.world.clock.now_ns
         self.body.wait()
 
     def _build(self) -> Any:
-        world = self.world
+        world, drivers = self.world, self.world.drivers
+        run_dir, config = (RUN_DIR, world.config) if drivers is None else drivers.find(self)
         context = LifeContext(
-            self.role, self.epoch, RUN_DIR, world.config, world.board, LifeJournal(world.journal, self),
-            FakeTransport(self),
-        )  # fmt: skip
-        return BUILDERS[self.role](context, world.card)
+            self.role, self.epoch, run_dir, config, world.board, LifeJournal(world.journal, self), FakeTransport(self)
+        )
+        return BUILDERS[self.role](context, world.card) if drivers is None else drivers.build(self, context)
+
+    def stall(self) -> None:
+        if self.world.drivers is not None:
+            self.world.drivers.stall(self)
 
     def die_of(self, prompt: list[int]) -> NoReturn:
         if not self.is_alive:  # it was killed while the device computed

@@ -42,6 +42,7 @@ class Request:
     has_failed: bool = False  # one of its tokens could not be sampled
     num_killings: int = 0  # of workers that died of it
     then: Request | None = None  # what the client asks for as soon as this one has ended
+    by_adapter: dict[str, Request] = field(default_factory=dict)  # what it says, by the digest that it was accepted for
     # Of one with several sequences, see ``groups.py``:
     sequences: list[Request] = field(default_factory=list)  # by the ids that they have in the journal
     choices: list[Request] = field(default_factory=list)  # by the ids that clients follow; none where there is but one
@@ -50,6 +51,10 @@ class Request:
 
     def __post_init__(self) -> None:
         self.kin = [self]
+
+    def take_answer(self, other: Request) -> None:
+        self.journaled, self.token_ids = other.journaled, other.token_ids
+        self.text, self.reason = other.text, other.reason
 
     @property
     def may_expire(self) -> bool:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.simulation.adapter_mutations import ADAPTER_MUTATIONS
 from tests.simulation.checks import Violation
+from tests.simulation.loading_mutations import LOADING_MUTATIONS
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.overlap_mutations import OVERLAP_MUTATIONS
 from tests.simulation.owner_mutations import OWNER_MUTATIONS
@@ -34,6 +35,9 @@ FOUND_BY = {  # any of the seeds will do; that which found a mistake last is tri
     "the_intent_ends_with_the_first_of_two_steps": 23,
     "suspects_are_acquitted_after_one_token": 23,
     "an_id_is_enough": 1,
+    "whatever_is_loaded_is_offered": 21,
+    "what_is_accepted_is_not_waited_for": 2,
+    "who_is_about_to_accept_is_not_waited_for": 149,
 }
 REGRESSIONS = {  # seeds that once failed, and why
     479: "a request that was named as poison is taken once more when its client sends it again, and kills twice more",
@@ -57,7 +61,7 @@ PROPOSAL_REGRESSIONS = {
     52: "a suspect is acquitted by a token before the one that kills, which was computed behind a guess",
 }
 
-NOTHING = {"groups": False, "proposals": False, "adapters": False, "owners": False}
+NOTHING = {"groups": False, "proposals": False, "adapters": False, "owners": False, "loading": False}
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_A_TEST))
@@ -106,15 +110,21 @@ def test_a_planted_mistake_with_adapters_is_found(name: str, monkeypatch: pytest
     assert any(violates(seed, adapters=True) for seed in range(SEEDS_TO_FIND_A_MUTATION))
 
 
+@pytest.mark.parametrize("name", LOADING_MUTATIONS)
+def test_a_planted_mistake_with_adapters_that_come_and_go_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    LOADING_MUTATIONS[name](monkeypatch)
+    assert any(violates(seed, adapters=True, loading=True) for seed in seeds_to_find(name))
+
+
 @pytest.mark.parametrize("name", OWNER_MUTATIONS)
 def test_a_planted_mistake_with_keys_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     OWNER_MUTATIONS[name](monkeypatch)
     assert any(violates(seed, owners=True) for seed in seeds_to_find(name))
 
 
-def violates(seed: int, *, adapters: bool = False, owners: bool = False, **kinds: bool) -> bool:
+def violates(seed: int, **kinds: bool) -> bool:
     try:
-        World(seed, adapters=adapters, owners=owners, **kinds).run()
+        World(seed, **{"adapters": False, "owners": False, "loading": False} | kinds).run()
     except Violation:
         return True
     return False

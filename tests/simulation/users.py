@@ -26,6 +26,7 @@ class Reader:
     def __init__(self, client: Client, request: Request, token_ids: list[int], text: str) -> None:
         self.client, self.request = client, request
         self.token_ids, self.text = list(token_ids), text
+        self.began_ns = client.world.clock.now_ns
         self.num_ends = 0
         self.is_accepted = False
         self.error: TriptychError | None = None

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.adapters import give_adapters
+from tests.simulation.adapters import give_adapters, let_adapters_change
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.clock import Clock, installed
+from tests.simulation.drivers import Drivers
 from tests.simulation.journal import make_journal
 from tests.simulation.network import Network
 from tests.simulation.owners import give_keys, install_keys
@@ -42,6 +43,7 @@ LIMIT_NS = 40_000_000_000  # of simulated time: whoever waits then waits for eve
 MAX_DEPTH = 2  # of turns within turns
 GROUPS_CHANCE = 0.3  # of a run to have requests of several sequences
 ADAPTERS_CHANCE = 0.3  # to have some that ask for adapters
+LOADING_CHANCE = 0.25  # of a run with adapters to have an operator who loads and unloads them
 OWNERS_CHANCE = 0.3  # of a run to have clients with keys
 PROPOSALS_CHANCE = 0.2  # of a run to have tokens guessed
 WORKER_ERRORS = logging.getLogger("triptych")
@@ -67,10 +69,11 @@ class World:
         proposals: bool | None = None,
         adapters: bool | None = None,
         owners: bool | None = None,
+        loading: bool | None = None,
     ) -> None:
         """``overlaps``: whether steps of execute do; ``groups``: whether some requests have several sequences;
         ``proposals``: whether what they say is guessed; ``adapters``: whether some ask for one; ``owners``: whether
-        clients have keys.
+        clients have keys; ``loading``: whether the adapters come and go.
 
         What is not said the seed says.
         """
@@ -92,7 +95,11 @@ class World:
         dice = random.Random(f"adapters {seed}")
         has_adapters = dice.random() < ADAPTERS_CHANCE
         self.has_adapters = has_adapters if adapters is None else adapters
-        if self.has_adapters:
+        is_loading = self.has_adapters and random.Random(f"loading {seed}").random() < LOADING_CHANCE
+        self.is_loading = is_loading if loading is None else loading
+        if self.is_loading:
+            let_adapters_change(self.plan, dice)
+        elif self.has_adapters:
             give_adapters(self.plan, dice)
         dice = random.Random(f"owners {seed}")
         has_owners = dice.random() < OWNERS_CHANCE
@@ -125,6 +132,7 @@ class World:
         self.num_chance_deaths = 0  # by a worker's own fault, and for no request's
         self.num_drivers = 1
         self.num_give_ups = 0
+        self.drivers = Drivers(self, random.Random(f"drivers {seed}")) if self.is_loading else None
 
     # -- what everybody uses
 
@@ -156,12 +164,17 @@ class World:
             return
         ready = [
             other
-            for other in (*self.workers.values(), *self.clients)
+            for other in (*self.workers.values(), *self.clients, *self._driver)
             if other.is_alive and not other.is_running and other.frozen_until_ns <= self.clock.now_ns
         ]
         if ready:
             self.clock.advance_to(self.clock.now_ns + self.rng.randrange(200_000))
             self._step(self.rng.choice(ready))
+
+    @property
+    def _driver(self) -> list[Process]:
+        """Where it is a process of its own."""
+        return [] if self.drivers is None or not self.drivers.life.is_busy else [self.drivers.life]
 
     # -- the run
 
@@ -173,6 +186,8 @@ class World:
                 patch.setattr(process, "Scheduler", partial(Scheduler, propose=propose))
                 patch.setattr(exchange, "REPEAT_S", self.plan.repeat_s)
                 install_keys(patch)
+                if self.drivers is not None:
+                    self.drivers.install(patch)
                 self._begin()
                 self._loop()
                 self.checks.at_rest()
@@ -181,6 +196,8 @@ class World:
         except Exception as error:
             raise Violation(self._report(f"a process raised {type(error).__name__}: {error}")) from error
         finally:
+            if self.drivers is not None:
+                self.drivers.life.end()
             WORKER_ERRORS.removeHandler(handler)
 
     def _report(self, text: str) -> str:
@@ -190,12 +207,15 @@ class World:
             "proposals": self.has_proposals,
             "adapters": self.has_adapters,
             "owners": self.has_owners,
+            "loading": self.is_loading,
         }
         said = " ".join(f"--{'' if value else 'no-'}{name}" for name, value in flags.items())
         replay = f"python -m tests.simulation --seed {self.seed} {said}"
         return "\n".join([f"seed {self.seed}: {text}", f"(again with: {replay})", *self.log])
 
     def _begin(self) -> None:
+        if self.drivers is not None:
+            self.drivers.begin()
         for role in ROLES:
             self.call(self.clock.now_ns + self.rng.randrange(20_000_000), lambda role=role: self._bear(role))  # type: ignore[misc]
         for at_ns, deed in self.plan.deeds:
@@ -302,6 +322,8 @@ class World:
 
     def give_up(self) -> None:
         """execute is not started any more."""
+        if self.drivers is not None and not self.drivers.has_card:
+            return  # who fails before the pipeline was ready ends the start
         self.note(None, "the driver gives up")
         self.board.set_mode(FAILED)
         self.has_given_up = True
@@ -319,6 +341,8 @@ class World:
     def end_driver(self) -> None:
         """What is left of its workers goes with it. The next one sees nothing of how they ended."""
         self.note(None, "the driver is replaced")
+        if self.drivers is not None:
+            self.drivers.life.end()
         for worker in list(self.workers.values()):
             self.kill(worker)
         self._unnoticed.clear()
@@ -326,6 +350,8 @@ class World:
         self.board.set_mode(RUN)
         self.has_given_up = False
         self.blame = Blame(self.board, self.journal)
+        if self.drivers is not None:
+            self.drivers.begin()
         for role in ROLES:
             self.call(self.clock.now_ns + self.rng.randrange(*RESTART_NS), lambda role=role: self._bear(role))  # type: ignore[misc]
 

@@ -1,0 +1,85 @@
+"""The run directory in memory: each look at a file and each change of one is an act of a process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.simulation.processes import Process
+
+
+class Disk:
+    """Texts by path, with a number that no earlier one had."""
+
+    def __init__(self, has_changed: Callable[[], None]) -> None:
+        self.files: dict[str, tuple[str, int]] = {}
+        self._versions = itertools.count(1)
+        self._has_changed = has_changed  # is called after each change
+
+    def read(self, path: str) -> str | None:
+        return self.files[path][0] if path in self.files else None
+
+    def write(self, path: str, text: str) -> None:
+        self.files[path] = text, next(self._versions)
+        self._has_changed()
+
+    def remove(self, path: str) -> None:
+        if self.files.pop(path, None) is not None:
+            self._has_changed()
+
+
+class Folder:
+    """What the pipeline uses of a ``pathlib.Path``, as one process sees it."""
+
+    def __init__(self, disk: Disk, path: str, owner: Process) -> None:
+        self._disk, self._path, self.owner = disk, path, owner
+
+    def __truediv__(self, name: str) -> Folder:
+        return Folder(self._disk, f"{self._path}/{name}", self.owner)
+
+    def __str__(self) -> str:
+        return self._path
+
+    __fspath__ = __str__
+
+    @property
+    def name(self) -> str:
+        return self._path.rpartition("/")[2]
+
+    def with_name(self, name: str) -> Folder:
+        return Folder(self._disk, f"{self._path.rpartition('/')[0]}/{name}", self.owner)
+
+    def exists(self) -> bool:
+        self.owner.act("load")
+        return self._path in self._disk.files
+
+    def stat(self) -> Any:
+        version = self._get()[1]
+        return SimpleNamespace(st_ino=version, st_mtime_ns=0)
+
+    def read_text(self, encoding: str, errors: str = "strict") -> str:
+        return self._get()[0]
+
+    def _get(self) -> tuple[str, int]:
+        self.owner.act("load")
+        found = self._disk.files.get(self._path)
+        self.owner.stall()
+        if found is None:
+            raise FileNotFoundError(self._path)
+        return found
+
+    def write(self, text: str) -> None:
+        """Whole or not at all."""
+        self.owner.act("write")
+        self._disk.write(self._path, text)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        self.owner.act("write")
+        self._disk.remove(self._path)
+
+
+def write_private(path: Folder, text: str, *, is_durable: bool = False) -> None:
+    path.write(text)

@@ -1,0 +1,35 @@
+"""A function that runs in a thread of its own, and only while somebody waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Strand:
+    """Nothing runs beside it: whoever resumes it goes on when it pauses or has ended."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self.error: BaseException | None = None  # what it has raised
+        self.has_ended = False
+        self._function = function
+        self._may_go, self._has_paused = threading.Semaphore(0), threading.Semaphore(0)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def resume(self) -> None:
+        self._may_go.release()
+        self._has_paused.acquire()
+
+    def pause(self) -> None:
+        """In the function."""
+        self._has_paused.release()
+        self._may_go.acquire()
+
+    def _run(self) -> None:
+        self._may_go.acquire()
+        try:
+            self._function()
+        except BaseException as error:  # whoever resumes it looks at it
+            self.error = error
+        self.has_ended = True
+        self._has_paused.release()
