@@ -62,6 +62,11 @@ OWNER_REGRESSIONS = {
 PROPOSAL_REGRESSIONS = {
     52: "a suspect is acquitted by a token before the one that kills, which was computed behind a guess",
 }
+LOADING_REGRESSIONS = {
+    149: "a request that prepare is about to accept is not waited for, and its adapter is unloaded",
+    21: "what is accepted for an adapter whose loading fails at last is lost",
+    55: "a driver that is killed while it loads an adapter leaves a journal on which the next one does not start",
+}
 
 NOTHING = {"groups": False, "proposals": False, "adapters": False, "owners": False, "loading": False}
 
@@ -82,6 +87,8 @@ def test_what_once_failed_does_not_fail_again(overlaps: bool) -> None:
         World(seed, overlaps=overlaps, **NOTHING | {"proposals": True}).run()
     for seed in OWNER_REGRESSIONS:
         World(seed, overlaps=overlaps, **NOTHING | {"owners": True}).run()
+    for seed in LOADING_REGRESSIONS:  # which found it without regard to what else they have
+        World(seed, overlaps=overlaps, adapters=True, loading=True).run()
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
