@@ -86,6 +86,12 @@ def json_response(content: Any, *, status: int = 200, headers: dict[str, str] | 
     return Response(body, status, headers, media_type="application/json")
 
 
+def undecodable_body(error: UnicodeDecodeError) -> ApiError:
+    byte = error.object[error.start]
+    told = f"the body cannot be read as {error.encoding}: byte 0x{byte:02x} at offset {error.start}"
+    return ApiError(told, code="bad_request")
+
+
 def validation_error(errors: list[Any]) -> ApiError:
     """The first thing that is wrong with a body, by the name of the field."""
     # Of a field with alternatives pydantic tells what is wrong with each: the deepest is the one that was meant.
@@ -103,7 +109,8 @@ def validation_error(errors: list[Any]) -> ApiError:
     if first["type"] == "missing":
         return ApiError(f"{param or 'the body'} is required", code="missing_required_parameter", param=param)
     if first["type"] == "json_invalid":
-        return ApiError(f"the body is no JSON: {first.get('ctx', {}).get('error', '')}", code="invalid_json")
+        told, offset = first["ctx"]["error"], first["loc"][-1]
+        return ApiError(f"the body is no JSON: {told}, at character {offset}", code="invalid_json")
     if first["type"] == "unsupported":
         return unsupported(_dotted([*path, first["ctx"]["param"]]), first["msg"])
     if first["type"] == "half":

@@ -188,6 +188,19 @@ def test_a_body_that_is_no_map_is_a_400(api: Site, body: bytes) -> None:
     assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
+BROKEN = [
+    (b'{"prompt": "hi",}', "invalid_json", "at character 16"),
+    (b'{"prompt": "\xff"}', "bad_request", "cannot be read as utf-8: byte 0xff at offset 12"),
+]
+
+
+@pytest.mark.parametrize(("body", "code", "told"), BROKEN, ids=["a comma", "latin-1"])
+def test_a_body_that_cannot_be_read_is_told_where(api: Site, body: bytes, code: str, told: str) -> None:
+    reply = api.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, code)
+    assert told in reply.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "text/plain"])
 def test_a_body_that_does_not_say_that_it_is_json_is_told_how(api: Site, kind: str | None) -> None:
     headers = {} if kind is None else {"content-type": kind}
