@@ -413,10 +413,10 @@ class Driver:
     def _reload(self, changed: PipelineConfig, timeout: float) -> None:
         parts = self._parts()
         reload_model(parts, self.config, changed, timeout_s=timeout)
+        self.config = changed  # which runs, also where there is no room to write of it
         with writing(parts.run_dir):
             self._loaded.keep(parts.keeper.path, changed)
             offer(parts, changed)  # not before: the next driver would not know an adapter that has requests
-        self.config = changed
 
     def _parts(self) -> Running:
         supervisor, board, run_dir, keeper = self._running(), self._board, self._run_dir, self._keeper

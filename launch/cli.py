@@ -270,6 +270,7 @@ def top(
     folder: Annotated[
         Path | None, typer.Argument(metavar="RUN_DIR", help="of the pipeline; by default the only one that runs")
     ] = None,
+    connect: Annotated[Path | None, option("connect", "the same as RUN_DIR")] = None,
     once: Annotated[bool, option("once", "print one frame and exit", "--once")] = False,
     interval: Annotated[float, option("interval", "seconds between two looks")] = 0.5,
 ) -> None:
@@ -279,7 +280,7 @@ def top(
     """
     from .top.verb import top
 
-    raise typer.Exit(top(folder, once=once, interval_s=interval))
+    raise typer.Exit(top(folder or connect, once=once, interval_s=interval))
 
 
 @verb

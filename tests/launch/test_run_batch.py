@@ -175,6 +175,20 @@ def test_who_finds_no_room_asks_again(triptych: Triptych, tmp_path: Path) -> Non
     assert len(rows_in(tmp_path / "out")) == 12
 
 
+def test_an_output_that_cannot_be_written_ends_the_run(triptych: Triptych, run_dir: str, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text(text_of(request("a")))
+    outcome = triptych("run-batch", "--connect", run_dir, "-i", tmp_path / "in", "-o", "/dev/full")
+    assert (outcome.code, outcome.err) == (1, "error: cannot write /dev/full: No space left on device\n")
+
+
+def test_the_requests_are_not_replaced_by_their_answers(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
+    (tmp_path / "out.jsonl").symlink_to("in.jsonl")
+    outcome = run_batch(text_of(request("a")))
+    assert outcome.code == 2
+    assert "which is the file with the requests" in outcome.err
+    assert (tmp_path / "in.jsonl").read_text() == text_of(request("a"))
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_aborts_what_is_under_way_and_keeps_what_is_answered(
     number: signal.Signals, code: int, tmp_path: Path

@@ -48,7 +48,7 @@ def test_a_pipeline_with_spares_is_one(tmp_path: Path) -> None:
 
 
 def test_without_a_terminal_it_says_so(triptych: Triptych, run_dir: str) -> None:
-    outcome = triptych("top", run_dir)
+    outcome = triptych("top", "--connect", run_dir)
     assert (outcome.code, "--once prints one frame" in outcome.err) == (2, True)
 
 
