@@ -69,7 +69,8 @@ def measure(journal: Journal) -> dict[str, dict[str, float]]:
         requests.recycle(slot, generation)
 
     def scan() -> None:
-        np.flatnonzero((journal.states() == DISPATCHED) & (journal.release_states() == 0))
+        slots = journal.slots_in_use()
+        slots[(journal.states(slots) == DISPATCHED) & (journal.release_states(slots) == 0)]
 
     return {
         f"publish of {ROWS} rows": median(publish, calls=9),

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, JournalError
 from ..protocol.journal.clock import wind_clock
-from ..protocol.journal.layout import FREE, Journal, bytes_of_answers
+from ..protocol.journal.layout import Journal, Slots, bytes_of_answers
 from ..protocol.journal.requests import read_request
 from ..protocol.journal.salvage import salvage
 from ..protocol.lora import PARAM as LORA_PARAM
@@ -145,9 +145,10 @@ def num_unanswered(journal: Journal) -> int:
     return len(_unanswered(journal))
 
 
-def _unanswered(journal: Journal) -> npt.NDArray[np.int64]:
-    """Slots."""
-    return np.flatnonzero((journal.states() != FREE) & (journal.release_states() == 0))
+def _unanswered(journal: Journal) -> Slots:
+    slots = journal.slots_in_use()
+    is_open: npt.NDArray[np.bool_] = journal.release_states(slots) == 0
+    return slots[is_open]
 
 
 def _create(path: Path, *, num_records: int, arena_bytes: int) -> None:

@@ -17,7 +17,7 @@ from .board import ROLES
 from .channels import inbox_endpoint, ipc_endpoint
 from .config import ServiceConfig
 from .errors import ConfigError, JournalError
-from .journal.layout import FREE, Journal
+from .journal.layout import Journal
 
 SHARED_MEMORY = Path("/dev/shm")
 CONFIG_FILE = "config.json"
@@ -184,7 +184,7 @@ def _remove_if_left(path: Path, *, keeps_requests: bool) -> bool:
 def _holds_requests(path: Path) -> bool:
     """Whether a journal has any that was not answered, or whose answer nobody has acknowledged."""
     try:
-        return bool((Journal.open(path).states() != FREE).any())
+        return bool(Journal.open(path).slots_in_use().size)
     except (JournalError, OSError):
         return False
 

@@ -112,6 +112,9 @@ RECORD = np.dtype(
 )
 Words = npt.NDArray[np.uint64]
 Slots = npt.NDArray[np.int64]
+SomeOrAll = Slots | slice
+ALL = slice(None)
+_SHIFT, _VALUE = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
 class Extent(NamedTuple):
@@ -265,23 +268,27 @@ class Journal:
         """The generation that prepare last published in ``slot``."""
         return int(self.prepare_words[slot]) >> 32
 
-    def generations(self) -> npt.NDArray[np.uint64]:
-        """uint64 [num_records], the same for each slot."""
-        return self.prepare_words >> np.uint64(32)
+    def generations(self, slots: SomeOrAll = ALL) -> npt.NDArray[np.uint64]:
+        """uint64 [slots], the same for each."""
+        return self.prepare_words[slots] >> _SHIFT
 
     def state(self, slot: int) -> int:
         """FREE, ACCEPTED or DISPATCHED."""
         return int(self.prepare_words[slot]) & 0xFFFFFFFF
 
-    def states(self) -> npt.NDArray[np.uint64]:
-        """uint64 [num_records], the same for each slot."""
-        return self.prepare_words & np.uint64(0xFFFFFFFF)
+    def states(self, slots: SomeOrAll = ALL) -> npt.NDArray[np.uint64]:
+        """uint64 [slots], the same for each."""
+        return self.prepare_words[slots] & _VALUE
 
-    def release_states(self) -> npt.NDArray[np.uint64]:
-        """uint64 [num_records], 0, RELEASED, FORGOTTEN or UNREAD of the present generation."""
-        current = self.release_words >> np.uint64(32) == self.generations()
-        states: npt.NDArray[np.uint64] = (self.release_words & np.uint64(0xFFFFFFFF)) * current
+    def release_states(self, slots: SomeOrAll = ALL) -> npt.NDArray[np.uint64]:
+        """uint64 [slots], 0, RELEASED, FORGOTTEN or UNREAD of the present generation."""
+        words = self.release_words[slots]
+        states: npt.NDArray[np.uint64] = (words & _VALUE) * (words >> _SHIFT == self.generations(slots))
         return states
+
+    def slots_in_use(self) -> Slots:
+        """In ascending order. A look at a word of all records touches a line of memory for each, and most are free."""
+        return np.flatnonzero(self.states())
 
     def close(self) -> None:
         for name in (

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
-
 from ..errors import JournalError
 from ..messages import FINISH_REASONS
 from .layout import ACCEPTED, ACKNOWLEDGED, DISPATCHED, FREE, Journal, split_word, word
@@ -22,7 +20,7 @@ def salvage(journal: Journal) -> list[str]:
     """
     lines: list[str] = []
     views: list[RequestView] = []
-    for slot in np.flatnonzero(journal.states() != FREE).tolist():
+    for slot in journal.slots_in_use().tolist():
         try:
             view = _read(journal, slot)
         except JournalError as error:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from triptych.protocol.journal.layout import Journal
+from triptych.protocol.journal.layout import ALL, Journal, SomeOrAll
 
 VIEWS = ("records", "arena", "words", "prepare_words", "tokens_words", "finish_words", "release_words")
 
@@ -60,8 +60,8 @@ class MortalJournal(Journal):
         for name in VIEWS:
             setattr(self, name, _View(life, getattr(journal, name)))
 
-    def generations(self) -> Any:
-        return self.whole.generations()
+    def generations(self, slots: SomeOrAll = ALL) -> Any:
+        return self.whole.generations(slots)
 
-    def states(self) -> Any:
-        return self.whole.states()
+    def states(self, slots: SomeOrAll = ALL) -> Any:
+        return self.whole.states(slots)

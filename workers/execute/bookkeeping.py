@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...protocol.errors import DeadlineExceeded, ModelFailed
-from ...protocol.journal.layout import DISPATCHED, Journal, split_word
+from ...protocol.journal.layout import DISPATCHED, Journal, Slots, split_word
 from ...protocol.journal.requests import RequestView, read_request, slots_of_group
 from ...protocol.journal.tokens import (
     TokenTimes,
@@ -136,13 +136,13 @@ class Bookkeeper:
         if read_finish(self._journal, *key) is None:
             self._writer.finish(*key, "abort")
 
-    def let_go_of_others(self) -> None:
-        """The same for what ended before this life of the process took it up."""
+    def let_go_of_others(self, slots: Slots) -> None:
+        """The same for what of ``slots`` ended before this life of the process took it up."""
         journal = self._journal
-        generations = journal.generations()
-        ended = (journal.states() == DISPATCHED) & (journal.release_states() != 0)
-        for slot in np.flatnonzero(ended & (journal.finish_words >> np.uint64(32) != generations)).tolist():
-            key = (slot, int(generations[slot]))
+        generations = journal.generations(slots)  # first: a record that is used again meanwhile is somebody else's
+        ended = (journal.states(slots) == DISPATCHED) & (journal.release_states(slots) != 0)
+        ended &= journal.finish_words[slots] >> np.uint64(32) != generations
+        for key in zip(slots[ended].tolist(), generations[ended].tolist(), strict=True):
             if key not in self._views:
                 self._writer.finish(*key, "abort")
 

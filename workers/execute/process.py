@@ -212,11 +212,12 @@ class Execute:
     def _scan(self) -> None:
         """Learn from the journal what no message told."""
         self._scan_releases()
-        self._books.let_go_of_others()
         journal = self._journal
-        wanted = (journal.states() == DISPATCHED) & (journal.release_states() == 0)
-        slots = [slot for slot in np.flatnonzero(wanted).tolist() if not self._holds(slot)]
-        for slot in sorted(slots, key=lambda slot: int(journal.records["arrival"][slot])):
+        slots = journal.slots_in_use()
+        self._books.let_go_of_others(slots)
+        wanted = (journal.states(slots) == DISPATCHED) & (journal.release_states(slots) == 0)
+        missing = [slot for slot in slots[wanted].tolist() if not self._holds(slot)]
+        for slot in sorted(missing, key=lambda slot: int(journal.records["arrival"][slot])):
             self._adopt(slot)
 
     def _scan_releases(self) -> None:

@@ -159,13 +159,12 @@ class Prepare:
 
     def _scan(self) -> None:
         """Learn from the journal what no message told."""
-        states = self._journal.release_states()
-        for slot in np.flatnonzero(states).tolist():
-            if (known := self._slots.get(slot)) is not None:
-                if states[slot] in (RELEASED, ACKNOWLEDGED):
-                    self._released(slot, known[0])
-                else:
-                    self._forget(slot, known[0])
+        slots = np.fromiter(self._slots, np.int64)
+        for slot, state in zip(slots.tolist(), self._journal.release_states(slots).tolist(), strict=True):
+            if state in (RELEASED, ACKNOWLEDGED):
+                self._released(slot, self._slots[slot][0])
+            elif state:
+                self._forget(slot, self._slots[slot][0])
 
     def _released(self, slot: int, generation: int) -> None:
         """The request ended: it gives its credit back, or its place in the queue."""

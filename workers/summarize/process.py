@@ -203,9 +203,8 @@ class Summarize:
 
     def _discover(self) -> None:
         """Find requests that this process has not met yet."""
-        present = self._journal.states() != 0
-        new = present & (self._journal.generations() != self._generations)
-        for slot in np.flatnonzero(new).tolist():
+        slots = self._journal.slots_in_use()
+        for slot in slots[self._journal.generations(slots) != self._generations[slots]].tolist():
             self._discover_slot(slot)
 
     def _discover_slot(self, slot: int) -> Answer | None:
