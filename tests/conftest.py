@@ -46,10 +46,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    _keep_what_is_there()
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """The tests of a file import more of transformers."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        _keep_what_is_there()
+
+
+def _keep_what_is_there() -> None:
     """What was imported stays: no collection looks at it again. Each start of a model makes one, over all of torch."""
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -199,11 +199,11 @@ def test_tokens_that_kill_summarize_fail_their_own_request(monkeypatch: pytest.M
 
 
 def test_any_number_of_poisons_that_are_named_ends_no_pipeline() -> None:
-    """Twelve deaths, each of which has been explained, say nothing of the next process."""
+    """Eight deaths, each of which has been explained, say nothing of the next process."""
     with hash_driver(lease_s=30.0, max_restarts=2) as driver:
-        for number in range(6):
+        for number in range(4):
             with pytest.raises(Poisoned):
                 driver.submit(f"<<abort>>{number}", max_tokens=3).result(60)
         health = driver.health()
-        assert (health.workers["prepare"].restarts, health.workers["prepare"].recent_deaths) == (12, 0)
+        assert (health.workers["prepare"].restarts, health.workers["prepare"].recent_deaths) == (8, 0)
         assert driver.generate([3, 4], max_tokens=5).token_ids == expected([3, 4], 5)
