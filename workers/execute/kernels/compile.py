@@ -41,6 +41,9 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "portable": (),
 }
 
+# What else it makes use of where the processor has it.
+_WELCOME = {"avx512": ("avx512vbmi",)}
+
 _NUM_KEPT = 16  # libraries in the cache: of some versions, and of each level
 _SCRATCH = "building-"
 
@@ -64,7 +67,7 @@ def library_name(level: str) -> str:
     compiler = _compiler()
     # Found by another path it is still the same one; it is run by the path that was found, since its name decides what
     # it does.
-    identity = [os.path.realpath(compiler), *_options(level), _version(compiler), platform.machine()]
+    identity = [os.path.realpath(compiler), *compile_options(level), _version(compiler), platform.machine()]
     digest = hashlib.sha256("\0".join(identity).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())
@@ -88,7 +91,7 @@ def build_library(level: str) -> Path:
         with (folder / "lock").open("w") as lock:  # whoever starts at the same time waits, and finds it done
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not library.exists():
-                _compile([_compiler(), *_options(level)], library)
+                _compile([_compiler(), *compile_options(level)], library)
     except OSError as error:
         raise NoCompiler(f"cannot write the kernels: {error}") from error
     return library
@@ -129,8 +132,10 @@ def _version(compiler: str) -> str:
     return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
 
 
-def _options(level: str) -> list[str]:
-    return [*_FLAGS, *(f"-m{flag.replace('avx512_', 'avx512')}" for flag in LEVELS[level])]
+def compile_options(level: str) -> list[str]:
+    """What a compiler is told."""
+    welcome = [flag for flag in _WELCOME.get(level, ()) if flag in _processor_flags()]
+    return [*_FLAGS, *(f"-m{flag.replace('avx512_', 'avx512')}" for flag in (*LEVELS[level], *welcome))]
 
 
 def _processor_flags() -> set[str]:

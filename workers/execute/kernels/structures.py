@@ -30,11 +30,12 @@ class Format(IntEnum):
             return -(-num_inputs // GROUP_INPUTS) * _GROUP_STEPS
         return -(-num_inputs // (1, 2, 4)[self])
 
-    def cache_bytes(self, head_dim: int, *, has_eight_bits: bool) -> int:
-        """Of a cached key or value of one head. In eight bits channels share scales, see ``src/eight_bits.h``."""
+    def cache_bytes(self, head_dim: int, *, has_eight_bits: bool) -> tuple[int, int]:
+        """Of a cached key and a value of one head. In eight bits channels share scales, see ``src/eight_bits.h``."""
         if has_eight_bits:
-            return head_dim + -(-head_dim // SCALE_CHANNELS) * 2
-        return head_dim * (4 if self is Format.FLOAT32 else 2)
+            return head_dim + -(-head_dim // SCALE_CHANNELS) * 2, head_dim + 2
+        size = head_dim * (4 if self is Format.FLOAT32 else 2)
+        return size, size
 
 
 class Matrix(ctypes.Structure):

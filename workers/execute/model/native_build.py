@@ -114,13 +114,13 @@ class NativeSetting:
                 adapters=adapters, eight_bit_pages=self.has_eight_bit_pages,
             )  # fmt: skip
 
-        cell_bytes = format_.cache_bytes(spec.head_dim, has_eight_bits=self.has_eight_bit_pages)
+        key_bytes, value_bytes = format_.cache_bytes(spec.head_dim, has_eight_bits=self.has_eight_bit_pages)
         name = format_.name.lower() + (", int8 keys and values" if self.has_eight_bit_pages else "")
         return NativeModel(
             proof=proof,
             dtype=getattr(torch, proof.dtype),
             backend=f"native {name}",
-            shapes=[LayerShape(spec.num_kv_heads, cell_bytes, cell_bytes, torch.uint8)] * spec.num_layers,
+            shapes=[LayerShape(spec.num_kv_heads, key_bytes, value_bytes, torch.uint8)] * spec.num_layers,
             make_decoder=make_decoder,
             why=f"{name}, {library.level}, {threads} threads; "
             f"its logits differ from transformers' by {proof.difference:.1g} of the greatest",

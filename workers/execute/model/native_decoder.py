@@ -175,15 +175,14 @@ class NativeDecoder:
         Within a page the layout is that of ``src/attention.h``.
         """
         spec = self._weights.spec
-        cell_bytes = self._weights.format.cache_bytes(spec.head_dim, has_eight_bits=has_eight_bits)
-        page_bytes = spec.num_kv_heads * page_size * cell_bytes
-        num_bytes = page_bytes * (num_pages + 1)
+        cells = self._weights.format.cache_bytes(spec.head_dim, has_eight_bits=has_eight_bits)
+        sizes = [spec.num_kv_heads * page_size * cell * (num_pages + 1) for cell in cells] * spec.num_layers
         try:
-            arena = Arena(2 * spec.num_layers * padded(num_bytes))
+            arena = Arena(sum(padded(size) for size in sizes))
         except (OSError, ValueError) as error:
-            size = 2 * spec.num_layers * num_bytes / (1 << 30)
+            size = sum(sizes) / (1 << 30)
             raise ConfigError(f"{num_pages} pages take {size:.2f} GiB, too much", param="num_pages") from error
-        pools = [arena.take(num_bytes).reshape(num_pages + 1, page_bytes) for _ in range(2 * spec.num_layers)]
+        pools = [arena.take(size).reshape(num_pages + 1, -1) for size in sizes]
         for layer, keys, values in zip(self._layers, pools[::2], pools[1::2], strict=True):
             layer.keys, layer.values = keys.ctypes.data, values.ctypes.data
         return pools

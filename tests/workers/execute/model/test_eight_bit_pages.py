@@ -1,4 +1,4 @@
-"""Keys and values in eight bits: what is stored, bit for bit, and that attention reads exactly what that stands for."""
+"""Keys and values in eight bits: what is stored, bit for bit, and that attention reads what that stands for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.workers.execute.model.native import (
 )
 from triptych.protocol.config import CacheConfig
 from triptych.protocol.errors import ConfigError
-from triptych.workers.execute.kernels.compile import available_levels
+from triptych.workers.execute.kernels.compile import available_levels, compile_options
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.native_decoder import NativeDecoder
 
@@ -33,9 +33,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "heads of 16": {},
     "heads of 80": {"head_dim": 80, "hidden_size": 70, "num_attention_heads": 3, "num_key_value_heads": 1},
     "heads of 128, window": {"head_dim": 128, "sliding_window": 70},
-}
-ODD = "heads of 80"
+    "heads of 32, five share a key": {
+        "head_dim": 32, "hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 1,
+    },
+}  # fmt: skip
+ODD, IN_REGISTERS = "heads of 80", "heads of 128, window"  # the latter is what decodes by few rows keep there
 FASTEST = available_levels()[0]
+ROUNDING = {Format.FLOAT32: 1e-5, Format.BFLOAT16: 1e-3, Format.INT8: 1e-3, Format.INT4: 1e-3}
 TOKENS = np.random.default_rng(0).integers(0, 77, NUM_TOKENS, dtype=np.int32)
 
 
@@ -58,10 +62,15 @@ def run(decoder: NativeDecoder, *sizes: int, token_ids: npt.NDArray[np.int32] = 
 class Layout:
     """Where the numbers of a page lie, [heads, tokens, channels], pages being one tile of 16 tokens high."""
 
-    def __init__(self, format_: Format, head_dim: int) -> None:
+    def __init__(self, format_: Format, head_dim: int, level: str) -> None:
         self.group = 1 if format_ is Format.FLOAT32 else 2
         self.element = np.dtype("<f4" if format_ is Format.FLOAT32 else "<u2")
-        self.head_dim, self.num_scales = head_dim, -(-head_dim // CHANNELS)
+        self.head_dim = head_dim
+        # Tables make bfloat16 of a sign and a magnitude, and leave the halves of each 16 bytes 32 numbers apart.
+        self.has_tables = self.group == 2 and "-mavx512vbmi" in compile_options(level)
+
+    def num_scales(self, *, is_key: bool) -> int:
+        return -(-self.head_dim // CHANNELS) if is_key else 1
 
     def ordered(self, numbers: npt.NDArray[Any], *, is_key: bool) -> npt.NDArray[Any]:
         """[pages, heads, 16 * channels] as [pages, heads, 16, channels]."""
@@ -72,12 +81,22 @@ class Layout:
         axes = (0, 1, 3, 2, 4) if is_key else (0, 1, 2, 4, 3)
         return tiles.transpose(axes).reshape(*numbers.shape[:2], 16, self.head_dim)
 
-    def split(self, pool: Bytes) -> tuple[npt.NDArray[np.int8], Floats]:
-        """Numbers [pages, heads, 16 * channels] and scales [pages, heads, groups, 16] of a pool in eight bits."""
+    def tiles(self, pool: Bytes, *, is_key: bool) -> tuple[Bytes, Bytes]:
+        """Bytes of the numbers [pages, heads, 16 * channels] and of the scales of a pool in eight bits: views."""
         count = 16 * self.head_dim
-        tiles = pool.reshape(len(pool), -1, count + 32 * self.num_scales)
-        scales = np.ascontiguousarray(tiles[..., count:]).view("<u2").astype(np.uint32) << 16
-        return tiles[..., :count].view(np.int8), scales.view(np.float32).reshape(*tiles.shape[:2], self.num_scales, 16)
+        tiles = pool.reshape(len(pool), -1, count + 32 * self.num_scales(is_key=is_key))
+        return tiles[..., :count], tiles[..., count:]
+
+    def split(self, pool: Bytes, *, is_key: bool) -> tuple[npt.NDArray[np.int8], Floats]:
+        """Numbers [pages, heads, 16 * channels] and scales [pages, heads, groups, 16] of a pool in eight bits."""
+        stored, stored_scales = self.tiles(pool, is_key=is_key)
+        scales = np.ascontiguousarray(stored_scales).view("<u2").astype(np.uint32) << 16
+        numbers = stored.view(np.int8)
+        if self.has_tables:
+            magnitudes = (stored & 0x7F).astype(np.int8)
+            numbers = np.where(stored & 0x80, -magnitudes, magnitudes)
+            numbers = numbers.reshape(*stored.shape[:2], -1, 4, 2, 8).swapaxes(3, 4).reshape(stored.shape)
+        return numbers, scales.view(np.float32).reshape(*stored.shape[:2], -1, 16)
 
     def spread(self, scales: Floats, *, is_key: bool) -> Floats:
         """The scale of each number, where the number lies."""
@@ -85,12 +104,12 @@ class Layout:
         tokens, channels = np.divmod(np.arange(16 * self.head_dim), self.head_dim)
         order = self.ordered(places, is_key=is_key).ravel()
         spread = np.empty((*scales.shape[:2], 16 * self.head_dim), np.float32)
-        spread[..., order] = scales[..., channels // CHANNELS, tokens]
+        spread[..., order] = scales[..., channels // CHANNELS if is_key else 0, tokens]
         return spread
 
     def elements(self, pool: Bytes, *, is_key: bool) -> Bytes:
         """A pool in eight bits as one of elements."""
-        numbers, scales = self.split(pool)
+        numbers, scales = self.split(pool, is_key=is_key)
         values = numbers.astype(np.float32) * self.spread(scales, is_key=is_key)
         stored = values if self.element == np.float32 else bfloat16(values)
         return np.ascontiguousarray(stored.astype(self.element, copy=False)).view(np.uint8).reshape(len(pool), -1)
@@ -108,14 +127,14 @@ def test_what_is_stored_is_what_was_computed_in_steps_of_a_scale(level: str, sha
     plain, eight = decoders(checkpoint, level, Format.FLOAT32)
     for decoder in (plain, eight):
         run(decoder, 100, 1, 40, 9)
-    layout = Layout(Format.FLOAT32, plain._weights.spec.head_dim)
+    layout = Layout(Format.FLOAT32, plain._weights.spec.head_dim, level)
     for index, is_key in ((0, True), (1, False)):  # of the first layer, whose inputs are the same in both
         exact = plain.pools[index].view(np.float32).reshape(NUM_PAGES + 1, -1, 16 * layout.head_dim)
         exact = layout.ordered(exact, is_key=is_key)
-        numbers, scales = layout.split(eight.pools[index])
+        numbers, scales = layout.split(eight.pools[index], is_key=is_key)
         stored = layout.ordered(numbers, is_key=is_key)
-        for group in range(layout.num_scales):
-            channels = slice(group * CHANNELS, (group + 1) * CHANNELS)
+        for group in range(layout.num_scales(is_key=is_key)):
+            channels = slice(group * CHANNELS, (group + 1) * CHANNELS if is_key else None)
             greatest = np.abs(exact[..., channels]).max(axis=3) / np.float32(127)
             scale = (bfloat16(greatest).astype(np.uint32) << 16).view(np.float32)
             assert np.array_equal(scales[:, :, group], scale)
@@ -129,23 +148,32 @@ def test_what_is_stored_is_what_was_computed_in_steps_of_a_scale(level: str, sha
 @pytest.mark.parametrize(("level", "shape"), [*product(available_levels(), [ODD]), *product([FASTEST], SHAPES)])
 @pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
 def test_attention_reads_what_the_bytes_stand_for(format_: Format, level: str, shape: str, tmp_path: Path) -> None:
-    """A pool of elements that are exactly those gives the same bits. The step writes its own keys to the trash."""
+    """A pool of elements that are exactly those gives the same bits where nothing is added in another order: with one
+    scale a key, and the scales powers of two. The step writes its own keys to the trash.
+    """
     checkpoint = make_checkpoint("mistral", tmp_path, **{"sliding_window": None, **SHAPES[shape]})
     plain, eight = decoders(checkpoint, level, format_)
     for decoder in (plain, eight):
         run(decoder, NUM_TOKENS)
-    layout = Layout(format_, plain._weights.spec.head_dim)
+    layout = Layout(format_, plain._weights.spec.head_dim, level)
     for index, (to, pool) in enumerate(zip(plain.pools, eight.pools, strict=True)):
+        scales = layout.tiles(pool, is_key=index % 2 == 0)[1]
+        scales[..., 0::2] &= 0x80  # bfloat16 without a mantissa
+        scales[..., 1::2] &= 0x7F
         to[:] = layout.elements(pool, is_key=index % 2 == 0)
+    tolerance = 0.0 if layout.num_scales(is_key=True) == 1 else ROUNDING[format_]
     for start in (NUM_TOKENS - 1, NUM_TOKENS - 30):  # a decode, and a chunk
         inputs = make_inputs([(TOKENS, start, NUM_TOKENS - start)], num_pages=NUM_PAGES)
         inputs.slot_mapping[:] = 0
-        assert np.array_equal(eight.run(inputs).logits, plain.run(inputs).logits), start
+        expected = plain.run(inputs).logits.copy()
+        difference = np.abs(eight.run(inputs).logits - expected).max()
+        assert difference <= tolerance * np.abs(expected).max(), start
 
 
+@pytest.mark.parametrize("shape", [ODD, IN_REGISTERS])
 @pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
-def test_logits_have_the_same_bits_in_any_chunks_and_company(format_: Format, tmp_path: Path) -> None:
-    checkpoint = make_checkpoint("mistral", tmp_path, sliding_window=70)
+def test_logits_have_the_same_bits_in_any_chunks_and_company(format_: Format, shape: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("mistral", tmp_path, **{"sliding_window": 70, **SHAPES[shape]})
     plain, decoder = decoders(checkpoint, FASTEST, format_)
     alone = run(decoder, NUM_TOKENS)
     for sizes in ([7] * 21 + [3], [64, 64, 22], [120, *[1] * 30]):
@@ -180,7 +208,7 @@ def test_what_is_no_number_stays_none(level: str, value: float, name: str, tmp_p
 def test_a_page_takes_about_half_of_what_it_takes_in_bfloat16(tmp_path: Path) -> None:
     checkpoint = make_checkpoint("llama", tmp_path, head_dim=128)
     plain, eight = decoders(checkpoint, FASTEST, Format.BFLOAT16)
-    assert eight.pools[0].nbytes / plain.pools[0].nbytes == (128 + 8) / 256
+    assert [e.nbytes / p.nbytes for e, p in zip(eight.pools[:2], plain.pools, strict=False)] == [136 / 256, 130 / 256]
     engine = NativeEngine(checkpoint, tmp_path, kv_dtype="int8", dtype="bfloat16")
     assert engine.card.backend == "native bfloat16, int8 keys and values"
 

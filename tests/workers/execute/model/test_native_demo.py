@@ -105,4 +105,4 @@ def answer_losses(quantization: str, kv_dtype: str = "auto") -> np.ndarray:
 def test_eight_bits_change_perplexity_by_less_than_a_percent() -> None:
     exact, weights, pages = (np.exp(answer_losses(*types).mean()) for types in (("none",), ("int8",), ("none", "int8")))
     assert abs(weights / exact - 1) < 0.01, f"perplexity {weights:.4f} with int8, {exact:.4f} with bfloat16"
-    assert abs(pages / exact - 1) < 0.002, f"perplexity {pages:.4f} with int8 in the pages, {exact:.4f} without"
+    assert abs(pages / exact - 1) < 0.005, f"perplexity {pages:.4f} with int8 in the pages, {exact:.4f} without"

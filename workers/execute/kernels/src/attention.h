@@ -15,6 +15,7 @@
 
 #include "abi.h"
 #include "eight_bits.h"
+#include "number_tiles.h"
 #include "tile.h"
 
 namespace triptych {
@@ -48,32 +49,32 @@ struct Pages {
   int num_kv_heads, head_dim, page_size;
   bool has_eight_bits;  // else they are elements
 
-  size_t tile_bytes() const {
-    return has_eight_bits ? EightBits<Cache>(head_dim).bytes() : size_t(kLanes) * head_dim * sizeof(Element);
-  }
-  // In bytes from the beginning.
+  size_t key_bytes() const { return has_eight_bits ? EightBits<Cache>(head_dim).key_bytes() : element_bytes(); }
+  size_t value_bytes() const { return has_eight_bits ? EightBits<Cache>(head_dim).value_bytes() : element_bytes(); }
+  size_t element_bytes() const { return size_t(kLanes) * head_dim * sizeof(Element); }
+  // From the beginning.
   size_t tile(int page, int kv_head, int offset) const {
-    const size_t tiles = size_t(page) * num_kv_heads + kv_head;
-    return (tiles * (page_size / kLanes) + offset / kLanes) * tile_bytes();
+    return (size_t(page) * num_kv_heads + kv_head) * (page_size / kLanes) + offset / kLanes;
   }
   // Stores one token's key and value. If no token follows it in this step, the rest of its group of values is
   // cleared: a weight of 0 would not hide a not-a-number that lay there. `room` is for both as elements.
   void write(int64_t slot, int kv_head, const float* key, const float* value, bool is_last, Element* room) const {
     const int offset = int(slot % page_size), t = offset % kLanes, group_end = (t / kGroup + 1) * kGroup;
-    const size_t start = tile(int(slot / page_size), kv_head, offset);
+    const size_t number = tile(int(slot / page_size), kv_head, offset);
+    char *key_tile = keys + number * key_bytes(), *value_tile = values + number * value_bytes();
     if (has_eight_bits) {
-      const EightBits<Cache> tile(head_dim);
-      tile.write_key(keys + start, t, key);
-      tile.write_value(values + start, t, value);
-      for (int other = t + 1; is_last && other < group_end; ++other) tile.clear(values + start, other);
+      const EightBits<Cache> format(head_dim);
+      format.write_key(key_tile, t, key);
+      format.write_value(value_tile, t, value);
+      for (int other = t + 1; is_last && other < group_end; ++other) format.clear_value(value_tile, other);
       return;
     }
     store_all(room, key, head_dim);
     store_all(room + head_dim, value, head_dim);
-    Element* key_group = reinterpret_cast<Element*>(keys + start) + t * kGroup;
+    Element* key_group = reinterpret_cast<Element*>(key_tile) + t * kGroup;
     for (int d = 0; d < head_dim; d += kGroup, key_group += kLanes * kGroup)
       std::memcpy(key_group, room + d, kGroup * sizeof(Element));
-    Element* value_group = reinterpret_cast<Element*>(values + start) + size_t(t) / kGroup * head_dim * kGroup;
+    Element* value_group = reinterpret_cast<Element*>(value_tile) + size_t(t) / kGroup * head_dim * kGroup;
     for (int d = 0; d < head_dim; ++d) value_group[d * kGroup + t % kGroup] = room[head_dim + d];
     for (int other = t + 1; is_last && other < group_end; ++other)
       for (int d = 0; d < head_dim; ++d) value_group[d * kGroup + other % kGroup] = Element{};
@@ -84,10 +85,12 @@ struct Pages {
 template <class Cache>
 struct AttentionScratch {
   Floats* outputs;                   // [rows][head_dim / 16], not yet divided by the sums
-  typename Cache::Element* weights;  // [rows][64]
+  typename Cache::Element* weights;  // [rows][64], in eight bits times the scales of the values
   Floats* sums;                      // [rows], of weights, by lane
   float* maxima;                     // [rows]
-  typename Cache::Element* block;    // [2][64][head_dim], keys and values of a block that has eight bits in its pages
+  // Keys and values of a block that has eight bits in its pages: its numbers and their scales.
+  typename Cache::Element* block;  // [2][64][head_dim]
+  Floats* scales;                  // [1 + groups of channels][64 / 16], of the values first
 };
 
 // The heads of some groups, of consecutive tokens. Rows are numbered group by group, in a group token by token.
@@ -111,7 +114,11 @@ class Attention {
   using Element = typename Cache::Element;
 
   Attention(const Pages<Cache>& pages, const AttentionScratch<Cache>& scratch, int window)
-      : pages_(pages), scratch_(scratch), window_(window), num_vectors_(pages.head_dim / kLanes) {}
+      : pages_(pages),
+        eight_bits_(pages.head_dim),
+        scratch_(scratch),
+        window_(window),
+        num_vectors_(pages.head_dim / kLanes) {}
 
   // Attends the queries of consecutive tokens, the first of them at `position`. Queries are scaled, so that scores are
   // logarithms to base 2. The result is in scratch.outputs, by the rows of the queries.
@@ -128,6 +135,8 @@ class Attention {
     }
     const int num_tiles = (rows_per_group + kTileRows - 1) / kTileRows;
     const int begin = first / kKeyBlock * kKeyBlock;
+    in_registers_ = InRegisters::kAreThere && pages_.has_eight_bits && num_tiles == 1 &&
+                    pages_.head_dim % EightBits<Cache>::kChannels == 0;
     next_ = find_tiles(table, first_kv_head, begin, last);
     for (int key = begin; key <= last; key += kKeyBlock) {
       const int num_keys = std::min(kKeyBlock, last + 1 - key);
@@ -137,16 +146,19 @@ class Attention {
         const int next_group = is_last ? 0 : group + 1, next_key = is_last ? key + kKeyBlock : key;
         has_next_ = next_key <= last;
         if (has_next_) next_ = find_tiles(table, first_kv_head + next_group, next_key, last);
-        const Tiles* ahead = has_next_ ? &next_ : nullptr;
-        if (pages_.has_eight_bits) has_next_ = false;  // who reads asks for it
+        if (pages_.has_eight_bits) {
+          ahead_ = {&next_, {pages_.key_bytes(), pages_.value_bytes()}, has_next_ ? 0 : Ahead::kAll};
+          has_next_ = false;
+        }
         for (int tile = 0; tile < num_tiles; ++tile) {
           const int row = rows_per_group * tile / num_tiles, end = rows_per_group * (tile + 1) / num_tiles;
           const bool is_to_read = pages_.has_eight_bits && tile == 0;
-          if (is_to_read) read_keys(num_keys, ahead);
+          if (is_to_read) read_keys(num_keys);
           weigh(group, row, end - row, key);
-          if (is_to_read) read_values(num_keys, ahead, num_tiles);
+          if (is_to_read) read_values(num_keys, num_tiles);
           gather(group * rows_per_group + row, end - row, num_keys);
           has_next_ = false;  // it has been asked for
+          ahead_.tile = Ahead::kAll;  // or enough of it
         }
       }
     }
@@ -157,6 +169,7 @@ class Attention {
   }
 
  private:
+  using InRegisters = NumberTiles<Cache>;
   static constexpr int kTiles = kKeyBlock / kLanes;
   static constexpr float kNoMaximum = -1e30f, kMasked = -2e30f;
 
@@ -165,51 +178,79 @@ class Attention {
     const uint32_t* keys[kTiles];
     const uint32_t* values[kTiles];
   };
+  // What is to come of tiles of eight bits, which is asked for line by line while the block under way is computed: to ask for
+  // all at once would hold up the reads, and leave memory nothing to do afterwards.
+  struct Ahead {
+    static constexpr int kAll = 2 * kTiles;
+    const Tiles* tiles;
+    size_t bytes[2];  // of a tile of keys, and of values
+    int tile;         // of the keys, then of the values
+    size_t at = 0;
+
+    bool is_over() const { return tile == kAll; }
+    void ask() {
+      if (is_over()) return;
+      const bool is_key = tile < kTiles;
+      const uint32_t* start = is_key ? tiles->keys[tile] : tiles->values[tile - kTiles];
+      __builtin_prefetch(reinterpret_cast<const char*>(start) + at, 0, 2);
+      at += 64;
+      if (at >= bytes[!is_key]) at = 0, ++tile;
+    }
+  };
+  struct AskAhead {
+    Ahead& ahead;
+    void begin_segment(int) {}
+    void step() {
+      ahead.ask();
+      ahead.ask();
+    }
+  };
   Tiles find_tiles(const int32_t* table, int kv_head, int first_key, int last_key) const {
     Tiles tiles;
     for (int i = 0; i < kTiles; ++i) {
       const int key = std::min(first_key + i * kLanes, last_key);  // past the end: the last tile again
       const size_t tile = pages_.tile(table[key / pages_.page_size], kv_head, key % pages_.page_size);
-      tiles.keys[i] = reinterpret_cast<const uint32_t*>(pages_.keys + tile);
-      tiles.values[i] = reinterpret_cast<const uint32_t*>(pages_.values + tile);
+      tiles.keys[i] = reinterpret_cast<const uint32_t*>(pages_.keys + tile * pages_.key_bytes());
+      tiles.values[i] = reinterpret_cast<const uint32_t*>(pages_.values + tile * pages_.value_bytes());
     }
     return tiles;
   }
 
-  // Makes the keys of a block elements, for all rows of the item, and asks for those of the block to come.
-  void read_keys(int num_keys, const Tiles* ahead) {
-    const EightBits<Cache> format(pages_.head_dim);
-    read(tiles_.keys, ahead ? ahead->keys : nullptr, scratch_.block, num_keys,
-         [&](const char* from, Element* to) { format.read_keys(from, to); });
+  // Makes the keys of a block elements, for all rows of the item, unless they stay in registers. Finds the scales of the
+  // values too, which weights are multiplied by.
+  void read_keys(int num_keys) {
+    for (int i = 0; i < kTiles; ++i) {
+      value_scales()[i] = eight_bits_.read_scales(reinterpret_cast<const char*>(tiles_.values[i]));
+      for (int group = 0; group < eight_bits_.num_groups(); ++group)
+        key_scales(group)[i] = eight_bits_.read_scales(reinterpret_cast<const char*>(tiles_.keys[i]), group);
+    }
+    if (!in_registers_) read(tiles_.keys, scratch_.block, num_keys);
   }
   // Values take the place of the keys, unless other rows still need these: less has to stay in the cache.
-  void read_values(int num_keys, const Tiles* ahead, int num_row_tiles) {
-    const EightBits<Cache> format(pages_.head_dim);
+  void read_values(int num_keys, int num_row_tiles) {
+    if (in_registers_) return;
     Element* to = scratch_.block + (num_row_tiles > 1 ? size_t(kKeyBlock) * pages_.head_dim : 0);
-    read(tiles_.values, ahead ? ahead->values : nullptr, to, num_keys,
-         [&](const char* from, Element* to) { format.read_values(from, to); });
+    read(tiles_.values, to, num_keys);
   }
-  template <class Read>
-  void read(const uint32_t** tiles, const uint32_t* const* ahead, Element* to, int num_keys, const Read& read_tile) {
-    const size_t size = size_t(kLanes) * pages_.head_dim, bytes = pages_.tile_bytes();
+  void read(const uint32_t** tiles, Element* to, int num_keys) const {
+    const size_t size = size_t(kLanes) * pages_.head_dim;
     const int num_tiles = (num_keys + kLanes - 1) / kLanes;
     for (int i = 0; i < kTiles; ++i) {
       Element* tile = to + std::min(i, num_tiles - 1) * size;
-      if (i < num_tiles) {
-        for (size_t at = 0; ahead && at < bytes; at += 64)
-          __builtin_prefetch(reinterpret_cast<const char*>(ahead[i]) + at);
-        read_tile(reinterpret_cast<const char*>(tiles[i]), tile);
-      }
+      if (i < num_tiles) eight_bits_.read_numbers(reinterpret_cast<const char*>(tiles[i]), tile);
       tiles[i] = reinterpret_cast<const uint32_t*>(tile);
     }
   }
+  Floats* value_scales() const { return scratch_.scales; }
+  Floats* key_scales(int group) const { return scratch_.scales + (1 + group) * kTiles; }
 
-  // kTileVectors tiles of keys from `tile` on, each a column of scores.
-  Weights keys_of(const Tiles& tiles, int tile) const {
+  // kTileVectors tiles of keys from `tile` on, each a column of scores, from that group of channels on.
+  Weights keys_of(const Tiles& tiles, int tile, int group = 0) const {
     Weights keys;
     keys.segment_steps = pages_.head_dim / Cache::kGroup;
     keys.stride = kLanes;
-    std::copy_n(tiles.keys + tile, kTileVectors, keys.start[0]);
+    for (int i = 0; i < kTileVectors; ++i)
+      keys.start[0][i] = tiles.keys[tile + i] + group * EightBits<Cache>::kChannels / Cache::kGroup * kLanes;
     return keys;
   }
   // Channels of all values, 16 to a vector.
@@ -226,11 +267,19 @@ class Attention {
   // sums += rows * where(tiles). Few rows use a block as fast as memory gives it, and pages lie anywhere: the next block is
   // asked for at the same pace.
   template <int kVectors, class Where>
-  void add(int count, Floats* sums, int width, const uint32_t* const* rows, int steps, const Where& where) const {
-    const Weights weights = where(tiles_);
-    if (!has_next_) return add_rows<Cache, kVectors>(count, sums, width, rows, weights, steps, PrefetchLines<0>{});
+  void add(int count, Floats* sums, int width, const uint32_t* const* rows, int steps, const Where& where) {
+    if (!has_next_) return add_numbers<kVectors>(count, sums, width, rows, where(tiles_), steps, Plainly{});
     const Weights next = where(next_);
-    add_rows<Cache, kVectors>(count, sums, width, rows, weights, steps, PrefetchTile<kVectors>{next});
+    add_rows<Cache, kVectors>(count, sums, width, rows, where(tiles_), steps, PrefetchTile<kVectors>{next});
+  }
+  // The same without a block to come, or with one that has eight bits.
+  template <int kVectors, class Adding>
+  void add_numbers(int count, Floats* sums, int width, const uint32_t* const* rows, const Weights& weights, int steps,
+                   const Adding& adding) {
+    if (ahead_.is_over())
+      add_rows<Cache, kVectors>(count, sums, width, rows, weights, steps, PrefetchLines<0>{}, adding);
+    else
+      add_rows<Cache, kVectors>(count, sums, width, rows, weights, steps, AskAhead{ahead_}, adding);
   }
 
   // Scores of a group's rows against the block of keys, made weights; older outputs shrink to the new maxima.
@@ -238,9 +287,13 @@ class Attention {
     const uint32_t* rows[kTileRows];
     for (int r = 0; r < count; ++r) rows[r] = queries_.row(group, first_row + r);
     Floats scores[kTileRows * kTiles] = {};
-    for (int tile = 0; tile < kTiles; tile += kTileVectors)
-      add<kTileVectors>(count, scores + tile, kTiles, rows, pages_.head_dim / Cache::kGroup,
-                        [&](const Tiles& tiles) { return keys_of(tiles, tile); });
+    if (pages_.has_eight_bits) {
+      add_scaled(count, scores, rows);
+    } else {
+      for (int tile = 0; tile < kTiles; tile += kTileVectors)
+        add<kTileVectors>(count, scores + tile, kTiles, rows, pages_.head_dim / Cache::kGroup,
+                          [&](const Tiles& tiles) { return keys_of(tiles, tile); });
+    }
     for (int r = 0; r < count; ++r)
       mask(scores + r * kTiles, first_position_ + queries_.token(first_row + r), first_key);
     const int begin = group * queries_.rows_per_group() + first_row;  // in the scratch
@@ -261,9 +314,53 @@ class Attention {
       for (int i = 0; i < kTiles; ++i) {
         const Floats weight = exp2(scores[r * kTiles + i] - maximum);
         sums = sums + weight;
-        store_as(weights + i * kLanes, weight);
+        store_as(weights + i * kLanes, pages_.has_eight_bits ? weight * value_scales()[i] : weight);
       }
       scratch_.sums[begin + r] = sums;
+    }
+  }
+
+  // scores += the sum over groups of channels of rows * keys, times the scales of the keys.
+  void add_scaled(int count, Floats* scores, const uint32_t** rows) {
+    constexpr int kAtATime = InRegisters::kAreThere ? kTiles / 2 : kTileVectors;
+    for (int group = 0; group < eight_bits_.num_groups(); ++group) {
+      const int steps = eight_bits_.channels_of(group) / Cache::kGroup;
+      for (int tile = 0; tile < kTiles; tile += in_registers_ ? kAtATime : kTileVectors) {
+        const TimesScales adding{key_scales(group) + tile};
+        if (in_registers_)
+          add_keys<kAtATime>(count, scores + tile, rows, group, tile, steps, adding);
+        else
+          add_numbers<kTileVectors>(count, scores + tile, kTiles, rows, keys_of(tiles_, tile, group), steps, adding);
+      }
+      for (int r = 0; r < count; ++r) rows[r] += steps;
+    }
+  }
+  template <int kAtATime>
+  void add_keys(int count, Floats* scores, const uint32_t* const* rows, int group, int tile, int steps,
+                       const TimesScales& adding) {
+    if constexpr (InRegisters::kAreThere) {
+      const uint8_t* keys[kAtATime];
+      for (int i = 0; i < kAtATime; ++i)
+        keys[i] = reinterpret_cast<const uint8_t*>(tiles_.keys[tile + i]) + group * EightBits<Cache>::kChannels * kLanes;
+      with_rows(count, [&](auto rows_of_tile) {
+        InRegisters::template add_keys<decltype(rows_of_tile)::value, kAtATime>(scores, kTiles, rows, keys, steps,
+                                                                                AskAhead{ahead_}, adding);
+      });
+    }
+  }
+  // outputs += weights * the values of a group of channels.
+  void add_values(int begin, int count, int group, int steps) {
+    if constexpr (InRegisters::kAreThere) {
+      const uint8_t* values[kTiles];
+      for (int i = 0; i < kTiles; ++i)
+        values[i] = reinterpret_cast<const uint8_t*>(tiles_.values[i]) + group * EightBits<Cache>::kChannels * Cache::kGroup;
+      const uint32_t* rows[kTileRows];
+      for (int r = 0; r < count; ++r) rows[r] = weights_of(begin + r);
+      with_rows(count, [&](auto rows_of_tile) {
+        InRegisters::template add_values<decltype(rows_of_tile)::value>(
+            output(begin) + group * InRegisters::kVectors, num_vectors_, rows, values, pages_.head_dim, steps,
+            AskAhead{ahead_});
+      });
     }
   }
 
@@ -289,6 +386,10 @@ class Attention {
   void gather(int begin, int count, int num_keys) {
     const int steps = (num_keys + Cache::kGroup - 1) / Cache::kGroup;
     int vector = 0;
+    if (in_registers_) {
+      for (int g = 0; g < eight_bits_.num_groups(); ++g) add_values(begin, count, g, steps);
+      return;
+    }
     for (; vector + kTileVectors <= num_vectors_; vector += kTileVectors)
       gather_channels<kTileVectors>(begin, count, vector, steps);
     for (; vector < num_vectors_; ++vector) gather_channels<1>(begin, count, vector, steps);
@@ -297,24 +398,29 @@ class Attention {
   template <int kVectors>
   void gather_channels(int begin, int count, int vector, int steps) {
     const uint32_t* rows[kTileRows];
-    for (int r = 0; r < count; ++r)
-      rows[r] = reinterpret_cast<const uint32_t*>(scratch_.weights + size_t(begin + r) * kKeyBlock);
+    for (int r = 0; r < count; ++r) rows[r] = weights_of(begin + r);
     add<kVectors>(count, output(begin) + vector, num_vectors_, rows, steps,
                   [&](const Tiles& tiles) { return values_of<kVectors>(tiles, vector); });
   }
 
+  const uint32_t* weights_of(int row) const {
+    return reinterpret_cast<const uint32_t*>(scratch_.weights + size_t(row) * kKeyBlock);
+  }
   Floats* output(int row) const { return scratch_.outputs + size_t(row) * num_vectors_; }
 
   static constexpr int32_t kLaneNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
   Pages<Cache> pages_;
+  EightBits<Cache> eight_bits_;
   AttentionScratch<Cache> scratch_;
   int window_;
   int num_vectors_;  // of a head
   Queries<Element> queries_{};
   int first_position_ = 0;
   Tiles tiles_{}, next_{};  // of the block under way, and of the one to come
-  bool has_next_ = false;   // whether that is still to be asked for
+  bool has_next_ = false;   // whether that, of elements, is still to be asked for
+  Ahead ahead_{nullptr, {}, Ahead::kAll};  // what is still to be asked for of that in eight bits
+  bool in_registers_ = false;              // whether numbers of eight bits become elements there
 };
 
 }  // namespace triptych

@@ -80,9 +80,10 @@ struct ThreadBuffers {
   Buffer<Floats> sums;
   Buffer<float> maxima;
   Buffer<Element> block;
+  Buffer<Floats> scales;
 
   AttentionScratch<typename Format::Cache> attention() const {
-    return {outputs.get(), weights.get(), sums.get(), maxima.get(), block.get()};
+    return {outputs.get(), weights.get(), sums.get(), maxima.get(), block.get(), scales.get()};
   }
 };
 
@@ -125,7 +126,11 @@ struct Buffers {
       own.weights.reserve(size_t(rows) * kKeyBlock);
       own.sums.reserve(rows);
       own.maxima.reserve(rows);
-      if (model.eight_bit_pages) own.block.reserve(size_t(2) * kKeyBlock * model.head_dim);
+      if (model.eight_bit_pages) {
+        own.block.reserve(size_t(2) * kKeyBlock * model.head_dim);
+        const int num_groups = EightBits<typename Format::Cache>(model.head_dim).num_groups();
+        own.scales.reserve(size_t(1 + num_groups) * kKeyBlock / kLanes);
+      }
     }
   }
 };

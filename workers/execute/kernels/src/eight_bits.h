@@ -1,14 +1,16 @@
 // Sixteen tokens of one kv head in 8 bits, which is half of what they take in bfloat16.
 //
-// 32 channels of a token share a scale, as in llama.cpp's Q8_0: keys of some models have a few channels much greater than
-// all others, which would leave the others nothing with one scale for all. The scale is a bfloat16, so that what a byte
-// stands for is its product with it. Bytes have the places of the elements that they stand for, see attention.h, and
-// behind them lie the scales: [head_dim / 32][16 tokens].
+// A tile is the numbers, -127..127, each of them where attention.h has its element, and behind them their scales in
+// bfloat16. 32 channels of a key share a scale, as in llama.cpp's Q8_0, [head_dim / 32][16 tokens]: keys of some models have
+// a few channels much greater than all others, which would leave the others nothing with one scale for all. A value has one.
+//
+// Attention reads the numbers as elements, which they are exactly, and multiplies by the scales elsewhere: a score is the
+// sum over groups of the scale of the key times a product of numbers, and a weight is multiplied by the scale of its value.
 //
 // What a token becomes depends on nothing but its own channels.
 #pragma once
 
-#include "simd.h"
+#include "numbers.h"
 
 namespace triptych {
 
@@ -16,82 +18,65 @@ template <class Cache>
 class EightBits {
  public:
   using Element = typename Cache::Element;
+  static constexpr int kChannels = 32;  // of a key's group
 
-  explicit EightBits(int head_dim) : head_dim_(head_dim), num_groups_((head_dim + kChannels - 1) / kChannels) {}
+  explicit EightBits(int head_dim) : head_dim_(head_dim) {}
 
-  size_t bytes() const { return size_t(kLanes) * head_dim_ + num_groups_ * kLanes * sizeof(uint16_t); }
+  int num_groups() const { return (head_dim_ + kChannels - 1) / kChannels; }
+  int channels_of(int group) const { return std::min(kChannels, head_dim_ - group * kChannels); }
+  size_t key_bytes() const { return num_numbers() + num_groups() * kLanes * sizeof(uint16_t); }
+  size_t value_bytes() const { return num_numbers() + kLanes * sizeof(uint16_t); }
 
   void write_key(char* tile, int token, const float* key) const {
-    write(tile, token, key, [=](int d) { return (d / kGroup * kLanes + token) * kGroup + d % kGroup; });
+    const auto place = [=](int d) { return (d / kGroup * kLanes + token) * kGroup + d % kGroup; };
+    for (int group = 0; group < num_groups(); ++group) {
+      const int begin = group * kChannels;
+      scales_of(tile)[group * kLanes + token] = write(tile, key, begin, begin + channels_of(group), place);
+    }
   }
   void write_value(char* tile, int token, const float* value) const {
     const int start = token / kGroup * head_dim_ * kGroup + token % kGroup;
-    write(tile, token, value, [=](int d) { return start + d * kGroup; });
+    scales_of(tile)[token] = write(tile, value, 0, head_dim_, [=](int d) { return start + d * kGroup; });
   }
   // Makes what stands for a token zero.
-  void clear(char* tile, int token) const {
-    for (int group = 0; group < num_groups_; ++group) scales_of(tile)[group * kLanes + token] = 0;
-  }
+  void clear_value(char* tile, int token) const { scales_of(tile)[token] = 0; }
 
-  void read_keys(const char* tile, Element* to) const {
-    const int8_t* from = reinterpret_cast<const int8_t*>(tile);
-    const uint16_t* scales = scales_of(tile);
-    float scale[kLanes * kGroup];  // of each number of a step, which has kGroup channels of 16 tokens
-    for (int group = 0; group < num_groups_; ++group) {
-      for (int i = 0; i < kLanes * kGroup; ++i) scale[i] = from_bf16(scales[group * kLanes + i / kGroup]);
-      const Floats low = load<Floats>(scale), high = load<Floats>(scale + (kGroup - 1) * kLanes);
-      for (int left = channels_of(group) * kLanes; left > 0; left -= 2 * kLanes, from += 2 * kLanes, to += 2 * kLanes)
-        store_as(to, load_bytes(from) * low, load_bytes(from + kLanes) * high);
-    }
+  void read_numbers(const char* tile, Element* to) const {
+    Numbers<Element>::read(reinterpret_cast<const uint8_t*>(tile), num_numbers(), to);
   }
-  void read_values(const char* tile, Element* to) const {
-    const int8_t* from = reinterpret_cast<const int8_t*>(tile);
-    const uint16_t* scales = scales_of(tile);
-    for (int token = 0; token < kLanes; token += kGroup)
-      for (int group = 0; group < num_groups_; ++group) {
-        float scale[kGroup];
-        for (int i = 0; i < kGroup; ++i) scale[i] = from_bf16(scales[group * kLanes + token + i]);
-        const Floats of_tokens = repeat<kGroup>(scale);
-        const int count = channels_of(group) * kGroup;
-        int i = 0;
-        for (; i + 2 * kLanes <= count; i += 2 * kLanes)
-          store_as(to + i, load_bytes(from + i) * of_tokens, load_bytes(from + i + kLanes) * of_tokens);
-        if (i < count) store_as(to + i, load_bytes(from + i) * of_tokens);
-        from += count, to += count;
-      }
+  // Of 16 tokens; a value has one group.
+  Floats read_scales(const char* tile, int group = 0) const {
+    return widened(reinterpret_cast<const uint16_t*>(tile + num_numbers()) + group * kLanes);
   }
 
  private:
-  static constexpr int kGroup = Cache::kGroup, kChannels = 32;
+  static constexpr int kGroup = Cache::kGroup;
   static constexpr float kGreatest = 127.0f;
 
-  int channels_of(int group) const { return std::min(kChannels, head_dim_ - group * kChannels); }
-  const uint16_t* scales_of(const char* tile) const {
-    return reinterpret_cast<const uint16_t*>(tile + size_t(kLanes) * head_dim_);
-  }
-  uint16_t* scales_of(char* tile) const { return reinterpret_cast<uint16_t*>(tile + size_t(kLanes) * head_dim_); }
+  size_t num_numbers() const { return size_t(kLanes) * head_dim_; }
+  uint16_t* scales_of(char* tile) const { return reinterpret_cast<uint16_t*>(tile + num_numbers()); }
 
+  // Writes numbers that stand for these channels; the scale.
   template <class Place>
-  void write(char* tile, int token, const float* from, const Place& place) const {
-    int8_t* to = reinterpret_cast<int8_t*>(tile);
-    for (int group = 0; group < num_groups_; ++group) {
-      const int begin = group * kChannels, end = begin + channels_of(group);
-      float greatest = 0.0f, nothing = 0.0f;
-      for (int d = begin; d < end; ++d) {
-        greatest = std::max(greatest, std::fabs(from[d]));
-        nothing += from[d] * 0.0f;  // or no number, which must not get lost
-      }
-      const uint16_t stored = to_bf16(greatest / kGreatest + nothing);
-      const float scale = from_bf16(stored), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-      scales_of(tile)[group * kLanes + token] = stored;
-      for (int d = begin; d < end; ++d) {
-        const float number = inverse > 0.0f ? std::nearbyint(from[d] * inverse) : 0.0f;
-        to[place(d)] = int8_t(std::max(-kGreatest, std::min(kGreatest, number)));
-      }
+  static uint16_t write(char* tile, const float* from, int begin, int end, const Place& place) {
+    Floats magnitudes = broadcast(0.0f), nothing = broadcast(0.0f);
+    for (int d = begin; d < end; d += kLanes) {
+      const Floats channels = load<Floats>(from + d);
+      magnitudes = max(magnitudes, abs(channels));
+      nothing = nothing + channels * broadcast(0.0f);  // or no number, which must not get lost
     }
+    const uint16_t stored = to_bf16(greatest(magnitudes) / kGreatest + sum(nothing));
+    const float scale = from_bf16(stored), inverse = 1.0f / scale;
+    for (int d = begin; d < end; d += kLanes) {
+      int32_t numbers[kLanes] = {};
+      if (scale > 0.0f) store(numbers, rounded(load<Floats>(from + d) * broadcast(inverse), kGreatest));
+      for (int i = 0; i < kLanes; ++i)
+        Numbers<Element>::write(reinterpret_cast<uint8_t*>(tile), place(d + i), numbers[i]);
+    }
+    return stored;
   }
 
-  int head_dim_, num_groups_;
+  int head_dim_;
 };
 
 }  // namespace triptych

@@ -26,7 +26,6 @@ constexpr int kParts = 4;
 
 typedef float NativeFloats __attribute__((vector_size(64 / kParts)));
 typedef int32_t NativeInts __attribute__((vector_size(64 / kParts)));
-typedef int64_t NativeLongs __attribute__((vector_size(64 / kParts)));
 typedef uint32_t NativeBits __attribute__((vector_size(64 / kParts)));
 
 struct Floats {
@@ -61,15 +60,6 @@ inline Floats broadcast(float value) {
 }
 inline Ints broadcast(int32_t value) {
   return each<Ints>([=](int) { return value - NativeInts{}; });
-}
-// The first kCount numbers, again and again.
-template <int kCount>
-inline Floats repeat(const float* numbers) {
-  static_assert(kCount == 1 || kCount == 2, "a group has at most two");
-  if constexpr (kCount == 1) return broadcast(*numbers);
-  int64_t pair;
-  std::memcpy(&pair, numbers, sizeof pair);
-  return each<Floats>([=](int) { return (NativeFloats)(pair - NativeLongs{}); });
 }
 inline Floats operator+(Floats a, Floats b) {
   return each<Floats>([&](int i) { return a.part[i] + b.part[i]; });
@@ -122,6 +112,13 @@ inline Floats where_between(Ints position, int32_t low, int32_t high, Floats a, 
   return each<Floats>([&](int i) {
     return ((position.part[i] >= low) & (position.part[i] <= high)) ? a.part[i] : b.part[i];
   });
+}
+
+// The nearest integers, ties to even, of which none is greater than `limit`, at most 2^22.
+inline Ints rounded(Floats a, float limit) {
+  const Floats magic = broadcast(12582912.0f);  // 1.5 * 2^23, see exp
+  const Floats shifted = min(max(a, broadcast(-limit)), broadcast(limit)) + magic;
+  return each<Ints>([&](int i) { return (NativeInts)shifted.part[i] - (NativeInts)magic.part[i]; });
 }
 
 inline Floats fma(Floats a, Floats b, Floats c) {
@@ -227,18 +224,31 @@ inline void store_as(uint16_t* to, Floats values) {
   for (int i = 0; i < kLanes; ++i) to[i] = to_bf16(lanes[i]);
 #endif
 }
-// Two vectors side by side.
-inline void store_as(float* to, Floats low, Floats high) {
+// Two vectors side by side, of numbers that the type has exactly.
+inline void store_exact(float* to, Floats low, Floats high) {
   store(to, low);
   store(to + kLanes, high);
 }
-inline void store_as(uint16_t* to, Floats low, Floats high) {
+inline void store_exact(uint16_t* to, Floats low, Floats high) {
 #if defined(__AVX512BF16__)
   const __m512bh both = _mm512_cvtne2ps_pbh((__m512)high.part[0], (__m512)low.part[0]);
   std::memcpy(to, &both, sizeof both);
 #else
-  store_as(to, low);
-  store_as(to + kLanes, high);
+  uint32_t bits[2 * kLanes];
+  store(bits, low);
+  store(bits + kLanes, high);
+  for (int i = 0; i < 2 * kLanes; ++i) to[i] = uint16_t(bits[i] >> 16);
+#endif
+}
+// Sixteen bfloat16.
+inline Floats widened(const uint16_t* from) {
+#if defined(__AVX512F__)
+  const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return {{(NativeFloats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16)}};
+#else
+  float lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = from_bf16(from[i]);
+  return load<Floats>(lanes);
 #endif
 }
 template <class Element>

@@ -54,16 +54,30 @@ struct PrefetchTile {
   }
 };
 
+// How a tile adds what it has found to sums: product by product,
+struct Plainly {
+  template <class Accumulators>
+  Accumulators begin(const Accumulators& sums) const { return sums; }
+  template <class Accumulators>
+  Accumulators end(const Accumulators&, const Accumulators& found, int) const { return found; }
+};
+// or all of it at last, times a scale for each column.
+struct TimesScales {
+  const Floats* scales;
+  Floats begin(const Floats&) const { return broadcast(0.0f); }
+  Floats end(const Floats& sums, const Floats& found, int v) const { return fma(found, scales[v], sums); }
+};
+
 // sums[row][v] += sum over k of rows[row][k] * weights(v, k), for `steps` groups; a row of sums has `width` vectors.
-template <class Format, int kRows, int kVectors, class Asking>
+template <class Format, int kRows, int kVectors, class Asking, class Adding>
 __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int width,
                                         const uint32_t* const* rows, const Weights& weights, int steps,
-                                        Asking asking) {
+                                        Asking asking, Adding adding) {
   typename Format::Accumulators registers[kRows][kVectors];
   const uint32_t* a[kRows];
   for (int r = 0; r < kRows; ++r) {
     a[r] = rows[r];
-    for (int v = 0; v < kVectors; ++v) registers[r][v] = sums[r * width + v];
+    for (int v = 0; v < kVectors; ++v) registers[r][v] = adding.begin(sums[r * width + v]);
   }
   const size_t stride = weights.stride;
   for (int segment = 0, k = 0; k < steps; ++segment) {
@@ -85,7 +99,7 @@ __attribute__((noinline)) void add_tile(typename Format::Accumulators* sums, int
     }
   }
   for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < kVectors; ++v) sums[r * width + v] = registers[r][v];
+    for (int v = 0; v < kVectors; ++v) sums[r * width + v] = adding.end(sums[r * width + v], registers[r][v], v);
 }
 
 // Calls function(std::integral_constant) with a number of rows that is known at run time only, 1..kTileRows.
@@ -105,11 +119,11 @@ inline void with_rows(int num_rows, const Function& function) {
   }
 }
 
-template <class Format, int kVectors, class Asking>
+template <class Format, int kVectors, class Asking, class Adding = Plainly>
 inline void add_rows(int num_rows, typename Format::Accumulators* sums, int width, const uint32_t* const* rows,
-                     const Weights& weights, int steps, const Asking& asking) {
+                     const Weights& weights, int steps, const Asking& asking, const Adding& adding = {}) {
   with_rows(num_rows, [&](auto count) {
-    add_tile<Format, decltype(count)::value, kVectors>(sums, width, rows, weights, steps, asking);
+    add_tile<Format, decltype(count)::value, kVectors>(sums, width, rows, weights, steps, asking, adding);
   });
 }
 

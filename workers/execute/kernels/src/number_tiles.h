@@ -1,0 +1,73 @@
+// Tiles of tile.h over numbers of eight bits, which become elements in registers: for few rows that is less work than to
+// write them down and read them again. The same products are added in the same order.
+#pragma once
+
+#include "eight_bits.h"
+#include "tile.h"
+
+namespace triptych {
+
+template <class Cache>
+struct NumberTiles {
+  static constexpr bool kAreThere = false;
+};
+
+#if defined(__AVX512VBMI__)
+template <>
+struct NumberTiles<BFloat16> {
+  static constexpr bool kAreThere = true;
+  static constexpr int kVectors = EightBits<BFloat16>::kChannels / kLanes;  // of a group of channels
+
+  // sums[row][v] += rows * keys[v] * scales[v], each 16 keys from some channel on, for `steps` pairs of channels, an even
+  // number.
+  template <int kRows, int kTiles, class Asking>
+  __attribute__((noinline)) static void add_keys(Floats* sums, int width, const uint32_t* const* rows,
+                                                 const uint8_t* const* keys, int steps, Asking asking,
+                                                 TimesScales adding) {
+    const Numbers<uint16_t>::Tables tables;
+    Floats registers[kRows][kTiles];
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kTiles; ++v) registers[r][v] = adding.begin(sums[r * width + v]);
+    for (int k = 0; k < steps; k += 2) {
+      Ints pairs[2][kTiles];
+      for (int v = 0; v < kTiles; ++v)
+        tables.read(keys[v] + size_t(k) * 2 * kLanes, [&](int half, Ints columns) { pairs[half][v] = columns; });
+      asking.step();
+      asking.step();
+      for (int half = 0; half < 2; ++half)
+        for (int r = 0; r < kRows; ++r) {
+          const auto activation = BFloat16::activation(rows[r][k + half]);
+          for (int v = 0; v < kTiles; ++v) registers[r][v] = BFloat16::dot(registers[r][v], activation, pairs[half][v]);
+        }
+    }
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kTiles; ++v) sums[r * width + v] = adding.end(sums[r * width + v], registers[r][v], v);
+  }
+
+  // sums[row][v] += rows * the values of a group of channels, for `steps` pairs of tokens in tiles of 16 tokens.
+  template <int kRows, class Asking>
+  __attribute__((noinline)) static void add_values(Floats* sums, int width, const uint32_t* const* rows,
+                                                   const uint8_t* const* values, int head_dim, int steps, Asking asking) {
+    const Numbers<uint16_t>::Tables tables;
+    Floats registers[kRows][kVectors];
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVectors; ++v) registers[r][v] = sums[r * width + v];
+    for (int k = 0, tile = 0; k < steps; ++tile) {
+      const uint8_t* from = values[tile];
+      for (const int end = std::min(steps, k + kLanes / 2); k < end; ++k, from += 2 * head_dim) {
+        Ints channels[kVectors];
+        tables.read(from, [&](int half, Ints columns) { channels[half] = columns; });
+        asking.step();
+        for (int r = 0; r < kRows; ++r) {
+          const auto activation = BFloat16::activation(rows[r][k]);
+          for (int v = 0; v < kVectors; ++v) registers[r][v] = BFloat16::dot(registers[r][v], activation, channels[v]);
+        }
+      }
+    }
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVectors; ++v) sums[r * width + v] = registers[r][v];
+  }
+};
+#endif
+
+}  // namespace triptych
