@@ -104,12 +104,12 @@ def ask(driver: Driver, structured: dict[str, Any], **options: Any) -> Any:
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_what_stops_validates(model: Driver, name: str) -> None:
     schema = {**SCHEMAS[name], **COMPACT}
-    answers = [ask(model, {"json_schema": schema}, seed=seed) for seed in range(4)]
+    answers = [ask(model, {"json_schema": schema}, seed=seed) for seed in range(2)]
     answers.append(ask(model, {"json_schema": schema}, temperature=0.0))
     stopped = [a for a in (answer.result(60) for answer in answers) if a.finish_reason == "stop"]
     for answer in stopped:
         Draft202012Validator(schema).validate(json.loads(answer.text))
-    assert len(stopped) >= 3
+    assert len(stopped) >= 2
 
 
 def test_white_space_has_an_end(model: Driver) -> None:
