@@ -48,6 +48,11 @@ class Exchange:
         """Any thread: whether a request is open that was accepted."""
         return any(request.accepted for request in list(self.requests.values()))
 
+    def awaits_aborts(self, names: Iterable[str]) -> bool:
+        """Whether any of these requests is to be aborted once it is accepted: before that it cannot be."""
+        requests = (request for name in names if (request := self.requests.get(name)) is not None)
+        return any(not r.accepted and (r.aborting or r.aborted_choices) for r in requests)
+
     def say_again(self) -> float:
         """Repeat what was not answered, if it is time; seconds until it will be."""
         now = time.monotonic()

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 LISTENING_S = 0.002  # between two looks at what is open
 CLOSING_S = 5.0  # what a close waits for its thread at most
+LAST_ABORTS_S = 1.0  # and its thread until what is aborted is accepted
 
 
 class Session:
@@ -151,6 +152,7 @@ class Session:
         try:
             while not self._closing:
                 self.turn()
+            self._abort_what_was_said()
         except Exception as error:
             logger.exception("the client's thread failed")
             end = RequestError(f"the client's thread failed: {error!r}")
@@ -159,6 +161,15 @@ class Session:
         self._take_orders()  # what was given just before the close ends with the rest
         self._exchange.end_all(end)
         self._connection.close()
+
+    def _abort_what_was_said(self) -> None:
+        """A request that is on its way, and not wanted any more, would go on until its lease ends."""
+        self._take_orders()
+        unsaid = self._connection.drop_requests()
+        said = [name for name in self._exchange.requests if ("submit", name) not in unsaid]
+        deadline = time.monotonic() + LAST_ABORTS_S
+        while self._exchange.awaits_aborts(said) and (left_s := deadline - time.monotonic()) > 0:
+            self._exchange.hear(self._connection.wait(left_s))
 
     def _take_orders(self) -> None:
         while self._orders:

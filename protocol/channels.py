@@ -369,11 +369,17 @@ class Connection:
                 self._seq += 1
                 del queue[key]
 
+    def drop_requests(self) -> set[Any]:
+        """What has not left for the submit door never does; the keys of that."""
+        dropped = set(self._queues["submit"])
+        self._queues["submit"].clear()
+        return dropped
+
     def close(self) -> None:
         """What was to be said of answers still leaves, if the server reads: without its ABORT a request goes on for a
         lease, without its ACKNOWLEDGE an answer is kept for one. No request is sent any more.
         """
-        self._queues["submit"].clear()
+        self.drop_requests()
         try:
             self._flush()
         finally:

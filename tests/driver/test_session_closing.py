@@ -10,7 +10,8 @@ import pytest
 
 from tests.driver.fake_service import REPEAT_S, FakeService, finished, has_entry, packed, row, submit
 from tests.waiting import eventually
-from triptych.driver.session import Session
+from triptych.driver.choices import choice_ids
+from triptych.driver.session import LAST_ABORTS_S, Session
 from triptych.driver.stream import Stream
 from triptych.protocol import messages as m
 from triptych.protocol.errors import PipelineClosed, PipelineFailed
@@ -85,6 +86,39 @@ def test_what_is_asked_just_before_the_close_is_said(service: FakeService) -> No
     begin.set()
     close.join()
     assert service.hear(m.Abort).request_id == "a"
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_is_aborted_before_it_is_accepted_is_aborted_though_its_client_closes(
+    service: FakeService, n: int
+) -> None:
+    session = service.client()
+    names = ["a"] if n == 1 else choice_ids("a", n)
+    if n == 1:
+        submit(session).abort()
+    else:
+        choices = [Stream(name, session.abort) for name in names]
+        session.submit("a", {"prompt": "hello", "n": n}, Stream("a", session.abort), choices)
+        for choice in choices:
+            choice.abort()
+    service.hear(m.Submit)
+    close = threading.Thread(target=session.close)
+    close.start()
+    eventually(lambda: session._closing)
+    service.say("submit", m.Accepted("a", 1, 0, 16))
+    assert {service.hear(m.Abort).request_id for _ in names} == set(names)
+    close.join()
+    assert sum(isinstance(message, m.Submit) for message in service.heard) == 1
+
+
+def test_a_service_that_is_away_holds_up_no_close_for_long(service: FakeService) -> None:
+    session = service.client()
+    submit(session).abort()
+    service.hear(m.Submit)
+    service.shut("submit")
+    began = time.monotonic()
+    session.close()
+    assert time.monotonic() - began < 2 * LAST_ABORTS_S
 
 
 def test_an_end_that_came_just_before_the_close_is_acknowledged(service: FakeService) -> None:
