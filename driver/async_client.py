@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..protocol import messages as m
-from ..protocol.errors import PipelineClosed, RequestTimeout, TriptychError
+from ..protocol.errors import Overloaded, PipelineClosed, RequestTimeout, TriptychError
 from ..protocol.keys import ClientKeys
 from ..protocol.messages import MAX_REQUEST_ROWS, Accepted
 from ..protocol.sampling import SamplingParams
 from .choices import choice_ids, num_choices
-from .client import Client, Messages, Prompt, request_map
+from .client import MAX_IN_FLIGHT, OVERLOADED_S, Client, Messages, Prompt, arguments_of, request_map
 from .questions import Question
 from .session import Session
 from .standing import RequestList, RequestStatus, list_of, status_of
@@ -219,6 +219,54 @@ class AsyncClient:
             with suppress(PipelineClosed):  # and with it every request
                 stream.abort()
             raise
+
+    async def generate_all(
+        self,
+        prompts: Iterable[Prompt | Mapping[str, Any]],
+        *,
+        progress: Callable[[Completion], None] | None = None,
+        **options: Any,
+    ) -> list[Completion]:
+        """Answers to many prompts; see ``Client.generate_all``. If the caller is cancelled, so are the requests."""
+        waiting: deque[tuple[dict[str, Any], AsyncStream]] = deque()
+        results: list[Completion] = []
+
+        async def take_first() -> None:
+            results.append(await self._first(waiting))
+            if progress is not None:
+                progress(results[-1])
+
+        try:
+            for prompt in prompts:
+                arguments = arguments_of(prompt, options)
+                waiting.append((arguments, self.submit(**arguments)))
+                if len(waiting) >= MAX_IN_FLIGHT:
+                    await take_first()
+            while waiting:
+                await take_first()
+        finally:
+            for _, stream in waiting:
+                with suppress(PipelineClosed):  # and with it every request
+                    stream.abort()
+        return results
+
+    async def _first(self, waiting: deque[tuple[dict[str, Any], AsyncStream]]) -> Completion:
+        """The answer of the first, which stays among those that wait until it is there."""
+        while True:
+            arguments, stream = waiting[0]
+            try:
+                completion = await stream.result()
+            except Overloaded:  # asked again once one of our own answers made room, or after a while if others fill it
+                running = next((s for _, s in waiting if not s.done), None)
+                if running is None:
+                    await asyncio.sleep(OVERLOADED_S)
+                else:
+                    with suppress(TriptychError):  # it is told of when it is its turn
+                        await running.result()
+                waiting[0] = arguments, self.submit(**arguments)
+                continue
+            waiting.popleft()
+            return completion
 
     def abort(self, request_id: str) -> None:
         self._session.abort(request_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,11 +13,12 @@ from ..protocol.errors import PipelineClosed
 from .async_client import AsyncClient, AsyncStream
 from .client import Prompt
 from .driver import Driver
+from .health import Health
 from .stream import Completion
 
 
 class AsyncDriver:
-    """Three worker processes and an asyncio client of theirs; use it with ``async with``. See ``Driver``."""
+    """Three worker processes and their asyncio client; use it with ``async with``. ``driver`` is its ``Driver``."""
 
     def __init__(
         self, model: str | None = None, *, run_dir: str | Path | None = None, config: PipelineConfig | None = None,
@@ -81,6 +83,10 @@ class AsyncDriver:
         """One whole answer; see ``AsyncClient.generate``."""
         return await self.client.generate(prompt, **options)
 
+    async def generate_all(self, prompts: Iterable[Prompt | Mapping[str, Any]], **options: Any) -> list[Completion]:
+        """Answers to many prompts; see ``AsyncClient.generate_all``."""
+        return await self.client.generate_all(prompts, **options)
+
     def abort(self, request_id: str) -> None:
         self.client.abort(request_id)
 
@@ -89,3 +95,24 @@ class AsyncDriver:
 
     async def stats(self) -> dict[str, Any]:
         return await asyncio.to_thread(self.driver.stats)
+
+    @property
+    def run_dir(self) -> Path:
+        """Where a client in any other process finds the pipeline; see ``Driver.run_dir``."""
+        return self.driver.run_dir
+
+    def health(self) -> Health:
+        """How the pipeline is; see ``Driver.health``."""
+        return self.driver.health()
+
+    async def replace(self, role: str, *, model: str | None = None, timeout: float = 300.0) -> float:
+        """Replace one worker and wait until the new one is ready; see ``Driver.replace``. Cancelled, it goes on."""
+        return await asyncio.to_thread(self.driver.replace, role, model=model, timeout=timeout)
+
+    async def load_adapter(self, name: str, path: str | Path, *, timeout: float = 300.0) -> float:
+        """Serve a LoRA adapter from now on; see ``Driver.load_adapter``. Cancelled, it is still loaded."""
+        return await asyncio.to_thread(self.driver.load_adapter, name, path, timeout=timeout)
+
+    async def unload_adapter(self, name: str, *, timeout: float = 300.0) -> float:
+        """Forget an adapter that was loaded; see ``Driver.unload_adapter``. Cancelled, it is still done."""
+        return await asyncio.to_thread(self.driver.unload_adapter, name, timeout=timeout)

@@ -138,8 +138,8 @@ class Client:
         results: list[Completion] = []
         try:
             for prompt in prompts:
-                own = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
-                waiting.append(({**options, **own}, self.submit(**{**options, **own})))
+                arguments = arguments_of(prompt, options)
+                waiting.append((arguments, self.submit(**arguments)))
                 if len(waiting) >= MAX_IN_FLIGHT:
                     results.append(self._first(waiting, progress))
             while waiting:
@@ -193,6 +193,11 @@ class Client:
             return self.session.ask(question).result(timeout)
         except FutureTimeout as error:
             raise RequestTimeout(f"{type(question).__name__}: no answer within {timeout} s") from error
+
+
+def arguments_of(prompt: Prompt | Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """For ``submit``, of one of the prompts of ``generate_all``."""
+    return {**options, **(prompt if isinstance(prompt, Mapping) else {"prompt": prompt})}
 
 
 def request_map(

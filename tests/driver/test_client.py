@@ -261,6 +261,43 @@ def test_many_requests_run_beside_each_other(driver: Driver) -> None:
     with_client(driver, body)
 
 
+def test_all_are_answered_in_order_though_the_queue_is_full_at_times(driver: Driver) -> None:
+    before = driver.stats()["prepare"]["rejected"].get("overloaded", 0)
+    lengths = [1 + 7 * i % 11 for i in range(1, 41)]
+
+    async def body(client: AsyncClient) -> None:
+        asked = [{"prompt": [i], "max_tokens": n} for i, n in enumerate(lengths, 1)]
+        told: list[Completion] = []
+        assert await client.generate_all(asked, progress=told.append, max_tokens=99) == told
+        assert [answer.token_ids for answer in told] == [said_after([i], n) for i, n in enumerate(lengths, 1)]
+        assert await client.generate_all([]) == []
+
+    with_client(driver, body)
+    eventually(lambda: driver.stats()["prepare"]["rejected"]["overloaded"] > before)
+
+
+@pytest.mark.parametrize("ends", ["one is refused", "the caller is cancelled"])
+def test_what_ends_the_call_ends_all_its_requests(ends: str, driver: Driver) -> None:
+    def num_aborted() -> int:
+        return int(driver.stats()["summarize"]["finished"]["abort"])
+
+    is_refused = ends == "one is refused"
+    before = num_aborted()
+
+    async def body(client: AsyncClient) -> None:
+        prompts = [{"prompt": [5], "top_p": 2.0} if is_refused else [5], [6], [7]]
+        call = asyncio.create_task(client.generate_all(prompts, max_tokens=4000))
+        while not is_refused and len((await client.requests()).lines) < len(prompts):
+            await asyncio.sleep(0)
+        if not is_refused:
+            call.cancel()
+        with pytest.raises((InvalidRequest, asyncio.CancelledError)):
+            await call
+        await asyncio.to_thread(eventually, lambda: num_aborted() == before + len(prompts) - is_refused)
+
+    with_client(driver, body)
+
+
 def test_a_stream_that_was_refused_for_its_id_ends_nobody_elses(driver: Driver) -> None:
     async def body(client: AsyncClient) -> None:
         first = client.submit([5], max_tokens=200, request_id="taken")

@@ -353,6 +353,13 @@ def test_an_async_driver_starts_answers_and_stops() -> None:
             assert [token async for delta in stream for token in delta.token_ids] == SAID
             assert (await driver.info())["model"]["model_type"] == "hash-lm"
             assert (await driver.stats())["restarts"] == dict.fromkeys(ROLES, 0)
+            assert [a.token_ids for a in await driver.generate_all([[5, 6, 7]] * 2, max_tokens=9)] == [SAID] * 2
+            assert (driver.health().status, driver.run_dir) == ("ok", driver.driver.run_dir)
+            assert await driver.replace("prepare") > 0
+            with pytest.raises(ConfigError, match="'nobody' is not loaded"):
+                await driver.unload_adapter("nobody")
+            with pytest.raises(ConfigError, match="nowhere"):
+                await driver.load_adapter("somebody", "/nowhere")
             assert await driver.drain()
         with pytest.raises(PipelineClosed):
             await driver.generate([5])
