@@ -82,6 +82,7 @@ class Client:
         messages: Messages | None = None,
         request_id: str | None = None,
         params: SamplingParams | None = None,
+        keep: bool = False,
         **options: Any,
     ) -> Stream:
         """Send a request and return at once.
@@ -92,15 +93,18 @@ class Client:
         ``lora`` (see docs/protocol.md). What is wrong with them is raised by the stream, as is every other error of
         this request. With ``n`` above 1 the stream has the deltas of all choices, and a stream for each in ``choices``;
         its result is the first choice, with all of them in ``choices``.
+
+        ``keep`` leaves the answer with the service until its lease ends: whoever sends the same request again by its
+        ``request_id``, or resumes it, has the same answer.
         """
         request_id = request_id or uuid.uuid4().hex
         request = request_map(prompt, messages, params, options)
         if (count := num_choices(request)) > 1:
             group = GroupStream(request_id, count, self.session.abort)
-            self.session.submit(request_id, request, group, group.choices)
+            self.session.submit(request_id, request, group, group.choices, keep=keep)
             return group
         stream = Stream(request_id, self.session.abort)
-        self.session.submit(request_id, request, stream)
+        self.session.submit(request_id, request, stream, keep=keep)
         return stream
 
     def resume(self, request_id: str, *, num_tokens: int = 0, num_chars: int = 0, n: int = 1) -> Stream:
@@ -171,6 +175,10 @@ class Client:
     def abort(self, request_id: str) -> None:
         """Ask for the end of a request of this client; its stream ends with the finish reason "abort"."""
         self.session.abort(request_id)
+
+    def forget(self, request_id: str) -> None:
+        """Tell the service that the answer of an ended request is not needed any more."""
+        self.session.forget(request_id)
 
     def info(self, timeout: float = 10.0) -> dict[str, Any]:
         """The model, its limits, and the limits of the service."""

@@ -131,6 +131,20 @@ def test_a_status_is_told(driver: Driver) -> None:
     assert driver.client.status("never heard of").state == "unknown"
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_who_sends_a_request_again_has_the_answer_that_was_kept(driver: Driver, n: int) -> None:
+    """As a queue of tasks does that is not told that the first one had it."""
+    again: dict[str, Any] = {"request_id": f"task-{n}", "seed": 1, "temperature": 1.0, "n": n, "max_tokens": 9}
+    first = driver.generate([5, 6], keep=True, **again)
+    with Client(driver.run_dir) as other:
+        second = other.generate([5, 6], keep=True, **again)
+        assert [c.token_ids for c in second.choices] == [c.token_ids for c in first.choices]
+        for choice in second.choices:
+            other.forget(choice.request_id)
+        with pytest.raises((DuplicateId, UnknownRequest)):
+            other.generate([5, 6], **again)
+
+
 def test_an_abort_keeps_what_was_said(driver: Driver) -> None:
     stream = driver.submit([5, 6, 7], max_tokens=4000)
     next(iter(stream))
@@ -293,7 +307,7 @@ def test_what_ends_the_call_ends_all_its_requests(ends: str, driver: Driver) -> 
             call.cancel()
         with pytest.raises((InvalidRequest, asyncio.CancelledError)):
             await call
-        await asyncio.to_thread(eventually, lambda: num_aborted() == before + len(prompts) - is_refused)
+        await asyncio.to_thread(eventually, lambda: num_aborted() >= before + len(prompts) - is_refused)
 
     with_client(driver, body)
 
