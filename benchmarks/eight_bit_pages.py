@@ -21,7 +21,7 @@ from transformers import AutoConfig
 
 from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.structures import Format
-from triptych.workers.execute.model.decoder_spec import describe_decoder, find_rope
+from triptych.workers.execute.model.decoder_spec import describe_decoder, find_ropes
 from triptych.workers.execute.model.native_decoder import NativeDecoder
 from triptych.workers.execute.model.native_weights import Checkpoint, PackedWeights
 from triptych.workers.execute.model.threads import num_processors
@@ -59,9 +59,9 @@ def decoders(model: str, form: str) -> tuple[NativeDecoder, NativeDecoder]:
         num_threads=num_processors(),
         progress=lambda done, total: None,
     )
-    rope = find_rope(config).tables(8192 + 1)
+    ropes = [rope.tables(8192 + 1) for rope in find_ropes(config)]
     sizes: dict[str, Any] = {"num_pages": NUM_PAGES, "page_size": PAGE_SIZE, "num_threads": num_processors()}
-    plain, eight = (NativeDecoder(library, weights, rope, **sizes, eight_bit_pages=is_8) for is_8 in (False, True))
+    plain, eight = (NativeDecoder(library, weights, ropes, **sizes, eight_bit_pages=is_8) for is_8 in (False, True))
     for pool in (*plain.pools, *eight.pools):
         pool[:] = FILLING
     return plain, eight

@@ -11,6 +11,13 @@ SCALE_CHANNELS = 32  # of a key or value in eight bits that have one scale, a bf
 _GROUP_STEPS = GROUP_INPUTS // 8 + 1  # eight weights each, and both numbers
 
 
+class Activation(IntEnum):
+    """Of the gate; names are those of ``DecoderSpec``."""
+
+    SILU = 0
+    GELU_TANH = 1
+
+
 class Format(IntEnum):
     """How weights are stored, and with it the arithmetic."""
 
@@ -61,10 +68,14 @@ class Layer(ctypes.Structure):
         ("mlp_norm", c_void_p),
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
+        ("attended_norm", c_void_p),
+        ("gated_norm", c_void_p),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
         ("keys", c_void_p),
         ("values", c_void_p),
         ("window", c_int32),
-        ("turns", c_int32),
+        ("unused", c_int32),
     ]
 
 
@@ -83,8 +94,6 @@ class Model(ctypes.Structure):
         ("head", Matrix),
         ("embedding", c_void_p),
         ("final_norm", c_void_p),
-        ("cosines", c_void_p),
-        ("sines", c_void_p),
         ("updates", c_void_p),
         ("format", c_int32),
         ("embedding_is_bf16", c_int32),
@@ -99,6 +108,9 @@ class Model(ctypes.Structure):
         ("score_divisor", c_float),
         ("embedding_multiplier", c_float),
         ("residual_multiplier", c_float),
+        ("score_cap", c_float),
+        ("logit_cap", c_float),
+        ("activation", c_int32),
         ("max_rank", c_int32),
         ("adapted_products", c_int32),
         ("eight_bit_pages", c_int32),

@@ -5,20 +5,30 @@ It says nothing about where or how the decoder runs, so that every fast path sha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_FAMILIES = {"granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"}
+_GEMMA = {"gemma", "gemma2", "gemma3_text"}
+_FAMILIES = {"granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3", *_GEMMA}
 _MERGED = {"phi3"}  # families
+_SANDWICHED = {"gemma2", "gemma3_text"}  # families that norm what attention and MLP add to x, too
 _SLIDING = {"mistral", "phi3"}  # families whose layers slide, all of them, where there is a window
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # whose frequencies do not depend on the length
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
+_NEVER_ZERO = (
+    "attention_multiplier",
+    "logits_scaling",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+)
+_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # transformers' names
 
 
 class Unsupported(Exception):
@@ -34,15 +44,18 @@ class LayerTensors(NamedTuple):
     down: str
     attention_norm: str
     mlp_norm: str
+    attended_norm: str  # of what attention adds to x
+    gated_norm: str  # of what the MLP adds
     query_norm: str
     key_norm: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """Layers of ``x += attention(norm(x)); x += down(silu(gate(norm(x))) * up(norm(x)))``.
+    """Layers of ``x += attention(norm(x)); x += down(activation(gate(norm(x))) * up(norm(x)))``.
 
-    Positions are rotary, or a layer has none. In some families the first x and what is added to it have a factor.
+    Positions are rotary, or a layer has none. In some families the first x and what is added to it have a factor, what
+    is added is normed first, and scores or logits y become ``cap * tanh(y / cap)``.
     """
 
     model_type: str
@@ -52,15 +65,21 @@ class DecoderSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    activation: str  # "silu" or "gelu_tanh"
     norm_eps: float
+    norm_offset: float  # added to the weights of all norms
     attention_multiplier: float  # of scores
+    score_cap: float | None
+    logit_cap: float | None
     embedding_multiplier: float
+    rounds_embedding_multiplier: bool  # to the type that the model computes in
     residual_multiplier: float  # of what is added to x
     logits_scaling: float  # what logits are divided by
     windows: tuple[int | None, ...]  # of each layer: keys a token attends to, itself included; None: all before it
-    turns: tuple[bool, ...]  # of each layer: whether its queries and keys turn by their positions
+    ropes: tuple[int | None, ...]  # of each layer: which of the model's ropes turns queries and keys; None: none does
     is_merged: bool  # queries, keys and values are stored as one tensor, and so are gate and up
     has_qk_norm: bool  # queries and keys are normed head by head before they turn
+    has_post_norms: bool  # of what is added to x
     has_qkv_bias: bool
     has_output_bias: bool
     has_mlp_bias: bool
@@ -80,6 +99,8 @@ class DecoderSpec:
     def layer(self, index: int) -> LayerTensors:
         qkv, gate_up = (["qkv"], ["gate_up"]) if self.is_merged else (["q", "k", "v"], ["gate", "up"])
 
+        mlp_norm = "pre_feedforward_layernorm" if self.has_post_norms else "post_attention_layernorm"
+
         def named(module: str) -> str:
             return f"model.layers.{index}.{module}.weight"
 
@@ -89,7 +110,9 @@ class DecoderSpec:
             gate_up=tuple(named(f"mlp.{name}_proj") for name in gate_up),
             down=named("mlp.down_proj"),
             attention_norm=named("input_layernorm"),
-            mlp_norm=named("post_attention_layernorm"),
+            mlp_norm=named(mlp_norm),
+            attended_norm=named("post_attention_layernorm"),
+            gated_norm=named("post_feedforward_layernorm"),
             query_norm=named("self_attn.q_norm"),
             key_norm=named("self_attn.k_norm"),
         )
@@ -128,6 +151,9 @@ class DecoderSpec:
                 yield bias_of(name), shape[:1]
         yield names.attention_norm, (hidden,)
         yield names.mlp_norm, (hidden,)
+        if self.has_post_norms:
+            yield names.attended_norm, (hidden,)
+            yield names.gated_norm, (hidden,)
         if self.has_qk_norm:
             yield names.query_norm, (self.head_dim,)
             yield names.key_norm, (self.head_dim,)
@@ -146,6 +172,8 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
     _check_family(config)
     layer = "model.layers.0."
     head_dim = _head_dim(config)
+    is_gemma = config.model_type in _GEMMA
+    scores = getattr(config, "query_pre_attn_scalar", head_dim) ** -0.5
     spec = DecoderSpec(
         model_type=config.model_type,
         vocab_size=config.vocab_size,
@@ -154,15 +182,21 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=head_dim,
+        activation=_ACTIVATIONS[_activation(config)],
         norm_eps=config.rms_norm_eps,
-        attention_multiplier=float(getattr(config, "attention_multiplier", head_dim**-0.5)),
-        embedding_multiplier=float(getattr(config, "embedding_multiplier", 1.0)),
+        norm_offset=float(is_gemma),
+        attention_multiplier=float(getattr(config, "attention_multiplier", scores)),
+        score_cap=getattr(config, "attn_logit_softcapping", None),
+        logit_cap=getattr(config, "final_logit_softcapping", None),
+        embedding_multiplier=float(getattr(config, "embedding_multiplier", config.hidden_size**0.5 if is_gemma else 1)),
+        rounds_embedding_multiplier=is_gemma,
         residual_multiplier=float(getattr(config, "residual_multiplier", 1.0)),
         logits_scaling=float(getattr(config, "logits_scaling", 1.0)),
         windows=_windows(config),
-        turns=_turns(config),
+        ropes=_rope_numbers(config),
         is_merged=config.model_type in _MERGED,
         has_qk_norm=f"{layer}self_attn.q_norm.weight" in shapes,
+        has_post_norms=config.model_type in _SANDWICHED,
         has_qkv_bias=f"{layer}self_attn.q_proj.bias" in shapes,
         has_output_bias=f"{layer}self_attn.o_proj.bias" in shapes,
         has_mlp_bias=f"{layer}mlp.down_proj.bias" in shapes,
@@ -184,16 +218,33 @@ class Rope(NamedTuple):
         return angles.cos() * self.scaling, angles.sin() * self.scaling
 
 
-def find_rope(config: PretrainedConfig) -> Rope:
-    """By transformers' own frequencies."""
-    parameters = config.rope_parameters
+def find_ropes(config: PretrainedConfig) -> list[Rope]:
+    """Those that layers turn by, in the order of ``DecoderSpec.ropes``. By transformers' own frequencies."""
+    return [_find_rope(config, parameters, layer_type) for layer_type, parameters in _rope_parameters(config).items()]
+
+
+def _find_rope(config: PretrainedConfig, parameters: Mapping[str, Any], layer_type: str | None) -> Rope:
     if parameters["rope_type"] == "default":
         size = _head_dim(config)
         exponents = torch.arange(0, size, 2, dtype=torch.float) / size
         return Rope(1.0 / (parameters["rope_theta"] ** exponents), 1.0)
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # here: a proven decoder starts without it
 
-    return Rope(*ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config))
+    of_layers = {} if layer_type is None else {"layer_type": layer_type}
+    return Rope(*ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, **of_layers))
+
+
+def _rope_parameters(config: PretrainedConfig) -> dict[str | None, Mapping[str, Any]]:
+    """By the type of the layers that turn so; None: all of them."""
+    parameters = config.rope_parameters or {}
+    if not _LAYER_TYPES & parameters.keys():
+        return {None: parameters}
+    return {layer_type: of_layers for layer_type, of_layers in sorted(parameters.items()) if of_layers}
+
+
+def _activation(config: PretrainedConfig) -> str:
+    name: str = config.hidden_activation if config.model_type in _SANDWICHED else config.hidden_act
+    return name
 
 
 def _head_dim(config: PretrainedConfig) -> int:
@@ -204,33 +255,45 @@ def _head_dim(config: PretrainedConfig) -> int:
 def _check_family(config: PretrainedConfig) -> None:
     if config.model_type not in _FAMILIES:
         raise Unsupported(f"{config.model_type} is none of {', '.join(sorted(_FAMILIES))}")
-    if config.hidden_act != "silu":
-        raise Unsupported(f"its activation is {config.hidden_act}")
-    for name in ("attention_multiplier", "logits_scaling"):
-        if getattr(config, name, 1.0) == 0.0:
+    if _activation(config) not in _ACTIVATIONS:
+        raise Unsupported(f"its activation is {_activation(config)}")
+    if getattr(config, "use_bidirectional_attention", None):
+        raise Unsupported("its tokens attend to later ones too")
+    for name in _NEVER_ZERO:
+        if getattr(config, name, None) == 0:
             raise Unsupported(f"its {name} is 0")
-    rope = (config.rope_parameters or {}).get("rope_type")
-    if rope not in _ROPE_TYPES:
-        raise Unsupported(f"its rotary positions are of type {rope}")
-    if config.rope_parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise Unsupported("only a part of its channels turns")
+    for rope in _rope_parameters(config).values():
+        if rope.get("rope_type") not in _ROPE_TYPES:
+            raise Unsupported(f"its rotary positions are of type {rope.get('rope_type')}")
+        if rope.get("partial_rotary_factor", 1.0) != 1.0:
+            raise Unsupported("only a part of its channels turns")
+
+
+def _layer_types(config: PretrainedConfig) -> list[str]:
+    window = getattr(config, "sliding_window", None)
+    default = "sliding_attention" if config.model_type in _SLIDING and window else "full_attention"
+    types: list[str] = getattr(config, "layer_types", None) or [default] * config.num_hidden_layers
+    if not _LAYER_TYPES.issuperset(types):
+        raise Unsupported(f"it has layers of type {', '.join(sorted(set(types) - _LAYER_TYPES))}")
+    return types
 
 
 def _windows(config: PretrainedConfig) -> tuple[int | None, ...]:
-    window = getattr(config, "sliding_window", None)
-    default = "sliding_attention" if config.model_type in _SLIDING and window else "full_attention"
-    types: Collection[str] = getattr(config, "layer_types", None) or [default] * config.num_hidden_layers
-    if not _LAYER_TYPES.issuperset(types):
-        raise Unsupported(f"it has layers of type {', '.join(sorted(set(types) - _LAYER_TYPES))}")
-    return tuple(window if layer_type == "sliding_attention" else None for layer_type in types)
+    return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in _layer_types(config))
 
 
-def _turns(config: PretrainedConfig) -> tuple[bool, ...]:
+def _rope_numbers(config: PretrainedConfig) -> tuple[int | None, ...]:
+    numbers = {layer_type: number for number, layer_type in enumerate(_rope_parameters(config))}
+    if None not in numbers:
+        types = _layer_types(config)
+        if missing := set(types) - numbers.keys():
+            raise Unsupported(f"it has no rotary positions for layers of type {', '.join(sorted(missing))}")
+        return tuple(numbers[layer_type] for layer_type in types)
     count = config.num_hidden_layers
     turns = getattr(config, "no_rope_layers", [1] * count)[:count]  # 1, whatever the name: it has rope
     if len(turns) < count:
         raise Unsupported(f"its no_rope_layers says of {len(turns)} of {count} layers whether they turn")
-    return tuple(map(bool, turns))
+    return tuple(0 if each else None for each in turns)
 
 
 def _check_tensors(spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from ..attention.device_step import upload
 from ..attention.triton import TritonAttention
 from ..step import Int32, StepInputs
-from .decoder_spec import DecoderSpec, Unsupported, find_rope
+from .decoder_spec import DecoderSpec, Unsupported, find_ropes
 from .dense_checkpoint import choose_dtype, open_checkpoint, read_facts
 from .facts import ModelFacts, Progress
 from .fp8 import MULTIPLE
@@ -81,7 +81,7 @@ def load_fused(
 
     def make_decoder(num_pages: int, max_model_len: int, page_size: int = page_size) -> FusedDecoder:
         pool = allocate_pool(dict(enumerate(shapes)), num_pages, page_size=page_size, device=device)
-        rope = find_rope(config).tables(max_model_len)
+        [rope] = (rope.tables(max_model_len) for rope in find_ropes(config))
         return FusedDecoder(weights, kernel, list(pool.values()), rope=rope, adapters=stacked)
 
     # Of fp8 there is no copy in the model's type on the device: the mapped files are read instead, by the CPU.
@@ -108,6 +108,16 @@ def _format(config: PretrainedConfig, dtype: str, quantization: str, is_invarian
 
 
 def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
+    beyond = {
+        f"the activation {spec.activation}": spec.activation != "silu",
+        "norms of what its layers add": spec.has_post_norms,
+        "weights of norms that count from 1": spec.norm_offset != 0,
+        "a cap of scores or logits": (spec.score_cap, spec.logit_cap) != (None, None),
+        "several kinds of rotary positions": len(set(spec.ropes) - {None}) > 1,
+    }
+    for what, is_there in beyond.items():
+        if is_there:
+            raise Unsupported(f"it has {what}, which the fused decoder has not")
     if spec.head_dim % 2 or spec.head_dim > 256:
         raise Unsupported(f"its heads have {spec.head_dim} channels, the limits are an even number and 256")
     if not format_.is_fp8:

@@ -122,7 +122,7 @@ class FusedLoader:
             mlp_norm=self._tensor(names.mlp_norm),
             qk_norms=norms,
             window=spec.windows[index],
-            turns=spec.turns[index],
+            turns=spec.ropes[index] is not None,
         )
 
     def _merge(self, names: tuple[str, ...], *, has_bias: bool) -> Projection:

@@ -109,7 +109,7 @@ class NativeSetting:
 
         def make_decoder(num_pages: int, max_model_len: int) -> NativeDecoder:
             return NativeDecoder(
-                library, weights, proof.rope.tables(max_model_len),
+                library, weights, [rope.tables(max_model_len) for rope in proof.ropes],
                 num_pages=num_pages, page_size=self.page_size, num_threads=threads, overlaps=self.overlaps,
                 adapters=adapters, eight_bit_pages=self.has_eight_bit_pages,
             )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -64,7 +65,7 @@ class NativeDecoder:
         self,
         library: ctypes.CDLL,
         weights: PackedWeights,
-        rope: tuple[torch.Tensor, torch.Tensor],
+        ropes: Sequence[tuple[torch.Tensor, torch.Tensor]],
         *,
         num_pages: int,
         page_size: int,
@@ -74,19 +75,21 @@ class NativeDecoder:
         worth: Worth = WORTH,
         adapters: PackedAdapters | None = None,
     ) -> None:
-        """``num_threads`` compute at a time. With ``overlaps`` steps go on while nobody waits for them. Keys and values
-        are kept as they are computed, or in eight bits.
+        """``ropes`` are tables of those that layers turn by. ``num_threads`` compute at a time. With ``overlaps`` steps
+        go on while nobody waits for them. Keys and values are kept as they are computed, or in eight bits.
         """
         self._library = library
         self._weights = weights
-        self._rope = [np.ascontiguousarray(table.numpy(), np.float32) for table in rope]
         self._vocab_size = weights.spec.vocab_size
         self._layers = (Layer * len(weights.layers))(*weights.layers)
+        self._ropes = [[np.ascontiguousarray(table.numpy(), np.float32) for table in rope] for rope in ropes]
+        for layer, number in zip(self._layers, weights.spec.ropes, strict=True):
+            if number is not None:
+                layer.cosines, layer.sines = (table.ctypes.data for table in self._ropes[number])
         self.pools = self._allocate_pages(num_pages, page_size, has_eight_bits=eight_bit_pages)
         model = Model.from_buffer_copy(weights.model)
         model.eight_bit_pages = eight_bit_pages
         model.layers = ctypes.addressof(self._layers)
-        model.cosines, model.sines = (table.ctypes.data for table in self._rope)
         model.page_size = page_size
         self._adapters = adapters
         if adapters is not None and adapters.names:

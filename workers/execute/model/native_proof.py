@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from .decoder_spec import find_rope
+from .decoder_spec import find_ropes
 from .dense_checkpoint import choose_dtype, open_checkpoint, read_facts
 from .native_build import FORMATS, NativeModel, NativeSetting
 from .native_self_test import check_native
@@ -35,7 +35,7 @@ def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str,
     checkpoint.forget()
     proof = Proof(
         spec=spec,
-        rope=find_rope(config),
+        ropes=tuple(find_ropes(config)),
         dtype=str(compute_dtype).removeprefix("torch."),
         facts=read_facts(config, folder, tokenizer, checkpoint),
         difference=difference,

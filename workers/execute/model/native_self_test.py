@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ..kernels.structures import Format
 from ..step import StepInputs
-from .decoder_spec import Unsupported, find_rope
+from .decoder_spec import Unsupported, find_ropes
 from .exchange import exchanged
 from .lora import Adapter
 from .native_decoder import NativeDecoder
@@ -59,7 +59,7 @@ def check_native(
     decoder = NativeDecoder(
         library,
         weights,
-        find_rope(config).tables(NUM_POSITIONS),
+        [rope.tables(NUM_POSITIONS) for rope in find_ropes(config)],
         num_pages=NUM_PAGES,
         page_size=PAGE_SIZE,
         num_threads=num_threads,
@@ -86,14 +86,18 @@ def mapped_model(
     config: PretrainedConfig, checkpoint: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> PreTrainedModel:
     """The model with these tensors as its weights, where they are: there is no second copy of those of ``dtype``."""
+    attention = "sdpa" if getattr(config, "attn_logit_softcapping", None) is None else "eager"  # the former has no cap
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")  # type: ignore[no-untyped-call]
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)  # type: ignore[no-untyped-call]
     tensors = {name: tensor.to(dtype) for name, tensor in checkpoint.items()}
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     device = next(iter(tensors.values())).device
-    # Its frequencies are no weights, and still meta.
+    # Frequencies and the factor of an embedding are no weights, and still meta.
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
+    embedding = model.get_input_embeddings()
+    if hasattr(embedding, "embed_scale"):
+        embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale, device=device)
     ready: PreTrainedModel = model.eval().requires_grad_(False)
     return ready
 

@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from ..kernels.matrix import FourBits, Packer, Placement, matrix_bytes, new_matrix
 from ..kernels.memory import Arena, padded
-from ..kernels.structures import Format, Layer, Matrix, Model
+from ..kernels.structures import Activation, Format, Layer, Matrix, Model
 from .checkpoint import weight_files
 from .decoder_spec import DecoderSpec, LayerTensors, bias_of
 from .facts import Progress
@@ -96,7 +96,6 @@ class PackedWeights:
         for index, layer in enumerate(self.layers):
             self._fill_layer(layer, spec.layer(index))
             layer.window = spec.windows[index] or 0
-            layer.turns = spec.turns[index]
         self.model = self._make_model()
 
     def quantised(self) -> dict[str, Callable[[], torch.Tensor]]:
@@ -136,9 +135,18 @@ class PackedWeights:
             head_dim=spec.head_dim,
             norm_eps=spec.norm_eps,
             score_divisor=1 / spec.attention_multiplier,
-            embedding_multiplier=spec.embedding_multiplier,
+            embedding_multiplier=self._embedding_multiplier(),
             residual_multiplier=spec.residual_multiplier,
+            score_cap=spec.score_cap or 0.0,
+            logit_cap=spec.logit_cap or 0.0,
+            activation=Activation[spec.activation.upper()],
         )
+
+    def _embedding_multiplier(self) -> float:
+        multiplier = self.spec.embedding_multiplier
+        if self.format is Format.FLOAT32 or not self.spec.rounds_embedding_multiplier:
+            return multiplier
+        return float(torch.tensor(multiplier, dtype=torch.bfloat16))
 
     def _fill_layer(self, layer: Layer, names: LayerTensors) -> None:
         spec = self.spec
@@ -154,6 +162,9 @@ class PackedWeights:
         self._place(layer.down, [names.down], [(spec.hidden_size, 0)])
         layer.attention_norm = self._vector(names.attention_norm)
         layer.mlp_norm = self._vector(names.mlp_norm)
+        if spec.has_post_norms:
+            layer.attended_norm = self._vector(names.attended_norm)
+            layer.gated_norm = self._vector(names.gated_norm)
         if spec.has_qk_norm:
             layer.query_norm = self._vector(names.query_norm)
             layer.key_norm = self._vector(names.key_norm)
@@ -205,8 +216,8 @@ class PackedWeights:
             self._count()
 
     def _vector(self, name: str, *, divisor: float = 1.0) -> int:
-        """The address of a padded vector of floats."""
-        values = self._checkpoint[name].float().numpy()
+        """The address of a padded vector of floats: the weights of a norm."""
+        values = self._checkpoint[name].float().numpy() + self.spec.norm_offset
         vector = self._arena.floats(padded(len(values)))
         vector[: len(values)] = values / divisor
         self._count()
@@ -230,7 +241,7 @@ def _num_bytes(spec: DecoderSpec, format_: Format) -> int:
         + matrix_bytes(format_, queries, spec.hidden_size)
         + matrix_bytes(format_, spec.hidden_size, 2 * inner)
         + matrix_bytes(format_, spec.intermediate_size, spec.hidden_size)
-        + 4 * 2 * (padded(spec.hidden_size) + padded(spec.head_dim))
+        + 4 * (4 * padded(spec.hidden_size) + 2 * padded(spec.head_dim))
         + _PER_LAYER_BYTES
     )
     head = (

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,7 +47,7 @@ class Proof:
     """The model as the kernels need to know it. Its weights are not in it."""
 
     spec: DecoderSpec
-    rope: Rope
+    ropes: tuple[Rope, ...]  # those that layers turn by
     dtype: str  # that it computes in: "float32" or "bfloat16"
     facts: ModelFacts
     difference: float  # greatest, of its logits from transformers' and relative to the greatest logit
@@ -127,18 +128,21 @@ def _kernels() -> str:
 
 
 def _to_json(proof: Proof) -> str:
-    rope = {"frequencies": proof.rope.frequencies.tolist(), "scaling": float(proof.rope.scaling)}
-    parts = {"spec": dataclasses.asdict(proof.spec), "facts": dataclasses.asdict(proof.facts), "rope": rope}
+    ropes = [{"frequencies": rope.frequencies.tolist(), "scaling": float(rope.scaling)} for rope in proof.ropes]
+    parts = {"spec": dataclasses.asdict(proof.spec), "facts": dataclasses.asdict(proof.facts), "ropes": ropes}
     return json.dumps({**parts, "dtype": proof.dtype, "difference": proof.difference})
 
 
 def _from_json(text: str) -> Proof:
     parts = load_map(text, _FILE)
-    # Exact: JSON has the shortest decimals that give the same float64, and every float32 is one.
-    frequencies = torch.tensor(parts["rope"]["frequencies"], dtype=torch.float32)
+
+    def rope(written: dict[str, Any]) -> Rope:
+        # Exact: JSON has the shortest decimals that give the same float64, and every float32 is one.
+        return Rope(torch.tensor(written["frequencies"], dtype=torch.float32), float(written["scaling"]))
+
     return Proof(
         spec=make(DecoderSpec, parts["spec"], "spec"),
-        rope=Rope(frequencies, float(parts["rope"]["scaling"])),
+        ropes=tuple(map(rope, parts["ropes"])),
         dtype=str(parts["dtype"]),
         facts=make(ModelFacts, parts["facts"], "facts"),
         difference=float(parts["difference"]),

@@ -24,7 +24,7 @@ from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model import native_self_test
 from triptych.workers.execute.model.build import build_runner
-from triptych.workers.execute.model.decoder_spec import describe_decoder, find_rope
+from triptych.workers.execute.model.decoder_spec import describe_decoder, find_ropes
 from triptych.workers.execute.model.native_decoder import NativeDecoder
 from triptych.workers.execute.model.native_weights import Checkpoint, PackedWeights
 from triptych.workers.execute.model.threads import Worth
@@ -45,6 +45,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "logits_scaling": 7.0,
     },
     "phi3": {},
+    "gemma": {},
+    "gemma2": {"sliding_window": 8, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
 }
 
 
@@ -107,7 +110,8 @@ def make_decoder(checkpoint: Path, level: str, format_: Format, **options: Any) 
         num_threads=2,
         progress=lambda done, total: None,
     )
-    return NativeDecoder(library, weights, find_rope(config).tables(512), page_size=PAGE_SIZE, **options)
+    ropes = [rope.tables(512) for rope in find_ropes(config)]
+    return NativeDecoder(library, weights, ropes, page_size=PAGE_SIZE, **options)
 
 
 class NativeEngine:

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from tests.tiny import FAMILIES
-from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder, find_rope
+from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder, find_ropes
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
@@ -26,15 +26,19 @@ def shapes_of(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3"])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3", "gemma", "gemma2", "gemma3_text"],
+)
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_dense_families_are_described_to_the_last_tensor(family: str, is_tied: bool) -> None:
     config = make_config(family, tie_word_embeddings=is_tied)
     shapes = shapes_of(config)
     spec = describe_decoder(config, shapes)
     assert spec.tensors() == shapes
-    assert spec.has_qk_norm == (family == "qwen3")
+    assert spec.has_qk_norm == (family in ("qwen3", "gemma3_text"))
     assert spec.has_qkv_bias == (family == "qwen2")
+    assert spec.has_post_norms == (family in ("gemma2", "gemma3_text"))
 
 
 def test_windows_are_those_of_the_layer_types() -> None:
@@ -48,24 +52,41 @@ def test_a_window_without_layer_types_is_that_of_all_layers(family: str) -> None
     assert describe_decoder(config, shapes_of(config)).windows == (8, 8, 8)
 
 
-@pytest.mark.parametrize(("layers", "turns"), [([0, 1, 0, 1], (False, True, False)), (None, (True, False, True))])
-def test_layers_turn_that_the_config_says(layers: list[int] | None, turns: tuple[bool, ...]) -> None:
+@pytest.mark.parametrize(("layers", "ropes"), [([0, 1, 0, 1], (None, 0, None)), (None, (0, None, 0))])
+def test_layers_turn_that_the_config_says(layers: list[int] | None, ropes: tuple[int | None, ...]) -> None:
     config = make_config("smollm3", no_rope_layers=layers, no_rope_layer_interval=2)
-    assert describe_decoder(config, shapes_of(config)).turns == turns
+    assert describe_decoder(config, shapes_of(config)).ropes == ropes
+
+
+def test_layers_of_two_types_turn_by_ropes_of_their_own() -> None:
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = make_config("gemma3_text", layer_types=types, sliding_window=8)
+    spec = describe_decoder(config, shapes_of(config))
+    assert (spec.ropes, spec.windows) == ((1, 0, 1), (8, None, 8))
+    assert [float(rope.frequencies[1]) for rope in find_ropes(config)] == pytest.approx([1e6**-0.125, 1e4**-0.125])
+    del config.rope_parameters["full_attention"]
+    with pytest.raises(Unsupported, match="no rotary positions for layers of type full_attention"):
+        describe_decoder(config, {})
 
 
 @pytest.mark.parametrize(
     ("family", "overrides", "why"),
     [
-        ("gemma2", {}, "gemma2"),
+        ("olmo2", {}, "olmo2"),
         ("llama", {"hidden_act": "gelu"}, "gelu"),
+        ("gemma3_text", {"hidden_activation": "gelu"}, "gelu"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "attend to later ones"),
+        ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping is 0"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
         ("smollm3", {"no_rope_layers": [1], "layer_types": ["full_attention"] * 3}, "says of 1 of 3 layers"),
         ("granite", {"attention_multiplier": 0.0}, "attention_multiplier is 0"),
         ("phi3", {"rope_parameters": LONGROPE}, "longrope"),
         ("phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}}, "only a part of its"),
     ],
-    ids=["family", "activation", "positions", "layers", "multiplier", "long positions", "partial positions"],
+    ids=[
+        *("family", "activation", "activation of gemma", "both ways", "cap", "positions", "layers", "multiplier"),
+        *("long positions", "partial positions"),
+    ],
 )
 def test_what_it_has_no_word_for_is_named(family: str, overrides: dict[str, Any], why: str) -> None:
     with pytest.raises(Unsupported, match=why):
@@ -88,7 +109,7 @@ def test_tensors_merged_where_the_family_has_them_apart_are_not_taken(merged: st
 def test_positions_are_those_of_transformers(rope: dict[str, Any]) -> None:
     config = make_config("qwen3", **rope)
     model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    cosines, sines = find_rope(config).tables(200)
+    [(cosines, sines)] = (rope.tables(200) for rope in find_ropes(config))
     expected = model.model.rotary_emb(torch.zeros(1), torch.arange(200)[None])
     for table, whole in zip((cosines, sines), expected, strict=True):
         assert torch.equal(table, whole[0, :, : table.shape[1]])

@@ -112,6 +112,20 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], why: str, tmp_path: 
         make_engine("llama", tmp_path, **options)
 
 
+@pytest.mark.parametrize(
+    ("family", "sizes", "why"),
+    [
+        ("gemma", {}, "the activation gelu_tanh"),
+        ("gemma2", {"hidden_activation": "silu"}, "norms of what its layers add"),
+        ("gemma", {"hidden_act": "silu"}, "weights of norms that count from 1"),
+    ],
+)
+def test_what_it_does_not_compute_is_refused(family: str, sizes: dict[str, Any], why: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(family, tmp_path / "checkpoint", **SMALL, **sizes)
+    with pytest.raises(ConfigError, match=f"it has {why}, which the fused decoder has not"):
+        NativeEngine(checkpoint, tmp_path, backend="fused", device=DEVICE)
+
+
 def test_fp8_error_is_that_of_three_bits() -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(64, 32) * torch.logspace(-3, 3, 64)[:, None], torch.randn(9, 32)

@@ -16,7 +16,7 @@ from tests.conftest import HAS_GPU
 from tests.workers.execute.model.native import make_checkpoint
 from triptych.protocol.lora import LoraModule
 from triptych.workers.execute.attention.interface import LayerCache
-from triptych.workers.execute.model.decoder_spec import describe_decoder, find_rope
+from triptych.workers.execute.model.decoder_spec import describe_decoder, find_ropes
 from triptych.workers.execute.model.graphs import GraphKey
 from triptych.workers.execute.model.lora import load_adapters
 from triptych.workers.execute.model.native_weights import Checkpoint
@@ -65,7 +65,8 @@ def fixture_make_runner(tmp_path: Path) -> Callable[[bool], DeviceRunner]:
         format_ = Format(torch.bfloat16, is_invariant=is_invariant)
         weights = FusedLoader(spec, tensors, format_=format_, device=DEVICE, progress=lambda *_: None).load()
         pages = torch.zeros(9, 64, spec.num_kv_heads, spec.head_dim, dtype=torch.bfloat16, device=DEVICE)
-        kernel, rope = TritonAttention(DEVICE, is_invariant=is_invariant), find_rope(config).tables(512)
+        kernel = TritonAttention(DEVICE, is_invariant=is_invariant)
+        [rope] = (rope.tables(512) for rope in find_ropes(config))
         added = FusedAdapters(weights, adapters)
         decoder = FusedDecoder(weights, kernel, [LayerCache(pages, pages.clone())], rope=rope, adapters=added)
         return DeviceRunner(

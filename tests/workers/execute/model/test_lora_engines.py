@@ -98,7 +98,7 @@ def test_who_finds_the_prefix_of_its_adapter_says_the_same(engines: Engines) -> 
 
 
 def test_other_families_have_adapters_on_transformers_modules(tmp_path: Path) -> None:
-    checkpoint = make_tiny_model("gemma2", tmp_path / "model")
+    checkpoint = make_tiny_model("olmo2", tmp_path / "model")
     adapter = make_adapter(tmp_path / "a", checkpoint, rank=4)
     merged = merge(checkpoint, adapter, tmp_path / "merged")
     engine = NativeEngine(checkpoint, tmp_path, backend="auto", lora_modules=(f"a={adapter}",))

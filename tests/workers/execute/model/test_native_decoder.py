@@ -65,6 +65,24 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "merged tensors": ("phi3", {"head_dim": 32, "intermediate_size": 70, "hidden_size": 100} | _heads(6, 2)),
     "merged tensors, tied": ("phi3", {"tie_word_embeddings": True, "intermediate_size": 33} | _heads(3, 3)),
     "merged tensors, window": ("phi3", {"sliding_window": 70}),
+    "gemma": ("gemma", {"head_dim": 256, "hidden_size": 100, "initializer_range": 0.04} | _heads(2, 1)),
+    "caps": ("gemma2", FAMILIES["gemma2"] | {"sliding_window": 70, "final_logit_softcapping": 9.0, "head_dim": 48}),
+    "one cap": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": 9.0, "intermediate_size": 33}),
+    "two ropes": (
+        "gemma3_text",
+        FAMILIES["gemma3_text"] | {"sliding_window": 70, "vocab_size": 300, "hidden_size": 100},
+    ),
+    "two ropes, one of them longer": (
+        "gemma3_text",
+        FAMILIES["gemma3_text"]
+        | {
+            "sliding_window": 70,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
     "no layer turns": ("smollm3", {"no_rope_layers": [0, 0, 0], "head_dim": 32, "tie_word_embeddings": False}),
     "one layer turns": ("smollm3", {"no_rope_layers": [0, 1, 0], "attention_bias": True, "hidden_size": 100}),
     "those turn that do not slide": (

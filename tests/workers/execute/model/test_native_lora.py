@@ -34,6 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], int]] = {
     "odd sizes": ("llama", {"hidden_size": 100, "intermediate_size": 70, "vocab_size": 77}, ALL_LINEAR, 3),
     "biases, a high rank": ("llama", {"attention_bias": True, "mlp_bias": True}, ALL_LINEAR, 40),
     "up alone": ("granite", {"residual_multiplier": 0.3}, ("up_proj",), 5),
+    "norms of what is added": ("gemma2", {}, ALL_LINEAR, 8),
     "merged tensors": ("phi3", {"intermediate_size": 70, "hidden_size": 100}, PHI3, 17),
 }
 

@@ -24,7 +24,7 @@ from triptych.workers.execute.kernels import compile as compiling
 from triptych.workers.execute.model import native_proof, proof, ways
 from triptych.workers.execute.model.build import build_runner, rehearse
 from triptych.workers.execute.model.checkpoint import read_config
-from triptych.workers.execute.model.decoder_spec import DecoderSpec, describe_decoder, find_rope
+from triptych.workers.execute.model.decoder_spec import DecoderSpec, describe_decoder, find_ropes
 from triptych.workers.execute.model.native_self_test import check_native
 from triptych.workers.execute.model.native_weights import Checkpoint
 from triptych.workers.execute.model.proof import ProofStore
@@ -102,8 +102,8 @@ def test_what_was_kept_is_what_was_found_out(start: Start, checkpoint: Path, tmp
     kept = ProofStore(checkpoint, ModelConfig(threads=1)).find(tmp_path / "other")
     assert kept is not None
     config = read_config(checkpoint)
-    cosines, sines = find_rope(config).tables(200)
-    assert all((a == b).all() for a, b in zip(kept.rope.tables(200), (cosines, sines), strict=True))
+    for kept_rope, rope in zip(kept.ropes, find_ropes(config), strict=True):
+        assert all((a == b).all() for a, b in zip(kept_rope.tables(200), rope.tables(200), strict=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

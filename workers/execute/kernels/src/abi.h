@@ -9,6 +9,7 @@
 namespace triptych {
 
 enum FormatCode : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3 };
+enum Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
 
 // y = x W^T + b with W packed in blocks of 64 columns (outputs), see pack.h.
 struct Matrix {
@@ -31,10 +32,14 @@ struct Layer {
   const float* mlp_norm;
   const float* query_norm;  // [head_dim], or null
   const float* key_norm;
+  const float* attended_norm;  // of what attention adds to the residual, or null
+  const float* gated_norm;     // of what the rest of the layer adds, or null
+  const float* cosines;        // [positions][head_dim / 2], or null: queries and keys are the same at every position
+  const float* sines;
   void* keys;    // [pages][kv heads][page_size / 16] tiles, see attention.h and eight_bits.h
   void* values;
   int32_t window;  // keys a token attends to, itself included; 0: all
-  int32_t turns;   // else its queries and keys are the same at every position
+  int32_t unused;
 };
 
 enum Tensor : int32_t { kQuery, kKey, kValue, kOutput, kGate, kUp, kDown, kNumTensors };
@@ -54,8 +59,6 @@ struct Model {
   Matrix head;
   const void* embedding;    // [vocab][hidden_size], as in the checkpoint
   const float* final_norm;
-  const float* cosines;     // [positions][head_dim / 2]
-  const float* sines;
   const Update* updates;  // [adapters][layers][kNumTensors], or null
   int32_t format;
   int32_t embedding_is_bf16;  // else float
@@ -70,6 +73,9 @@ struct Model {
   float score_divisor;  // in most models the root of head_dim
   float embedding_multiplier;
   float residual_multiplier;  // of what is added to the residual
+  float score_cap;            // scores y become cap * tanh(y / cap); 0: they do not
+  float logit_cap;            // and so do logits
+  int32_t activation;         // Activation, of the gate
   int32_t max_rank;           // of the updates, padded
   int32_t adapted_products;   // bit p: some adapter adds to Product p
   int32_t eight_bit_pages;    // keys and values have eight bits, see eight_bits.h

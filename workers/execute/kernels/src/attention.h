@@ -113,11 +113,13 @@ class Attention {
  public:
   using Element = typename Cache::Element;
 
-  Attention(const Pages<Cache>& pages, const AttentionScratch<Cache>& scratch, int window)
+  // `cap` is that of scores that are logarithms to base 2, or 0.
+  Attention(const Pages<Cache>& pages, const AttentionScratch<Cache>& scratch, int window, float cap)
       : pages_(pages),
         eight_bits_(pages.head_dim),
         scratch_(scratch),
         window_(window),
+        cap_(cap),
         num_vectors_(pages.head_dim / kLanes) {}
 
   // Attends the queries of consecutive tokens, the first of them at `position`. Queries are scaled, so that scores are
@@ -294,6 +296,7 @@ class Attention {
         add<kTileVectors>(count, scores + tile, kTiles, rows, pages_.head_dim / Cache::kGroup,
                           [&](const Tiles& tiles) { return keys_of(tiles, tile); });
     }
+    for (int i = 0; cap_ != 0.0f && i < count * kTiles; ++i) scores[i] = capped(scores[i], cap_);
     for (int r = 0; r < count; ++r)
       mask(scores + r * kTiles, first_position_ + queries_.token(first_row + r), first_key);
     const int begin = group * queries_.rows_per_group() + first_row;  // in the scratch
@@ -414,6 +417,7 @@ class Attention {
   EightBits<Cache> eight_bits_;
   AttentionScratch<Cache> scratch_;
   int window_;
+  float cap_;
   int num_vectors_;  // of a head
   Queries<Element> queries_{};
   int first_position_ = 0;

@@ -95,6 +95,7 @@ struct Buffers {
   using Written = typename std::conditional<kIsQuantised, float, Element>::type;
 
   Buffer<float> residual;                           // [tokens][hidden]
+  Buffer<float> added;                              // [tokens][hidden], to be normed and added to it
   Operand<Format> operand;                          // [tokens], normed or quantised
   Buffer<float> qkv;                                // [tokens][all heads]
   Buffer<typename Format::Cache::Element> queries;  // [tokens][heads][head_dim]
@@ -111,6 +112,7 @@ struct Buffers {
     const int inner = padded(model.intermediate_size), widest = std::max(hidden, std::max(heads, inner));
     const int rows = rows_per_item(model.num_heads, model.num_kv_heads);
     residual.reserve(size_t(tokens) * hidden);
+    if (model.layers[0].attended_norm) added.reserve(size_t(tokens) * hidden);
     operand.reserve(tokens, kIsQuantised ? widest : hidden);
     qkv.reserve(size_t(tokens) * model.layers[0].qkv.num_blocks * 64);
     queries.reserve(size_t(tokens) * model.num_heads * model.head_dim);

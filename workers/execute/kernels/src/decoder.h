@@ -80,18 +80,21 @@ class FormatDecoder : public Decoder {
       stages_.run(me, [&] { attend(layer, me); });
       if (is_last) num_rows = keep_sampled(me);
       const Rows attended = inputs_of(buffers_.attended, num_rows, heads_width(), to_output, me);
-      product(layer.output, attended, to_output, me, Add{residual(0), hidden_width(), model_.residual_multiplier});
+      add_product(layer.output, attended, to_output, layer.attended_norm, me);
       const Rows again = norm(num_rows, layer.mlp_norm, to_gate_up, me);
-      product(layer.gate_up, again, to_gate_up, me, Gate<Written>{buffers_.gated.get(), inner_width()});
+      product(layer.gate_up, again, to_gate_up, me, gate());
       const Rows gated = inputs_of(buffers_.gated, num_rows, inner_width(), to_down, me);
-      product(layer.down, gated, to_down, me, Add{residual(0), hidden_width(), model_.residual_multiplier});
+      add_product(layer.down, gated, to_down, layer.gated_norm, me);
     }
     const Rows last = norm(num_rows, model_.final_norm, Added{}, me);
     const size_t width = size_t(model_.head.num_blocks) * 64;
     product(model_.head, last, Added{}, me, Store{step_->logits, width});
     stages_.run(me, [&] {
-      for (int r : part(num_rows, me))
-        step_->greatest[r] = choose(step_->logits + r * width, step_->vocab_size, step_->tokens + r);
+      for (int r : part(num_rows, me)) {
+        float* logits = step_->logits + r * width;
+        if (model_.logit_cap != 0.0f) cap_row(logits, step_->vocab_size, model_.logit_cap);
+        step_->greatest[r] = choose(logits, step_->vocab_size, step_->tokens + r);
+      }
     });
   }
 
@@ -124,6 +127,17 @@ class FormatDecoder : public Decoder {
       }
     });
     return step_->num_rows;
+  }
+
+  // What a product adds to the residual, normed first where `norm` is not null.
+  void add_product(const Matrix& matrix, const Rows& rows, const Added& added, const float* norm, Member& me) {
+    if (!norm) return product(matrix, rows, added, me, Add{residual(0), hidden_width(), model_.residual_multiplier});
+    product(matrix, rows, added, me, Store{buffers_.added.get(), hidden_width()});
+    stages_.run(me, [&] {
+      for (int r : part(rows.count, me))
+        add_normed_row(buffers_.added.get() + r * hidden_width(), norm, model_.hidden_size, model_.norm_eps,
+                       model_.residual_multiplier, residual(r));
+    });
   }
 
   template <class Write>
@@ -188,13 +202,13 @@ class FormatDecoder : public Decoder {
   // Queries, keys and values of the step's tokens take their positions; keys and values go to the pages.
   void turn(const Layer& layer, const Member& me) {
     const int size = model_.head_dim, num_heads = model_.num_heads, num_kv_heads = model_.num_kv_heads;
-    const float scale = 1.44269504f / model_.score_divisor;  // scores are logarithms to base 2
+    const float scale = kLog2E / model_.score_divisor;  // scores are logarithms to base 2
     const Pages<Cache> pages = pages_of(layer);
     auto* room = buffers_.threads[me.place].head.get();
     for (int t : part(step_->num_tokens, me)) {
       float* head = buffers_.qkv.get() + t * qkv_width();
       const size_t angle = size_t(step_->positions[t]) * (size / 2);
-      const float *cosines = layer.turns ? model_.cosines + angle : nullptr, *sines = model_.sines + angle;
+      const float *cosines = layer.cosines ? layer.cosines + angle : nullptr, *sines = layer.sines + angle;
       auto* query = buffers_.queries.get() + size_t(t) * num_heads * size;
       for (int h = 0; h < num_heads; ++h, head += size, query += size) {
         turn_head(head, size, layer.query_norm, model_.norm_eps, cosines, sines, scale);
@@ -210,7 +224,7 @@ class FormatDecoder : public Decoder {
   void attend(const Layer& layer, const Member& me) {
     const int size = model_.head_dim, group_size = model_.num_heads / model_.num_kv_heads;
     const AttentionScratch<Cache> scratch = buffers_.threads[me.place].attention();
-    Attention<Cache> attention(pages_of(layer), scratch, layer.window);
+    Attention<Cache> attention(pages_of(layer), scratch, layer.window, kLog2E * model_.score_cap);
     stages_.for_items(num_query_blocks_, [&](int item) {
       const QueryBlock& block = buffers_.query_blocks.get()[item];
       const int first_head = block.first_kv_head * group_size;
@@ -262,7 +276,10 @@ class FormatDecoder : public Decoder {
   size_t qkv_width() const { return size_t(model_.layers[0].qkv.num_blocks) * 64; }
   float* residual(int token) { return buffers_.residual.get() + token * hidden_width(); }
 
+  Gate<Written> gate() const { return {buffers_.gated.get(), inner_width(), model_.activation}; }
+
   static constexpr int kFewRows = 64;
+  static constexpr float kLog2E = 1.44269504f;
 
   Model model_;
   const Sharing sharing_;

@@ -174,8 +174,10 @@ template <class Element>
 struct Gate {
   Element* to;
   size_t stride;
+  int32_t activation;
   void operator()(int row, int block, int vector, Floats gate, Floats up) const {
-    store_as(to + row * stride + 32 * block + 16 * vector, silu(gate) * up);
+    const Floats active = activation == kGeluTanh ? gelu_tanh(gate) : silu(gate);
+    store_as(to + row * stride + 32 * block + 16 * vector, active * up);
   }
 };
 

@@ -76,6 +76,17 @@ inline void norm_row(const float* x, const float* weight, int count, float eps, 
   write_row(scratch, end, to, scale);
 }
 
+// to += multiplier * the normed row x. All are padded.
+inline void add_normed_row(const float* x, const float* weight, int count, float eps, float multiplier, float* to) {
+  const Floats factor = broadcast(inverse_rms(x, count, eps) * multiplier);
+  for (int i = 0; i < padded(count); i += kLanes)
+    store(to + i, fma(load<Floats>(x + i) * factor, load<Floats>(weight + i), load<Floats>(to + i)));
+}
+
+inline void cap_row(float* row, int count, float cap) {
+  for (int i = 0; i < padded(count); i += kLanes) store(row + i, capped(load<Floats>(row + i), cap));
+}
+
 // The first of the greatest of a row's logits goes to `place`; returns it, or not-a-number where any logit is none.
 inline float choose(const float* logits, int count, int32_t* place) {
   const int whole = count / kLanes * kLanes;

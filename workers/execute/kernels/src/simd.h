@@ -199,6 +199,17 @@ inline Floats exp2(Floats x) {
 }
 
 inline Floats silu(Floats x) { return x / (broadcast(1.0f) + exp(broadcast(0.0f) - x)); }
+// x / 2 * (1 + tanh(u)), which is x / (1 + e^-2u), for u = sqrt(2 / pi) * (x + 0.044715 x^3).
+inline Floats gelu_tanh(Floats x) {
+  const Floats cubic = fma(x * x, broadcast(-2 * 0.7978845608f * 0.044715f), broadcast(-2 * 0.7978845608f));
+  return x / (broadcast(1.0f) + exp(x * cubic));
+}
+// cap * tanh(x / cap), within 1e-7 of the cap; no number where x is none.
+inline Floats capped(Floats x, float cap) {
+  const Floats ones = broadcast(1.0f), power = exp(x * broadcast(2.0f / cap));
+  const Floats result = broadcast(cap) * ((power - ones) / (power + ones));
+  return each<Floats>([&](int i) { return x.part[i] == x.part[i] ? result.part[i] : x.part[i]; });
+}
 
 inline float from_bf16(uint16_t value) {
   const uint32_t bits = uint32_t{value} << 16;
