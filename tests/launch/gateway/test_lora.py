@@ -100,7 +100,7 @@ def test_requests_are_counted_by_adapter(adapted: Site) -> None:
 
     before = count("rude")
     adapted.ask(CHAT, **BODIES[CHAT], model="rude")
-    eventually(lambda: count("rude") == before + 1)
+    eventually(lambda: count("rude") > before)  # requests before this one may be counted only now
 
 
 def test_adapters_are_loaded_and_unloaded(adapted: Site, folder: Path) -> None:
