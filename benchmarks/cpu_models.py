@@ -53,6 +53,19 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "max_position_embeddings": 40960,
     },
+    "gemma3-270m": {
+        "model_type": "gemma3_text",
+        "hidden_size": 640,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "intermediate_size": 2048,
+        "vocab_size": 262144,
+        "sliding_window": 512,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 32768,
+    },
 }
 _WEIGHT_BYTES = {"int8": (1.0, 1.0), "q8_0": (1.0, 1.0), "int4": (9 / 16, 1.0), "q4_0": (9 / 16, 1.0)}
 _COMMON = {
@@ -118,41 +131,27 @@ def num_weights(shape: dict[str, Any]) -> tuple[int, int]:
 
 def _random_weights(shape: dict[str, Any], device: str) -> dict[str, torch.Tensor]:
     """Embeddings are small beside what layers add, so that the tied head does not repeat the input."""
-    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
-    queries = shape["num_attention_heads"] * shape["head_dim"]
-    keys = shape["num_key_value_heads"] * shape["head_dim"]
     generator = torch.Generator(device).manual_seed(0)
-
-    def random(outputs: int, inputs: int, std: float | None = None) -> torch.Tensor:
-        values = torch.randn(outputs, inputs, generator=generator, device=device)
-        # Rounded where it lies: half as much goes to the host.
-        return values.mul_(std or inputs**-0.5).to(torch.bfloat16).cpu()
-
-    def ones(count: int) -> torch.Tensor:
-        return torch.ones(count, dtype=torch.bfloat16)
-
-    tensors = {
-        "model.embed_tokens.weight": random(shape["vocab_size"], hidden, 0.02),
-        "model.norm.weight": ones(hidden),
-    }
-    if not shape.get("tie_word_embeddings", True):
-        tensors["lm_head.weight"] = random(shape["vocab_size"], hidden)
-    for index in range(shape["num_hidden_layers"]):
-        layer = {
-            "self_attn.q_proj": random(queries, hidden),
-            "self_attn.k_proj": random(keys, hidden),
-            "self_attn.v_proj": random(keys, hidden),
-            "self_attn.o_proj": random(hidden, queries),
-            "mlp.gate_proj": random(inner, hidden),
-            "mlp.up_proj": random(inner, hidden),
-            "mlp.down_proj": random(hidden, inner),
-            "input_layernorm": ones(hidden),
-            "post_attention_layernorm": ones(hidden),
-        }
-        if shape["model_type"] == "qwen3":
-            layer |= {"self_attn.q_norm": ones(shape["head_dim"]), "self_attn.k_norm": ones(shape["head_dim"])}
-        tensors |= {f"model.layers.{index}.{name}.weight": tensor for name, tensor in layer.items()}
+    tensors = {}
+    for name, size in _parameter_sizes(shape).items():
+        if len(size) == 1:  # of a norm
+            tensors[name] = torch.ones(size, dtype=torch.bfloat16)
+            continue
+        values = torch.randn(size, generator=generator, device=device)
+        std = 0.02 if name == "model.embed_tokens.weight" else size[-1] ** -0.5
+        tensors[name] = (
+            values.mul_(std).to(torch.bfloat16).cpu()
+        )  # rounded where it lies: half as much goes to the host
     return tensors
+
+
+def _parameter_sizes(shape: dict[str, Any]) -> dict[str, torch.Size]:
+    from transformers import AutoConfig, AutoModelForCausalLM  # seconds, for who only wants to know a shape
+
+    config = AutoConfig.for_model(**{**_COMMON, **shape})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
 def _make_tokenizer() -> Tokenizer:

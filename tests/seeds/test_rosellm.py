@@ -199,14 +199,15 @@ def test_r_rl_15_models_run_in_inference_mode_and_tell_their_dtype(tiny: TinyEng
 def test_r_rl_16_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> None:
     """Before anything is ready, with both numbers."""
     from tests.tiny import make_tiny_model
-    from triptych.workers.execute.model.loader import load_model
-    from triptych.workers.execute.model.tokenizer import load_tokenizer
+    from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+    from triptych.workers.execute.model.build import build_runner
 
     folder = make_tiny_model("llama", tmp_path, vocab_size=200)
     with pytest.raises(ConfigError, match="the tokenizer has 259 ids and the model 200"):
-        load_model(
-            folder, load_tokenizer(folder), dtype="auto", device=torch.device("cpu"), progress=lambda done, total: None
-        )
+        build_runner(
+            ModelConfig(model=str(folder), device="cpu"), CacheConfig(num_pages=16), SchedulerConfig(),
+            model_dir=folder, run_dir=tmp_path, progress=lambda done, total: None,
+        )  # fmt: skip
 
 
 # Defects

@@ -15,7 +15,6 @@ from .decoder_spec import DecoderSpec, Unsupported, describe_decoder
 from .facts import ModelFacts
 from .four_bits import open_tensors
 from .native_weights import Checkpoint
-from .tokenizer import check_vocabulary
 
 
 class DenseCheckpoint(NamedTuple):
@@ -24,15 +23,14 @@ class DenseCheckpoint(NamedTuple):
     spec: DecoderSpec
 
 
-def open_checkpoint(folder: Path, tokenizer: PreTrainedTokenizerFast) -> DenseCheckpoint:
+def open_checkpoint(folder: Path) -> DenseCheckpoint:
     """The dense decoder in a local checkpoint directory.
 
     Raises:
         Unsupported: it has something that the description of a decoder has no word for.
-        ConfigError: the checkpoint is missing something, damaged, or not the tokenizer's.
+        ConfigError: the checkpoint is missing something, or damaged.
     """
     config = read_config(folder)
-    check_vocabulary(config, tokenizer)
     check_weights(folder)
     tensors = open_tensors(folder)
     return DenseCheckpoint(config, tensors, describe_decoder(config, tensors.shapes()))

@@ -69,7 +69,7 @@ def load_fused(
         Unsupported: the kernels do not compute this model, or not here; the text says why.
         ConfigError: the checkpoint is missing something or damaged, or an adapter does not fit it.
     """
-    config, checkpoint, spec = open_checkpoint(folder, tokenizer)
+    config, checkpoint, spec = open_checkpoint(folder)
     if checkpoint.is_quantised:
         raise Unsupported("its weights have four bits already")
     format_ = _format(config, dtype, quantization, is_invariant)

@@ -16,7 +16,6 @@ from ....protocol.errors import ConfigError
 from .checkpoint import check_layer_types, check_weights, context_limit, read_config
 from .facts import ModelFacts, Progress
 from .group import ALONE, Group
-from .tokenizer import check_vocabulary
 
 
 class LoadedModel(NamedTuple):
@@ -38,11 +37,10 @@ def load_model(
     Of a ``group`` each rank loads its own shard, and all must call this.
 
     Raises:
-        ConfigError: something is missing, damaged or not known, or the tokenizer has ids that the model has not.
+        ConfigError: something is missing, damaged or not known.
     """
     config = read_config(folder)
     check_layer_types(config)
-    check_vocabulary(config, tokenizer)
     check_weights(folder)
     with _reporting(progress):
         model: Any = _read_weights(folder, config, dtype, group)

@@ -21,7 +21,7 @@ def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str,
         Unsupported: the kernels do not compute this model, or not here; the text says why.
         ConfigError: the checkpoint is missing something or damaged, or an adapter does not fit it.
     """
-    config, checkpoint, spec = open_checkpoint(folder, tokenizer)
+    config, checkpoint, spec = open_checkpoint(folder)
     if (setting.is_quantised or checkpoint.is_quantised) and dtype == "auto" and config.dtype == torch.float16:
         dtype = "bfloat16"  # that of keys and values; weights and activations have neither
     compute_dtype = choose_dtype(config, dtype, FORMATS)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ....protocol.errors import ConfigError
 from ....protocol.tokenizer_files import TokenizerFacts, save_tokenizer
+
+logger = logging.getLogger(__name__)
 
 # Without one of these AutoTokenizer may still make a tokenizer: an empty one.
 _VOCABULARY_FILES = (
@@ -23,15 +27,6 @@ _VOCABULARY_FILES = (
     "tekken.json",
     "tiktoken.model",
 )
-
-
-def export_tokenizer(model_dir: Path, run_dir: Path) -> TokenizerFacts:
-    """Write the tokenizer of a checkpoint as ``protocol.tokenizer_files`` describes.
-
-    Raises:
-        ConfigError: as ``load_tokenizer``.
-    """
-    return write_tokenizer(load_tokenizer(model_dir), run_dir)
 
 
 def load_tokenizer(model_dir: Path) -> PreTrainedTokenizerFast:
@@ -58,14 +53,19 @@ def load_tokenizer(model_dir: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def write_tokenizer(tokenizer: PreTrainedTokenizerFast, run_dir: Path) -> TokenizerFacts:
-    """Write the two files and return what the second one says."""
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+def write_tokenizer(tokenizer: PreTrainedTokenizerFast, run_dir: Path, *, vocab_size: int) -> TokenizerFacts:
+    """Write the two files that ``protocol.tokenizer_files`` describes, for a model with ids below ``vocab_size``, and
+    return what the second one says.
+
+    Raises:
+        ConfigError: the tokenizer is of another model, or another one is being served.
+    """
+    backend = _for_model(tokenizer, vocab_size)
     backend.no_truncation()
     backend.no_padding()
     special = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
     facts = TokenizerFacts(
-        vocab_size=vocab_size(tokenizer),
+        vocab_size=max(backend.get_vocab().values()) + 1,  # ids may have gaps
         chat_template=_default_template(tokenizer.chat_template),
         special_tokens=special,
         bos_token_id=tokenizer.bos_token_id,
@@ -74,23 +74,37 @@ def write_tokenizer(tokenizer: PreTrainedTokenizerFast, run_dir: Path) -> Tokeni
     return facts
 
 
-def vocab_size(tokenizer: PreTrainedTokenizerFast) -> int:
-    """One more than the greatest id: ids may have gaps, so counting tokens is not enough."""
-    return int(max(tokenizer.get_vocab().values())) + 1
-
-
-def check_vocabulary(config: PretrainedConfig, tokenizer: PreTrainedTokenizerFast) -> None:
-    """More ids in the model than in the tokenizer are common (padding), fewer are a mix-up.
+def _for_model(tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> Tokenizer:
+    """A copy without the tokens that were added beyond the model's ids: placeholders of images, say, which are plain
+    text to a model that sees none. More ids in the model than in the tokenizer are common (padding).
 
     Raises:
-        ConfigError: the tokenizer has ids that the model has not.
+        ConfigError: the model lacks ids of the vocabulary itself, or of the tokens that begin and end texts.
     """
-    in_model, in_tokenizer = config.get_text_config().vocab_size, vocab_size(tokenizer)
-    if in_model < in_tokenizer:
-        raise ConfigError(
-            f"the tokenizer has {in_tokenizer} ids and the model {in_model}: they are not of the same checkpoint",
-            param="model",
-        )
+    text = tokenizer.backend_tokenizer.to_str()
+    known = tokenizer.get_vocab()
+    beyond = {token: token_id for token, token_id in known.items() if token_id >= vocab_size}
+    if not beyond:
+        return Tokenizer.from_str(text)
+    needed = {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    added = set(tokenizer.added_tokens_decoder) - needed
+    if not added.issuperset(beyond.values()):
+        count = max(beyond.values()) + 1
+        reason = f"the tokenizer has {count} ids and the model {vocab_size}: they are not of the same checkpoint"
+        raise ConfigError(reason, param="model")
+    logger.warning("the model has no ids for %d tokens of its tokenizer: %.200s", len(beyond), ", ".join(beyond))
+    return Tokenizer.from_str(json.dumps(_without(json.loads(text), set(beyond.values()))))
+
+
+def _without(content: dict[str, Any], token_ids: set[int]) -> dict[str, Any]:
+    """A tokenizer.json without added tokens. Some kinds of models list them among the others as well."""
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] not in token_ids]
+    vocab = content["model"]["vocab"]
+    if isinstance(vocab, dict):
+        content["model"]["vocab"] = {token: number for token, number in vocab.items() if number not in token_ids}
+    else:  # of Unigram: a list by ids
+        content["model"]["vocab"] = [token for number, token in enumerate(vocab) if number not in token_ids]
+    return content
 
 
 def _default_template(template: Any) -> str | None:

@@ -75,14 +75,15 @@ class Ways:
         start while weights load.
 
         Raises:
-            ConfigError: there is none that can be used.
+            ConfigError: there is none that can be used, or it is of another model.
         """
         with importing(TRANSFORMERS):
             from .tokenizer import load_tokenizer, write_tokenizer
 
         tokenizer = load_tokenizer(self.folder)
         if run_dir is not None:
-            write_tokenizer(tokenizer, run_dir)
+            vocab_size = read_config(self.folder).get_text_config().vocab_size
+            write_tokenizer(tokenizer, run_dir, vocab_size=vocab_size)
         return replace(self, tokenizer=tokenizer)
 
     def with_ranks(self, run_dir: Path) -> Ways:

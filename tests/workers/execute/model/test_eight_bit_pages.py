@@ -170,10 +170,12 @@ def test_attention_reads_what_the_bytes_stand_for(format_: Format, level: str, s
         assert difference <= tolerance * np.abs(expected).max(), start
 
 
-@pytest.mark.parametrize("shape", [ODD, IN_REGISTERS])
+@pytest.mark.parametrize(("family", "shape"), [("mistral", ODD), ("mistral", IN_REGISTERS), ("gemma2", IN_REGISTERS)])
 @pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
-def test_logits_have_the_same_bits_in_any_chunks_and_company(format_: Format, shape: str, tmp_path: Path) -> None:
-    checkpoint = make_checkpoint("mistral", tmp_path, **{"sliding_window": 70, **SHAPES[shape]})
+def test_logits_have_the_same_bits_in_any_chunks_and_company(
+    format_: Format, family: str, shape: str, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint(family, tmp_path, **{"sliding_window": 70, **SHAPES[shape]})
     plain, decoder = decoders(checkpoint, FASTEST, format_)
     alone = run(decoder, NUM_TOKENS)
     for sizes in ([7] * 21 + [3], [64, 64, 22], [120, *[1] * 30]):
@@ -182,7 +184,7 @@ def test_logits_have_the_same_bits_in_any_chunks_and_company(format_: Format, sh
     first = decoder.run(make_inputs([(TOKENS, 0, 60), *mates], num_pages=NUM_PAGES)).logits[:60]
     assert np.array_equal(first, alone[:60])
     exact = run(plain, NUM_TOKENS)
-    assert 0 < np.abs(alone - exact).max() < 0.2 * np.abs(exact).max()
+    assert 0 < np.abs(alone - exact).max() < 0.3 * np.abs(exact).max()
 
 
 def test_what_an_earlier_owner_left_in_a_page_is_never_seen(tmp_path: Path) -> None:

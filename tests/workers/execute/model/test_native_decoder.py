@@ -126,8 +126,11 @@ def test_logits_are_those_of_transformers_in_float64(shape: str, tmp_path: Path)
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
-def test_logits_have_the_same_bits_in_any_chunks_and_company(level: str, format_: Format, tmp_path: Path) -> None:
-    checkpoint = make_checkpoint("mistral", tmp_path, sliding_window=70)
+@pytest.mark.parametrize("family", ["mistral", "gemma2"])
+def test_logits_have_the_same_bits_in_any_chunks_and_company(
+    family: str, level: str, format_: Format, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint(family, tmp_path, sliding_window=70)
     decoder, token_ids = make_decoder(checkpoint, level, format_), random_tokens(NUM_TOKENS)
     alone = run_chunks(decoder, token_ids, [NUM_TOKENS])
     for sizes in ([1] * NUM_TOKENS, [7] * 21 + [3], [64, 64, 22], [149, 1]):

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from tests.tiny import CHAT_TEMPLATE, make_tiny_tokenizer
+from tests.tiny import CHAT_TEMPLATE, VOCAB_SIZE, make_tiny_tokenizer
 from triptych.protocol.errors import ConfigError
-from triptych.protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, load_facts
-from triptych.workers.execute.model.tokenizer import export_tokenizer
+from triptych.protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, TokenizerFacts, load_facts
+from triptych.workers.execute.model.tokenizer import load_tokenizer, write_tokenizer
 
 
 @pytest.fixture
@@ -19,14 +19,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_both_files_are_written(folder: Path, tmp_path: Path) -> None:
-    facts = export_tokenizer(folder, tmp_path)
+    facts = export(folder, tmp_path)
     assert load_facts(tmp_path) == facts
     tokenizer = Tokenizer.from_file(str(tmp_path / TOKENIZER_FILE))
     assert tokenizer.decode(tokenizer.encode("Grüße 🙂").ids) == "Grüße 🙂"
 
 
 def test_facts_are_those_of_the_tokenizer(folder: Path, tmp_path: Path) -> None:
-    facts = export_tokenizer(folder, tmp_path)
+    facts = export(folder, tmp_path)
     assert (facts.vocab_size, facts.bos_token_id, facts.chat_template) == (259, 1, CHAT_TEMPLATE)
     assert facts.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 
@@ -35,7 +35,45 @@ def test_added_tokens_count_up_to_the_greatest_id(tmp_path: Path) -> None:
     tokenizer = make_tiny_tokenizer()
     tokenizer.add_tokens(["<|tool|>"])
     tokenizer.save_pretrained(tmp_path / "model")
-    assert export_tokenizer(tmp_path / "model", tmp_path).vocab_size == 260
+    assert export(tmp_path / "model", tmp_path).vocab_size == 260
+
+
+@pytest.mark.parametrize("is_in_vocabulary", [False, True])
+def test_added_tokens_that_the_model_has_not_are_plain_text(
+    is_in_vocabulary: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Gemma 3 without its eyes: its tokenizer knows one more token than the model, the placeholder of an image."""
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.add_tokens(["<image>"], special_tokens=True)
+    tokenizer.save_pretrained(tmp_path / "model")
+    if is_in_vocabulary:
+        file = tmp_path / "model" / "tokenizer.json"
+        content = json.loads(file.read_text())
+        content["model"]["vocab"]["<image>"] = 259
+        file.write_text(json.dumps(content))
+    facts = export(tmp_path / "model", tmp_path, vocab_size=259)
+    written = Tokenizer.from_file(str(tmp_path / TOKENIZER_FILE))
+    assert facts.vocab_size == 259
+    assert max(written.encode("an <image>").ids) < 259
+    assert written.decode(written.encode("an <image>").ids) == "an <image>"
+    assert "the model has no ids for 1 tokens of its tokenizer: <image>" in caplog.text
+
+
+@pytest.mark.parametrize("vocab_size", [258, 2])
+def test_a_tokenizer_of_another_model_is_refused_with_both_numbers(
+    vocab_size: int, folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"the tokenizer has 259 ids and the model {vocab_size}"):
+        export(folder, tmp_path, vocab_size=vocab_size)
+    assert not (tmp_path / FACTS_FILE).exists()
+
+
+def test_a_token_that_ends_answers_must_be_in_the_model(tmp_path: Path) -> None:
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": "<end>"})
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(ConfigError, match="the tokenizer has 260 ids and the model 259"):
+        export(tmp_path / "model", tmp_path, vocab_size=259)
 
 
 def test_truncation_and_padding_are_left_out(folder: Path, tmp_path: Path) -> None:
@@ -44,13 +82,13 @@ def test_truncation_and_padding_are_left_out(folder: Path, tmp_path: Path) -> No
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=64)
     tokenizer.save(str(file))
-    export_tokenizer(folder, tmp_path)
+    export(folder, tmp_path)
     assert len(Tokenizer.from_file(str(tmp_path / TOKENIZER_FILE)).encode("twenty characters ..").ids) == 20
 
 
 def test_template_in_a_file_of_its_own_is_found(folder: Path, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ 'apart' }}")
-    assert export_tokenizer(folder, tmp_path).chat_template == "{{ 'apart' }}"
+    assert export(folder, tmp_path).chat_template == "{{ 'apart' }}"
 
 
 def test_of_several_templates_the_default_is_taken(folder: Path, tmp_path: Path) -> None:
@@ -58,24 +96,24 @@ def test_of_several_templates_the_default_is_taken(folder: Path, tmp_path: Path)
     edit_tokenizer_config(
         folder, chat_template=[{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
     )
-    assert export_tokenizer(folder, tmp_path).chat_template == "D"
+    assert export(folder, tmp_path).chat_template == "D"
 
 
 def test_tokenizer_without_a_template_has_none(folder: Path, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").unlink()
-    assert export_tokenizer(folder, tmp_path).chat_template is None
+    assert export(folder, tmp_path).chat_template is None
 
 
 def test_directory_without_a_tokenizer_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no tokenizer: none of tokenizer\.json"):
-        export_tokenizer(tmp_path, tmp_path)
+        export(tmp_path, tmp_path)
     assert not (tmp_path / FACTS_FILE).exists()
 
 
 def test_damaged_tokenizer_is_an_error(folder: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot read the tokenizer"):
-        export_tokenizer(folder, tmp_path)
+        export(folder, tmp_path)
 
 
 def test_tokenizer_that_is_python_code_only_is_refused(tmp_path: Path) -> None:
@@ -83,7 +121,11 @@ def test_tokenizer_that_is_python_code_only_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "ProphetNetTokenizer"}))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "prophetnet"}))
     with pytest.raises(ConfigError):
-        export_tokenizer(tmp_path, tmp_path)
+        export(tmp_path, tmp_path)
+
+
+def export(folder: Path, run_dir: Path, *, vocab_size: int = VOCAB_SIZE) -> TokenizerFacts:
+    return write_tokenizer(load_tokenizer(folder), run_dir, vocab_size=vocab_size)
 
 
 def edit_tokenizer_config(folder: Path, **values: object) -> None:

@@ -1,0 +1,62 @@
+"""Which differences from transformers keep the compiled decoder from serving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from tests.workers.execute.model.native import changed_tensors, load_cached, make_checkpoint
+from triptych.workers.execute.kernels.compile import available_levels
+from triptych.workers.execute.kernels.structures import Format
+from triptych.workers.execute.model import native_self_test
+from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder
+from triptych.workers.execute.model.native_self_test import check_native
+from triptych.workers.execute.model.native_weights import Checkpoint, PackedWeights
+
+
+@pytest.fixture
+def sharp(tmp_path: Path) -> Path:
+    """A checkpoint whose scores are so great that transformers in bfloat16 is half a logit off its own float32."""
+    folder = make_checkpoint("qwen3", tmp_path / "sharp")
+    with changed_tensors(folder) as tensors:
+        for name in tensors:
+            tensors[name] = (tensors[name] * (8 if "_norm." in name and "self_attn" in name else 1)).to(torch.bfloat16)
+    return folder
+
+
+def check(folder: Path, format_: Format = Format.BFLOAT16, **overrides: Any) -> float:
+    """``overrides`` are of the config that transformers gets."""
+    library, tensors = load_cached(available_levels()[0]), Checkpoint(folder)
+    spec = describe_decoder(AutoConfig.from_pretrained(folder), tensors.shapes())
+    weights = PackedWeights(
+        spec, tensors, library=library, format_=format_, num_threads=1, progress=lambda done, total: None
+    )
+    config = AutoConfig.from_pretrained(folder, **overrides)
+    return check_native(library, weights, config, tensors, num_threads=1)
+
+
+def test_where_much_hangs_on_rounding_the_kernels_are_held_against_float32(sharp: Path) -> None:
+    """They keep more of it than transformers does; to differ from what that rounds to is no fault of theirs."""
+    assert 0.1 < check(sharp) < 0.4
+
+
+def test_a_wrong_kernel_is_found_there_too(sharp: Path) -> None:
+    with pytest.raises(Unsupported, match="its logits differ from transformers' by"):
+        check(sharp, rms_norm_eps=0.5)
+
+
+def test_without_memory_for_float32_the_first_comparison_decides(sharp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_self_test, "available_bytes", lambda device: 0)
+    with pytest.raises(Unsupported, match=r"the limit is 0\.1"):
+        check(sharp)
+
+
+@pytest.mark.parametrize("format_", [Format.FLOAT32, Format.BFLOAT16])
+def test_other_models_are_compared_once(format_: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_checkpoint("qwen3", tmp_path)
+    monkeypatch.setattr(native_self_test, "available_bytes", lambda device: 0)
+    assert check(folder, format_) < 0.1
