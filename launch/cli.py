@@ -159,7 +159,8 @@ def generate(
 ) -> None:
     """Answer prompts. One that fails stops no other; its row tells why, and the exit code is 1.
 
-    A line that begins with {" is JSON: prompt, prompt_token_ids or messages, any sampling parameter, and an id.
+    A line that begins with {" is JSON: prompt, prompt_token_ids or messages, any other field of a
+    request (docs/protocol.md), and an id.
     """
     from .generate import Task, generate
     from .output import choose_format

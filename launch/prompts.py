@@ -9,14 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.errors import ConfigError, InvalidRequest
-from ..protocol.sampling import FIELD_NAMES
 from .not_utf8 import why_not_utf8
 
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
-_OTHER_FIELDS = (
-    "id", "request_id", "truncation", "lease_s", "priority", "deadline_ms", "max_queue_ms", "cache_salt", "lora",
-)  # fmt: skip
-_FIELDS = FIELD_NAMES | {*PROMPT_FIELDS, *_OTHER_FIELDS}
+_NOT_OF_A_REQUEST = {"params", "keep"}  # what ``Client.submit`` takes beside the fields of a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +82,7 @@ def _parse(text: str) -> dict[str, Any]:
         row: dict[str, Any] = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"not JSON: {error}") from error
-    for name in row.keys() - _FIELDS:
+    for name in row.keys() & _NOT_OF_A_REQUEST:
         raise InvalidRequest(f"unknown field {name!r}", param=name)
     if "prompt" in row and not isinstance(row["prompt"], (str, list)):
         raise InvalidRequest(f"prompt must be a string or token ids, got {row['prompt']!r:.80}", param="prompt")
@@ -95,6 +91,8 @@ def _parse(text: str) -> dict[str, Any]:
     messages = row.get("messages", [])
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise InvalidRequest(f"messages must be a list of maps, got {messages!r:.80}", param="messages")
+    if isinstance(row.get("tools"), list):  # as over HTTP; on the wire they are text
+        row["tools"] = json.dumps(row["tools"])
     if isinstance(row.get("logit_bias"), dict):  # JSON has no keys but strings
         row["logit_bias"] = {int(k) if k.isdecimal() and len(k) <= 10 else k: v for k, v in row["logit_bias"].items()}
     return row

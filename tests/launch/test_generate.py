@@ -65,6 +65,23 @@ def test_a_line_may_say_when_it_must_be_answered(generate: Triptych) -> None:
     assert outcome.code == 1
 
 
+def test_a_line_may_have_every_field_of_a_request(generate: Triptych) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    lines: list[dict[str, Any]] = [
+        {"prompt": "a", "structured": {"choice": ["yes", "no"]}, "max_tokens": 9},
+        {"prompt": "b", "tools": [tool], "chat_template_kwargs": {"enable_thinking": False}},
+        {"prompt": "c", "tools": []},
+        {"prompt": "d" * 100, "max_prompt_tokens": 10, "truncation": "left", "return_prompt": True},
+    ]
+    held, equipped, wrong, cut = rows_of(
+        generate("--format", "jsonl", stdin="\n".join(map(json.dumps, lines)).encode()).out
+    )
+    assert held["text"] in ("yes", "no")
+    assert equipped["finish_reason"] == "length"
+    assert wrong["error"]["param"] == "tools"
+    assert cut["usage"]["prompt_tokens"] == 10
+
+
 def test_a_line_may_be_an_object_with_parameters_of_its_own(generate: Triptych) -> None:
     lines = [
         {"prompt": "a", "max_tokens": 2},
@@ -104,6 +121,7 @@ def test_a_row_holds_all_that_is_known_of_an_answer(generate: Triptych) -> None:
     [
         (b'{"prompt": "x", "temperature": -1}', "temperature"),
         (b'{"prompt": "x", "colour": "red"}', "colour"),
+        (b'{"prompt": "x", "keep": true}', "keep"),
         (b'{"max_tokens": 3}', "prompt"),
         (b'{"prompt": 5}', "prompt"),
         (b'{"messages": "hello"}', "messages"),
@@ -112,7 +130,7 @@ def test_a_row_holds_all_that_is_known_of_an_answer(generate: Triptych) -> None:
         (b'{"prompt": "\\ud800"}', "prompt"),
         (b"\xff\xfe", "prompt"),
     ],
-    ids=["limit", "unknown", "empty", "type", "messages", "name", "syntax", "surrogate", "utf-8"],
+    ids=["limit", "unknown", "argument", "empty", "type", "messages", "name", "syntax", "surrogate", "utf-8"],
 )
 def test_a_bad_prompt_is_a_row_with_an_error_and_stops_no_other(
     generate: Triptych, line: bytes, param: str | None
