@@ -15,6 +15,7 @@ from .decoder_spec import DecoderSpec, Unsupported, describe_decoder
 from .facts import ModelFacts
 from .four_bits import open_tensors
 from .native_weights import Checkpoint
+from .text_part import text_config
 
 
 class DenseCheckpoint(NamedTuple):
@@ -30,7 +31,7 @@ def open_checkpoint(folder: Path) -> DenseCheckpoint:
         Unsupported: it has something that the description of a decoder has no word for.
         ConfigError: the checkpoint is missing something, or damaged.
     """
-    config = read_config(folder)
+    config = text_config(read_config(folder))
     check_weights(folder)
     tensors = open_tensors(folder)
     return DenseCheckpoint(config, tensors, describe_decoder(config, tensors.shapes()))

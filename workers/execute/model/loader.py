@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
@@ -16,6 +23,7 @@ from ....protocol.errors import ConfigError
 from .checkpoint import check_layer_types, check_weights, context_limit, read_config
 from .facts import ModelFacts, Progress
 from .group import ALONE, Group
+from .text_part import RENAMINGS, text_config
 
 
 class LoadedModel(NamedTuple):
@@ -39,12 +47,25 @@ def load_model(
     Raises:
         ConfigError: something is missing, damaged or not known.
     """
-    config = read_config(folder)
+    whole = config = read_config(folder)
+    if type(text := text_config(whole)) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        config = text  # eyes and ears would take memory for nothing
     check_layer_types(config)
     check_weights(folder)
-    with _reporting(progress):
+    with _reporting(progress), _quiet() if config is not whole else nullcontext():
         model: Any = _read_weights(folder, config, dtype, group)
     return LoadedModel(model.to(device), _facts(model, tokenizer))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Transformers says nothing of tensors that it finds and does not need."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
 
 
 def _read_weights(folder: Path, config: PretrainedConfig, dtype: str, group: Group) -> PreTrainedModel:
@@ -57,6 +78,7 @@ def _read_weights(folder: Path, config: PretrainedConfig, dtype: str, group: Gro
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            key_mapping=RENAMINGS if config.get_text_config() is config else None,
             **_of_group(group),
         )
     except Exception as error:  # foreign code of hundreds of families: whatever it raises, this model cannot be used

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from ....protocol.errors import ConfigError
 from ....protocol.lora import MAX_RANK, LoraModule
+from .text_part import text_name
 
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 # What an adapter may have beside its ranks and scales, and the only values with which it is what is computed here.
@@ -92,7 +93,8 @@ def _load(module: LoraModule) -> Adapter:
         raise _refused(module.name, f"{weights_file} is damaged: {error}") from error
     if not sides:
         raise _refused(module.name, f"{weights_file} has no tensors")
-    return Adapter(module.name, {name: _low_rank(module.name, name, sides[name], scales) for name in sorted(sides)})
+    updates = {text_name(name): _low_rank(module.name, name, sides[name], scales) for name in sorted(sides)}
+    return Adapter(module.name, updates)
 
 
 class _Scales(NamedTuple):

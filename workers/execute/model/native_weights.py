@@ -21,26 +21,32 @@ from .checkpoint import weight_files
 from .decoder_spec import DecoderSpec, LayerTensors, bias_of
 from .facts import Progress
 from .give_back import forget_mapped
+from .text_part import text_names
 
 _PER_LAYER_BYTES = 1 << 12  # for the ends of cache lines
 
 
 class Checkpoint(Mapping[str, torch.Tensor]):
-    """The tensors of a checkpoint directory by name, mapped: one that was read takes no memory of ours."""
+    """The tensors of a checkpoint directory by name, mapped: one that was read takes no memory of ours.
+
+    Of a model that also sees or hears, those of its text part, by their names in a model of text alone.
+    """
 
     is_quantised = False  # layers are stored in four bits
 
     def __init__(self, folder: Path) -> None:
-        self._files: dict[str, Any] = {}
+        files: dict[str, Any] = {}
         self._paths = weight_files(folder)
         with ExitStack() as stack:
             for path in self._paths:
                 file = stack.enter_context(safe_open(path, framework="pt"))
-                self._files.update(dict.fromkeys(file.keys(), file))
+                files.update(dict.fromkeys(file.keys(), file))
             stack.pop_all()  # they stay open as long as this object lives
+        self._stored = text_names(files)
+        self._files = {name: files[stored] for name, stored in self._stored.items()}
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        tensor: torch.Tensor = self._files[name].get_tensor(self._stored[name])
         return tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -58,7 +64,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         raise KeyError(name)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(file.get_slice(name).get_shape()) for name, file in self._files.items()}
+        return {name: tuple(file.get_slice(self._stored[name]).get_shape()) for name, file in self._files.items()}
 
     def forget(self) -> None:
         """Gives back the memory of what was read; what is read again, as rows of the embedding, comes from the file.

@@ -1,0 +1,113 @@
+"""Models that also see: their text part runs by itself, and says what the whole model says to a text."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from tests import tiny
+from tests.adapters import make_adapter, merge
+from tests.workers.execute.factories import make_scheduler, run
+from tests.workers.execute.model.native import adapt, greedy, make_request
+from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+from triptych.protocol.model_card import ModelCard
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.model.text_part import text_names
+from triptych.workers.execute.scheduling.sequence import Sequence
+
+_PICTURES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+_VIT = {**_PICTURES, "image_size": 28, "patch_size": 14}
+_QWEN_VIT = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+_SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the text model, and of the whole
+    "gemma3": (
+        {
+            "model_type": "gemma3_text",
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
+        },
+        {"vision_config": _VIT, "mm_tokens_per_image": 4, "image_token_index": 271, "tie_word_embeddings": True},
+    ),
+    "mistral3": (
+        {"model_type": "mistral"},
+        {"vision_config": {**_VIT, "model_type": "pixtral"}, "image_token_index": 271, "tie_word_embeddings": False},
+    ),
+    "llava": (
+        {"model_type": "llama"},
+        {"vision_config": {**_VIT, "model_type": "clip_vision_model"}, "image_token_index": 271},
+    ),
+    "qwen2_5_vl": ({"rope_parameters": _SECTIONS}, {"vision_config": _QWEN_VIT, "tie_word_embeddings": True}),
+    "qwen3_vl": (
+        {"rope_parameters": {**_SECTIONS, "mrope_interleaved": True}},
+        {"vision_config": {**_QWEN_VIT, "deepstack_visual_indexes": [0]}, "tie_word_embeddings": False},
+    ),
+}
+
+
+def make_seeing(family: str, folder: Path) -> Any:
+    """A random float32 checkpoint in ``folder``, and the model."""
+    of_text, of_whole = MODELS[family]
+    config = AutoConfig.for_model(family, text_config={**tiny.LLAMA_LIKE, **of_text}, **of_whole)
+    torch.manual_seed(0)
+    model: Any = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    tiny.make_tiny_tokenizer().save_pretrained(folder)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def say(folder: Path, requests: list[Sequence], **options: Any) -> tuple[list[list[int]], ModelCard]:
+    """The output tokens of each request by the checkpoint's runner, and its card."""
+    runner, card = build_runner(
+        ModelConfig(model=str(folder), device="cpu", **options), CacheConfig(num_pages=64), SchedulerConfig(),
+        model_dir=folder, run_dir=folder.parent, progress=lambda done, total: None,
+    )  # fmt: skip
+    outputs = run(Engine(make_scheduler(*requests, num_pages=64, page_size=16, max_model_len=512), runner))
+    return [outputs[request.key] for request in requests], card
+
+
+def requests() -> list[Sequence]:
+    return [make_request(index, length, 16) for index, length in enumerate((1, 20, 45))]
+
+
+def expected(model: Any) -> list[list[int]]:
+    return [greedy(model, request.tokens[: request.num_prompt_tokens].tolist(), 16) for request in requests()]
+
+
+@pytest.mark.parametrize("backend", ["native", "transformers"])
+@pytest.mark.parametrize("family", MODELS)
+def test_greedy_tokens_are_those_of_the_whole_model(
+    family: str, backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    whole = make_seeing(family, tmp_path / "model")
+    outputs, card = say(tmp_path / "model", requests(), backend=backend)
+    assert outputs == expected(whole)
+    assert card.backend.startswith(backend)
+    assert card.num_parameters < sum(parameter.numel() for parameter in whole.parameters())
+    assert "UNEXPECTED" not in caplog.text, "that a model sees is no news to a log"
+
+
+def test_an_adapter_of_the_whole_model_is_one_of_its_text_part(tmp_path: Path) -> None:
+    checkpoint, adapter = tmp_path / "model", tmp_path / "adapter"
+    whole = make_seeing("qwen3_vl", checkpoint)
+    make_adapter(adapter, checkpoint, targets=("gate_proj", "up_proj", "down_proj"))
+    merged = AutoModelForImageTextToText.from_pretrained(merge(checkpoint, adapter, tmp_path / "merged"))
+    outputs, _ = say(checkpoint, [adapt(request, 1) for request in requests()], lora_modules=(f"a={adapter}",))
+    assert outputs == expected(merged)
+    assert outputs != expected(whole)
+
+
+@pytest.mark.parametrize("prefix", ["language_model.", "model.language_model.", ""])
+def test_names_are_those_of_a_model_of_text_alone(prefix: str) -> None:
+    inner = "model." if prefix != "model.language_model." else ""
+    stored = [f"{prefix}{inner}norm.weight", f"{prefix}{inner}layers.0.mlp.up_proj.weight"]
+    others = ["visual.a.weight", "vision_tower.b.weight"]
+    head = ["lm_head.weight"] if prefix != "language_model." else ["language_model.lm_head.weight"]
+    names = ["model.norm.weight", "model.layers.0.mlp.up_proj.weight", "lm_head.weight"]
+    assert text_names([*others, *stored, *head]) == dict(zip(names, [*stored, *head], strict=True))

@@ -1,0 +1,53 @@
+"""The text model inside a model that also sees or hears: its config, and the names of its tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+# As published, as transformers saves them today, and of models whose text part has the usual names.
+_PREFIXES = (("language_model.", ""), ("model.language_model.", "model."))
+RENAMINGS = {"^" + re.escape(prefix): instead for prefix, instead in _PREFIXES}  # the same, as transformers wants it
+_OTHER_SENSES = ("visual.", "model.visual.", "vision_tower.", "multi_modal_projector.")
+# Text models that differ from another one in the positions of images only: those of text are the usual ones.
+_SAME_FOR_TEXT = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+_OF_IMAGES = ("mrope_section", "mrope_interleaved")
+
+
+def text_name(name: str) -> str:
+    """What a tensor or a module of the whole model is called in one of text alone."""
+    for prefix, instead in _PREFIXES:
+        if name.startswith(prefix):
+            return instead + name.removeprefix(prefix)
+    return name
+
+
+def text_names(stored: Iterable[str]) -> dict[str, str]:
+    """The tensors of the text model by their names in a model of text alone -> as they are stored."""
+    names = {text_name(name): name for name in stored if not name.startswith(_OTHER_SENSES)}
+    if all(name == as_stored for name, as_stored in names.items()):
+        return names
+    return {name: stored for name, stored in names.items() if name != stored or name == "lm_head.weight"}
+
+
+def text_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The config of the text model; of a model of text alone its own."""
+    text: PretrainedConfig = config.get_text_config()
+    if text is config:
+        return config
+    if text.dtype is None:
+        text.dtype = config.dtype
+    text.tie_word_embeddings = config.tie_word_embeddings
+    if (same := _SAME_FOR_TEXT.get(text.model_type)) is None:
+        return text
+    from transformers import AutoConfig
+
+    values: dict[str, Any] = {name: value for name, value in text.to_dict().items() if name != "model_type"}
+    rope = values.get("rope_parameters") or {}
+    values["rope_parameters"] = {name: value for name, value in rope.items() if name not in _OF_IMAGES}
+    alone: PretrainedConfig = AutoConfig.for_model(same, **values)
+    return alone
