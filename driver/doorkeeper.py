@@ -91,7 +91,7 @@ class Doorkeeper:
         match message:
             case m.Follow():
                 error = PipelineFailed()
-                for request_id, num_tokens, _ in filter(m.is_follow_entry, message.entries[: m.MAX_FOLLOW_ENTRIES]):
+                for request_id, num_tokens, _ in message.entries:
                     yield m.Failed(request_id, num_tokens, 0, b"", "", None, error.code, error.message, {})
             case m.GetStats():
                 yield m.Stats(self._board.stats())

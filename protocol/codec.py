@@ -172,11 +172,32 @@ def decode(frame: bytes, *, max_bytes: int | None = None, max_values: int | None
 
 
 def decode_public(frame: bytes, *, max_bytes: int) -> Frame:
-    """``decode`` for frames of strangers: depth and the number of values are limited as well."""
+    """``decode`` for frames of strangers: depth, the number of values and what is in them are limited as well."""
     result = decode(frame, max_bytes=max_bytes, max_values=MAX_VALUES)
-    if isinstance(result.message, (m.Submit, m.Follow)):
-        _check_depth(getattr(result.message, "request", None) or getattr(result.message, "entries", None), MAX_DEPTH)
+    match result.message:
+        case m.Submit(_, request):
+            _check_depth(request, MAX_DEPTH)
+        case m.Follow(entries):
+            _check_depth(entries, MAX_DEPTH)
+            _check_follow(entries)
+        case m.Acknowledge(request_ids):
+            for request_id in request_ids:
+                if type(request_id) is not str:
+                    got = type(request_id).__name__
+                    raise BadFrame(f"Acknowledge.request_ids must be str, got {got}", param="request_ids")
+        case m.GetRequests(limit) if limit < 0:
+            raise BadFrame(f"GetRequests.limit is {limit}, the least is 0", param="limit")
     return result
+
+
+def _check_follow(entries: list[Any]) -> None:
+    if (count := len(entries)) > m.MAX_FOLLOW_ENTRIES:
+        raise BadFrame(f"a FOLLOW has {count} entries, the limit is {m.MAX_FOLLOW_ENTRIES}")
+    for entry in entries:
+        if type(entry) is not list or [type(value) for value in entry] != [str, int, bool]:
+            raise BadFrame(f"a FOLLOW entry is [request id, tokens, again], got {entry!r:.100}")
+        if entry[1] < 0:
+            raise BadFrame(f"a FOLLOW entry for {entry[0]:.64} has {entry[1]} tokens, the least is 0", param="entries")
 
 
 def peek_request_id(frame: bytes) -> str:
@@ -209,7 +230,8 @@ def content_key(frame: bytes) -> int:
 def _message(schema: _Schema, values: list[Any]) -> Any:
     name = schema.make.__name__
     if len(values) != len(schema.names):
-        raise BadFrame(f"{name} has {len(values)} fields, expected {len(schema.names)}: {', '.join(schema.names)}")
+        expected = f"{len(schema.names)}: {', '.join(schema.names)}" if schema.names else "none"
+        raise BadFrame(f"{name} has {len(values)} fields, expected {expected}")
     for field, accepted, value in zip(schema.names, schema.types, values, strict=True):
         if type(value) not in accepted:
             expected = " or ".join(t.__name__ for t in accepted)

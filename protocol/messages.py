@@ -89,11 +89,6 @@ class Follow:
     entries: list[list[Any]]
 
 
-def is_follow_entry(entry: Any) -> bool:
-    """Whether this, of a FOLLOW's entries, is ``[request id, tokens, again]``."""
-    return type(entry) is list and [type(v) for v in entry] == [str, int, bool]
-
-
 @dataclass(frozen=True, slots=True)
 class Abort:
     """client -> summarize: end this request now; it is answered by its terminal message."""

@@ -10,7 +10,7 @@ import pytest
 
 from tests.pipeline.checks import assert_quiet, expected
 from tests.pipeline.conftest import hash_driver
-from tests.pipeline.raw import ACCEPTED, FAILED, GET_INFO, GET_STATS, INFO, REJECTED, STATS, SUBMIT, RawClient
+from tests.pipeline.raw import ACCEPTED, FAILED, FOLLOW, GET_INFO, GET_STATS, INFO, REJECTED, STATS, SUBMIT, RawClient
 from tests.waiting import eventually
 from triptych import Driver
 from triptych.protocol.errors import DuplicateId, InvalidRequest, Overloaded, RequestError
@@ -54,6 +54,16 @@ def test_ten_thousand_random_messages_leave_the_service_answering(driver: Driver
         assert any(f[0] == REJECTED and f[5] == "bad_frame" for f in client.received[door])
     assert driver.generate([4, 5, 6], max_tokens=4).token_ids == expected([4, 5, 6], 4)
     assert driver.stats()["restarts"] == restarts
+
+
+def test_what_is_said_at_the_wrong_socket_is_refused_there(driver: Driver) -> None:
+    with RawClient(driver.run_dir) as client:
+        client.send("follow", SUBMIT, "astray", {"prompt": "x"})
+        refused = [REJECTED, "astray", "bad_frame", "Submit is not spoken at the follow socket"]
+        frame = client.receive("follow")
+        assert [frame[0], *frame[4:7]] == refused
+        client.send("submit", FOLLOW, [["a", 0, False]])
+        assert client.receive("submit")[4:7] == ["", "bad_frame", "Follow is not spoken at the submit socket"]
 
 
 def test_a_frame_over_the_limit_cuts_that_client_only(driver: Driver) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...protocol import messages as m
 from ...protocol.board import FAILED, STOP
-from ...protocol.codec import decode_public
+from ...protocol.codec import decode_public, peek_request_id
 from ...protocol.errors import BadFrame, JournalError, PipelineFailed, Poisoned
 from ...protocol.journal.deaths import POISONED, held_against
 from ...protocol.journal.layout import split_word
@@ -275,8 +275,7 @@ class Summarize:
                     self._ends.end(answer, "abort")
             case m.Acknowledge():
                 for request_id in message.request_ids:
-                    if type(request_id) is str:
-                        self._acknowledge(request_id, asker)
+                    self._acknowledge(request_id, asker)
             case m.GetStats():
                 self._router.send(peer, m.Stats(self._context.board.stats()))
             case m.GetStatus():
@@ -287,22 +286,16 @@ class Summarize:
                 answers, ended = self._answers.values(), self._ends.latest
                 self._router.send(peer, list_requests(self._journal, answers, message.limit, ended, asker=asker))
             case _:
-                self._refuse(peer, BadFrame(f"{type(message).__name__} is not spoken at the follow socket"))
+                astray = BadFrame(f"{type(message).__name__} is not spoken at the follow socket")
+                self._refuse(peer, astray, request_id=peek_request_id(frame)[: m.MAX_REFUSED_ID_CHARS])
 
-    def _refuse(self, peer: bytes, error: BadFrame) -> None:
+    def _refuse(self, peer: bytes, error: BadFrame, *, request_id: str = "") -> None:
         self._figures.num_bad_frames += 1
-        self._router.send(peer, m.Rejected("", error.code, error.message, error.param))
+        self._router.send(peer, m.Rejected(request_id, error.code, error.message, error.param))
 
     def _follow(self, peer: bytes, message: m.Follow, asker: int) -> None:
-        if (count := len(message.entries)) > m.MAX_FOLLOW_ENTRIES:
-            self._refuse(peer, BadFrame(f"a FOLLOW has {count} entries, the limit is {m.MAX_FOLLOW_ENTRIES}"))
-            return
         now = time.monotonic()
-        for entry in message.entries:
-            if not m.is_follow_entry(entry):
-                self._refuse(peer, BadFrame(f"a FOLLOW entry is [request id, tokens, again], got {entry!r:.100}"))
-                return
-            request_id, offset, again = entry
+        for request_id, offset, again in message.entries:
             choices = self._request(request_id, asker)
             if choices is not None and not choices.are_complete:
                 choices = None  # a life that died while it forgot the request has left these records of it

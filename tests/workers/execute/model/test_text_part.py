@@ -42,6 +42,13 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the text mode
         {"model_type": "llama"},
         {"vision_config": {**_VIT, "model_type": "clip_vision_model"}, "image_token_index": 271},
     ),
+    "qwen2_vl": (
+        {"rope_parameters": _SECTIONS},
+        {
+            "vision_config": {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2},
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen2_5_vl": ({"rope_parameters": _SECTIONS}, {"vision_config": _QWEN_VIT, "tie_word_embeddings": True}),
     "qwen3_vl": (
         {"rope_parameters": {**_SECTIONS, "mrope_interleaved": True}},
