@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..driver.driver import Driver
 from ..protocol.config import PipelineConfig
-from ..protocol.errors import PipelineClosed, TriptychError
+from ..protocol.errors import ConfigError, PipelineClosed, TriptychError
 from .gateway.address import check_address
 from .gateway.config import GatewayConfig
 from .gateway.processes import gateways
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATISTICS_S = 1.0
+MAX_DRAIN_S = 86400  # a day
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,11 @@ class Task:
     run_dir: Path | None
     drain_timeout: float  # seconds that accepted requests get at a stop
     log_level: str
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.drain_timeout <= MAX_DRAIN_S:  # no number passes neither
+            text = f"drain_timeout is {self.drain_timeout}, the limits are 0 and {MAX_DRAIN_S}"
+            raise ConfigError(text, param="drain_timeout")
 
 
 def serve(task: Task, *, console: Console) -> int:

@@ -40,7 +40,8 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _between(name: str, value: float, low: float, high: float = math.inf) -> None:
-    _require(low <= value <= high, f"{name} is {value}, the limits are {low} and {high}")
+    limits = f"the least is {low}" if high == math.inf else f"the limits are {low} and {high}"
+    _require(low <= value <= high, f"{name} is {value}, {limits}")
 
 
 def _one_of(name: str, value: str, names: tuple[str, ...]) -> None:
@@ -123,7 +124,8 @@ class CacheConfig:
     def __post_init__(self) -> None:
         _between("page_size", self.page_size, 1, 4096)
         _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
-        _require(self.page_size & (self.page_size - 1) == 0, f"page_size must be a power of two, got {self.page_size}")
+        is_power = self.page_size & (self.page_size - 1) == 0
+        _require(is_power, f"page_size is {self.page_size}, it must be a power of two from 1 to 4096")
         if self.num_pages is not None:
             _between("num_pages", self.num_pages, 2, 2**31 - 1)
         _require(

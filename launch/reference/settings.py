@@ -13,7 +13,7 @@ from ..gateway.config import GatewayConfig
 from .api import about
 
 IMPOSSIBLE: dict[type, Any] = {int: -(10**30), float: -1e30, str: "?"}
-_SAID = re.compile(r"(?:the limits are|known are:|the forms are) (.*)")
+_SAID = re.compile(r"(?:the limits are |known are: |the forms are |(?=the least is ))(.*)")
 
 
 def settings() -> str:
@@ -47,6 +47,6 @@ def limits(part: Any, name: str, hint: Any) -> str:
 
 def _short(said: str) -> str:
     said = re.sub(r"(\d)\.0\b", r"\1", said)
-    if said.endswith(" and inf"):
-        return f"from {said.removesuffix(' and inf')}"
+    if said.startswith("the least is "):
+        return f"from {said.removeprefix('the least is ')}"
     return said.replace(" and ", " to " if said[-1].isdigit() else " or ")

@@ -76,7 +76,7 @@ def test_the_file_may_be_named_by_the_environment(
         ("page_size = 32\nblock_size = 16", "page_size is given twice"),
         ("page_size = 32.5", "'--page-size': Input should be a valid integer"),
         ("page_size = true", "'--page-size': Input should be a valid integer"),
-        ("page_size = 5", "page_size must be a power of two, got 5"),
+        ("page_size = 5", "page_size is 5, it must be a power of two from 1 to 4096"),
         ("temperature = -1", "temperature is -1.0, the limits are 0.0 and 100.0"),
         ("page_size", "is not TOML"),
     ],

@@ -172,7 +172,9 @@ def test_every_flag_has_a_help_text() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--page-size", "5"], "page_size must be a power of two, got 5"),
+        (["--page-size", "5"], "page_size is 5, it must be a power of two from 1 to 4096"),
+        (["--page-size", "8192"], "page_size is 8192, the limits are 1 and 4096"),
+        (["--max-model-len", "0"], "max_model_len is 0, the least is 2"),
         (["--num-pages", "1"], "num_pages is 1, the limits are 2 and 2147483647"),
         (["--dtype", "int3"], "dtype is 'int3', known are: auto, float32"),
         (["--policy", "lottery"], "policy is 'lottery', known are: fifo"),
@@ -188,6 +190,13 @@ def test_a_wrong_value_is_refused_with_its_limits(triptych: Triptych, arguments:
     outcome = triptych("generate", "hi", "--model", "hash-lm", *arguments)
     assert outcome.code == 2
     assert words in outcome.err
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "86401"])
+def test_a_drain_takes_no_time_that_cannot_be(triptych: Triptych, value: str) -> None:
+    outcome = triptych("serve", "--model", "hash-lm", "--drain-timeout", value)
+    assert outcome.code == 2
+    assert f"drain_timeout is {float(value)}, the limits are 0 and 86400" in outcome.err
 
 
 def test_a_flag_wins_over_the_environment(triptych: Triptych, monkeypatch: pytest.MonkeyPatch, run_dir: str) -> None:

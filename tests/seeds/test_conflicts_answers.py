@@ -220,7 +220,7 @@ def test_c_28_every_power_of_two_is_a_page_size(page_size: int) -> None:
     sequences = [make_sequence(index, num_tokens=n, max_tokens=20) for index, n in enumerate((3, 40, 64, 65))]
     outputs = run(make_engine(*sequences, page_size=page_size, num_pages=1024 // page_size, prefill_chunk=17))
     assert [outputs[s.key] for s in sequences] == [expected_output(s) for s in sequences]
-    with pytest.raises(ConfigError, match="page_size must be a power of two, got 48"):
+    with pytest.raises(ConfigError, match="page_size is 48, it must be a power of two"):
         Driver("hash-lm", page_size=48)
 
 
