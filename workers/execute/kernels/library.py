@@ -8,7 +8,7 @@ import logging
 from ctypes import POINTER, c_int32, c_int64, c_void_p
 
 from .compile import NoCompiler, available_levels, build_library
-from .structures import Layer, Matrix, Model, Sharing, Step, Update
+from .structures import Expert, Layer, Matrix, Model, Sharing, Step, Update
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ def _prepared(library: Kernels, level: str) -> Kernels:
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    sizes = (c_int64 * 6)()
+    sizes = (c_int64 * 7)()
     library.triptych_sizes(sizes)
-    expected = [ctypes.sizeof(structure) for structure in (Matrix, Layer, Model, Sharing, Step, Update)]
+    expected = [ctypes.sizeof(structure) for structure in (Matrix, Layer, Model, Sharing, Step, Update, Expert)]
     assert list(sizes) == expected, f"structures.py has {expected} bytes, abi.h {list(sizes)}"
     return library

@@ -58,12 +58,21 @@ class Matrix(ctypes.Structure):
     ]
 
 
+class Expert(ctypes.Structure):
+    _fields_ = [
+        ("gate_up", Matrix),
+        ("down", Matrix),
+    ]
+
+
 class Layer(ctypes.Structure):
     _fields_ = [
         ("qkv", Matrix),
         ("output", Matrix),
         ("gate_up", Matrix),
         ("down", Matrix),
+        ("router", Matrix),
+        ("experts", c_void_p),
         ("attention_norm", c_void_p),
         ("mlp_norm", c_void_p),
         ("query_norm", c_void_p),
@@ -114,6 +123,10 @@ class Model(ctypes.Structure):
         ("max_rank", c_int32),
         ("adapted_products", c_int32),
         ("eight_bit_pages", c_int32),
+        ("num_experts", c_int32),
+        ("experts_per_token", c_int32),
+        ("expert_size", c_int32),
+        ("norms_expert_weights", c_int32),
     ]
 
 
@@ -139,6 +152,7 @@ class Step(ctypes.Structure):
         ("carried", c_void_p),
         ("last_tokens", c_void_p),
         ("adapters", c_void_p),
+        ("choices", c_void_p),
         ("logits", c_void_p),
         ("tokens", c_void_p),
         ("greatest", c_void_p),

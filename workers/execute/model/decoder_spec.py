@@ -1,4 +1,4 @@
-"""What a dense Llama-shaped decoder is made of: sizes, layers, and the names and shapes of its tensors.
+"""What a Llama-shaped decoder is made of: sizes, layers, and the names and shapes of its tensors.
 
 It says nothing about where or how the decoder runs, so that every fast path shares it.
 """
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _GEMMA = {"gemma", "gemma2", "gemma3_text"}
-_FAMILIES = {"granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3", *_GEMMA}
+_EXPERTS = {"mixtral", "qwen3_moe"}  # families with layers whose MLP is a choice of several
+_FAMILIES = {"granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3", *_EXPERTS, *_GEMMA}
 _MERGED = {"phi3"}  # families
 _SANDWICHED = {"gemma2", "gemma3_text"}  # families that norm what attention and MLP add to x, too
-_SLIDING = {"mistral", "phi3"}  # families whose layers slide, all of them, where there is a window
+_SLIDING = {"mistral", "phi3", *_EXPERTS}  # families whose layers slide, all of them, where there is a window
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # whose frequencies do not depend on the length
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _NEVER_ZERO = (
@@ -28,11 +29,21 @@ _NEVER_ZERO = (
     "attn_logit_softcapping",
     "final_logit_softcapping",
 )
+# Of an expert: gate, up and down, and the module that it is a part of.
+_EXPERT_NAMES = {"mixtral": (("w1", "w3", "w2"), "block_sparse_moe")}
+_COMMON_EXPERT_NAMES = (("gate_proj", "up_proj", "down_proj"), "mlp")
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # transformers' names
 
 
 class Unsupported(Exception):
     """The model is none of those that the fast path computes; the text says what is different."""
+
+
+class ExpertTensors(NamedTuple):
+    """The names of one expert's weights."""
+
+    gate_up: tuple[str, str]
+    down: str
 
 
 class LayerTensors(NamedTuple):
@@ -42,6 +53,8 @@ class LayerTensors(NamedTuple):
     output: str
     gate_up: tuple[str, ...]  # likewise
     down: str
+    router: str
+    experts: tuple[ExpertTensors, ...]  # in place of the MLP; none where there is one
     attention_norm: str
     mlp_norm: str
     attended_norm: str  # of what attention adds to x
@@ -56,12 +69,15 @@ class DecoderSpec:
 
     Positions are rotary, or a layer has none. In some families the first x and what is added to it have a factor, what
     is added is normed first, and scores or logits y become ``cap * tanh(y / cap)``.
+
+    A layer may have experts in place of its MLP: those that the router's softmax finds likeliest for a token, whose
+    outputs it weights by that.
     """
 
     model_type: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
+    intermediate_size: int  # of layers without experts
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -77,6 +93,11 @@ class DecoderSpec:
     logits_scaling: float  # what logits are divided by
     windows: tuple[int | None, ...]  # of each layer: keys a token attends to, itself included; None: all before it
     ropes: tuple[int | None, ...]  # of each layer: which of the model's ropes turns queries and keys; None: none does
+    has_experts: tuple[bool, ...]  # of each layer
+    num_experts: int  # of a layer that has some
+    experts_per_token: int
+    expert_size: int  # of an expert, what intermediate_size is of an MLP
+    norms_expert_weights: bool  # those of a token's experts add up to 1
     is_merged: bool  # queries, keys and values are stored as one tensor, and so are gate and up
     has_qk_norm: bool  # queries and keys are normed head by head before they turn
     has_post_norms: bool  # of what is added to x
@@ -104,11 +125,18 @@ class DecoderSpec:
         def named(module: str) -> str:
             return f"model.layers.{index}.{module}.weight"
 
+        def expert(number: int) -> ExpertTensors:
+            (gate, up, down), module = self._expert_names
+            weights = f"{module}.experts.{number}"
+            return ExpertTensors((named(f"{weights}.{gate}"), named(f"{weights}.{up}")), named(f"{weights}.{down}"))
+
         return LayerTensors(
             qkv=tuple(named(f"self_attn.{name}_proj") for name in qkv),
             output=named("self_attn.o_proj"),
             gate_up=tuple(named(f"mlp.{name}_proj") for name in gate_up),
             down=named("mlp.down_proj"),
+            router=named(f"{self._expert_names[1]}.gate"),
+            experts=tuple(map(expert, range(self.num_experts if self.has_experts[index] else 0))),
             attention_norm=named("input_layernorm"),
             mlp_norm=named(mlp_norm),
             attended_norm=named("post_attention_layernorm"),
@@ -116,6 +144,10 @@ class DecoderSpec:
             query_norm=named("self_attn.q_norm"),
             key_norm=named("self_attn.k_norm"),
         )
+
+    @property
+    def _expert_names(self) -> tuple[tuple[str, str, str], str]:
+        return _EXPERT_NAMES.get(self.model_type, _COMMON_EXPERT_NAMES)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every tensor a checkpoint must have, and no other, with its shape."""
@@ -129,9 +161,16 @@ class DecoderSpec:
         return shapes
 
     def matrices(self) -> list[str]:
-        """The names of all matrices of the layers."""
+        """The names of all matrices of the layers. A router is none: it is never quantised."""
         layers = map(self.layer, range(self.num_layers))
-        return [name for layer in layers for name in (*layer.qkv, layer.output, *layer.gate_up, layer.down)]
+        return [
+            name
+            for layer in layers
+            for name in (
+                *layer.qkv, layer.output,
+                *(name for mlp in layer.experts or [layer] for name in (*mlp.gate_up, mlp.down)),
+            )
+        ]  # fmt: skip
 
     def _layer_shapes(self, names: LayerTensors) -> Iterator[tuple[str, tuple[int, ...]]]:
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -142,9 +181,17 @@ class DecoderSpec:
         matrices = [
             *((name, (rows, hidden), self.has_qkv_bias) for name, rows in zip(names.qkv, qkv, strict=True)),
             (names.output, (hidden, queries), self.has_output_bias),
-            *((name, (rows, hidden), self.has_mlp_bias) for name, rows in zip(names.gate_up, gate_up, strict=True)),
-            (names.down, (hidden, inner), self.has_mlp_bias),
         ]
+        if names.experts:
+            size = self.expert_size
+            matrices.append((names.router, (self.num_experts, hidden), False))
+            matrices += [(name, (size, hidden), False) for expert in names.experts for name in expert.gate_up]
+            matrices += [(expert.down, (hidden, size), False) for expert in names.experts]
+        else:
+            matrices += [
+                *((name, (rows, hidden), self.has_mlp_bias) for name, rows in zip(names.gate_up, gate_up, strict=True)),
+                (names.down, (hidden, inner), self.has_mlp_bias),
+            ]
         for name, shape, has_bias in matrices:
             yield name, shape
             if has_bias:
@@ -173,6 +220,7 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
     layer = "model.layers.0."
     head_dim = _head_dim(config)
     is_gemma = config.model_type in _GEMMA
+    has_experts = _has_experts(config)
     scores = getattr(config, "query_pre_attn_scalar", head_dim) ** -0.5
     spec = DecoderSpec(
         model_type=config.model_type,
@@ -194,6 +242,11 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         logits_scaling=float(getattr(config, "logits_scaling", 1.0)),
         windows=_windows(config),
         ropes=_rope_numbers(config),
+        has_experts=has_experts,
+        num_experts=config.num_experts if any(has_experts) else 0,
+        experts_per_token=config.num_experts_per_tok if any(has_experts) else 0,
+        expert_size=getattr(config, "moe_intermediate_size", config.intermediate_size) if any(has_experts) else 0,
+        norms_expert_weights=bool(getattr(config, "norm_topk_prob", True)),  # Mixtral's always are
         is_merged=config.model_type in _MERGED,
         has_qk_norm=f"{layer}self_attn.q_norm.weight" in shapes,
         has_post_norms=config.model_type in _SANDWICHED,
@@ -278,6 +331,18 @@ def _layer_types(config: PretrainedConfig) -> list[str]:
     return types
 
 
+def _has_experts(config: PretrainedConfig) -> tuple[bool, ...]:
+    """Of each layer."""
+    layers = range(config.num_hidden_layers)
+    if config.model_type not in _EXPERTS:
+        return (False,) * len(layers)
+    step, without = getattr(config, "decoder_sparse_step", 1), getattr(config, "mlp_only_layers", None) or ()
+    found = tuple(layer not in without and (layer + 1) % step == 0 and config.num_experts > 0 for layer in layers)
+    if any(found) and not 0 < config.num_experts_per_tok <= config.num_experts:
+        raise Unsupported(f"a token has {config.num_experts_per_tok} of {config.num_experts} experts")
+    return found
+
+
 def _windows(config: PretrainedConfig) -> tuple[int | None, ...]:
     return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in _layer_types(config))
 
@@ -306,4 +371,4 @@ def _check_tensors(spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]) -> 
         | {name for name in expected.keys() & shapes.keys() if expected[name] != tuple(shapes[name])}
     )
     if differing:
-        raise Unsupported(f"{len(differing)} of its tensors are not those of a dense decoder, {differing[0]} first")
+        raise Unsupported(f"{len(differing)} of its tensors are not those of its config, {differing[0]} first")

@@ -91,6 +91,8 @@ class NativeSetting:
             plain = [name for name in spec.matrices() if not checkpoint.has_four_bits(name)]
             if plain:
                 raise Unsupported(f"{len(plain)} of its matrices have not four bits as the others, {plain[0]} first")
+            if any(checkpoint.has_four_bits(spec.layer(index).router) for index in range(spec.num_layers)):
+                raise Unsupported("its routers have four bits, which only matrices of layers and the head may have")
             if checkpoint.has_four_bits(spec.embedding):
                 raise Unsupported("its embedding has four bits, which only matrices of layers and the head may have")
             return Format.INT4

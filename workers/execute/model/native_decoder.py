@@ -115,16 +115,18 @@ class NativeDecoder:
         if self._library.triptych_decoder_reserve(self._decoder, num_tokens):
             raise MemoryError(f"no memory for a step of {num_tokens} tokens")
 
-    def run(self, inputs: StepInputs) -> NativeOutputs:
+    def run(self, inputs: StepInputs, *, choices: Int32 | None = None) -> NativeOutputs:
         """Computes a step. It must be the only one under way.
+
+        ``choices`` [tokens, layers, experts of a token] become those that its tokens chose, where a layer has any.
 
         Raises:
             MemoryError: there is not enough for a step of this size.
         """
-        self.submit(inputs)
+        self.submit(inputs, choices=choices)
         return self.wait()
 
-    def submit(self, inputs: StepInputs) -> bool:
+    def submit(self, inputs: StepInputs, *, choices: Int32 | None = None) -> bool:
         """Lets a step be computed, behind the one that is under way. Carried tokens are those of the step before.
 
         Whether it pays to submit another one before this one was waited for: not behind one that is computed by who
@@ -148,6 +150,9 @@ class NativeDecoder:
             **room.addresses,
         )
         arrays = [packed]
+        if choices is not None:
+            arrays.append(choices)
+            step.choices = choices.ctypes.data
         if inputs.carried is not None:
             assert last is not None, "there is no step whose tokens could be carried"
             arrays.append(last.tokens)

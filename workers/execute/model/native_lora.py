@@ -13,6 +13,7 @@ from .lora import Adapter, LowRank
 
 _LANES = 16  # columns of a vector
 _TENSORS = 7  # of a layer: queries, keys, values, output, gate, up, down
+_MLP_TENSORS = 3  # of those, the last
 _PRODUCTS = (0, 0, 0, 1, 2, 2, 3)  # the packed matrix that each of them is in
 
 
@@ -92,10 +93,10 @@ def _modules(spec: DecoderSpec, layer: int) -> list[tuple[str, int, list[int]]]:
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     sizes = {names.qkv: [queries, keys, keys], names.gate_up: [spec.intermediate_size] * 2}
     found = []
-    for group, num_inputs in (
-        (names.qkv, spec.hidden_size), ((names.output,), queries),
-        (names.gate_up, spec.hidden_size), ((names.down,), spec.intermediate_size),
-    ):  # fmt: skip
+    groups = [(names.qkv, spec.hidden_size), ((names.output,), queries)]
+    if not names.experts:
+        groups += [(names.gate_up, spec.hidden_size), ((names.down,), spec.intermediate_size)]
+    for group, num_inputs in groups:
         outputs = sizes.get(group, [spec.hidden_size])
         split = [outputs] if len(group) == 1 else [[size] for size in outputs]
         found += [(name.removesuffix(".weight"), num_inputs, own) for name, own in zip(group, split, strict=True)]
@@ -118,3 +119,5 @@ def _all_parts(spec: DecoderSpec, adapters: Sequence[Adapter]) -> Iterator[LowRa
                     yield from [None] * len(sizes)
                 else:
                     yield from (LowRank(update.a, rows) for rows in torch.split(update.b, sizes))
+            if spec.has_experts[layer]:
+                yield from [None] * _MLP_TENSORS

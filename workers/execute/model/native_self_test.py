@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ..kernels.structures import Format
 from ..step import StepInputs
-from .decoder_spec import Unsupported, find_ropes
+from .decoder_spec import DecoderSpec, Unsupported, find_ropes
 from .exchange import exchanged
+from .expert_modules import FollowedChoices, attach_experts
 from .lora import Adapter
 from .memory import available_bytes
 from .native_decoder import NativeDecoder
@@ -52,6 +53,9 @@ def check_native(
     relative to the greatest logit. Quantised weights count as what they stand for, keys and values in eight bits do
     not. ``packed`` are the ``adapters`` as the kernels have them.
 
+    transformers takes the experts that the kernels chose: which of two is taken that are nearly alike depends on how
+    numbers are rounded. That they are nearly alike is a part of what is compared.
+
     Where much hangs on the last bit of bfloat16, as behind sharp attention, transformers itself is far from what it
     says in float32. There the kernels have to be as near to that, if there is memory for such a copy of the model.
 
@@ -59,8 +63,7 @@ def check_native(
         Unsupported: the logits differ; the text says by how much.
     """
     sequences = random_sequences(weights.spec.vocab_size)
-    dtype = torch.float32 if weights.format is Format.FLOAT32 else torch.bfloat16
-    model = mapped_model(config, checkpoint, dtype)
+    oracle = _Oracle(config, checkpoint, weights, torch.float32 if weights.format is Format.FLOAT32 else torch.bfloat16)
     decoder = NativeDecoder(
         library,
         weights,
@@ -72,21 +75,16 @@ def check_native(
         eight_bit_pages=eight_bit_pages,
     )
     greatest, limit = 0.0, _TOLERANCES[Format.INT8 if eight_bit_pages else weights.format]
-    quantised = {
-        name.removesuffix(".weight"): lambda _, unpack=unpack: unpack() for name, unpack in weights.quantised().items()
-    }
-
-    def logits_of(model: PreTrainedModel, adapter: Adapter | None) -> torch.Tensor:
-        with exchanged(model, quantised), nullcontext() if adapter is None else merged(model, adapter):
-            return plain_logits(model, sequences)
-
     for number, adapter in enumerate((None, *adapters)):
-        plain, found = logits_of(model, adapter), _native_logits(decoder, sequences, number)
-        difference = relative_difference(found, plain)
+        found, choices = _native_logits(decoder, weights.spec, sequences, number)
+        plain, unlikelihood = oracle.logits(sequences, adapter, choices)
+        difference = max(relative_difference(found, plain), unlikelihood)
         if difference > limit and weights.format is Format.BFLOAT16 and _has_room(checkpoint):
-            exact = logits_of(mapped_model(config, checkpoint, torch.float32), adapter)
-            from_exact, rounding = (relative_difference(each, exact) for each in (found, plain))
-            if from_exact <= rounding <= _MOST_ROUNDING:
+            exact, unlikelihood = _Oracle(config, checkpoint, weights, torch.float32).logits(
+                sequences, adapter, choices
+            )
+            from_exact = max(relative_difference(found, exact), unlikelihood)
+            if from_exact <= relative_difference(plain, exact) <= _MOST_ROUNDING:
                 greatest = max(greatest, from_exact)
                 continue
         if not difference <= limit:  # a not-a-number fails too
@@ -95,6 +93,44 @@ def check_native(
             raise Unsupported(f"{text}, the limit is {limit}")
         greatest = max(greatest, difference)
     return greatest
+
+
+class _Oracle:
+    """transformers' modules with the weights that the kernels have."""
+
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        checkpoint: Mapping[str, torch.Tensor],
+        weights: PackedWeights,
+        dtype: torch.dtype,
+    ) -> None:
+        self._spec = weights.spec
+        self._model = mapped_model(config, checkpoint, dtype)
+        quantised = weights.quantised()
+
+        def read(name: str) -> torch.Tensor:
+            return (quantised[name]() if name in quantised else checkpoint[name]).to(dtype)
+
+        attach_experts(self._model, weights.spec, read)
+        modules = {name.removesuffix(".weight") for name in self._model.state_dict()}
+        self._weights = {
+            module: lambda _, unpack=unpack: unpack()
+            for name, unpack in quantised.items()
+            if (module := name.removesuffix(".weight")) in modules
+        }
+
+    def logits(
+        self, sequences: list[Int32], adapter: Adapter | None, choices: torch.Tensor
+    ) -> tuple[torch.Tensor, float]:
+        """Logits [tokens, V] by experts that others chose, and how unlikely its routers find these."""
+        followed = FollowedChoices(choices, norms_weights=self._spec.norms_expert_weights)
+        with ExitStack() as stack:
+            stack.enter_context(exchanged(self._model, self._weights))
+            stack.enter_context(followed.by(self._model, self._spec))
+            if adapter is not None:
+                stack.enter_context(merged(self._model, adapter))
+            return plain_logits(self._model, sequences), followed.difference
 
 
 def relative_difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
@@ -114,7 +150,8 @@ def mapped_model(
     attention = "sdpa" if getattr(config, "attn_logit_softcapping", None) is None else "eager"  # the former has no cap
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)  # type: ignore[no-untyped-call]
-    tensors = {name: tensor.to(dtype) for name, tensor in checkpoint.items()}
+    known = model.state_dict()
+    tensors = {name: checkpoint[name].to(dtype) for name in checkpoint if name in known}
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     device = next(iter(tensors.values())).device
@@ -135,14 +172,21 @@ def plain_logits(model: PreTrainedModel, sequences: list[Int32]) -> torch.Tensor
     return torch.cat(rows).float()
 
 
-def _native_logits(decoder: NativeDecoder, sequences: list[Int32], adapter: int) -> torch.Tensor:
-    """The same logits out of two ragged steps."""
+def _native_logits(
+    decoder: NativeDecoder, spec: DecoderSpec, sequences: list[Int32], adapter: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same logits out of two ragged steps, and choices of experts [tokens, layers, experts of a token]."""
     adapters = np.full(len(sequences), adapter, np.int32) if adapter else None
 
     def run(inputs: StepInputs) -> torch.Tensor:
-        return torch.from_numpy(decoder.run(replace(inputs, adapters=adapters)).logits).clone()
+        choices = np.zeros((len(inputs.token_ids), spec.num_layers, spec.experts_per_token), np.int32)
+        outputs = decoder.run(replace(inputs, adapters=adapters), choices=choices)
+        # Beside the logits, so that they take the same way into the order of the tokens.
+        return torch.from_numpy(np.concatenate([outputs.logits, choices.reshape(len(choices), -1)], axis=1))
 
-    return paged_logits(run, sequences)
+    both = paged_logits(run, sequences)
+    shape = (len(both), spec.num_layers, spec.experts_per_token)
+    return both[:, : spec.vocab_size].float(), both[:, spec.vocab_size :].reshape(shape)
 
 
 def paged_logits(run: Callable[[StepInputs], torch.Tensor], sequences: list[Int32]) -> torch.Tensor:

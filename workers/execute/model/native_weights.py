@@ -16,9 +16,9 @@ from safetensors import safe_open
 
 from ..kernels.matrix import FourBits, Packer, Placement, matrix_bytes, new_matrix
 from ..kernels.memory import Arena, padded
-from ..kernels.structures import Activation, Format, Layer, Matrix, Model
+from ..kernels.structures import Activation, Expert, Format, Layer, Matrix, Model
 from .checkpoint import weight_files
-from .decoder_spec import DecoderSpec, LayerTensors, bias_of
+from .decoder_spec import DecoderSpec, ExpertTensors, LayerTensors, bias_of
 from .facts import Progress
 from .give_back import forget_mapped
 from .text_part import text_names
@@ -99,8 +99,10 @@ class PackedWeights:
         self._done, self._total, self._progress = 0, len(spec.tensors()), progress
         self._embedding = _usable(checkpoint[spec.embedding])
         self.layers = (Layer * spec.num_layers)()
+        self._experts = [(Expert * len(spec.layer(index).experts))() for index in range(spec.num_layers)]
         for index, layer in enumerate(self.layers):
             self._fill_layer(layer, spec.layer(index))
+            self._fill_experts(layer, spec.layer(index), self._experts[index])
             layer.window = spec.windows[index] or 0
         self.model = self._make_model()
 
@@ -135,7 +137,7 @@ class PackedWeights:
             embedding_is_bf16=self._embedding.dtype == torch.bfloat16,
             num_layers=spec.num_layers,
             hidden_size=spec.hidden_size,
-            intermediate_size=spec.intermediate_size,
+            intermediate_size=0 if all(spec.has_experts) else spec.intermediate_size,
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
@@ -146,6 +148,10 @@ class PackedWeights:
             score_cap=spec.score_cap or 0.0,
             logit_cap=spec.logit_cap or 0.0,
             activation=Activation[spec.activation.upper()],
+            num_experts=spec.num_experts,
+            experts_per_token=spec.experts_per_token,
+            expert_size=spec.expert_size,
+            norms_expert_weights=spec.norms_expert_weights,
         )
 
     def _embedding_multiplier(self) -> float:
@@ -157,15 +163,12 @@ class PackedWeights:
     def _fill_layer(self, layer: Layer, names: LayerTensors) -> None:
         spec = self.spec
         queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        inner = 2 * padded(spec.intermediate_size, 32)
         layer.qkv = self._matrix(spec.hidden_size, queries + 2 * keys, has_bias=spec.has_qkv_bias)
         self._place(layer.qkv, names.qkv, [(queries, 0), (keys, queries), (keys, queries + keys)])
         layer.output = self._matrix(queries, spec.hidden_size, has_bias=spec.has_output_bias)
         self._place(layer.output, [names.output], [(spec.hidden_size, 0)])
-        layer.gate_up = self._matrix(spec.hidden_size, inner, has_bias=spec.has_mlp_bias)
-        self._place(layer.gate_up, names.gate_up, [(spec.intermediate_size, 0), (spec.intermediate_size, 32)], run=32)
-        layer.down = self._matrix(spec.intermediate_size, spec.hidden_size, has_bias=spec.has_mlp_bias)
-        self._place(layer.down, [names.down], [(spec.hidden_size, 0)])
+        if not names.experts:
+            self._fill_mlp(layer, names, spec.intermediate_size, has_bias=spec.has_mlp_bias)
         layer.attention_norm = self._vector(names.attention_norm)
         layer.mlp_norm = self._vector(names.mlp_norm)
         if spec.has_post_norms:
@@ -174,6 +177,23 @@ class PackedWeights:
         if spec.has_qk_norm:
             layer.query_norm = self._vector(names.query_norm)
             layer.key_norm = self._vector(names.key_norm)
+
+    def _fill_mlp(self, mlp: Layer | Expert, names: LayerTensors | ExpertTensors, size: int, *, has_bias: bool) -> None:
+        hidden = self.spec.hidden_size
+        mlp.gate_up = self._matrix(hidden, 2 * padded(size, 32), has_bias=has_bias)
+        self._place(mlp.gate_up, names.gate_up, [(size, 0), (size, 32)], run=32)
+        mlp.down = self._matrix(size, hidden, has_bias=has_bias)
+        self._place(mlp.down, [names.down], [(hidden, 0)])
+
+    def _fill_experts(self, layer: Layer, names: LayerTensors, experts: ctypes.Array[Expert]) -> None:
+        spec = self.spec
+        if not names.experts:
+            return
+        layer.router = new_matrix(self._arena, Format.FLOAT32, spec.hidden_size, spec.num_experts, has_bias=False)
+        self._place(layer.router, [names.router], [(spec.num_experts, 0)])
+        for expert, own_names in zip(experts, names.experts, strict=True):
+            self._fill_mlp(expert, own_names, spec.expert_size, has_bias=False)
+        layer.experts = ctypes.addressof(experts)
 
     def _matrix(self, num_inputs: int, num_outputs: int, *, has_bias: bool) -> Matrix:
         return new_matrix(self._arena, self.format, num_inputs, num_outputs, has_bias=has_bias)
@@ -241,18 +261,23 @@ def _usable(tensor: torch.Tensor) -> torch.Tensor:
 
 def _num_bytes(spec: DecoderSpec, format_: Format) -> int:
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    inner = padded(spec.intermediate_size, 32)
     layer = (
         matrix_bytes(format_, spec.hidden_size, queries + 2 * keys)
         + matrix_bytes(format_, queries, spec.hidden_size)
-        + matrix_bytes(format_, spec.hidden_size, 2 * inner)
-        + matrix_bytes(format_, spec.intermediate_size, spec.hidden_size)
         + 4 * (4 * padded(spec.hidden_size) + 2 * padded(spec.head_dim))
         + _PER_LAYER_BYTES
     )
+
+    def mlp(size: int) -> int:
+        up = matrix_bytes(format_, spec.hidden_size, 2 * padded(size, 32))
+        return up + matrix_bytes(format_, size, spec.hidden_size)
+
+    router = matrix_bytes(Format.FLOAT32, spec.hidden_size, spec.num_experts)
+    experts = router + spec.num_experts * mlp(spec.expert_size)
     head = (
         matrix_bytes(format_.arithmetic, spec.hidden_size, spec.vocab_size)
         + 4 * padded(spec.hidden_size)
         + _PER_LAYER_BYTES
     )
-    return spec.num_layers * layer + head
+    mlps = sum(experts if has_experts else mlp(spec.intermediate_size) for has_experts in spec.has_experts)
+    return spec.num_layers * layer + mlps + head

@@ -47,6 +47,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {},
     "gemma": {},
     "gemma2": {"sliding_window": 8, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "qwen3_moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": False,
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
 }
 
@@ -95,6 +103,8 @@ def in_sixteenths(weights: torch.Tensor) -> torch.Tensor:
     return rounded
 
 
+# How transformers computes by definition, in any type.
+PLAINLY: dict[str, Any] = {"attn_implementation": "eager", "experts_implementation": "eager"}
 EVERY_STEP = Worth(thread=0, team=0, ahead=1 << 62)  # is worth a thread, a team, and planning behind it
 load_cached = cache(load_library)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from tests.tiny import FAMILIES
+from tests.workers.execute.model.native import make_checkpoint
 from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder, find_ropes
+from triptych.workers.execute.model.native_weights import Checkpoint
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
@@ -69,10 +72,41 @@ def test_layers_of_two_types_turn_by_ropes_of_their_own() -> None:
         describe_decoder(config, {})
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_experts_are_described_to_the_last_tensor(family: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(family, tmp_path)
+    config, shapes = AutoConfig.from_pretrained(checkpoint), Checkpoint(checkpoint).shapes()
+    spec = describe_decoder(config, shapes)
+    assert spec.tensors() == shapes
+    assert set(spec.matrices()) == {
+        name for name in shapes if name.endswith(("proj.weight", "w1.weight", "w2.weight", "w3.weight"))
+    }
+    assert spec.has_experts == ((True, False, True) if family == "qwen3_moe" else (True,) * 3)
+    assert spec.norms_expert_weights == (family == "mixtral")
+
+
+@pytest.mark.parametrize(("step", "without", "layers"), [(2, [], (1,)), (1, [0], (1, 2)), (2, [1], ()), (4, [], ())])
+def test_layers_have_experts_that_the_config_says(
+    step: int, without: list[int], layers: tuple[int, ...], tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint("qwen3_moe", tmp_path, decoder_sparse_step=step, mlp_only_layers=without)
+    spec = describe_decoder(AutoConfig.from_pretrained(checkpoint), Checkpoint(checkpoint).shapes())
+    assert tuple(layer for layer, has_experts in enumerate(spec.has_experts) if has_experts) == layers
+    assert spec.num_experts == (6 if layers else 0)
+
+
+def test_experts_that_are_one_tensor_are_not_taken() -> None:
+    config = make_config("mixtral", num_local_experts=4)
+    with pytest.raises(Unsupported, match="of its tensors are not those of its config"):
+        describe_decoder(config, shapes_of(config))
+
+
 @pytest.mark.parametrize(
     ("family", "overrides", "why"),
     [
         ("olmo2", {}, "olmo2"),
+        ("qwen2_moe", {}, "qwen2_moe"),  # it has an expert that all tokens share
+        ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 3}, "a token has 3 of 2 experts"),
         ("llama", {"hidden_act": "gelu"}, "gelu"),
         ("gemma3_text", {"hidden_activation": "gelu"}, "gelu"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "attend to later ones"),
@@ -84,7 +118,18 @@ def test_layers_of_two_types_turn_by_ropes_of_their_own() -> None:
         ("phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}}, "only a part of its"),
     ],
     ids=[
-        *("family", "activation", "activation of gemma", "both ways", "cap", "positions", "layers", "multiplier"),
+        *(
+            "family",
+            "shared experts",
+            "too few experts",
+            "activation",
+            "activation of gemma",
+            "both ways",
+            "cap",
+            "positions",
+            "layers",
+            "multiplier",
+        ),
         *("long positions", "partial positions"),
     ],
 )

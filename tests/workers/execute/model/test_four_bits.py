@@ -230,7 +230,7 @@ def test_a_part_that_is_not_known_is_refused(tmp_path: Path) -> None:
     stored, _ = make_pair("llama", "awq", tmp_path)
     with changed_tensors(stored) as tensors:
         tensors[f"{DOWN}.rotation"] = torch.eye(256)
-    with pytest.raises(Unsupported, match=f"not those of a dense decoder, {DOWN}.rotation first"):
+    with pytest.raises(Unsupported, match=f"not those of its config, {DOWN}.rotation first"):
         load(stored)
 
 

@@ -118,6 +118,7 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], why: str, tmp_path: 
         ("gemma", {}, "the activation gelu_tanh"),
         ("gemma2", {"hidden_activation": "silu"}, "norms of what its layers add"),
         ("gemma", {"hidden_act": "silu"}, "weights of norms that count from 1"),
+        ("mixtral", {}, "experts"),
     ],
 )
 def test_what_it_does_not_compute_is_refused(family: str, sizes: dict[str, Any], why: str, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tests.workers.execute.model.native import (
     EVERY_STEP,
     FAMILIES,
     PAGE_SIZE,
+    PLAINLY,
     changed_tensors,
     in_four_bits,
     make_checkpoint,
@@ -113,7 +114,7 @@ def random_tokens(count: int, seed: int = 0) -> npt.NDArray[np.int32]:
 def test_logits_are_those_of_transformers_in_float64(shape: str, tmp_path: Path) -> None:
     family, overrides = SHAPES[shape]
     checkpoint = in_four_bits(make_checkpoint(family, tmp_path, **{"initializer_range": 0.1, **overrides}))
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, **PLAINLY)
     token_ids = random_tokens(NUM_TOKENS)
     with torch.inference_mode():
         exact = model(torch.from_numpy(token_ids)[None].long(), use_cache=False).logits[0].numpy()

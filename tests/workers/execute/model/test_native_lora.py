@@ -12,8 +12,16 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.adapters import ALL_LINEAR, make_adapter, merge
-from tests.workers.execute.model.native import EVERY_STEP, in_four_bits, make_checkpoint, make_decoder, make_inputs
+from tests.adapters import ALL_LINEAR, ATTENTION, make_adapter, merge
+from tests.workers.execute.model.native import (
+    EVERY_STEP,
+    PLAINLY,
+    in_four_bits,
+    make_checkpoint,
+    make_decoder,
+    make_inputs,
+)
+from triptych.protocol.errors import ConfigError
 from triptych.protocol.lora import LoraModule
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
@@ -35,6 +43,7 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], int]] = {
     "biases, a high rank": ("llama", {"attention_bias": True, "mlp_bias": True}, ALL_LINEAR, 40),
     "up alone": ("granite", {"residual_multiplier": 0.3}, ("up_proj",), 5),
     "norms of what is added": ("gemma2", {}, ALL_LINEAR, 8),
+    "attention beside experts": ("mixtral", {"num_experts_per_tok": 4}, ATTENTION, 8),  # all of them: no near choices
     "merged tensors": ("phi3", {"intermediate_size": 70, "hidden_size": 100}, PHI3, 17),
 }
 
@@ -71,7 +80,7 @@ def test_logits_are_those_of_merged_weights_in_float64(case: str, tmp_path: Path
     adapter = make_adapter(tmp_path / "a", checkpoint, targets=targets, rank=rank)
     tokens, exact = random_tokens(), {}
     for index, folder in enumerate((checkpoint, merge(checkpoint, adapter, tmp_path / "merged"))):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **PLAINLY)
         with torch.inference_mode():
             exact[index] = model(torch.from_numpy(tokens)[None].long(), use_cache=False).logits[0].numpy()
     greatest = np.abs(exact[1]).max()
@@ -82,6 +91,13 @@ def test_logits_are_those_of_merged_weights_in_float64(case: str, tmp_path: Path
             for index, expected in exact.items():
                 difference = np.abs(run_chunks(decoder, tokens, [40, 1, 19], index) - expected).max()
                 assert difference < TOLERANCES[format_] * greatest, f"{level} {format_.name} {index}"
+
+
+def test_an_adapter_of_experts_is_refused(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("qwen3_moe", tmp_path / "model")
+    adapter = make_adapter(tmp_path / "a", checkpoint, targets=("q_proj", "up_proj"))
+    with pytest.raises(ConfigError, match=r"it changes model.layers.0.mlp.experts.0.up_proj, which is no linear layer"):
+        make_adapted(checkpoint, [adapter], available_levels()[0], Format.FLOAT32)
 
 
 @pytest.mark.parametrize("level", available_levels())

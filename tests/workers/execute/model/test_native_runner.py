@@ -59,7 +59,9 @@ def test_preempted_sequences_say_the_same(family: str, engines: Engines) -> None
     assert sum(sequence.num_preemptions for sequence in sequences) > 0
 
 
-@pytest.mark.parametrize("family", ["qwen3", "smollm3", "granite", "phi3", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize(
+    "family", ["qwen3", "smollm3", "granite", "phi3", "gemma2", "gemma3_text", "qwen3_moe", "mixtral"]
+)
 @pytest.mark.parametrize(("dtype", "quantization"), [
     ("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("bfloat16", "int4"),
 ])  # fmt: skip

@@ -23,11 +23,18 @@ struct Matrix {
   int32_t unused;
 };
 
+struct Expert {
+  Matrix gate_up;  // as a layer's
+  Matrix down;
+};
+
 struct Layer {
   Matrix qkv;      // queries, keys and values side by side
   Matrix output;
   Matrix gate_up;  // 32 gate columns and the 32 up columns that belong to them in each block
   Matrix down;
+  Matrix router;          // kFloat32, whose outputs are the experts' logits
+  const Expert* experts;  // [num_experts], in place of gate_up and down; or null
   const float* attention_norm;
   const float* mlp_norm;
   const float* query_norm;  // [head_dim], or null
@@ -79,6 +86,10 @@ struct Model {
   int32_t max_rank;           // of the updates, padded
   int32_t adapted_products;   // bit p: some adapter adds to Product p
   int32_t eight_bit_pages;    // keys and values have eight bits, see eight_bits.h
+  int32_t num_experts;        // of a layer that has some
+  int32_t experts_per_token;
+  int32_t expert_size;           // what intermediate_size is of a layer without experts
+  int32_t norms_expert_weights;  // those of a token's experts add up to 1
 };
 
 // Who computes a step.
@@ -102,6 +113,7 @@ struct Step {
   const int32_t* carried;      // [num_tokens], or null
   const int32_t* last_tokens;  // of the step before, for those that are carried
   const int32_t* adapters;     // [num_tokens], -1: none; or null
+  int32_t* choices;    // [num_tokens][num_layers][experts_per_token], the likeliest first; or null
   float* logits;       // [num_rows][64 * head.num_blocks]
   int32_t* tokens;     // [num_rows], the first of the greatest logits
   float* greatest;     // [num_rows], its logit; not a number where any logit is none

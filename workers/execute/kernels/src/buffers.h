@@ -45,8 +45,8 @@ struct Operand {
   Buffer<Element> elements;
   Buffer<float> scales;  // int8 only, see Rows
 
-  void reserve(int num_rows, int width) {
-    elements.reserve(size_t(num_rows) * width);
+  void reserve(size_t num_rows, int width) {
+    elements.reserve(num_rows * width);
     scales.reserve(num_rows * scale_stride(width));
   }
   Element* row(int row, int width) const { return elements.get() + size_t(row) * width; }
@@ -101,6 +101,10 @@ struct Buffers {
   Buffer<typename Format::Cache::Element> queries;  // [tokens][heads][head_dim]
   Buffer<Written> attended;                         // [tokens][heads * head_dim]
   Buffer<Written> gated;                            // [tokens][intermediate]
+  Buffer<float> routed;                             // [tokens][hidden], normed, as the router reads it
+  Buffer<float> router_logits;                      // [tokens][experts]
+  Buffer<Written> expert_gated;                     // [choices][expert_size], see experts.h
+  Buffer<float> expert_outputs;                     // [choices][hidden]
   Buffer<uint8_t> is_last;                          // [tokens], of their sequence in this step
   Buffer<QueryBlock> query_blocks;                  // [tokens * kv heads] at most
   std::vector<ThreadBuffers<Format>> threads;
@@ -109,7 +113,8 @@ struct Buffers {
 
   void reserve(const Model& model, int tokens) {
     const int hidden = padded(model.hidden_size), heads = padded(model.num_heads * model.head_dim);
-    const int inner = padded(model.intermediate_size), widest = std::max(hidden, std::max(heads, inner));
+    const int inner = padded(model.intermediate_size), expert = padded(model.expert_size);
+    const int widest = std::max({hidden, heads, inner, expert});
     const int rows = rows_per_item(model.num_heads, model.num_kv_heads);
     residual.reserve(size_t(tokens) * hidden);
     if (model.layers[0].attended_norm) added.reserve(size_t(tokens) * hidden);
@@ -118,6 +123,7 @@ struct Buffers {
     queries.reserve(size_t(tokens) * model.num_heads * model.head_dim);
     attended.reserve(size_t(tokens) * heads);
     gated.reserve(size_t(tokens) * inner);
+    if (model.num_experts) reserve_experts(model, tokens);
     is_last.reserve(tokens);
     query_blocks.reserve(size_t(tokens) * model.num_kv_heads);
     for (ThreadBuffers<Format>& own : threads) {
@@ -134,6 +140,16 @@ struct Buffers {
         own.scales.reserve(size_t(1 + num_groups) * kKeyBlock / kLanes);
       }
     }
+  }
+
+  void reserve_experts(const Model& model, size_t tokens) {
+    const int hidden = padded(model.hidden_size), inner = padded(model.expert_size);
+    const size_t num_choices = tokens * model.experts_per_token;
+    routed.reserve(tokens * hidden);
+    router_logits.reserve(tokens * padded(model.num_experts));
+    expert_gated.reserve(num_choices * inner);
+    expert_outputs.reserve(num_choices * hidden);
+    if (kIsQuantised) operand.reserve(num_choices, inner);
   }
 };
 

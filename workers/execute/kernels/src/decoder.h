@@ -1,10 +1,10 @@
-// A step of a dense Llama-shaped decoder, stage by stage.
+// A step of a Llama-shaped decoder, stage by stage.
 //
 // The residual stays in float. What a stage writes for one row never depends on the other rows of the step, nor on how
 // many threads compute it.
 #pragma once
 
-#include "buffers.h"
+#include "experts.h"
 #include "lora.h"
 #include "rows.h"
 #include "team.h"
@@ -33,11 +33,13 @@ class FormatDecoder : public Decoder {
         sharing_(sharing),
         buffers_(sharing.num_own + 1),
         adapters_(model_),
+        routing_(model_),
         team_(*this, stages_, sharing.num_own) {
     for (int i = 0; i < model.num_layers; ++i) {
       const Layer& layer = model.layers[i];
-      for (const Matrix* m : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
-        num_weights_ += int64_t{m->num_inputs} * m->num_blocks * 64;
+      for (const Matrix* m : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down, &layer.router})
+        num_weights_ += num_weights(*m);
+      if (layer.experts) num_expert_weights_ += num_weights(layer.experts->gate_up) + num_weights(layer.experts->down);
       has_groups_ |= layer.qkv.format == kInt4;
     }
   }
@@ -45,6 +47,7 @@ class FormatDecoder : public Decoder {
   void reserve(int num_tokens) override {
     buffers_.reserve(model_, num_tokens);
     if (model_.updates) adapters_.reserve(num_tokens);
+    routing_.reserve(num_tokens);
   }
 
   bool submit(const Step& step) override {
@@ -81,6 +84,10 @@ class FormatDecoder : public Decoder {
       if (is_last) num_rows = keep_sampled(me);
       const Rows attended = inputs_of(buffers_.attended, num_rows, heads_width(), to_output, me);
       add_product(layer.output, attended, to_output, layer.attended_norm, me);
+      if (layer.experts) {
+        add_experts(layer, i, num_rows, me);
+        continue;
+      }
       const Rows again = norm(num_rows, layer.mlp_norm, to_gate_up, me);
       product(layer.gate_up, again, to_gate_up, me, gate());
       const Rows gated = inputs_of(buffers_.gated, num_rows, inner_width(), to_down, me);
@@ -99,13 +106,18 @@ class FormatDecoder : public Decoder {
   }
 
  private:
+  static int64_t num_weights(const Matrix& matrix) { return int64_t{matrix.num_inputs} * matrix.num_blocks * 64; }
+
   // About what the step takes.
   int64_t num_multiplications(const Step& step) const {
     int64_t num_pairs = 0;  // of a query and a key, at most
     for (int s = 0; s < step.num_sequences; ++s)
       num_pairs += int64_t{step.query_starts[s + 1] - step.query_starts[s]} * step.context_lens[s];
-    constexpr int kRead = 8;  // what reading a weight takes
-    return num_weights_ * std::max(step.num_tokens, kRead) +
+    constexpr int64_t kRead = 8;  // what reading a weight takes
+    const int64_t num_choices = int64_t{step.num_tokens} * model_.experts_per_token;
+    const int64_t num_chosen = std::min<int64_t>(num_choices, model_.num_experts);  // experts at most
+    return num_weights_ * std::max<int64_t>(step.num_tokens, kRead) +
+           num_expert_weights_ * std::max(num_choices, num_chosen * kRead) +
            num_pairs * 2 * model_.num_layers * model_.num_heads * model_.head_dim;
   }
 
@@ -147,17 +159,86 @@ class FormatDecoder : public Decoder {
     product(matrix, rows, me, AddFirst<Format, Write>{added, write});
   }
 
-  template <class Write>
+  template <class Arithmetic = Format, class Write>
   void product(const Matrix& matrix, const Rows& rows, Member& me, const Write& write) {
     stages_.run(me, [&] {
       const int num_blocks = matrix.num_blocks, num_halves = 2 * num_blocks, num_members = stages_.num_members();
       if (rows.count <= kFewRows)  // as fast as memory, and that is fastest in one run for each thread
-        return multiply<Format>(matrix, rows, share(num_halves, me.rank, num_members), write);
+        return multiply<Arithmetic>(matrix, rows, share(num_halves, me.rank, num_members), write);
       // Block by block, the last ones by halves so that all threads end at the same time.
       const int num_whole = std::max(0, num_blocks - num_members);
       stages_.for_items(num_halves - num_whole, [&](int item) {
         const int half = item < num_whole ? 2 * item : item + num_whole;
-        multiply<Format>(matrix, rows, {half, half + (item < num_whole ? 2 : 1)}, write);
+        multiply<Arithmetic>(matrix, rows, {half, half + (item < num_whole ? 2 : 1)}, write);
+      });
+    });
+  }
+
+  // What its experts add to each row.
+  void add_experts(const Layer& layer, int number, int num_rows, Member& me) {
+    using Run = Routing::Run;
+    choose_experts(layer, number, num_rows, me);
+    const Rows normed = buffers_.operand.rows(num_rows, int(hidden_width()));
+    expert_products(layer.experts->gate_up, me, [&](const Run& run, Range halves) {
+      Rows rows = normed;
+      rows.count = run.count();
+      rows.places = routing_.rows_of(run);
+      Written* to = buffers_.expert_gated.get() + run.slots.begin * expert_width();
+      multiply<Format>(layer.experts[run.expert].gate_up, rows, halves, Gate<Written>{to, expert_width(), model_.activation});
+    });
+    const int num_slots = num_rows * model_.experts_per_token;
+    const Rows gated = inputs_of(buffers_.expert_gated, num_slots, expert_width(), Added{}, me);
+    expert_products(layer.experts->down, me, [&](const Run& run, Range halves) {
+      const int first = run.slots.begin;
+      const Rows rows{gated.row(first), gated.stride, gated.scale(first), gated.scale_stride, run.count()};
+      float* to = buffers_.expert_outputs.get() + first * hidden_width();
+      multiply<Format>(layer.experts[run.expert].down, rows, halves, Store{to, hidden_width()});
+    });
+    stages_.run(me, [&] {
+      for (int row : part(num_rows, me))
+        routing_.add(row, buffers_.expert_outputs.get(), hidden_width(), model_.residual_multiplier, residual(row));
+    });
+  }
+
+  // Norms rows for the experts. The router reads them as floats: what is rounded may choose others.
+  void choose_experts(const Layer& layer, int number, int num_rows, Member& me) {
+    const int width = int(hidden_width());
+    float *routed = buffers_.routed.get(), *logits = buffers_.router_logits.get();
+    stages_.run(me, [&] {
+      for (int row : part(num_rows, me)) {
+        norm_row(residual(row), layer.mlp_norm, model_.hidden_size, model_.norm_eps, routed + size_t(row) * width,
+                 buffers_.operand.row(row, width), buffers_.operand.scale(row, width));
+        if (has_groups_) buffers_.operand.sum_groups(row, width);
+      }
+    });
+    const Rows rows{reinterpret_cast<const uint32_t*>(routed), size_t(width), nullptr, 0, num_rows};
+    const size_t num_logits = size_t(layer.router.num_blocks) * 64;
+    product<Float32>(layer.router, rows, me, Store{logits, num_logits});
+    stages_.run(me, [&] {
+      for (int row : part(num_rows, me)) {
+        routing_.choose(row, logits + row * num_logits);
+        if (step_->choices) tell_choices(number, row);
+      }
+    });
+    stages_.run(me, [&] {
+      if (me.rank == 0) routing_.sort(num_rows);
+    });
+  }
+
+  void tell_choices(int layer, int row) {
+    const int count = model_.experts_per_token;
+    std::copy_n(routing_.choices_of(row), count, step_->choices + (size_t(row) * model_.num_layers + layer) * count);
+  }
+
+  // compute(run, halves) for all halves of the matrices of all experts that were chosen, which are like `matrix`.
+  template <class Compute>
+  void expert_products(const Matrix& matrix, Member& me, const Compute& compute) {
+    stages_.run(me, [&] {
+      const std::vector<Routing::Run>& runs = routing_.runs();
+      const int num_blocks = matrix.num_blocks;
+      stages_.for_items(int(runs.size()) * num_blocks, [&](int item) {
+        const int half = 2 * (item % num_blocks);
+        compute(runs[item / num_blocks], Range{half, half + 2});
       });
     });
   }
@@ -273,6 +354,7 @@ class FormatDecoder : public Decoder {
   size_t hidden_width() const { return padded(model_.hidden_size); }
   size_t heads_width() const { return padded(model_.num_heads * model_.head_dim); }
   size_t inner_width() const { return padded(model_.intermediate_size); }
+  size_t expert_width() const { return padded(model_.expert_size); }
   size_t qkv_width() const { return size_t(model_.layers[0].qkv.num_blocks) * 64; }
   float* residual(int token) { return buffers_.residual.get() + token * hidden_width(); }
 
@@ -285,8 +367,9 @@ class FormatDecoder : public Decoder {
   const Sharing sharing_;
   Buffers<Format> buffers_;
   Adapters<Format> adapters_;
+  Routing routing_;
   const Step* step_ = nullptr;
-  int64_t num_weights_ = 0;
+  int64_t num_weights_ = 0, num_expert_weights_ = 0;  // of one expert of each layer
   bool has_groups_ = false;  // its weights have four bits
   int num_query_blocks_ = 0;
   Stages stages_;

@@ -16,6 +16,7 @@ void triptych_sizes(int64_t* sizes) {
   sizes[3] = sizeof(Sharing);
   sizes[4] = sizeof(Step);
   sizes[5] = sizeof(Update);
+  sizes[6] = sizeof(Expert);
 }
 
 // Outputs begin..end of a checkpoint's matrix, into the columns that `first` and `run` say (see Placement).

@@ -100,7 +100,7 @@ struct Addition {
     if (!update.up) return;
     const int steps = num_steps<Format>(update.down);
     const uint32_t* pointers[kTileRows];
-    for (int r = 0; r < count; ++r) pointers[r] = inputs.groups + (first + r) * inputs.stride;
+    for (int r = 0; r < count; ++r) pointers[r] = inputs.row(first + r);
     Weights weights;
     weights.segment_steps = steps;
     weights.stride = kLanes;

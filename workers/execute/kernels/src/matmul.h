@@ -41,6 +41,11 @@ struct Rows {
   const float* scales;  // int8 only: what one unit of a row is worth, then, for int4, sums of each kGroupInputs bytes
   size_t scale_stride;
   int count;
+  const int32_t* places = nullptr;  // of each row among those that are there; null: they are these
+
+  int place(int row) const { return places ? places[row] : row; }
+  const uint32_t* row(int row) const { return groups + place(row) * stride; }
+  const float* scale(int row) const { return scales + place(row) * scale_stride; }
 };
 
 template <class Format>
@@ -56,10 +61,10 @@ inline Floats finished(typename Format::Accumulators sums, const Matrix& matrix,
   Floats result;
   if constexpr (std::is_same<Format, Int8>::value) {
     const Floats exact = to_floats(sums - load<Ints>(static_cast<const int32_t*>(matrix.offsets) + column));
-    result = exact * (load<Floats>(matrix.scales + column) * broadcast(rows.scales[row * rows.scale_stride]));
+    result = exact * (load<Floats>(matrix.scales + column) * broadcast(*rows.scale(row)));
   } else if constexpr (std::is_same<Format, Int4>::value) {
     const Floats exact = sums - load<Floats>(static_cast<const float*>(matrix.offsets) + column);
-    result = exact * broadcast(rows.scales[row * rows.scale_stride]);
+    result = exact * broadcast(*rows.scale(row));
   } else {
     result = sums;
   }
@@ -99,11 +104,11 @@ inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int
   }
   typename Format::Accumulators sums[kTileRows * kVectors] = {};
   const uint32_t* pointers[kTileRows];
-  for (int r = 0; r < count; ++r) pointers[r] = rows.groups + (first + r) * rows.stride;
+  for (int r = 0; r < count; ++r) pointers[r] = rows.row(first + r);
   const auto run = [&](auto lines) {
     if constexpr (std::is_same<Format, Int4>::value) {
       const float* totals[kTileRows];
-      for (int r = 0; r < count; ++r) totals[r] = rows.scales + (first + r) * rows.scale_stride + 1;
+      for (int r = 0; r < count; ++r) totals[r] = rows.scale(first + r) + 1;
       with_rows(count, [&](auto known) {
         add_groups<decltype(known)::value, kVectors>(sums, pointers, totals, weights, steps / kGroupSteps, lines);
       });

@@ -1,0 +1,179 @@
+"""Experts on the compiled kernels: what they compute by definition, and bit for bit the same in any company."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.workers.execute.model.native import (
+    EVERY_STEP,
+    FAMILIES,
+    PLAINLY,
+    changed_tensors,
+    in_four_bits,
+    make_checkpoint,
+    make_inputs,
+)
+from tests.workers.execute.model.native import make_decoder as make_any_decoder
+from triptych.workers.execute.kernels.compile import available_levels
+from triptych.workers.execute.kernels.structures import Format
+from triptych.workers.execute.model.decoder_spec import DecoderSpec, describe_decoder
+from triptych.workers.execute.model.expert_modules import ExpertStack, FollowedChoices
+from triptych.workers.execute.model.native_decoder import NativeDecoder
+from triptych.workers.execute.model.native_weights import Checkpoint
+
+Int32 = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+NUM_PAGES, NUM_TOKENS = 12, 150
+# Of the greatest logit, and of the routers' logits.
+TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.06, Format.INT8: 0.2, Format.INT4: 0.2}
+MANY = {"num_experts": 70, "num_experts_per_tok": 8, "moe_intermediate_size": 33, "norm_topk_prob": True}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "odd sizes": ("qwen3_moe", FAMILIES["qwen3_moe"] | {"hidden_size": 100, "moe_intermediate_size": 70}),
+    "more experts than a vector has lanes": ("qwen3_moe", MANY),
+    "every other layer": (
+        "qwen3_moe",
+        FAMILIES["qwen3_moe"] | {"mlp_only_layers": [], "decoder_sparse_step": 2, "attention_bias": True},
+    ),
+    "all experts for all": ("qwen3_moe", FAMILIES["qwen3_moe"] | {"num_experts_per_tok": 6}),
+    "one expert": ("qwen3_moe", FAMILIES["qwen3_moe"] | {"num_experts": 1, "num_experts_per_tok": 1}),
+    "two of four, window": ("mixtral", {"sliding_window": 70, "hidden_size": 132, "intermediate_size": 65}),
+    "one of eight": ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 1, "head_dim": 32}),
+}
+
+
+def make_decoder(checkpoint: Path, level: str, format_: Format, num_threads: int = 2) -> NativeDecoder:
+    return make_any_decoder(checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=num_threads, worth=EVERY_STEP)
+
+
+def random_tokens(count: int = NUM_TOKENS, seed: int = 0) -> Int32:
+    return np.random.default_rng(seed).integers(8, 77, count, dtype=np.int32)
+
+
+def read_spec(checkpoint: Path) -> DecoderSpec:
+    return describe_decoder(AutoConfig.from_pretrained(checkpoint), Checkpoint(checkpoint).shapes())
+
+
+def run_chunks(
+    decoder: NativeDecoder, token_ids: Int32, sizes: list[int], spec: DecoderSpec | None = None
+) -> tuple[Floats, Int32]:
+    """Logits [tokens, V] of one sequence in chunks, and with a ``spec`` whom its tokens chose."""
+    shape = (0, 0) if spec is None else (spec.num_layers, spec.experts_per_token)
+    choices, pieces, start = np.zeros((len(token_ids), *shape), np.int32), [], 0
+    for size in sizes:
+        own = None if spec is None else choices[start : start + size]
+        inputs = make_inputs([(token_ids, start, size)], num_pages=NUM_PAGES)
+        pieces.append(decoder.run(inputs, choices=own).logits.copy())
+        start += size
+    return np.concatenate(pieces), choices
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_are_those_of_transformers_in_float64(shape: str, tmp_path: Path) -> None:
+    """By the same choices: which of two experts that are nearly alike is taken depends on how numbers are rounded."""
+    family, overrides = SHAPES[shape]
+    checkpoint = in_four_bits(make_checkpoint(family, tmp_path, **{"initializer_range": 0.1, **overrides}))
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, **PLAINLY)
+    token_ids, spec = random_tokens(), read_spec(checkpoint)
+    for level in available_levels():
+        for format_ in Format:
+            decoder = make_decoder(checkpoint, level, format_)
+            logits, choices = run_chunks(decoder, token_ids, [100, 1, 40, 9], spec)
+            followed = FollowedChoices(torch.from_numpy(choices), norms_weights=spec.norms_expert_weights)
+            with torch.inference_mode(), followed.by(model, spec):
+                exact = model(torch.from_numpy(token_ids)[None].long(), use_cache=False).logits[0].numpy()
+            difference = np.abs(logits - exact).max() / np.abs(exact).max()
+            assert max(difference, followed.difference) < TOLERANCES[format_], f"{level} {format_.name}"
+
+
+def test_in_float32_the_choices_are_those_of_transformers(tmp_path: Path) -> None:
+    checkpoint, token_ids = make_checkpoint("mixtral", tmp_path), random_tokens()
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, **PLAINLY)
+    with torch.inference_mode():
+        exact = model(torch.from_numpy(token_ids)[None].long(), use_cache=False).logits[0].numpy()
+    logits, _ = run_chunks(make_decoder(checkpoint, available_levels()[0], Format.FLOAT32), token_ids, [NUM_TOKENS])
+    assert np.abs(logits - exact).max() < TOLERANCES[Format.FLOAT32] * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
+@pytest.mark.parametrize("shape", ["odd sizes", "more experts than a vector has lanes", "two of four, window"])
+def test_logits_have_the_same_bits_in_any_chunks_and_company(
+    shape: str, level: str, format_: Format, tmp_path: Path
+) -> None:
+    family, overrides = SHAPES[shape]
+    checkpoint, token_ids = make_checkpoint(family, tmp_path, **overrides), random_tokens()
+    decoder = make_decoder(checkpoint, level, format_)
+    alone, _ = run_chunks(decoder, token_ids, [NUM_TOKENS])
+    for sizes in ([1] * NUM_TOKENS, [7] * 21 + [3], [64, 64, 22], [149, 1]):
+        assert np.array_equal(run_chunks(decoder, token_ids, sizes)[0], alone), sizes
+    mates = [(random_tokens(seed=seed), 0, 30 + seed) for seed in (1, 2)]
+    first = decoder.run(make_inputs([(token_ids, 0, 60), *mates], num_pages=NUM_PAGES)).logits[:60]
+    assert np.array_equal(first, alone[:60])
+    single = make_decoder(checkpoint, level, format_, num_threads=1)
+    assert np.array_equal(run_chunks(single, token_ids, [NUM_TOKENS])[0], alone)
+
+
+@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
+def test_rows_may_all_choose_the_same(format_: Format, tmp_path: Path) -> None:
+    """Of a router that finds all alike: the first are taken, and an MLP of each would be the same."""
+    checkpoint, token_ids = make_checkpoint("mixtral", tmp_path), random_tokens()
+    with changed_tensors(checkpoint) as tensors:
+        for name in tensors:
+            if name.endswith("gate.weight"):
+                tensors[name] = torch.zeros_like(tensors[name])
+    spec = read_spec(checkpoint)
+    decoder = make_decoder(checkpoint, available_levels()[0], format_)
+    alone, choices = run_chunks(decoder, token_ids, [NUM_TOKENS], spec)
+    assert np.array_equal(choices, np.broadcast_to(np.array([0, 1], np.int32), choices.shape))
+    assert np.array_equal(run_chunks(decoder, token_ids, [1] * NUM_TOKENS)[0], alone)
+
+
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_what_is_no_number_harms_nobody_else(value: float, level: str, format_: Format, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("qwen3_moe", tmp_path, hidden_size=100, moe_intermediate_size=70)
+    with changed_tensors(checkpoint) as tensors:
+        tensors["model.embed_tokens.weight"][5, 0] = value
+    decoder, bad = make_decoder(checkpoint, level, format_), (np.full(20, 5, np.int32), 0, 20)
+    mates = [(random_tokens(30, seed), 0, 30) for seed in (1, 2)]
+    expected = [decoder.run(make_inputs([mate], num_pages=NUM_PAGES)).logits.copy() for mate in mates]
+    outputs = decoder.run(make_inputs([mates[0], bad, mates[1]], num_pages=NUM_PAGES))
+    assert np.isnan(outputs.greatest[30:50]).all()
+    assert np.array_equal(outputs.logits[:30], expected[0])
+    assert np.array_equal(outputs.logits[50:], expected[1])
+    assert np.array_equal(decoder.run(make_inputs([mates[0]], num_pages=NUM_PAGES)).logits, expected[0])
+
+
+def test_choices_that_are_not_the_likeliest_are_seen(tmp_path: Path) -> None:
+    checkpoint, token_ids = make_checkpoint("mixtral", tmp_path), random_tokens(40)
+    model, spec = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32), read_spec(checkpoint)
+    decoder = make_decoder(checkpoint, available_levels()[0], Format.FLOAT32)
+    _, right = run_chunks(decoder, token_ids, [40], spec)
+    twice, others = right[..., :1].repeat(2, axis=-1), (right + 1) % spec.num_experts
+    for choices, is_right in ((right, True), (right[..., ::-1].copy(), True), (twice, False), (others, False)):
+        followed = FollowedChoices(torch.from_numpy(choices), norms_weights=True)
+        with torch.inference_mode(), followed.by(model, spec):
+            model(torch.from_numpy(token_ids)[None].long(), use_cache=False)
+        assert (followed.difference < 1e-5) == is_right, followed.difference
+
+
+def test_of_a_stack_only_what_is_asked_for_is_read() -> None:
+    read: list[str] = []
+
+    def note(name: str) -> torch.Tensor:
+        read.append(name)
+        return torch.full((1, 2), float(name[-1]))
+
+    stack = ExpertStack(note, [("gate 0", "up 1"), ("gate 2", "up 3")])
+    assert stack[torch.tensor(1)].tolist() == [[2.0, 2.0], [3.0, 3.0]]
+    assert read == ["gate 2", "up 3"]

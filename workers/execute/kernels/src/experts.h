@@ -1,0 +1,99 @@
+// Experts in place of an MLP: of each row those that a router finds likeliest, whose outputs it weights by that.
+//
+// Rows are sorted by their experts, so that an expert's weights are read once for all rows that chose it, and not at all if
+// none did. What a row chooses, what its experts make of it and the order in which that is added do not depend on the
+// other rows.
+#pragma once
+
+#include <vector>
+
+#include "buffers.h"
+
+namespace triptych {
+
+// Who chose whom in one layer. Sorted by experts, the choices of all rows lie in slots.
+class Routing {
+ public:
+  struct Run {  // an expert that was chosen, and by whom
+    int expert;
+    Range slots;
+    int count() const { return slots.end - slots.begin; }
+  };
+
+  explicit Routing(const Model& model) : model_(model), next_slots_(model.num_experts) { runs_.reserve(model.num_experts); }
+
+  void reserve(int num_rows) {
+    const size_t num_choices = size_t(num_rows) * model_.experts_per_token;
+    experts_.reserve(num_choices);
+    weights_.reserve(num_choices);
+    slots_.reserve(num_choices);
+    rows_.reserve(num_choices);
+  }
+
+  // The likeliest experts of a row come first, and the first of those alike. If any logit is no number, no weight is.
+  void choose(int row, const float* logits) const {
+    const int num_wanted = model_.experts_per_token;
+    int32_t* experts = experts_.get() + size_t(row) * num_wanted;
+    float* weights = weights_.get() + size_t(row) * num_wanted;
+    for (int expert = 0, count = 0; expert < model_.num_experts; ++expert) {
+      const float logit = logits[expert];
+      if (count == num_wanted && !(logit > logits[experts[count - 1]])) continue;
+      int place = count < num_wanted ? count++ : count - 1;
+      for (; place > 0 && logit > logits[experts[place - 1]]; --place) experts[place] = experts[place - 1];
+      experts[place] = expert;
+    }
+    float total = 0.0f, chosen = 0.0f;
+    for (int expert = 0; expert < model_.num_experts; ++expert) total += std::exp(logits[expert] - logits[experts[0]]);
+    for (int k = 0; k < num_wanted; ++k) {
+      weights[k] = std::exp(logits[experts[k]] - logits[experts[0]]) / total;
+      chosen += weights[k];
+    }
+    for (int k = 0; model_.norms_expert_weights && k < num_wanted; ++k) weights[k] /= chosen;
+  }
+
+  // Gives the choices of so many rows their slots.
+  void sort(int num_rows) {
+    const int num_wanted = model_.experts_per_token, num_choices = num_rows * num_wanted;
+    std::fill(next_slots_.begin(), next_slots_.end(), 0);
+    for (int choice = 0; choice < num_choices; ++choice) ++next_slots_[experts_.get()[choice]];
+    runs_.clear();
+    int begin = 0;
+    for (int expert = 0; expert < model_.num_experts; ++expert) {
+      const int end = begin + next_slots_[expert];
+      if (end > begin) runs_.push_back({expert, {begin, end}});
+      next_slots_[expert] = begin;
+      begin = end;
+    }
+    for (int row = 0, choice = 0; row < num_rows; ++row)
+      for (int k = 0; k < num_wanted; ++k, ++choice) {
+        const int slot = next_slots_[experts_.get()[choice]]++;
+        slots_.get()[choice] = slot;
+        rows_.get()[slot] = row;
+      }
+  }
+
+  const int32_t* choices_of(int row) const { return experts_.get() + size_t(row) * model_.experts_per_token; }
+  const std::vector<Run>& runs() const { return runs_; }
+  const int32_t* rows_of(const Run& run) const { return rows_.get() + run.slots.begin; }
+
+  // to += multiplier * the outputs of a row's experts, [slots][width], each by its weight.
+  void add(int row, const float* outputs, size_t width, float multiplier, float* to) const {
+    const size_t first = size_t(row) * model_.experts_per_token;
+    for (int k = 0; k < model_.experts_per_token; ++k) {
+      const Floats weight = broadcast(weights_.get()[first + k] * multiplier);
+      const float* from = outputs + slots_.get()[first + k] * width;
+      for (size_t i = 0; i < width; i += kLanes) store(to + i, fma(load<Floats>(from + i), weight, load<Floats>(to + i)));
+    }
+  }
+
+ private:
+  const Model& model_;
+  Buffer<int32_t> experts_;  // [rows][experts_per_token]
+  Buffer<float> weights_;    // likewise
+  Buffer<int32_t> slots_;    // likewise
+  Buffer<int32_t> rows_;     // [slots]
+  std::vector<int32_t> next_slots_;
+  std::vector<Run> runs_;  // in the order of their experts
+};
+
+}  // namespace triptych
