@@ -119,6 +119,8 @@ class Model(ctypes.Structure):
         ("residual_multiplier", c_float),
         ("score_cap", c_float),
         ("logit_cap", c_float),
+        ("query_growth", c_float),
+        ("query_growth_span", c_int32),
         ("activation", c_int32),
         ("max_rank", c_int32),
         ("adapted_products", c_int32),

@@ -16,10 +16,19 @@ if TYPE_CHECKING:
 
 _GEMMA = {"gemma", "gemma2", "gemma3_text"}
 _EXPERTS = {"mixtral", "qwen3_moe"}  # families with layers whose MLP is a choice of several
-_FAMILIES = {"granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3", *_EXPERTS, *_GEMMA}
+_FAMILIES = {
+    "granite", "llama", "ministral", "ministral3", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
+    *_EXPERTS, *_GEMMA,
+}  # fmt: skip
+_GROWING = {"ministral3"}  # families whose queries grow with their position
 _MERGED = {"phi3"}  # families
 _SANDWICHED = {"gemma2", "gemma3_text"}  # families that norm what attention and MLP add to x, too
-_SLIDING = {"mistral", "phi3", *_EXPERTS}  # families whose layers slide, all of them, where there is a window
+_SLIDING = {
+    "ministral3",
+    "mistral",
+    "phi3",
+    *_EXPERTS,
+}  # families whose layers slide, all of them, where there is a window
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # whose frequencies do not depend on the length
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _NEVER_ZERO = (
@@ -87,6 +96,8 @@ class DecoderSpec:
     attention_multiplier: float  # of scores
     score_cap: float | None
     logit_cap: float | None
+    query_growth: float  # a query at position p times ``1 + query_growth * log(1 + p // query_growth_span)``
+    query_growth_span: int
     embedding_multiplier: float
     rounds_embedding_multiplier: bool  # to the type that the model computes in
     residual_multiplier: float  # of what is added to x
@@ -222,6 +233,7 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
     is_gemma = config.model_type in _GEMMA
     has_experts = _has_experts(config)
     scores = getattr(config, "query_pre_attn_scalar", head_dim) ** -0.5
+    query_growth, query_growth_span = _query_growth(config)
     spec = DecoderSpec(
         model_type=config.model_type,
         vocab_size=config.vocab_size,
@@ -236,6 +248,8 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         attention_multiplier=float(getattr(config, "attention_multiplier", scores)),
         score_cap=getattr(config, "attn_logit_softcapping", None),
         logit_cap=getattr(config, "final_logit_softcapping", None),
+        query_growth=query_growth,
+        query_growth_span=query_growth_span,
         embedding_multiplier=float(getattr(config, "embedding_multiplier", config.hidden_size**0.5 if is_gemma else 1)),
         rounds_embedding_multiplier=is_gemma,
         residual_multiplier=float(getattr(config, "residual_multiplier", 1.0)),
@@ -293,6 +307,13 @@ def _rope_parameters(config: PretrainedConfig) -> dict[str | None, Mapping[str, 
     if not _LAYER_TYPES & parameters.keys():
         return {None: parameters}
     return {layer_type: of_layers for layer_type, of_layers in sorted(parameters.items()) if of_layers}
+
+
+def _query_growth(config: PretrainedConfig) -> tuple[float, int]:
+    """Factor, and positions in which it stays the same (Llama 4 blog post, Meta 2025, "inference time temperature")."""
+    if config.model_type not in _GROWING:
+        return 0.0, 1
+    return config.rope_parameters["llama_4_scaling_beta"], config.rope_parameters["original_max_position_embeddings"]
 
 
 def _activation(config: PretrainedConfig) -> str:

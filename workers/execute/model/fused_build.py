@@ -113,6 +113,7 @@ def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
         "norms of what its layers add": spec.has_post_norms,
         "weights of norms that count from 1": spec.norm_offset != 0,
         "a cap of scores or logits": (spec.score_cap, spec.logit_cap) != (None, None),
+        "queries that grow with their position": spec.query_growth != 0,
         "experts": any(spec.has_experts),
         "several kinds of rotary positions": len(set(spec.ropes) - {None}) > 1,
     }

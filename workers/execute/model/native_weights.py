@@ -147,6 +147,8 @@ class PackedWeights:
             residual_multiplier=spec.residual_multiplier,
             score_cap=spec.score_cap or 0.0,
             logit_cap=spec.logit_cap or 0.0,
+            query_growth=spec.query_growth,
+            query_growth_span=spec.query_growth_span,
             activation=Activation[spec.activation.upper()],
             num_experts=spec.num_experts,
             experts_per_token=spec.experts_per_token,

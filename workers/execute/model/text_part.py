@@ -9,12 +9,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+# Whose text part has been compared with the whole: others may store it in a way of their own.
+_SEEING = {
+    "gemma3", "idefics3", "internvl", "llava", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm",
+}  # fmt: skip
 # As published, as transformers saves them today, and of models whose text part has the usual names.
-_PREFIXES = (("language_model.", ""), ("model.language_model.", "model."))
+_PREFIXES = (
+    ("language_model.", ""),
+    ("model.language_model.", "model."),
+    ("model.text_model.", "model."),
+)
 RENAMINGS = {"^" + re.escape(prefix): instead for prefix, instead in _PREFIXES}  # the same, as transformers wants it
 _OTHER_SENSES = ("visual.", "model.visual.", "vision_tower.", "multi_modal_projector.")
 # Text models that differ from another one in the positions of images only: those of text are the usual ones.
-_SAME_FOR_TEXT = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+_SAME_FOR_TEXT = {
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+}
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 
 
@@ -35,10 +47,10 @@ def text_names(stored: Iterable[str]) -> dict[str, str]:
 
 
 def text_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The config of the text model; of a model of text alone its own."""
-    text: PretrainedConfig = config.get_text_config()
-    if text is config:
+    """The config of the text model; of a model of text alone its own, and of one that is not known here as well."""
+    if config.model_type not in _SEEING:
         return config
+    text: PretrainedConfig = config.get_text_config()
     if text.dtype is None:
         text.dtype = config.dtype
     text.tie_word_embeddings = config.tie_word_embeddings

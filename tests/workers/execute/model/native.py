@@ -45,6 +45,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "logits_scaling": 7.0,
     },
     "phi3": {},
+    "ministral": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "ministral3": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.7,
+        },
+    },
+    "seed_oss": {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True},
     "gemma": {},
     "gemma2": {"sliding_window": 8, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     "qwen3_moe": {

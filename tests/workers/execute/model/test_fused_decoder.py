@@ -116,6 +116,7 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], why: str, tmp_path: 
     ("family", "sizes", "why"),
     [
         ("gemma", {}, "the activation gelu_tanh"),
+        ("ministral3", {}, "queries that grow with their position"),
         ("gemma2", {"hidden_activation": "silu"}, "norms of what its layers add"),
         ("gemma", {"hidden_act": "silu"}, "weights of norms that count from 1"),
         ("mixtral", {}, "experts"),

@@ -42,6 +42,31 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the text mode
         {"model_type": "llama"},
         {"vision_config": {**_VIT, "model_type": "clip_vision_model"}, "image_token_index": 271},
     ),
+    "ministral3 in mistral3": (
+        {
+            "model_type": "ministral3",
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.7,
+            },
+        },
+        {"vision_config": {**_VIT, "model_type": "pixtral"}, "image_token_index": 271, "tie_word_embeddings": False},
+    ),
+    "smolvlm": (
+        {"model_type": "llama"},
+        {"vision_config": {**_VIT, "model_type": "smolvlm_vision"}, "tie_word_embeddings": False},
+    ),
+    "idefics3": (
+        {"model_type": "llama"},
+        {"vision_config": {**_VIT, "model_type": "idefics3_vision"}, "tie_word_embeddings": False},
+    ),
+    "internvl": (
+        {"model_type": "qwen2"},
+        {"vision_config": {**_VIT, "image_size": [28, 28], "patch_size": [14, 14]}, "tie_word_embeddings": False},
+    ),
     "qwen2_vl": (
         {"rope_parameters": _SECTIONS},
         {
@@ -60,7 +85,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the text mode
 def make_seeing(family: str, folder: Path) -> Any:
     """A random float32 checkpoint in ``folder``, and the model."""
     of_text, of_whole = MODELS[family]
-    config = AutoConfig.for_model(family, text_config={**tiny.LLAMA_LIKE, **of_text}, **of_whole)
+    config = AutoConfig.for_model(family.split()[-1], text_config={**tiny.LLAMA_LIKE, **of_text}, **of_whole)
     torch.manual_seed(0)
     model: Any = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     tiny.make_tiny_tokenizer().save_pretrained(folder)

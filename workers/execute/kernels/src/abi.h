@@ -82,6 +82,8 @@ struct Model {
   float residual_multiplier;  // of what is added to the residual
   float score_cap;            // scores y become cap * tanh(y / cap); 0: they do not
   float logit_cap;            // and so do logits
+  float query_growth;         // a query at position p times 1 + query_growth * log(1 + p / query_growth_span)
+  int32_t query_growth_span;  // p / this is a whole number
   int32_t activation;         // Activation, of the gate
   int32_t max_rank;           // of the updates, padded
   int32_t adapted_products;   // bit p: some adapter adds to Product p

@@ -291,8 +291,9 @@ class FormatDecoder : public Decoder {
       const size_t angle = size_t(step_->positions[t]) * (size / 2);
       const float *cosines = layer.cosines ? layer.cosines + angle : nullptr, *sines = layer.sines + angle;
       auto* query = buffers_.queries.get() + size_t(t) * num_heads * size;
+      const float factor = scale * query_factor(step_->positions[t]);
       for (int h = 0; h < num_heads; ++h, head += size, query += size) {
-        turn_head(head, size, layer.query_norm, model_.norm_eps, cosines, sines, scale);
+        turn_head(head, size, layer.query_norm, model_.norm_eps, cosines, sines, factor);
         store_all(query, head, size);
       }
       for (int h = 0; h < num_kv_heads; ++h, head += size) {
@@ -300,6 +301,11 @@ class FormatDecoder : public Decoder {
         pages.write(step_->slot_mapping[t], h, head, head + num_kv_heads * size, buffers_.is_last.get()[t], room);
       }
     }
+  }
+
+  float query_factor(int position) const {
+    if (model_.query_growth == 0.0f) return 1.0f;
+    return 1.0f + model_.query_growth * std::log(1.0f + float(position / model_.query_growth_span));
   }
 
   void attend(const Layer& layer, const Member& me) {
