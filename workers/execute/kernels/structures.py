@@ -129,6 +129,7 @@ class Model(ctypes.Structure):
         ("experts_per_token", c_int32),
         ("expert_size", c_int32),
         ("norms_expert_weights", c_int32),
+        ("norms_whole_queries", c_int32),
     ]
 
 

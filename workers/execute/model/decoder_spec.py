@@ -15,20 +15,19 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _GEMMA = {"gemma", "gemma2", "gemma3_text"}
-_EXPERTS = {"mixtral", "qwen3_moe"}  # families with layers whose MLP is a choice of several
+_EXPERTS = {"mixtral", "olmoe", "qwen3_moe"}  # families with layers whose MLP is a choice of several
 _FAMILIES = {
-    "granite", "llama", "ministral", "ministral3", "mistral", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3",
-    *_EXPERTS, *_GEMMA,
+    "exaone4", "granite", "llama", "ministral", "ministral3", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3",
+    "seed_oss", "smollm3", *_EXPERTS, *_GEMMA,
 }  # fmt: skip
-_GROWING = {"ministral3"}  # families whose queries grow with their position
-_MERGED = {"phi3"}  # families
-_SANDWICHED = {"gemma2", "gemma3_text"}  # families that norm what attention and MLP add to x, too
-_SLIDING = {
-    "ministral3",
-    "mistral",
-    "phi3",
-    *_EXPERTS,
-}  # families whose layers slide, all of them, where there is a window
+# Families ...
+_MERGED = {"phi3"}  # that store queries, keys and values as one tensor, and so gate and up
+_SANDWICHED = {"gemma2", "gemma3_text"}  # that norm what attention and MLP add to x, too
+_NORMED_AFTER = {"exaone4", "olmo2", "olmo3"}  # that norm only this
+_WHOLE_QUERIES = {"olmo2", "olmo3", "olmoe"}  # that norm queries and keys of all heads together
+_GROWING = {"ministral3"}  # whose queries grow with their position
+_SLIDING = {"ministral3", "mistral", "phi3", *_EXPERTS}  # whose layers slide, all of them, where there is a window
+_TURN_WHERE_THEY_SLIDE = {"exaone4"}  # of which, where some layers slide, only these have positions
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # whose frequencies do not depend on the length
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _NEVER_ZERO = (
@@ -77,7 +76,7 @@ class DecoderSpec:
     """Layers of ``x += attention(norm(x)); x += down(activation(gate(norm(x))) * up(norm(x)))``.
 
     Positions are rotary, or a layer has none. In some families the first x and what is added to it have a factor, what
-    is added is normed first, and scores or logits y become ``cap * tanh(y / cap)``.
+    is added is normed first, or instead, and scores or logits y become ``cap * tanh(y / cap)``.
 
     A layer may have experts in place of its MLP: those that the router's softmax finds likeliest for a token, whose
     outputs it weights by that.
@@ -110,7 +109,9 @@ class DecoderSpec:
     expert_size: int  # of an expert, what intermediate_size is of an MLP
     norms_expert_weights: bool  # those of a token's experts add up to 1
     is_merged: bool  # queries, keys and values are stored as one tensor, and so are gate and up
-    has_qk_norm: bool  # queries and keys are normed head by head before they turn
+    has_qk_norm: bool  # queries and keys are normed before they turn
+    norms_whole_queries: bool  # all heads together, not head by head
+    has_pre_norms: bool  # of what attention and MLP read
     has_post_norms: bool  # of what is added to x
     has_qkv_bias: bool
     has_output_bias: bool
@@ -207,14 +208,15 @@ class DecoderSpec:
             yield name, shape
             if has_bias:
                 yield bias_of(name), shape[:1]
-        yield names.attention_norm, (hidden,)
-        yield names.mlp_norm, (hidden,)
+        if self.has_pre_norms:
+            yield names.attention_norm, (hidden,)
+            yield names.mlp_norm, (hidden,)
         if self.has_post_norms:
             yield names.attended_norm, (hidden,)
             yield names.gated_norm, (hidden,)
         if self.has_qk_norm:
-            yield names.query_norm, (self.head_dim,)
-            yield names.key_norm, (self.head_dim,)
+            yield names.query_norm, (queries if self.norms_whole_queries else self.head_dim,)
+            yield names.key_norm, (keys if self.norms_whole_queries else self.head_dim,)
 
 
 def bias_of(weight: str) -> str:
@@ -263,7 +265,9 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         norms_expert_weights=bool(getattr(config, "norm_topk_prob", True)),  # Mixtral's always are
         is_merged=config.model_type in _MERGED,
         has_qk_norm=f"{layer}self_attn.q_norm.weight" in shapes,
-        has_post_norms=config.model_type in _SANDWICHED,
+        norms_whole_queries=config.model_type in _WHOLE_QUERIES,
+        has_pre_norms=config.model_type not in _NORMED_AFTER,
+        has_post_norms=config.model_type in {*_SANDWICHED, *_NORMED_AFTER},
         has_qkv_bias=f"{layer}self_attn.q_proj.bias" in shapes,
         has_output_bias=f"{layer}self_attn.o_proj.bias" in shapes,
         has_mlp_bias=f"{layer}mlp.down_proj.bias" in shapes,
@@ -333,6 +337,8 @@ def _check_family(config: PretrainedConfig) -> None:
         raise Unsupported(f"its activation is {_activation(config)}")
     if getattr(config, "use_bidirectional_attention", None):
         raise Unsupported("its tokens attend to later ones too")
+    if getattr(config, "clip_qkv", None) is not None:
+        raise Unsupported(f"its queries, keys and values are cut at {config.clip_qkv}")
     for name in _NEVER_ZERO:
         if getattr(config, name, None) == 0:
             raise Unsupported(f"its {name} is 0")
@@ -376,6 +382,8 @@ def _rope_numbers(config: PretrainedConfig) -> tuple[int | None, ...]:
             raise Unsupported(f"it has no rotary positions for layers of type {', '.join(sorted(missing))}")
         return tuple(numbers[layer_type] for layer_type in types)
     count = config.num_hidden_layers
+    if config.model_type in _TURN_WHERE_THEY_SLIDE and config.sliding_window:
+        return tuple(0 if kind == "sliding_attention" else None for kind in _layer_types(config))
     turns = getattr(config, "no_rope_layers", [1] * count)[:count]  # 1, whatever the name: it has rope
     if len(turns) < count:
         raise Unsupported(f"its no_rope_layers says of {len(turns)} of {count} layers whether they turn")

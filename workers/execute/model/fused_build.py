@@ -111,6 +111,7 @@ def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
     beyond = {
         f"the activation {spec.activation}": spec.activation != "silu",
         "norms of what its layers add": spec.has_post_norms,
+        "norms over all heads together": spec.norms_whole_queries,
         "weights of norms that count from 1": spec.norm_offset != 0,
         "a cap of scores or logits": (spec.score_cap, spec.logit_cap) != (None, None),
         "queries that grow with their position": spec.query_growth != 0,

@@ -154,6 +154,7 @@ class PackedWeights:
             experts_per_token=spec.experts_per_token,
             expert_size=spec.expert_size,
             norms_expert_weights=spec.norms_expert_weights,
+            norms_whole_queries=spec.norms_whole_queries,
         )
 
     def _embedding_multiplier(self) -> float:
@@ -171,8 +172,9 @@ class PackedWeights:
         self._place(layer.output, [names.output], [(spec.hidden_size, 0)])
         if not names.experts:
             self._fill_mlp(layer, names, spec.intermediate_size, has_bias=spec.has_mlp_bias)
-        layer.attention_norm = self._vector(names.attention_norm)
-        layer.mlp_norm = self._vector(names.mlp_norm)
+        if spec.has_pre_norms:
+            layer.attention_norm = self._vector(names.attention_norm)
+            layer.mlp_norm = self._vector(names.mlp_norm)
         if spec.has_post_norms:
             layer.attended_norm = self._vector(names.attended_norm)
             layer.gated_norm = self._vector(names.gated_norm)

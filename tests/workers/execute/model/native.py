@@ -58,6 +58,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
     },
     "seed_oss": {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True},
+    "olmo2": {},
+    "olmo3": {
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    },
+    "exaone4": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 48},
     "gemma": {},
     "gemma2": {"sliding_window": 8, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     "qwen3_moe": {

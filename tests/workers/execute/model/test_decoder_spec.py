@@ -104,7 +104,8 @@ def test_experts_that_are_one_tensor_are_not_taken() -> None:
 @pytest.mark.parametrize(
     ("family", "overrides", "why"),
     [
-        ("olmo2", {}, "olmo2"),
+        ("helium", {}, "helium"),
+        ("olmoe", {"clip_qkv": 2.0, "num_experts_per_tok": 2}, "are cut at 2"),
         ("qwen2_moe", {}, "qwen2_moe"),  # it has an expert that all tokens share
         ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 3}, "a token has 3 of 2 experts"),
         ("llama", {"hidden_act": "gelu"}, "gelu"),
@@ -120,6 +121,7 @@ def test_experts_that_are_one_tensor_are_not_taken() -> None:
     ids=[
         *(
             "family",
+            "cut queries",
             "shared experts",
             "too few experts",
             "activation",

@@ -9,7 +9,7 @@ from typing import Protocol
 import pytest
 
 from tests.adapters import make_adapter, merge
-from tests.tiny import make_tiny_model
+from tests.tiny import LLAMA_LIKE, make_tiny_model
 from tests.workers.execute.model.native import NativeEngine, adapt, make_checkpoint, make_request
 from tests.workers.execute.model.test_native_runner import some_of
 from triptych.protocol.errors import ConfigError
@@ -98,7 +98,7 @@ def test_who_finds_the_prefix_of_its_adapter_says_the_same(engines: Engines) -> 
 
 
 def test_other_families_have_adapters_on_transformers_modules(tmp_path: Path) -> None:
-    checkpoint = make_tiny_model("olmo2", tmp_path / "model")
+    checkpoint = make_tiny_model("helium", tmp_path / "model", **LLAMA_LIKE)
     adapter = make_adapter(tmp_path / "a", checkpoint, rank=4)
     merged = merge(checkpoint, adapter, tmp_path / "merged")
     engine = NativeEngine(checkpoint, tmp_path, backend="auto", lora_modules=(f"a={adapter}",))

@@ -66,6 +66,11 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "merged tensors": ("phi3", {"head_dim": 32, "intermediate_size": 70, "hidden_size": 100} | _heads(6, 2)),
     "merged tensors, tied": ("phi3", {"tie_word_embeddings": True, "intermediate_size": 33} | _heads(3, 3)),
     "merged tensors, window": ("phi3", {"sliding_window": 70}),
+    "norms behind": (
+        "olmo2",
+        {"hidden_size": 100, "head_dim": 48, "intermediate_size": 70, "initializer_range": 0.05} | _heads(3, 1),
+    ),
+    "norms behind, head by head": ("exaone4", {"hidden_size": 70, "head_dim": 80} | _heads(4, 2)),
     "gemma": ("gemma", {"head_dim": 256, "hidden_size": 100, "initializer_range": 0.04} | _heads(2, 1)),
     "caps": ("gemma2", FAMILIES["gemma2"] | {"sliding_window": 70, "final_logit_softcapping": 9.0, "head_dim": 48}),
     "one cap": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": 9.0, "intermediate_size": 33}),

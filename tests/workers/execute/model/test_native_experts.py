@@ -46,6 +46,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "all experts for all": ("qwen3_moe", FAMILIES["qwen3_moe"] | {"num_experts_per_tok": 6}),
     "one expert": ("qwen3_moe", FAMILIES["qwen3_moe"] | {"num_experts": 1, "num_experts_per_tok": 1}),
     "two of four, window": ("mixtral", {"sliding_window": 70, "hidden_size": 132, "intermediate_size": 65}),
+    "whole queries": ("olmoe", FAMILIES["olmoe"] | {"hidden_size": 128, "head_dim": 32, "num_key_value_heads": 1}),
     "one of eight": ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 1, "head_dim": 32}),
 }
 

@@ -35,8 +35,8 @@ struct Layer {
   Matrix down;
   Matrix router;          // kFloat32, whose outputs are the experts' logits
   const Expert* experts;  // [num_experts], in place of gate_up and down; or null
-  const float* attention_norm;
-  const float* mlp_norm;
+  const float* attention_norm;  // or null: attention reads x as it is
+  const float* mlp_norm;        // likewise
   const float* query_norm;  // [head_dim], or null
   const float* key_norm;
   const float* attended_norm;  // of what attention adds to the residual, or null
@@ -92,6 +92,7 @@ struct Model {
   int32_t experts_per_token;
   int32_t expert_size;           // what intermediate_size is of a layer without experts
   int32_t norms_expert_weights;  // those of a token's experts add up to 1
+  int32_t norms_whole_queries;   // norms of queries and keys are over all heads together
 };
 
 // Who computes a step.

@@ -284,6 +284,8 @@ class FormatDecoder : public Decoder {
   void turn(const Layer& layer, const Member& me) {
     const int size = model_.head_dim, num_heads = model_.num_heads, num_kv_heads = model_.num_kv_heads;
     const float scale = kLog2E / model_.score_divisor;  // scores are logarithms to base 2
+    const float* query_norm = model_.norms_whole_queries ? nullptr : layer.query_norm;  // of each head
+    const float* key_norm = model_.norms_whole_queries ? nullptr : layer.key_norm;
     const Pages<Cache> pages = pages_of(layer);
     auto* room = buffers_.threads[me.place].head.get();
     for (int t : part(step_->num_tokens, me)) {
@@ -292,12 +294,16 @@ class FormatDecoder : public Decoder {
       const float *cosines = layer.cosines ? layer.cosines + angle : nullptr, *sines = layer.sines + angle;
       auto* query = buffers_.queries.get() + size_t(t) * num_heads * size;
       const float factor = scale * query_factor(step_->positions[t]);
+      if (model_.norms_whole_queries) {
+        norm_heads(head, num_heads * size, layer.query_norm, model_.norm_eps);
+        norm_heads(head + num_heads * size, num_kv_heads * size, layer.key_norm, model_.norm_eps);
+      }
       for (int h = 0; h < num_heads; ++h, head += size, query += size) {
-        turn_head(head, size, layer.query_norm, model_.norm_eps, cosines, sines, factor);
+        turn_head(head, size, query_norm, model_.norm_eps, cosines, sines, factor);
         store_all(query, head, size);
       }
       for (int h = 0; h < num_kv_heads; ++h, head += size) {
-        turn_head(head, size, layer.key_norm, model_.norm_eps, cosines, sines, 1.0f);
+        turn_head(head, size, key_norm, model_.norm_eps, cosines, sines, 1.0f);
         pages.write(step_->slot_mapping[t], h, head, head + num_kv_heads * size, buffers_.is_last.get()[t], room);
       }
     }

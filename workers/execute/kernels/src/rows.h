@@ -65,11 +65,16 @@ inline void write_row(const float* from, int count, uint8_t* to, float* scale) {
   }
 }
 
-// The normed row in the form that the next product takes. Rows and weights are padded; scratch holds a row.
+// The normed row in the form that the next product takes, or the row as it is where the model has no weights for a norm
+// there. Rows and weights are padded; scratch holds a row.
 template <class Element>
 inline void norm_row(const float* x, const float* weight, int count, float eps, float* scratch, Element* to,
                      float* scale) {
   const int end = padded(count);
+  if (!weight) {
+    std::copy_n(x, end, scratch);
+    return write_row(scratch, end, to, scale);
+  }
   const Floats factor = broadcast(inverse_rms(x, count, eps));
   for (int i = 0; i < end; i += kLanes)
     store(scratch + i, load<Floats>(x + i) * factor * load<Floats>(weight + i));
@@ -107,14 +112,17 @@ inline float choose(const float* logits, int count, int32_t* place) {
   return top + zero;
 }
 
+// A head or several, in place. `size` is a multiple of 16.
+inline void norm_heads(float* heads, int size, const float* weight, float eps) {
+  const Floats scale = broadcast(inverse_rms(heads, size, eps));
+  for (int i = 0; i < size; i += kLanes) store(heads + i, load<Floats>(heads + i) * scale * load<Floats>(weight + i));
+}
+
 // One head, in place: its norm where the model has one, then its position unless cosines are null. Channel i turns with
 // i + size / 2.
 inline void turn_head(float* head, int size, const float* norm, float eps, const float* cosines, const float* sines,
                       float factor) {
-  if (norm) {
-    const Floats scale = broadcast(inverse_rms(head, size, eps));
-    for (int i = 0; i < size; i += kLanes) store(head + i, load<Floats>(head + i) * scale * load<Floats>(norm + i));
-  }
+  if (norm) norm_heads(head, size, norm, eps);
   if (!cosines) {
     for (int i = 0; i < size; i += kLanes) store(head + i, load<Floats>(head + i) * broadcast(factor));
     return;
