@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,23 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
         "rms_norm_eps": 1e-6,
         "max_position_embeddings": 40960,
+    },
+    "qwen3-moe-0.5b": {  # of which a token reads 0.1
+        "model_type": "qwen3_moe",
+        "hidden_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "intermediate_size": 3072,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 256,
+        "norm_topk_prob": True,
+        "vocab_size": 32768,
+        "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 8192,
     },
     "gemma3-270m": {
         "model_type": "gemma3_text",
@@ -122,10 +141,13 @@ def weight_bytes(form: str) -> tuple[float, float]:
 
 
 def num_weights(shape: dict[str, Any]) -> tuple[int, int]:
-    """Weights of all layers' matrices, and of the head."""
+    """Weights that a token needs of all layers' matrices, and of the head."""
     hidden, size = shape["hidden_size"], shape["head_dim"]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
-    layer = hidden * size * (2 * heads + 2 * kv_heads) + 3 * hidden * shape["intermediate_size"]
+    inner = shape["intermediate_size"]
+    if "num_experts" in shape:
+        inner = shape["num_experts_per_tok"] * shape["moe_intermediate_size"]
+    layer = hidden * size * (2 * heads + 2 * kv_heads) + 3 * hidden * inner
     return shape["num_hidden_layers"] * layer, shape["vocab_size"] * hidden
 
 
@@ -133,7 +155,7 @@ def _random_weights(shape: dict[str, Any], device: str) -> dict[str, torch.Tenso
     """Embeddings are small beside what layers add, so that the tied head does not repeat the input."""
     generator = torch.Generator(device).manual_seed(0)
     tensors = {}
-    for name, size in _parameter_sizes(shape).items():
+    for name, size in _stored_sizes(shape):
         if len(size) == 1:  # of a norm
             tensors[name] = torch.ones(size, dtype=torch.bfloat16)
             continue
@@ -145,13 +167,25 @@ def _random_weights(shape: dict[str, Any], device: str) -> dict[str, torch.Tenso
     return tensors
 
 
-def _parameter_sizes(shape: dict[str, Any]) -> dict[str, torch.Size]:
+def _stored_sizes(shape: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Tensors as checkpoints have them: each expert its own, which transformers holds as one tensor of all."""
+    for name, size in _parameter_sizes(shape).items():
+        if len(size) < 3:
+            yield name, size
+            continue
+        experts, _, kind = name.rpartition(".")
+        parts = ["gate", "up"] if kind == "gate_up_proj" else ["down"]
+        for number, part in product(range(size[0]), parts):
+            yield f"{experts}.{number}.{part}_proj.weight", (size[1] // len(parts), size[2])
+
+
+def _parameter_sizes(shape: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     from transformers import AutoConfig, AutoModelForCausalLM  # seconds, for who only wants to know a shape
 
     config = AutoConfig.for_model(**{**_COMMON, **shape})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    return {name: parameter.shape for name, parameter in model.named_parameters()}
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def _make_tokenizer() -> Tokenizer:

@@ -1,0 +1,91 @@
+"""How fast the CPU decodes where layers have experts: random weights, in bfloat16, int8 and int4, beside transformers.
+
+Decodes of 1, 8 and 32 streams (tokens a second of all together, 32 in and 64 out) and a prompt of 512 (its tokens a
+second), of every format in turn. Prints one JSON line, with the memory rate measured in the same run and what share of
+it decoding reaches: a step reads the weights of those experts that some row chooses, as many of them as are expected of
+random choices, and all weights of the other matrices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+
+from cpu_decoder import load, make_sequence, memory_rate, run_all
+from cpu_models import SHAPES, num_weights, weight_bytes
+from report import environment
+
+from triptych.protocol.config import SchedulerConfig
+from triptych.workers.execute.step import Runner
+
+MODEL = "qwen3-moe-0.5b"
+FORMATS = ("bf16", "int8", "int4", "transformers")
+ROWS = (1, 8, 32)
+PROMPT, NUM_IN, NUM_OUT = 512, 32, 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--formats", nargs="*", default=list(FORMATS), choices=FORMATS)
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    loaded = {form: load(MODEL, form) for form in arguments.formats}
+    samples: dict[str, dict[str, list[float]]] = {form: {} for form in loaded}
+    rates = []
+    for repeat in range(arguments.repeats + 1):
+        rates.append(memory_rate())
+        for form, (runner, config, _) in loaded.items():
+            for name, rate in measure(runner, config, repeat).items():
+                if repeat:  # the first warms up
+                    samples[form].setdefault(name, []).append(rate)
+    read_rate = statistics.median(rates)
+    cases = {
+        form: {name: entry(form, name, found, read_rate) for name, found in of_form.items()}
+        for form, of_form in samples.items()
+    }
+    report = {
+        "what": "cpu_experts", **environment("torch", "transformers"), "seed": 0, "repeats": arguments.repeats,
+        "config": {"model": MODEL, **SHAPES[MODEL]},
+        "read_gb_per_s": round(read_rate / 1e9, 1),
+    }  # fmt: skip
+    print(json.dumps({**report, "cases": cases}))
+
+
+def measure(runner: Runner, config: SchedulerConfig, repeat: int) -> dict[str, float]:
+    """Tokens a second."""
+    rng = random.Random(repeat)
+    found = {}
+    for rows in ROWS:
+        short, long = (
+            run_all([make_sequence(i, NUM_IN, count, rng) for i in range(rows)], runner, config)
+            for count in (1, NUM_OUT)
+        )
+        found[f"decode of {rows}"] = rows * (NUM_OUT - 1) / (long - short)
+    found[f"prompt of {PROMPT}"] = PROMPT / run_all([make_sequence(0, PROMPT, 1, rng)], runner, config)
+    return found
+
+
+def entry(form: str, name: str, samples: list[float], read_rate: float) -> dict[str, float]:
+    rate = statistics.median(samples)
+    found = {"tokens_per_s": round(rate, 1), "least": round(min(samples), 1), "most": round(max(samples), 1)}
+    if name.startswith("decode"):
+        rows = int(name.rpartition(" ")[2])
+        found["of_memory"] = round(rate / rows * step_bytes(form, rows) / read_rate, 3)
+    return found
+
+
+def step_bytes(form: str, rows: int) -> float:
+    """That a step with so many rows reads."""
+    shape = SHAPES[MODEL]
+    num_experts, size = shape["num_experts"], shape["moe_intermediate_size"]
+    chosen = num_experts * (1 - (1 - shape["num_experts_per_tok"] / num_experts) ** rows)
+    others, head = num_weights({**shape, "num_experts_per_tok": 0})
+    weights = others + shape["num_hidden_layers"] * chosen * 3 * shape["hidden_size"] * size
+    layer_bytes, head_bytes = weight_bytes(form)
+    return weights * layer_bytes + head * head_bytes
+
+
+if __name__ == "__main__":
+    main()
