@@ -40,7 +40,7 @@ class Task:
     log_level: str
 
     def __post_init__(self) -> None:
-        if not 0 <= self.drain_timeout <= MAX_DRAIN_S:  # no number passes neither
+        if not 0 <= self.drain_timeout <= MAX_DRAIN_S:  # not-a-number is refused too
             text = f"drain_timeout is {self.drain_timeout}, the limits are 0 and {MAX_DRAIN_S}"
             raise ConfigError(text, param="drain_timeout")
 

@@ -265,10 +265,11 @@ def _usable(tensor: torch.Tensor) -> torch.Tensor:
 
 def _num_bytes(spec: DecoderSpec, format_: Format) -> int:
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    normed = queries if spec.norms_whole_queries else spec.head_dim
     layer = (
         matrix_bytes(format_, spec.hidden_size, queries + 2 * keys)
         + matrix_bytes(format_, queries, spec.hidden_size)
-        + 4 * (4 * padded(spec.hidden_size) + 2 * padded(spec.head_dim))
+        + 4 * (4 * padded(spec.hidden_size) + 2 * padded(normed))
         + _PER_LAYER_BYTES
     )
 

@@ -37,7 +37,7 @@ struct Layer {
   const Expert* experts;  // [num_experts], in place of gate_up and down; or null
   const float* attention_norm;  // or null: attention reads x as it is
   const float* mlp_norm;        // likewise
-  const float* query_norm;  // [head_dim], or null
+  const float* query_norm;      // [head_dim], or [heads][head_dim] where whole queries are normed, or null
   const float* key_norm;
   const float* attended_norm;  // of what attention adds to the residual, or null
   const float* gated_norm;     // of what the rest of the layer adds, or null
