@@ -7,6 +7,7 @@ One line of JSON, ``{"ask": "health"}`` or ``{"ask": "restart", "role": "execute
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +83,36 @@ class ControlServer:
         if (user := _user_of(connection)) not in (os.getuid(), 0):
             return {"error": f"user {user} may not ask"}
         try:
-            question = json.loads(_read_line(connection, MAX_QUESTION_BYTES))
-            handler = self._handlers[question.pop("ask")]
-            return {"ok": handler(**question)}
+            return {"ok": self._asked_for(connection)()}
         except TriptychError as error:
             return {"error": error.message}
         except Exception as error:  # nothing that is asked may end the thread that answers
             logger.exception("a question could not be answered")
             return {"error": f"the question cannot be answered: {error!r:.200}"}
+
+    def _asked_for(self, connection: socket.socket) -> Callable[[], Any]:
+        """What answers the question that comes.
+
+        Raises:
+            ConfigError: none comes, or none that is answered here.
+        """
+        try:
+            line = _read_line(connection, MAX_QUESTION_BYTES)
+        except TimeoutError as error:
+            raise ConfigError(f"nothing was asked within {QUESTION_S:g} s") from error
+        try:
+            question = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"a question is a line of JSON, got {line!r:.100}: {error}") from error
+        if not isinstance(question, dict) or not isinstance(name := question.pop("ask", None), str):
+            raise ConfigError(f'a question is a map with "ask", got {line!r:.100}')
+        if (handler := self._handlers.get(name)) is None:
+            raise ConfigError(f"nobody answers {name!r:.100}, known are: {', '.join(sorted(self._handlers))}")
+        try:
+            inspect.signature(handler).bind(**question)
+        except TypeError as error:
+            raise ConfigError(f"{name} is asked in another way: {error}") from error
+        return partial(handler, **question)
 
     def close(self) -> None:
         """Once every question that has come is answered; those that take long hear of a stop from the board."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import signal
 import socket
@@ -101,6 +102,50 @@ def test_more_questions_than_can_be_answered_at_once_wait(tmp_path: Path, monkey
         asker.join(20)
     server.close()
     assert answers == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"health\n", "a question is a line of JSON, got b'health"),
+        (b"\xff\n", "a question is a line of JSON"),
+        (b"[" * 8000 + b"\n", "a question is a line of JSON"),
+        (b"[]\n", 'a question is a map with "ask", got b\'[]'),
+        (b'{"ask": 5}\n', 'a question is a map with "ask"'),
+        (b'{"ask": "wealth"}\n', "nobody answers 'wealth', known are: health, restart"),
+        (b'{"ask": "restart"}\n', "restart is asked in another way: missing a required argument: 'role'"),
+        (b'{"ask": "restart", "role": "execute", "when": 5}\n', "got an unexpected keyword argument 'when'"),
+        (b"x" * 9000 + b"\n", "a question, or an answer, has more than 8192 bytes"),
+    ],
+)
+def test_what_is_no_question_is_told_so_and_no_fault_of_ours(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, line: bytes, message: str
+) -> None:
+    server = ControlServer(tmp_path, {"health": lambda: "well", "restart": lambda role: role})
+    try:
+        with socket.socket(socket.AF_UNIX) as asker:
+            asker.connect(str(control_path(tmp_path)))
+            asker.sendall(line)
+            assert message in json.loads(asker.makefile().readline())["error"]
+        assert ask(tmp_path, "restart", role="execute") == "execute"
+    finally:
+        server.close()
+    assert caplog.text == ""
+
+
+def test_who_connects_and_says_half_a_word_hears_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "QUESTION_S", 0.1)
+    server = ControlServer(tmp_path, {})
+    try:
+        with socket.socket(socket.AF_UNIX) as asker:
+            asker.connect(str(control_path(tmp_path)))
+            asker.sendall(b'{"ask": "hea')
+            assert json.loads(asker.makefile().readline()) == {"error": "nothing was asked within 0.1 s"}
+    finally:
+        server.close()
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("fails", [True, False])
