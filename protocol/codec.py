@@ -185,8 +185,6 @@ def decode_public(frame: bytes, *, max_bytes: int) -> Frame:
                 if type(request_id) is not str:
                     got = type(request_id).__name__
                     raise BadFrame(f"Acknowledge.request_ids must be str, got {got}", param="request_ids")
-        case m.GetRequests(limit) if limit < 0:
-            raise BadFrame(f"GetRequests.limit is {limit}, the least is 0", param="limit")
     return result
 
 

@@ -149,7 +149,6 @@ def test_a_field_of_the_wrong_type_is_refused_by_name(values: list[Any], param: 
         (m.Follow(cast(Any, ["a"])), "a FOLLOW entry is [request id, tokens, again], got 'a'"),
         (m.Acknowledge(cast(Any, ["a", 5])), "Acknowledge.request_ids must be str, got int"),
         (m.Acknowledge(cast(Any, [["a"]])), "Acknowledge.request_ids must be str, got list"),
-        (m.GetRequests(-1), "GetRequests.limit is -1, the least is 0"),
     ],
 )
 def test_what_is_in_a_message_of_strangers_is_checked(message: Any, reason: str) -> None:
