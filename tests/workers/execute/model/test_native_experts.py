@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +179,22 @@ def test_of_a_stack_only_what_is_asked_for_is_read() -> None:
     stack = ExpertStack(note, [("gate 0", "up 1"), ("gate 2", "up 3")])
     assert stack[torch.tensor(1)].tolist() == [[2.0, 2.0], [3.0, 3.0]]
     assert read == ["gate 2", "up 3"]
+
+
+def test_steps_that_go_on_while_nobody_waits_say_the_same(tmp_path: Path) -> None:
+    checkpoint, token_ids = make_checkpoint("qwen3_moe", tmp_path), random_tokens()
+    level, sizes = available_levels()[0], [40, 1, 1, 50, 1, 57]
+    alone, _ = run_chunks(make_decoder(checkpoint, level, Format.BFLOAT16, num_threads=1), token_ids, sizes)
+    options: dict[str, Any] = {"num_pages": NUM_PAGES, "worth": EVERY_STEP, "overlaps": True, "num_threads": 4}
+    decoder = make_any_decoder(checkpoint, level, Format.BFLOAT16, **options)
+    steps = [
+        make_inputs([(token_ids, start, size)], num_pages=NUM_PAGES)
+        for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False)
+    ]
+    pieces = []
+    decoder.submit(steps[0])
+    for step in steps[1:]:
+        decoder.submit(step)
+        pieces.append(decoder.wait().logits.copy())
+    pieces.append(decoder.wait().logits.copy())
+    assert np.array_equal(np.concatenate(pieces), alone)
