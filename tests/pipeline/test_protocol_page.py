@@ -250,6 +250,28 @@ def test_an_acknowledged_request_is_forgotten_and_not_run_again(client: RawClien
     assert answer[:8] == [FAILED, client.request_id, 0, 0, b"", "", None, "unknown_id"]
 
 
+def test_a_submit_that_overtakes_the_acknowledgement_is_told_the_next_time(client: RawClient) -> None:
+    request = {"prompt": "Hello", "max_tokens": 3}
+    client.submit(**request)
+    eventually(lambda: client.follow_door.ask(GET_STATUS, client.request_id)[2] == "finished")
+    assert client.submit(**request)[0] == ACCEPTED
+    client.follow_door.send(ACKNOWLEDGE, [client.request_id])
+    assert client.follow_door.ask(FOLLOW, [[client.request_id, 0, True]])[7] == "unknown_id"
+    assert client.submit(**request)[2] == "duplicate_id"
+
+
+@pytest.mark.parametrize(
+    ("again", "answer"),
+    [({"seed": 1, "top_p": 0.5}, ACCEPTED), ({"seed": 1, "top_p": 0.5, "n": 1}, REJECTED), ({"top_p": 0.5}, REJECTED)],
+    ids=["another order", "a default that is said", "a field less"],
+)
+def test_what_is_the_same_request_depends_on_fields_and_values(
+    client: RawClient, again: dict[str, Any], answer: int
+) -> None:
+    assert client.submit(top_p=0.5, seed=1, prompt="Hello", max_tokens=3)[0] == ACCEPTED
+    assert client.submit(prompt="Hello", max_tokens=3, **again)[0] == answer
+
+
 def test_a_request_that_nobody_follows_ends_with_its_lease(client: RawClient) -> None:
     client.submit(**{**REQUEST, "max_tokens": 4000, "lease_s": 0.2})
     eventually(lambda: client.follow_door.ask(GET_STATUS, client.request_id)[2] in ("aborted", "unknown"))
