@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 from .endpoints import check_endpoint
 from .errors import ConfigError
 from .lora import LoraModule, parse_modules
-from .plain import load_map, make
+from .plain import checked, load_map, make
 
 POLICIES = ("fifo", "prefill_first", "round_robin", "priority")
 PREEMPTIONS = ("auto", "recompute", "swap")
@@ -122,10 +122,9 @@ class CacheConfig:
     max_kv_bytes: int = _option(4 << 30, "on a CPU never more than this, so that a default start is polite")
 
     def __post_init__(self) -> None:
-        _between("page_size", self.page_size, 1, 4096)
         _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
-        is_power = self.page_size & (self.page_size - 1) == 0
-        _require(is_power, f"page_size is {self.page_size}, it must be a power of two from 1 to 4096")
+        is_page = 1 <= self.page_size <= 4096 and self.page_size & (self.page_size - 1) == 0
+        _require(is_page, f"page_size is {self.page_size}, it must be a power of two from 1 to 4096")
         if self.num_pages is not None:
             _between("num_pages", self.num_pages, 2, 2**31 - 1)
         _require(
@@ -315,12 +314,15 @@ class PipelineConfig:
         """A config out of flat options: ``from_options(model="demo", page_size=16)``.
 
         Raises:
-            ConfigError: an option is unknown or a value cannot work.
+            ConfigError: an option is unknown, or a value is of the wrong type or cannot work.
         """
         parts: dict[str, dict[str, Any]] = {}
-        for name, value in options.items():
-            parts.setdefault(_owner(name), {})[name] = tuple(value) if isinstance(value, list) else value
         hints = get_type_hints(cls)
+        for name, value in options.items():
+            owner = _owner(name)
+            hint = get_type_hints(hints[owner])[name]
+            # As strictly as the workers, who read it from JSON: there it would be too late to say it to the caller.
+            parts.setdefault(owner, {})[name] = checked(list(value) if isinstance(value, tuple) else value, hint, name)
         return cls(**{owner: hints[owner](**values) for owner, values in parts.items()})
 
     def to_json(self) -> str:

@@ -42,20 +42,25 @@ def make(kind: type[T], values: Any, what: str) -> T:
     for item in fields(kind):  # type: ignore[arg-type]
         if item.name not in values and item.default is MISSING and item.default_factory is MISSING:
             raise ConfigError(f"{what} has no {item.name}")
-    return kind(**{name: _checked(value, hints[name], f"{what}.{name}") for name, value in values.items()})
+    return kind(**{name: checked(value, hints[name], f"{what}.{name}") for name, value in values.items()})
 
 
-def _checked(value: Any, hint: Any, what: str) -> Any:
+def checked(value: Any, hint: Any, what: str) -> Any:
+    """The value, where JSON has such a one for this type; a list as the tuple that it stands for.
+
+    Raises:
+        ConfigError: it is of another type.
+    """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         kinds = [argument for argument in arguments if _fits(value, argument)]
-        return _checked(value, kinds[0], what) if kinds else _refuse(value, hint, what)
+        return checked(value, kinds[0], what) if kinds else _refuse(value, hint, what)
     if not _fits(value, hint):
         _refuse(value, hint, what)
     if origin is tuple:
-        return tuple(_checked(item, arguments[0], what) for item in value)
+        return tuple(checked(item, arguments[0], what) for item in value)
     if origin is dict:
-        return {_checked(k, arguments[0], what): _checked(v, arguments[1], what) for k, v in value.items()}
+        return {checked(k, arguments[0], what): checked(v, arguments[1], what) for k, v in value.items()}
     return value
 
 

@@ -13,7 +13,7 @@ from ..gateway.config import GatewayConfig
 from .api import about
 
 IMPOSSIBLE: dict[type, Any] = {int: -(10**30), float: -1e30, str: "?"}
-_SAID = re.compile(r"(?:the limits are |known are: |the forms are |(?=the least is ))(.*)")
+_SAID = re.compile(r"(?:the limits are |a power of two from |known are: |the forms are |(?=the least is ))(.*)")
 
 
 def settings() -> str:

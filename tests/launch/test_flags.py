@@ -173,7 +173,7 @@ def test_every_flag_has_a_help_text() -> None:
     ("arguments", "words"),
     [
         (["--page-size", "5"], "page_size is 5, it must be a power of two from 1 to 4096"),
-        (["--page-size", "8192"], "page_size is 8192, the limits are 1 and 4096"),
+        (["--page-size", "4097"], "page_size is 4097, it must be a power of two from 1 to 4096"),
         (["--max-model-len", "0"], "max_model_len is 0, the least is 2"),
         (["--num-pages", "1"], "num_pages is 1, the limits are 2 and 2147483647"),
         (["--dtype", "int3"], "dtype is 'int3', known are: auto, float32"),

@@ -82,6 +82,31 @@ def test_a_value_beyond_its_limit_is_refused_with_value_and_name(name: str, valu
     assert str(value) in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("page_size", "16", "page_size must be int, got '16'"),
+        ("page_size", 16.0, "page_size must be int, got 16.0"),
+        ("max_num_seqs", True, "max_num_seqs must be int, got True"),
+        ("kv_memory_fraction", "half", "kv_memory_fraction must be float, got 'half'"),
+        ("spares", 1, "spares must be bool, got 1"),
+        ("model", None, "model must be str, got None"),
+        ("lora_modules", "a=b", "lora_modules must be tuple, got 'a=b'"),
+        ("lora_modules", ["a=b", 5], "lora_modules must be str, got 5"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(name: str, value: Any, words: str) -> None:
+    """Before a process starts: the workers refuse it where they read it, and the caller would hear that they died."""
+    with pytest.raises(ConfigError) as caught:
+        PipelineConfig.from_options(**{name: value})
+    assert caught.value.message == words
+
+
+@pytest.mark.parametrize("given", [["a=/b"], ("a=/b",)])
+def test_a_list_of_names_may_be_a_tuple(given: Any) -> None:
+    assert PipelineConfig.from_options(lora_modules=given).model.lora_modules == ("a=/b",)
+
+
 @pytest.mark.parametrize("name", ["hang_s", "lease_s", "safety_margin", "kv_memory_fraction", "hash_step_ms"])
 def test_not_a_number_is_no_setting(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
