@@ -21,9 +21,13 @@ class AsyncDriver:
     """Three worker processes and their asyncio client; use it with ``async with``. ``driver`` is its ``Driver``."""
 
     def __init__(
-        self, model: str | None = None, *, run_dir: str | Path | None = None, config: PipelineConfig | None = None,
+        self,
+        model: str | Path | None = None,
+        *,
+        run_dir: str | Path | None = None,
+        config: PipelineConfig | None = None,
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.driver = Driver(model, run_dir=run_dir, config=config, **options)
         self._client: AsyncClient | None = None
 

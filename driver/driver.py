@@ -55,9 +55,13 @@ class Driver:
     """
 
     def __init__(
-        self, model: str | None = None, *, run_dir: str | Path | None = None, config: PipelineConfig | None = None,
+        self,
+        model: str | Path | None = None,
+        *,
+        run_dir: str | Path | None = None,
+        config: PipelineConfig | None = None,
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Nothing is started yet. ``options`` are the fields of the config dataclasses; ``config`` replaces them.
 
         Raises:

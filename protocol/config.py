@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -321,6 +322,8 @@ class PipelineConfig:
         for name, value in options.items():
             owner = _owner(name)
             hint = get_type_hints(hints[owner])[name]
+            if isinstance(value, os.PathLike):
+                value = os.fspath(value)
             # As strictly as the workers, who read it from JSON: there it would be too late to say it to the caller.
             parts.setdefault(owner, {})[name] = checked(list(value) if isinstance(value, tuple) else value, hint, name)
         return cls(**{owner: hints[owner](**values) for owner, values in parts.items()})

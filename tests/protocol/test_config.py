@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -100,6 +101,11 @@ def test_a_value_of_another_type_is_refused_by_name(name: str, value: Any, words
     with pytest.raises(ConfigError) as caught:
         PipelineConfig.from_options(**{name: value})
     assert caught.value.message == words
+
+
+def test_a_path_is_as_good_as_its_name() -> None:
+    config = PipelineConfig.from_options(model=Path("/models/own"), journal=Path("/disk/journal"))
+    assert (config.model.model, config.service.journal) == ("/models/own", "/disk/journal")
 
 
 @pytest.mark.parametrize("given", [["a=/b"], ("a=/b",)])
