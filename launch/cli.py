@@ -19,7 +19,7 @@ from ..protocol.sampling import SamplingParams
 from .aliases import canonical
 from .bench.options import BenchOptions
 from .failures import explain
-from .flags import OutputFormat, given_flags, given_names, option, with_flags
+from .flags import OutputFormat, given_flags, given_names, number, option, with_flags
 from .gateway.config import GatewayConfig
 from .keys import keys
 from .logs import set_up_logging, set_up_stream_logging
@@ -108,7 +108,7 @@ def serve(
     config: PipelineConfig,
     gateway: GatewayConfig,
     run_dir: RunDir = None,
-    drain_timeout: Annotated[float, option("drain_timeout", "seconds that accepted requests get at a stop")] = 20.0,
+    drain_timeout: Annotated[float, number("drain_timeout", "seconds that accepted requests get at a stop")] = 20.0,
     log_level: LogLevel = "info",
 ) -> None:
     """Serve clients until Ctrl-C or SIGTERM: the first one drains, the second one stops at once."""
@@ -273,7 +273,7 @@ def top(
     ] = None,
     connect: Annotated[Path | None, option("connect", "the same as RUN_DIR")] = None,
     once: Annotated[bool, option("once", "print one frame and exit", "--once")] = False,
-    interval: Annotated[float, option("interval", "seconds between two looks")] = 0.5,
+    interval: Annotated[float, number("interval", "seconds between two looks")] = 0.5,
 ) -> None:
     """Watch a pipeline: queues, requests, pages and step times.
 

@@ -71,6 +71,11 @@ def option(name: str, text: str, *declarations: str, **settings: Any) -> Any:
     return typer.Option(*declarations, help=text, envvar=PREFIX + name.upper(), show_envvar=False, **settings)
 
 
+def number(name: str, text: str) -> Any:
+    """An ``option`` that is a float."""
+    return option(name, text, **_reader(float))
+
+
 def with_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
     """The verb with a flag in place of every field of its parameters of a type in ``_BUILDERS``.
 
@@ -169,12 +174,15 @@ def _flag(item: dataclasses.Field[Any], hint: Any, panel: str) -> inspect.Parame
         declarations = ["--" + name.replace("_", "-"), SHORT[name]]
     elif get_origin(hint) is tuple:
         kind, default = list[get_args(hint)[0]], None  # type: ignore[misc]
+        settings |= _reader(get_args(hint)[0], "list[{}]")
     elif get_origin(hint) is Mapping:
         kind, default = list[str], None
     elif type(None) in get_args(hint) and default is not None:
         settings |= {"parser": _integer_or_none, "metavar": "<int|none>"}
     elif set(get_args(hint)) == {bool, str}:
         kind, settings = str, settings | {"parser": _bool_or_text, "metavar": "<true|false|never>"}
+    else:
+        settings |= next(filter(None, map(_reader, (hint, *get_args(hint)))), {})
     text = item.metadata.get("help") or _SAMPLING_HELP[name]
     annotation = Annotated[kind, option(name, text, *declarations, **settings)]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -187,6 +195,26 @@ def _integer_or_none(text: str) -> int | None:
         return int(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is neither an integer nor none") from None
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not an integer") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number") from None
+
+
+def _reader(kind: Any, shown: str = "{}") -> dict[str, Any]:
+    """Settings of an option that is a number. Typer's own readers do not say what they could not read."""
+    parser = {int: _integer, float: _number}.get(kind)
+    return {"parser": parser, "metavar": f"<{shown.format(kind.__name__)}>"} if parser else {}
 
 
 def _bool_or_text(text: str) -> bool | str:

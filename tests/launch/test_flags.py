@@ -180,7 +180,10 @@ def test_every_flag_has_a_help_text() -> None:
         (["--policy", "lottery"], "policy is 'lottery', known are: fifo"),
         (["--submit", "tcp://*:1"], "name the address to serve at"),
         (["--submit", "tcp://127.0.0.1:5555"], "make some with triptych keys init"),
-        (["--num-pages", "many"], "Invalid value for '--num-pages'"),
+        (["--num-pages", "many"], "Invalid value for '--num-pages': 'many' is not an integer"),
+        (["--max-num-seqs", "16.0"], "Invalid value for '--max-num-seqs': '16.0' is not an integer"),
+        (["--hang-s", "soon"], "Invalid value for '--hang-s': 'soon' is not a number"),
+        (["--stop-token-ids", "x"], "Invalid value for '--stop-token-ids': 'x' is not an integer"),
         (["--max-tokens", "many"], "'many' is neither an integer nor none"),
         (["--no-such-flag"], "No such option"),
     ],
@@ -190,6 +193,11 @@ def test_a_wrong_value_is_refused_with_its_limits(triptych: Triptych, arguments:
     outcome = triptych("generate", "hi", "--model", "hash-lm", *arguments)
     assert outcome.code == 2
     assert words in outcome.err
+
+
+def test_a_drain_takes_no_time_that_is_no_number(triptych: Triptych) -> None:
+    outcome = triptych("serve", "--model", "hash-lm", "--drain-timeout", "soon")
+    assert (outcome.code, "'--drain-timeout': 'soon' is not a number" in outcome.err) == (2, True)
 
 
 @pytest.mark.parametrize("value", ["-1", "nan", "86401"])
