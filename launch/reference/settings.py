@@ -28,9 +28,18 @@ def _section(name: str, part: Any) -> Iterator[str]:
     yield "|---|---|---|---|"
     hints = get_type_hints(part)
     for item in dataclasses.fields(part):
-        text = item.metadata["help"].replace("|", "\\|")
-        yield f"| `{item.name}` | `{item.default!r}` | {limits(part, item.name, hints[item.name])} | {text} |"
+        said = limits(part, item.name, hints[item.name])
+        text = _without(item.metadata["help"], said).replace("|", "\\|")
+        yield f"| `{item.name}` | `{item.default!r}` | {said} | {text} |"
     yield ""
+
+
+def _without(text: str, choices: str) -> str:
+    """The help of a flag, which names its choices, for a row in which they stand already."""
+    if not choices or choices not in text:
+        return text
+    before, _, after = text.partition(choices)
+    return "; ".join(filter(None, (before.removesuffix(": "), after.lstrip(":; "))))
 
 
 def limits(part: Any, name: str, hint: Any) -> str:

@@ -48,6 +48,13 @@ def test_the_reference_says_what_has_to_be_given(line: str) -> None:
     assert line in PAGE.splitlines()
 
 
+def test_no_row_names_its_choices_twice() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+, [^|]+) \| (.+) \|$", page, re.MULTILINE)
+    assert len(rows) > 9
+    assert [name for name, choices, text in rows if choices in text] == []
+
+
 def test_no_table_is_empty() -> None:
     assert not re.search(r"^\|---.*\|\n(?!\|)", PAGE, re.MULTILINE)
 
