@@ -17,6 +17,7 @@ from tests.pipeline.checks import assert_quiet
 from tests.pipeline.killing import kill
 from tests.tiny import make_tiny_model, prove
 from tests.waiting import eventually
+from tests.workers.execute.model.native import make_checkpoint
 from triptych import Driver
 from triptych.launch.demo_model.entries import OFF_TOPIC_ANSWER, PHRASINGS, load_entries
 
@@ -63,6 +64,20 @@ def test_keys_and_values_in_eight_bits_are_the_same_after_a_kill(folder: Path) -
         disturbed = stream.result(60).token_ids
         assert disturbed == driver.generate(PROMPTS[2], max_tokens=120, ignore_eos=True).token_ids
         assert driver.info()["model"]["backend"] == "native bfloat16, int8 keys and values"
+        assert_quiet(driver)
+
+
+def test_experts_say_the_same_after_a_kill(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("mixtral", tmp_path / "model")
+    prove(checkpoint, "bfloat16")
+    with Driver(str(checkpoint), dtype="bfloat16", num_pages=64, prefill_chunk=7, num_speculative_tokens=4) as driver:
+        streams = [driver.submit(prompt, max_tokens=120, ignore_eos=True) for prompt in PROMPTS]
+        next(iter(streams[0]))
+        kill(driver, "execute")
+        disturbed = [stream.result(60).token_ids for stream in streams]
+        alone = [driver.generate(prompt, max_tokens=120, ignore_eos=True).token_ids for prompt in PROMPTS]
+        assert disturbed == alone
+        assert driver.info()["model"]["backend"] == "native bfloat16"
         assert_quiet(driver)
 
 
