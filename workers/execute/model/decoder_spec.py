@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import torch
+from .ropes import LAYER_TYPES, head_dim, rope_parameters
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -29,7 +29,6 @@ _GROWING = {"ministral3"}  # whose queries grow with their position
 _SLIDING = {"ministral3", "mistral", "phi3", *_EXPERTS}  # whose layers slide, all of them, where there is a window
 _TURN_WHERE_THEY_SLIDE = {"exaone4"}  # of which, where some layers slide, only these have positions
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # whose frequencies do not depend on the length
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _NEVER_ZERO = (
     "attention_multiplier",
     "logits_scaling",
@@ -231,10 +230,10 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
     """
     _check_family(config)
     layer = "model.layers.0."
-    head_dim = _head_dim(config)
+    size = head_dim(config)
     is_gemma = config.model_type in _GEMMA
     has_experts = _has_experts(config)
-    scores = getattr(config, "query_pre_attn_scalar", head_dim) ** -0.5
+    scores = getattr(config, "query_pre_attn_scalar", size) ** -0.5
     query_growth, query_growth_span = _query_growth(config)
     spec = DecoderSpec(
         model_type=config.model_type,
@@ -243,7 +242,7 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         intermediate_size=config.intermediate_size,
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
-        head_dim=head_dim,
+        head_dim=size,
         activation=_ACTIVATIONS[_activation(config)],
         norm_eps=config.rms_norm_eps,
         norm_offset=float(is_gemma),
@@ -277,42 +276,6 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
     return spec
 
 
-class Rope(NamedTuple):
-    """Rotary positions (Su et al. 2021): by what each pair of channels turns from one position to the next."""
-
-    frequencies: torch.Tensor  # float32 [head_dim / 2], radians
-    scaling: float  # of cosines and sines
-
-    def tables(self, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines, float32 [num_positions, head_dim / 2]."""
-        angles = torch.arange(num_positions, dtype=torch.float)[:, None] * self.frequencies
-        return angles.cos() * self.scaling, angles.sin() * self.scaling
-
-
-def find_ropes(config: PretrainedConfig) -> list[Rope]:
-    """Those that layers turn by, in the order of ``DecoderSpec.ropes``. By transformers' own frequencies."""
-    return [_find_rope(config, parameters, layer_type) for layer_type, parameters in _rope_parameters(config).items()]
-
-
-def _find_rope(config: PretrainedConfig, parameters: Mapping[str, Any], layer_type: str | None) -> Rope:
-    if parameters["rope_type"] == "default":
-        size = _head_dim(config)
-        exponents = torch.arange(0, size, 2, dtype=torch.float) / size
-        return Rope(1.0 / (parameters["rope_theta"] ** exponents), 1.0)
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # here: a proven decoder starts without it
-
-    of_layers = {} if layer_type is None else {"layer_type": layer_type}
-    return Rope(*ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, **of_layers))
-
-
-def _rope_parameters(config: PretrainedConfig) -> dict[str | None, Mapping[str, Any]]:
-    """By the type of the layers that turn so; None: all of them."""
-    parameters = config.rope_parameters or {}
-    if not _LAYER_TYPES & parameters.keys():
-        return {None: parameters}
-    return {layer_type: of_layers for layer_type, of_layers in sorted(parameters.items()) if of_layers}
-
-
 def _query_growth(config: PretrainedConfig) -> tuple[float, int]:
     """Factor, and positions in which it stays the same (Llama 4 blog post, Meta 2025, "inference time temperature")."""
     if config.model_type not in _GROWING:
@@ -323,11 +286,6 @@ def _query_growth(config: PretrainedConfig) -> tuple[float, int]:
 def _activation(config: PretrainedConfig) -> str:
     name: str = config.hidden_activation if config.model_type in _SANDWICHED else config.hidden_act
     return name
-
-
-def _head_dim(config: PretrainedConfig) -> int:
-    head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return head_dim
 
 
 def _check_family(config: PretrainedConfig) -> None:
@@ -342,7 +300,7 @@ def _check_family(config: PretrainedConfig) -> None:
     for name in _NEVER_ZERO:
         if getattr(config, name, None) == 0:
             raise Unsupported(f"its {name} is 0")
-    for rope in _rope_parameters(config).values():
+    for rope in rope_parameters(config).values():
         if rope.get("rope_type") not in _ROPE_TYPES:
             raise Unsupported(f"its rotary positions are of type {rope.get('rope_type')}")
         if rope.get("partial_rotary_factor", 1.0) != 1.0:
@@ -353,8 +311,8 @@ def _layer_types(config: PretrainedConfig) -> list[str]:
     window = getattr(config, "sliding_window", None)
     default = "sliding_attention" if config.model_type in _SLIDING and window else "full_attention"
     types: list[str] = getattr(config, "layer_types", None) or [default] * config.num_hidden_layers
-    if not _LAYER_TYPES.issuperset(types):
-        raise Unsupported(f"it has layers of type {', '.join(sorted(set(types) - _LAYER_TYPES))}")
+    if not LAYER_TYPES.issuperset(types):
+        raise Unsupported(f"it has layers of type {', '.join(sorted(set(types) - LAYER_TYPES))}")
     return types
 
 
@@ -375,7 +333,7 @@ def _windows(config: PretrainedConfig) -> tuple[int | None, ...]:
 
 
 def _rope_numbers(config: PretrainedConfig) -> tuple[int | None, ...]:
-    numbers = {layer_type: number for number, layer_type in enumerate(_rope_parameters(config))}
+    numbers = {layer_type: number for number, layer_type in enumerate(rope_parameters(config))}
     if None not in numbers:
         types = _layer_types(config)
         if missing := set(types) - numbers.keys():

@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from ..attention.device_step import upload
 from ..attention.triton import TritonAttention
 from ..step import Int32, StepInputs
-from .decoder_spec import DecoderSpec, Unsupported, find_ropes
+from .decoder_spec import DecoderSpec, Unsupported
 from .dense_checkpoint import choose_dtype, open_checkpoint, read_facts
 from .facts import ModelFacts, Progress
 from .fp8 import MULTIPLE
@@ -32,6 +32,7 @@ from .native_self_test import (
     random_sequences,
 )
 from .pool import LayerShape, allocate_pool
+from .ropes import find_ropes
 from .torch_lora import merged
 
 # Greatest difference from the plain forward pass, relative to the greatest logit.

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from .decoder_spec import find_ropes
 from .dense_checkpoint import choose_dtype, open_checkpoint, read_facts
 from .native_build import FORMATS, NativeModel, NativeSetting
 from .native_self_test import check_native
 from .proof import Proof
+from .ropes import find_ropes
 
 
 def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str, setting: NativeSetting) -> NativeModel:

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ..kernels.structures import Format
 from ..step import StepInputs
-from .decoder_spec import DecoderSpec, Unsupported, find_ropes
+from .decoder_spec import DecoderSpec, Unsupported
 from .exchange import exchanged
 from .expert_modules import FollowedChoices, attach_experts
 from .lora import Adapter
@@ -24,6 +24,7 @@ from .memory import available_bytes
 from .native_decoder import NativeDecoder
 from .native_lora import PackedAdapters
 from .native_weights import PackedWeights
+from .ropes import find_ropes
 from .torch_lora import merged
 
 Int32 = npt.NDArray[np.int32]

@@ -29,8 +29,9 @@ from ....protocol.plain import load_map, make
 from ....protocol.tokenizer_files import FACTS_FILE, TOKENIZER_FILE, load_facts, save_tokenizer
 from ..kernels.cache import cache_folder, keep_newest, note_use
 from ..kernels.compile import NoCompiler, available_levels, library_name
-from .decoder_spec import DecoderSpec, Rope
+from .decoder_spec import DecoderSpec
 from .facts import ModelFacts
+from .ropes import Rope
 
 logger = logging.getLogger(__name__)
 

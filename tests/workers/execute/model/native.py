@@ -24,9 +24,10 @@ from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model import native_self_test
 from triptych.workers.execute.model.build import build_runner
-from triptych.workers.execute.model.decoder_spec import describe_decoder, find_ropes
+from triptych.workers.execute.model.decoder_spec import describe_decoder
 from triptych.workers.execute.model.native_decoder import NativeDecoder
 from triptych.workers.execute.model.native_weights import Checkpoint, PackedWeights
+from triptych.workers.execute.model.ropes import find_ropes
 from triptych.workers.execute.model.threads import Worth
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import Int32, StepInputs

@@ -11,8 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from tests.tiny import FAMILIES
 from tests.workers.execute.model.native import make_checkpoint
-from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder, find_ropes
+from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder
 from triptych.workers.execute.model.native_weights import Checkpoint
+from triptych.workers.execute.model.ropes import find_ropes
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}

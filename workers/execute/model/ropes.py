@@ -1,0 +1,54 @@
+"""Rotary positions: which of them a model has, and their tables (Su et al. 2021, "RoFormer")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+class Rope(NamedTuple):
+    """Rotary positions (Su et al. 2021): by what each pair of channels turns from one position to the next."""
+
+    frequencies: torch.Tensor  # float32 [head_dim / 2], radians
+    scaling: float  # of cosines and sines
+
+    def tables(self, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines, float32 [num_positions, head_dim / 2]."""
+        angles = torch.arange(num_positions, dtype=torch.float)[:, None] * self.frequencies
+        return angles.cos() * self.scaling, angles.sin() * self.scaling
+
+
+def find_ropes(config: PretrainedConfig) -> list[Rope]:
+    """Those that layers turn by, in the order of ``DecoderSpec.ropes``. By transformers' own frequencies."""
+    return [_find_rope(config, parameters, layer_type) for layer_type, parameters in rope_parameters(config).items()]
+
+
+def _find_rope(config: PretrainedConfig, parameters: Mapping[str, Any], layer_type: str | None) -> Rope:
+    if parameters["rope_type"] == "default":
+        size = head_dim(config)
+        exponents = torch.arange(0, size, 2, dtype=torch.float) / size
+        return Rope(1.0 / (parameters["rope_theta"] ** exponents), 1.0)
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # here: a proven decoder starts without it
+
+    of_layers = {} if layer_type is None else {"layer_type": layer_type}
+    return Rope(*ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, **of_layers))
+
+
+def rope_parameters(config: PretrainedConfig) -> dict[str | None, Mapping[str, Any]]:
+    """By the type of the layers that turn so; None: all of them."""
+    parameters = config.rope_parameters or {}
+    if not LAYER_TYPES & parameters.keys():
+        return {None: parameters}
+    return {layer_type: of_layers for layer_type, of_layers in sorted(parameters.items()) if of_layers}
+
+
+def head_dim(config: PretrainedConfig) -> int:
+    size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return size
