@@ -17,6 +17,8 @@ from .four_bits import open_tensors
 from .native_weights import Checkpoint
 from .text_part import text_config
 
+_HEAD = "lm_head.weight"
+
 
 class DenseCheckpoint(NamedTuple):
     config: PretrainedConfig
@@ -34,7 +36,18 @@ def open_checkpoint(folder: Path) -> DenseCheckpoint:
     config = text_config(read_config(folder))
     check_weights(folder)
     tensors = open_tensors(folder)
+    if config.tie_word_embeddings and _has_head(tensors):
+        config.tie_word_embeddings = False
     return DenseCheckpoint(config, tensors, describe_decoder(config, tensors.shapes()))
+
+
+def _has_head(tensors: Checkpoint) -> bool:
+    """Whether there is a head that differs from the embedding. Then the two are not tied, as for transformers, whatever
+    the config says: that of some models has the default of a family where nothing was said.
+    """
+    if tensors.has_four_bits(_HEAD):
+        return True
+    return _HEAD in tensors and not torch.equal(tensors[_HEAD], tensors[DecoderSpec.embedding])
 
 
 def choose_dtype(config: PretrainedConfig, name: str, known: Collection[torch.dtype]) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,17 @@ def test_greedy_tokens_are_those_of_the_whole_model(
     assert card.backend.startswith(backend)
     assert card.num_parameters < sum(parameter.numel() for parameter in whole.parameters())
     assert "UNEXPECTED" not in caplog.text, "that a model sees is no news to a log"
+
+
+@pytest.mark.parametrize("backend", ["native", "transformers"])
+def test_a_head_of_its_own_is_taken_whatever_the_config_says(backend: str, tmp_path: Path) -> None:
+    """Mistral 3 is tied by default, and its config.json says nothing of it where it is not."""
+    whole = make_seeing("mistral3", tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    config = json.loads(file.read_text())
+    assert config.pop("tie_word_embeddings") is False
+    file.write_text(json.dumps(config))
+    assert say(tmp_path / "model", requests(), backend=backend)[0] == expected(whole)
 
 
 def test_an_adapter_of_the_whole_model_is_one_of_its_text_part(tmp_path: Path) -> None:
