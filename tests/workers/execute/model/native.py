@@ -171,7 +171,7 @@ class NativeEngine:
             run_dir=run_dir,
             progress=lambda done, total: None,
         )
-        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, **PLAINLY)
 
     def run(self, *sequences: Sequence, num_pages: int = NUM_PAGES, **options: Any) -> list[list[int]]:
         """The output tokens of each sequence, all in one engine."""
