@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigError
+from .json_lines import in_one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,7 +75,7 @@ class JsonFormatter(logging.Formatter):
             entry |= {str(key): value for key, value in record.args.items() if key not in entry}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False, default=str)
+        return in_one_line(json.dumps(entry, ensure_ascii=False, default=str))
 
 
 class _ConsoleHandler(logging.Handler):

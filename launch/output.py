@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 from ..driver.stream import Completion
 from ..protocol.errors import ConfigError, RequestError, TriptychError
 from .flags import OutputFormat
+from .json_lines import json_line
 from .prompts import Job
 from .report import printable
 
@@ -124,7 +124,7 @@ class JsonlWriter:
 
     def _write(self, job: Job, row: dict[str, Any]) -> None:
         names = {"index": job.index} if job.id is None else {"index": job.index, "id": job.id}
-        self._sink.write(json.dumps({**names, **row}, ensure_ascii=False) + "\n")
+        self._sink.write(json_line({**names, **row}))
 
 
 def choose_format(output_format: OutputFormat | None, path: Path | None) -> OutputFormat:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -53,7 +52,7 @@ class ChunkWriter:
 
     def text(self, index: int, text: str, *, num_tokens: int) -> bytes:
         """A chunk that brings text and nothing else."""
-        choice = f'{{"index":{index},{self._before}{json.dumps(text, ensure_ascii=False)}{self._after}}}'
+        choice = f'{{"index":{index},{self._before}{to_json(text)}{self._after}}}'
         return self._event(f"[{choice}]", index, num_tokens)
 
     def choice(self, choice: dict[str, Any], *, num_tokens: int) -> bytes:

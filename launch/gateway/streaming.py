@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ...protocol.errors import RequestError, RequestTimeout, TriptychError
+from ..json_lines import in_one_line
 from .errors import ClientGone, error_map
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def to_json(content: Any) -> str:
-    return _encode(content)
+    return in_one_line(_encode(content))
 
 
 def event(content: Any, *, event_id: str | None = None, name: str | None = None) -> bytes:
@@ -33,7 +34,7 @@ def event(content: Any, *, event_id: str | None = None, name: str | None = None)
     head = f"id: {event_id}\n" if event_id is not None else ""
     if name is not None:
         head += f"event: {name}\n"
-    return f"{head}data: {_encode(content)}\n\n".encode()
+    return f"{head}data: {to_json(content)}\n\n".encode()
 
 
 def last_words(error: TriptychError) -> bytes:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol.errors import ConfigError
+from ..json_lines import json_line
 from ..not_utf8 import why_not_utf8
 from ..resume import read_output, replace_output
 
@@ -72,7 +73,7 @@ def row_of(line: Line, reply: Reply) -> str:
     """The line of the output that tells of it, also where the request failed: then the body has the error."""
     response = {"status_code": reply.status, "request_id": reply.request_id, "body": reply.body}
     row = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": line.custom_id, "response": response, "error": None}
-    return json.dumps(row, ensure_ascii=False) + "\n"
+    return json_line(row)
 
 
 def left_to_answer(lines: list[Line], path: Path) -> list[Line]:

@@ -73,7 +73,8 @@ def test_every_request_is_answered_in_the_words_of_its_route(run_batch: Callable
 
 def test_the_line_of_the_page_is_answered(run_batch: Callable[..., Outcome], tmp_path: Path) -> None:
     [example] = re.findall(r"```json\n(.*?)```", PAGE.partition("vllm run-batch")[2], re.DOTALL)
-    assert run_batch(example, "--served-model-name", "gpt-5").code == 0
+    outcome = run_batch(example, "--served-model-name", "gpt-5")
+    assert outcome.code == 0, outcome.err
     assert rows_in(tmp_path / "out.jsonl")["1"]["body"]["model"] == "gpt-5"
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.launch.gateway.conftest import Site
+from tests.launch.gateway.scripted import Dictation
 from tests.launch.gateway.sse import stream, text_of
 from tests.pipeline.checks import expected
 
 PATH = "/v1/completions"
 PROMPT = [5, 6, 7]
+CHAT_PATH, USER = "/v1/chat/completions", {"role": "user", "content": "hi"}
 
 
 def test_a_completion_is_the_model_s(api: Site) -> None:
@@ -31,6 +33,15 @@ def test_a_stream_brings_the_same_text_as_the_whole(api: Site) -> None:
     assert found[-1].data == "[DONE]"
     assert found[-2].data["choices"][0]["finish_reason"] == "length"
     assert not any("usage" in event.data for event in found[:-1])
+
+
+@pytest.mark.parametrize(("path", "prompt"), [(PATH, {"prompt": "hi"}), (CHAT_PATH, {"messages": [USER]})])
+def test_what_unicode_calls_the_end_of_a_line_ends_no_event(
+    api: Site, path: str, prompt: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "one\u2028two\x85three\u2029four"
+    Dictation(api, monkeypatch, said)
+    assert text_of(stream(api.http, path, **prompt, max_tokens=60)) == said
 
 
 def test_usage_is_in_the_last_chunk_only_and_only_if_asked_for(api: Site) -> None:

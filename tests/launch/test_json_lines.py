@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+import json
+
+from triptych.launch.json_lines import json_line
+
+
+def test_a_row_is_one_line_whatever_it_says() -> None:
+    row = {"text": "".join(map(chr, [*range(0x3000), 0x1F642])), "é\u2028": 1}
+    [line] = json_line(row).splitlines()
+    assert json.loads(line) == row
+    assert "🙂" in line
