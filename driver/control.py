@@ -21,6 +21,7 @@ from typing import Any
 
 from ..protocol.errors import ConfigError, TriptychError
 from ..protocol.run_dir import control_path
+from .flag import Flag
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class ControlServer:
         self._socket.bind(str(self._path))
         self._path.chmod(0o600)
         self._socket.listen(8)
-        self._closing = threading.Event()
+        self._closing = Flag()
         self._answering: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._run, name="triptych-control", daemon=True)
         try:

@@ -22,6 +22,7 @@ from ..protocol.journal.salvage import salvage
 from ..protocol.lora import PARAM as LORA_PARAM
 from ..protocol.model_card import ModelCard
 from ..protocol.run_dir import journal_path
+from .flag import Flag
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class JournalKeeper:
         self.path = journal_path(run_dir, service)
         _create(self.path, num_records=service.max_records, arena_bytes=service.arena_bytes)
         self._lock = _lock(self.path)
-        self._stopping = threading.Event()
+        self._stopping = Flag()
         self._thread: threading.Thread | None = None
         try:
             self.journal = self._open()

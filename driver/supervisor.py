@@ -21,6 +21,7 @@ from ..protocol.board import FAILED, KEEP, ROLES, STARTING, STOP, Board
 from ..protocol.config import SupervisorConfig
 from ..protocol.errors import PipelineClosed, TriptychError, WorkerDied
 from .deaths import OomWatch, exit_code, is_internal, is_stopped
+from .flag import Flag
 from .processes import last_words, start_process
 from .spares import Spares
 from .worker import MAX_BACK_OFF_S, Worker, WorkerHealth
@@ -67,7 +68,7 @@ class Supervisor:
         self._selector.register(self._bell_out, selectors.EVENT_READ, None)
         self._stop_out, self._stop_in = os.pipe2(os.O_CLOEXEC)  # of all workers: what nobody reads wakes each of them
         self._thread = threading.Thread(target=self._run, name="triptych-supervisor", daemon=True)
-        self._has_begun = threading.Event()
+        self._has_begun = Flag()
         self._changed = threading.Condition()
         self._orders: deque[Callable[[], None]] = deque()
         self._spares = Spares(run_dir, self._start_process)

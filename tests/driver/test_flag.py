@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from triptych.driver.flag import Flag
+
+
+def test_it_wakes_who_waits() -> None:
+    flag = Flag()
+    assert not flag.wait(0)
+    thread = threading.Thread(target=flag.wait, daemon=True)
+    thread.start()
+    flag.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert flag.wait(0)
+
+
+@pytest.mark.parametrize("handle", [Flag.set, lambda flag: flag.wait(0)])
+def test_a_handler_may_use_it_that_has_interrupted_a_use(handle: Callable[[Flag], object]) -> None:
+    flag = Flag()
+
+    def use() -> None:
+        with flag._changed:  # as ``set`` and ``wait`` have it
+            handle(flag)
+
+    thread = threading.Thread(target=use, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive(), "it waits for itself"
