@@ -31,9 +31,9 @@ def _either(first, second, is_channel, is_first):
 
 @triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
 def _rotate_write(
-    qkv, query, keys, values, slots, positions, cosines, sines, query_norm, key_norm, norm_eps, qkv_token,
+    qkv, query, keys, values, slots, positions, cosines, sines, query_norm, key_norm, norm_eps, growth, span, qkv_token,
     H: tl.constexpr, J: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
-    TURNS: tl.constexpr, HAS_NORM: tl.constexpr,
+    TURNS: tl.constexpr, HAS_NORM: tl.constexpr, GROWS: tl.constexpr,
 ):  # fmt: skip
     """One program: one head of one token. Channel i turns with channel i + D / 2."""
     t, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -59,6 +59,10 @@ def _rotate_write(
             cos = tl.load(cosines + position * (D // 2) + i, mask=is_channel, other=0.0)
             sin = tl.load(sines + position * (D // 2) + i, mask=is_channel, other=0.0)
             low, high = low * cos - high * sin, high * cos + low * sin
+        if GROWS:
+            factor = 1.0 + growth * tl.log((1 + tl.load(positions + t) // span).to(tl.float32))
+            factor = tl.where(is_query, factor, 1.0)
+            low, high = low * factor, high * factor
         new_low, new_high = low.to(query.dtype.element_ty), high.to(query.dtype.element_ty)
         if is_query:
             target = query + (t * H + head) * D
@@ -94,11 +98,14 @@ def rotate_and_write(
     norms: tuple[torch.Tensor, torch.Tensor] | None,
     norm_eps: float,
     num_heads: int,
+    growth: float = 0.0,
+    growth_span: int = 1,
 ) -> torch.Tensor:
     """Queries [T, H, D], rotated, of a merged projection [T, (H + 2 J) * D]; its keys and values go to their slots.
 
     ``rope`` are cosines and sines, float32 [positions, D / 2]; without it nothing turns. With ``norms``, weights [D]
-    each, queries and keys are RMS-normed head by head before they turn (Qwen3).
+    each, queries and keys are RMS-normed head by head before they turn (Qwen3). A query at position p has a factor of
+    ``1 + growth * log(1 + p // growth_span)``.
     """
     num_kv_heads, dim = keys.shape[2:]
     query = qkv.new_empty(len(qkv), num_heads, dim)
@@ -106,8 +113,9 @@ def rotate_and_write(
     query_norm, key_norm = norms or (qkv, qkv)
     if len(qkv):
         _rotate_write[len(qkv), num_heads + 2 * num_kv_heads](
-            qkv, query, keys, values, slots, positions, cosines, sines, query_norm, key_norm, norm_eps, qkv.stride(0),
+            qkv, query, keys, values, slots, positions, cosines, sines, query_norm, key_norm, norm_eps, growth,
+            growth_span, qkv.stride(0),
             H=num_heads, J=num_kv_heads, D=dim, HALF=triton.next_power_of_2(dim // 2),
-            TURNS=rope is not None, HAS_NORM=norms is not None, num_warps=1,
+            TURNS=rope is not None, HAS_NORM=norms is not None, GROWS=growth != 0, num_warps=1,
         )  # fmt: skip
     return query

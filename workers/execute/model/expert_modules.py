@@ -74,7 +74,7 @@ class FollowedChoices:
         def follow(_: Any, __: Any, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             nonlocal num_seen
             logits, weights, experts = output
-            chosen = self.choices[num_seen : num_seen + len(experts), layer]
+            chosen = self.choices[num_seen : num_seen + len(experts), layer].to(logits.device)
             num_seen += len(experts)
             greatest = logits.float().topk(chosen.shape[1]).values
             taken = logits.float().gather(1, chosen).sort(descending=True).values

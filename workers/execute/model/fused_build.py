@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from ..attention.device_step import upload
 from ..attention.triton import TritonAttention
@@ -22,20 +21,12 @@ from .fused_decoder import FusedDecoder
 from .fused_lora import FusedAdapters
 from .fused_weights import Format, FusedLoader, FusedWeights
 from .lora import Adapter
-from .native_self_test import (
-    NUM_PAGES,
-    NUM_POSITIONS,
-    PAGE_SIZE,
-    mapped_model,
-    paged_logits,
-    plain_logits,
-    random_sequences,
-)
+from .oracle import Oracle, Said
 from .pool import LayerShape, allocate_pool
+from .probe import NUM_PAGES, NUM_POSITIONS, PAGE_SIZE, paged_rows, random_sequences
 from .ropes import find_ropes
-from .torch_lora import merged
 
-# Greatest difference from the plain forward pass, relative to the greatest logit.
+# Greatest difference allowed, relative to the greatest logit.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 _FP8_TOLERANCE = 0.5
 _FP8_CAPABILITY = (9, 0)  # of the first CUDA devices whose fp8 products have a scale for each row
@@ -82,13 +73,13 @@ def load_fused(
 
     def make_decoder(num_pages: int, max_model_len: int, page_size: int = page_size) -> FusedDecoder:
         pool = allocate_pool(dict(enumerate(shapes)), num_pages, page_size=page_size, device=device)
-        [rope] = (rope.tables(max_model_len) for rope in find_ropes(config))
-        return FusedDecoder(weights, kernel, list(pool.values()), rope=rope, adapters=stacked)
+        ropes = [rope.tables(max_model_len) for rope in find_ropes(config)]
+        return FusedDecoder(weights, kernel, list(pool.values()), ropes=ropes, adapters=stacked)
 
     # Of fp8 there is no copy in the model's type on the device: the mapped files are read instead, by the CPU.
     plain_weights = checkpoint if format_.is_fp8 else weights.views
-    model = mapped_model(config, plain_weights, format_.dtype)
-    _self_test(make_decoder(NUM_PAGES, NUM_POSITIONS, PAGE_SIZE), weights, model, adapters)
+    oracle = Oracle(config, spec, plain_weights)
+    _self_test(make_decoder(NUM_PAGES, NUM_POSITIONS, PAGE_SIZE), weights, oracle, adapters)
     name = "fp8" if format_.is_fp8 else str(format_.dtype).removeprefix("torch.")
     return FusedModel(
         facts=read_facts(config, folder, tokenizer, checkpoint),
@@ -109,23 +100,12 @@ def _format(config: PretrainedConfig, dtype: str, quantization: str, is_invarian
 
 
 def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
-    beyond = {
-        f"the activation {spec.activation}": spec.activation != "silu",
-        "norms of what its layers add": spec.has_post_norms,
-        "norms over all heads together": spec.norms_whole_queries,
-        "weights of norms that count from 1": spec.norm_offset != 0,
-        "a cap of scores or logits": (spec.score_cap, spec.logit_cap) != (None, None),
-        "queries that grow with their position": spec.query_growth != 0,
-        "experts": any(spec.has_experts),
-        "several kinds of rotary positions": len(set(spec.ropes) - {None}) > 1,
-    }
-    for what, is_there in beyond.items():
-        if is_there:
-            raise Unsupported(f"it has {what}, which the fused decoder has not")
     if spec.head_dim % 2 or spec.head_dim > 256:
         raise Unsupported(f"its heads have {spec.head_dim} channels, the limits are an even number and 256")
     if not format_.is_fp8:
         return
+    if any(spec.has_experts):
+        raise Unsupported("it has experts, which the fused decoder has not in fp8")
     sizes = (spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim)
     if any(size % MULTIPLE for size in sizes):
         raise Unsupported(f"fp8 needs sizes that are multiples of {MULTIPLE}, it has {sizes}")
@@ -137,34 +117,36 @@ def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
         raise Unsupported(f"fp8 multiplies into bfloat16, the dtype is {format_.dtype}")
 
 
-@torch.inference_mode()
-def _self_test(
-    decoder: FusedDecoder, weights: FusedWeights, model: PreTrainedModel, adapters: Sequence[Adapter]
-) -> None:
+def _self_test(decoder: FusedDecoder, weights: FusedWeights, oracle: Oracle, adapters: Sequence[Adapter]) -> None:
     """Run three short sequences in two ragged steps, without an adapter and with each, and compare with transformers.
 
     Raises:
         Unsupported: the logits differ; the text says by how much.
     """
-    sequences = random_sequences(weights.spec.vocab_size)
-    limit = _FP8_TOLERANCE if weights.format.is_fp8 else _TOLERANCES[weights.format.dtype]
-    for number, adapter in enumerate((None, *adapters)):
-        with nullcontext() if adapter is None else merged(model, adapter):
-            plain = plain_logits(model, sequences).cpu()
-        difference = float((_fused_logits(decoder, sequences, number) - plain).abs().max())
-        tolerance = limit * float(plain.abs().max())
-        if not difference <= tolerance:  # a not-a-number fails too
-            name = "" if adapter is None else f"with the adapter {adapter.name!r} "
-            text = f"{name}its logits differ by {difference:.2g} from transformers', the limit is {tolerance:.2g}"
-            raise Unsupported(text)
+    format_, sequences = weights.format, random_sequences(weights.spec.vocab_size)
+    oracle.check(
+        lambda number: _said(decoder, weights.spec, sequences, number),
+        sequences,
+        adapters,
+        dtype=format_.dtype,
+        limit=_FP8_TOLERANCE if format_.is_fp8 else _TOLERANCES[format_.dtype],
+        may_round=format_.dtype.itemsize == 2 and not format_.is_fp8,
+    )
 
 
-def _fused_logits(decoder: FusedDecoder, sequences: list[Int32], adapter: int) -> torch.Tensor:
-    """Logits [tokens, V] of the same sequences, with the adapter of this number, or none: 0."""
+@torch.inference_mode()
+def _said(decoder: FusedDecoder, spec: DecoderSpec, sequences: list[Int32], adapter: int) -> Said:
     adapters = np.full(len(sequences), adapter, np.int32) if adapter else None
+    num_choices = spec.num_layers * spec.experts_per_token
 
     def run(inputs: StepInputs) -> torch.Tensor:
         step = upload(replace(inputs, adapters=adapters), decoder.device)
-        return decoder(step, step.token_ids)
+        chosen: list[torch.Tensor] = []
+        logits = decoder(step, step.token_ids, choices=chosen)
+        rest = iter(chosen)
+        nobody = logits.new_zeros(len(logits), spec.experts_per_token)
+        # Beside the logits, so that they take the same way into the order of the tokens.
+        return torch.cat([logits, *(next(rest) if has_experts else nobody for has_experts in spec.has_experts)], dim=1)
 
-    return paged_logits(run, sequences).cpu()
+    logits, choices = torch.split(paged_rows(run, sequences), [spec.vocab_size, num_choices], dim=1)
+    return Said(logits, choices.view(len(choices), spec.num_layers, spec.experts_per_token))

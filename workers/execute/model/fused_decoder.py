@@ -5,14 +5,17 @@ Axes: T tokens of the step, C channels of the hidden state, H query heads, D cha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
 from ..attention.device_step import DeviceStep
 from ..attention.interface import AttentionForm, LayerCache
-from ..kernels.triton_rows import add_norm, silu_mul
+from ..kernels.triton_rows import add_norm, gate_mul, norm_queries_keys
 from ..kernels.triton_write import rotate_and_write
 from .device_forward import DeviceAttention
+from .fused_experts import FusedExperts
 from .fused_lora import FusedAdapters, add_to
 from .fused_weights import FusedWeights
 
@@ -26,49 +29,69 @@ class FusedDecoder:
         kernel: DeviceAttention,
         caches: list[LayerCache],
         *,
-        rope: tuple[torch.Tensor, torch.Tensor],
+        ropes: Sequence[tuple[torch.Tensor, torch.Tensor]],
         adapters: FusedAdapters | None = None,
     ) -> None:
-        """``caches`` has the pages of each layer; ``rope`` the cosines and sines of all positions."""
+        """``caches`` has the pages of each layer; ``ropes`` the cosines and sines of all positions."""
         self._weights = weights
         self._kernel = kernel
         self._adapters = adapters or FusedAdapters(weights, ())
         self.caches = caches
         spec = weights.spec
         self.device = device = weights.embedding.device
-        self._rope = (rope[0].to(device).contiguous(), rope[1].to(device).contiguous())
-        self._forms = [AttentionForm(spec.attention_multiplier, layer.window) for layer in weights.layers]
+        self._ropes = [(cosines.to(device).contiguous(), sines.to(device).contiguous()) for cosines, sines in ropes]
+        self._forms = [
+            AttentionForm(spec.attention_multiplier, layer.window, spec.score_cap) for layer in weights.layers
+        ]
+        self._embedding_multiplier = spec.embedding_multiplier
+        if spec.rounds_embedding_multiplier:
+            self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier, dtype=weights.format.dtype))
         self.vocab_size = spec.vocab_size
 
-    def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, step: DeviceStep, token_ids: torch.Tensor, *, choices: list[torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """Logits float32 [R, V]. ``choices`` gets the experts that tokens chose, of each layer that has some."""
         weights, spec, eps = self._weights, self._weights.spec, self._weights.spec.norm_eps
         multiplier = spec.residual_multiplier
         foreign = self._adapters.foreign_to(step.adapters)
         self._kernel.use(step)
         x = F.embedding(token_ids, weights.embedding)
-        if spec.embedding_multiplier != 1.0:
-            x = x * spec.embedding_multiplier
+        if self._embedding_multiplier != 1.0:
+            x = x * self._embedding_multiplier
         residual = torch.empty_like(x)
-        is_first = True
+        is_first, norm = True, None
         layers = zip(weights.layers, self._adapters.layers, self.caches, self._forms, strict=True)
         for layer, added, cache, form in layers:
-            x = add_norm(x, residual, layer.attention_norm, eps, adds=not is_first, multiplier=multiplier)
+            x = add_norm(
+                x, residual, layer.attention_norm, eps, added_weight=norm, adds=not is_first, multiplier=multiplier
+            )
+            qkv, norms = add_to(layer.qkv(x), x, added.qkv, foreign), layer.qk_norms
+            if norms is not None and spec.norms_whole_queries:
+                norm_queries_keys(qkv, norms, eps)
+                norms = None
             query = rotate_and_write(
-                add_to(layer.qkv(x), x, added.qkv, foreign),
+                qkv,
                 *cache,
                 slots=step.slot_mapping,
                 positions=step.positions,
-                rope=self._rope if layer.turns else None,
-                norms=layer.qk_norms,
+                rope=None if layer.rope is None else self._ropes[layer.rope],
+                norms=norms,
                 norm_eps=eps,
                 num_heads=spec.num_heads,
+                growth=spec.query_growth,
+                growth_span=spec.query_growth_span,
             )
             x = self._kernel.attend(cache, query, form).flatten(1)
             x = add_to(layer.output(x), x, added.output, foreign)
-            x = add_norm(x, residual, layer.mlp_norm, eps, multiplier=multiplier)
-            x = silu_mul(add_to(layer.gate_up(x), x, added.gate_up, foreign))
-            x = add_to(layer.down(x), x, added.down, foreign)
-            is_first = False
+            x = add_norm(x, residual, layer.mlp_norm, eps, added_weight=layer.attended_norm, multiplier=multiplier)
+            if isinstance(layer.mlp, FusedExperts):
+                x = layer.mlp(x, choices)
+            else:
+                x = gate_mul(add_to(layer.mlp.gate_up(x), x, added.gate_up, foreign), spec.activation)
+                x = add_to(layer.mlp.down(x), x, added.down, foreign)
+            is_first, norm = False, layer.gated_norm
         rows = step.sample_rows.long()
-        x = add_norm(x[rows], residual[rows], weights.final_norm, eps, multiplier=multiplier)
-        return weights.head(x).float()
+        x = add_norm(x[rows], residual[rows], weights.final_norm, eps, added_weight=norm, multiplier=multiplier)
+        logits = weights.head(x).float()
+        return logits if spec.logit_cap is None else (logits / spec.logit_cap).tanh() * spec.logit_cap

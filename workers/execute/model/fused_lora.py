@@ -61,9 +61,9 @@ class FusedAdapters:
 
 
 def _products(spec: DecoderSpec, layer: int) -> list[list[str]]:
-    """The modules of each product of a layer."""
+    """The modules of each product of a layer that can be adapted, by the fields of ``AdaptedLayer``."""
     names = spec.layer(layer)
-    merged = (names.qkv, (names.output,), names.gate_up, (names.down,))
+    merged = [names.qkv, (names.output,), *(() if names.experts else (names.gate_up, (names.down,)))]
     return [[name.removesuffix(".weight") for name in group] for group in merged]
 
 

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from ..kernels.triton_matmul import invariant_linear
-from .decoder_spec import DecoderSpec, bias_of
+from .decoder_spec import DecoderSpec, LayerTensors, bias_of
 from .fp8 import Fp8Projection
+from .fused_experts import FusedExperts
 
 Progress = Callable[[int, int], None]  # (done, total), in tensors
 
@@ -35,16 +36,22 @@ class PlainProjection(NamedTuple):
         return self.product(x, self.weight, self.bias)
 
 
+class FusedMlp(NamedTuple):
+    gate_up: Projection
+    down: Projection
+
+
 class FusedLayer(NamedTuple):
     qkv: Projection
     output: Projection
-    gate_up: Projection
-    down: Projection
-    attention_norm: torch.Tensor
-    mlp_norm: torch.Tensor
+    mlp: FusedMlp | FusedExperts
+    attention_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor | None
+    attended_norm: torch.Tensor | None  # of what attention adds
+    gated_norm: torch.Tensor | None  # of what the MLP adds
     qk_norms: tuple[torch.Tensor, torch.Tensor] | None
     window: int | None
-    turns: bool
+    rope: int | None  # which of the model's turns queries and keys
 
 
 class Format(NamedTuple):
@@ -59,7 +66,7 @@ class Format(NamedTuple):
 class FusedWeights:
     """All weights of a decoder. Invariant: ``views`` is the same memory, by the checkpoint's names of its tensors.
 
-    Only a final norm that has the division of the logits in it has a view of its own.
+    Only norms that have something else in them, what they count from or the division of the logits, are copies.
 
     With fp8 there is no view of a matrix but the head: it is not kept in the checkpoint's type.
     """
@@ -97,7 +104,7 @@ class FusedLoader:
         spec = self._spec
         embedding = self._tensor(spec.embedding)
         head = embedding if spec.is_tied else self._tensor(spec.head)
-        final_norm = self._tensor(spec.final_norm)
+        final_norm = self._norm(spec.final_norm)
         if spec.logits_scaling != 1.0:  # in float, so that its division costs no precision
             final_norm = final_norm.float() / spec.logits_scaling
         return FusedWeights(
@@ -112,17 +119,38 @@ class FusedLoader:
 
     def _layer(self, index: int) -> FusedLayer:
         spec, names = self._spec, self._spec.layer(index)
-        norms = (self._tensor(names.query_norm), self._tensor(names.key_norm)) if spec.has_qk_norm else None
         return FusedLayer(
             qkv=self._merge(names.qkv, has_bias=spec.has_qkv_bias),
             output=self._merge((names.output,), has_bias=spec.has_output_bias),
-            gate_up=self._merge(names.gate_up, has_bias=spec.has_mlp_bias),
-            down=self._merge((names.down,), has_bias=spec.has_mlp_bias),
-            attention_norm=self._tensor(names.attention_norm),
-            mlp_norm=self._tensor(names.mlp_norm),
-            qk_norms=norms,
+            mlp=self._experts(names) if names.experts else self._mlp(names),
+            attention_norm=self._norm(names.attention_norm) if spec.has_pre_norms else None,
+            mlp_norm=self._norm(names.mlp_norm) if spec.has_pre_norms else None,
+            attended_norm=self._norm(names.attended_norm) if spec.has_post_norms else None,
+            gated_norm=self._norm(names.gated_norm) if spec.has_post_norms else None,
+            qk_norms=(self._norm(names.query_norm), self._norm(names.key_norm)) if spec.has_qk_norm else None,
             window=spec.windows[index],
-            turns=spec.ropes[index] is not None,
+            rope=spec.ropes[index],
+        )
+
+    def _norm(self, name: str) -> torch.Tensor:
+        weight, offset = self._tensor(name), self._spec.norm_offset
+        return weight.float() + offset if offset else weight
+
+    def _mlp(self, names: LayerTensors) -> FusedMlp:
+        has_bias = self._spec.has_mlp_bias
+        return FusedMlp(self._merge(names.gate_up, has_bias=has_bias), self._merge((names.down,), has_bias=has_bias))
+
+    def _experts(self, names: LayerTensors) -> FusedExperts:
+        spec = self._spec
+        router = self._plain(self._tensor(names.router), None)
+        gate_up = self._concatenate([name for expert in names.experts for name in expert.gate_up])
+        down = self._concatenate([expert.down for expert in names.experts])
+        return FusedExperts(
+            spec,
+            router,
+            gate_up.view(spec.num_experts, -1, spec.hidden_size),
+            down.view(spec.num_experts, -1, spec.expert_size),
+            self._format.is_invariant,
         )
 
     def _merge(self, names: tuple[str, ...], *, has_bias: bool) -> Projection:

@@ -46,7 +46,11 @@ class NoDevice:
 def main() -> None:
     driver.set_active(NoDevice())
     run = JITFunction.run
-    for part, launch in {"every": launch_every, "products": launch_products, "steps": launch_many_steps}.items():
+    parts = {
+        "every": launch_every, "products": launch_products, "experts": launch_expert_products,
+        "steps": launch_many_steps,
+    }  # fmt: skip
+    for part, launch in parts.items():
         JITFunction.run = compiling(run, part)
         launch()
 
@@ -89,9 +93,10 @@ def launch_every() -> None:
 
 def launches() -> list[Callable[[], object]]:
     """A launch of every kernel in the shapes of Qwen3-8B, and attention in those of other families."""
+    from triptych.workers.execute.kernels.triton_experts import choose_experts, sort_pairs, sum_pairs
     from triptych.workers.execute.kernels.triton_fp8 import quantize_rows
     from triptych.workers.execute.kernels.triton_matmul import invariant_linear
-    from triptych.workers.execute.kernels.triton_rows import add_norm, silu_mul
+    from triptych.workers.execute.kernels.triton_rows import add_norm, gate_mul, norm_queries_keys
     from triptych.workers.execute.kernels.triton_write import rotate_and_write, write_slots
 
     half = torch.bfloat16
@@ -101,12 +106,15 @@ def launches() -> list[Callable[[], object]]:
     norm = torch.empty(128, dtype=half)
     hidden = torch.empty(32, 4096, dtype=half)
 
+    qkv = torch.empty(32, 48 * 128, dtype=half)
+    experts = torch.zeros(32, 8, dtype=torch.int32)
+
     def rotate(
-        rope: tuple[torch.Tensor, torch.Tensor] | None, norms: tuple[torch.Tensor, torch.Tensor] | None
+        rope: tuple[torch.Tensor, torch.Tensor] | None, norms: tuple[torch.Tensor, torch.Tensor] | None, **growth: Any
     ) -> object:
         return rotate_and_write(
-            torch.empty(32, 48 * 128, dtype=half), pages, pages, slots=slots, positions=slots, rope=rope, norms=norms,
-            norm_eps=1e-6, num_heads=32,
+            qkv, pages, pages, slots=slots, positions=slots, rope=rope, norms=norms, norm_eps=1e-6, num_heads=32,
+            **growth,
         )  # fmt: skip
 
     found: list[Callable[[], object]] = [
@@ -114,8 +122,16 @@ def launches() -> list[Callable[[], object]]:
         lambda: rotate(rope, None),
         lambda: rotate(rope, (norm, norm)),
         lambda: rotate(None, None),
+        lambda: rotate(rope, None, growth=0.1, growth_span=8192),
         lambda: add_norm(hidden, hidden, hidden[0], 1e-6),
-        lambda: silu_mul(torch.empty(32, 2 * 12288, dtype=half)),
+        lambda: add_norm(hidden, hidden, hidden[0].float(), 1e-6, added_weight=hidden[0].float()),
+        lambda: add_norm(hidden, hidden, None, 1e-6, added_weight=hidden[0]),
+        lambda: norm_queries_keys(qkv, (qkv[0, :4096], qkv[0, 4096:5120]), 1e-6),
+        lambda: gate_mul(torch.empty(32, 2 * 12288, dtype=half), "silu"),
+        lambda: gate_mul(torch.empty(32, 2 * 12288, dtype=half), "gelu_tanh"),
+        lambda: choose_experts(torch.empty(32, 128, dtype=half), 8, norms_weights=True),
+        lambda: sort_pairs(experts, 128),
+        lambda: sum_pairs(torch.empty(256, 2048, dtype=half), 8),
         lambda: quantize_rows(
             torch.empty(32, 12288, dtype=half), torch.float8_e4m3fn, greatest=448.0, least_scale=1e-12
         ),
@@ -170,6 +186,21 @@ def launch_products() -> None:
         for num_rows in (1, 65):
             invariant_linear(torch.empty(num_rows, 4096, dtype=torch.bfloat16), weight)
     invariant_linear(torch.empty(65, 4096), torch.empty(8192, 4096))
+
+
+def launch_expert_products() -> None:
+    """Of experts with few tokens, with some, and with many, in the shapes of Qwen3-30B-A3B; and in float32."""
+    from triptych.workers.execute.kernels.triton_experts import expert_product, expert_tile, sort_pairs
+
+    half = torch.bfloat16
+    cases = ((32, half, False), (512, half, False), (4096, half, False), (32, half, True), (32, torch.float32, True))
+    for num_tokens, dtype, is_invariant in cases:
+        experts = torch.zeros(num_tokens, 8, dtype=torch.int32)
+        pairs, tile = sort_pairs(experts, 128), expert_tile(num_tokens * 8, 128, dtype, is_invariant=is_invariant)
+        x, scales = torch.empty(num_tokens, 2048, dtype=dtype), torch.empty(num_tokens, 8)
+        gated = expert_product(x, torch.empty(128, 1536, 2048, dtype=dtype, device="meta"), pairs, tile)
+        down = torch.empty(128, 2048, 768, dtype=dtype, device="meta")
+        expert_product(gated[:, :768].contiguous(), down, pairs, tile, scales=scales)
 
 
 def launch_many_steps() -> None:

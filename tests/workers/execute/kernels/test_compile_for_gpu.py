@@ -40,7 +40,11 @@ def test_every_kernel_compiles_and_fits_into_a_processor(kernels: Kernels) -> No
         "_write",
         "_rotate_write",
         "_add_norm",
-        "_silu_mul",
+        "_norm_queries_keys",
+        "_gate_mul",
+        "_choose",
+        "_sort",
+        "_sum_pairs",
         "_quantize_rows",
         "_matmul",
         "_decode",
@@ -65,6 +69,16 @@ def test_few_and_many_rows_of_the_invariant_product_take_the_same_instruction(ke
     assert [kernel for kernel in kernels["products"] if kernel["stack_bytes"]] == []
     assert few == many == ["wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16"]
     assert few_wide == many_wide == ["wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"]
+
+
+def test_products_of_experts_fit_into_a_processor(kernels: Kernels) -> None:
+    """Few rows of an expert by the small instruction; where bits may not depend on their number, all by the same."""
+    products = [kernel for kernel in kernels["experts"] if kernel["kernel"] == "_expert_product"]
+    assert [kernel for kernel in products if kernel["stack_bytes"]] == []
+    few, some, many, exact_few = (products[2 * i]["products"] for i in range(4))
+    assert few == ["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"]
+    assert some == ["wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16"]
+    assert many == exact_few == ["wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16"]
 
 
 def test_steps_of_all_sizes_share_their_kernels(kernels: Kernels) -> None:

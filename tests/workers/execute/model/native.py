@@ -22,7 +22,7 @@ from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.kernels.library import load_library
 from triptych.workers.execute.kernels.structures import Format
-from triptych.workers.execute.model import native_self_test
+from triptych.workers.execute.model import probe
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.decoder_spec import describe_decoder
 from triptych.workers.execute.model.native_decoder import NativeDecoder
@@ -206,7 +206,7 @@ def shorten_self_test(patch: pytest.MonkeyPatch) -> None:
     Still two ragged steps, and a chunk that ends on a page of its own.
     """
     if not HAS_GPU:
-        patch.setattr(native_self_test, "_CHUNKS", ((4, 1), (1, 3), (15, 3)))
+        patch.setattr(probe, "_CHUNKS", ((4, 1), (1, 3), (15, 3)))
 
 
 def make_inputs(chunks: list[tuple[Int32, int, int]], *, num_pages: int) -> StepInputs:

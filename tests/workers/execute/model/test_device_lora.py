@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
-from tests.adapters import ALL_LINEAR, make_adapter, merge
+from tests.adapters import ALL_LINEAR, ATTENTION, make_adapter, merge
 from tests.conftest import HAS_GPU
 from tests.workers.execute.factories import make_scheduler, run
 from tests.workers.execute.model.native import (
@@ -49,6 +49,7 @@ LENGTHS, MAX_TOKENS = (1, 10, 5), 3
 TARGETS = {
     "phi3": (("qkv_proj", "down_proj"), ("gate_up_proj", "o_proj")),
     "qwen2": (ALL_LINEAR, ("v_proj", "up_proj")),
+    "mixtral": (ATTENTION, ("q_proj",)),
 }
 
 
@@ -71,7 +72,7 @@ def requests() -> list[Sequence]:
     return [adapt(make_request(index, length, MAX_TOKENS), index) for index, length in enumerate(LENGTHS)]
 
 
-@pytest.mark.parametrize(("family", "deterministic"), [("phi3", False), ("qwen2", True)])
+@pytest.mark.parametrize(("family", "deterministic"), [("phi3", False), ("qwen2", True), ("mixtral", False)])
 def test_greedy_tokens_are_those_of_merged_weights(family: str, deterministic: bool, tmp_path: Path) -> None:
     engine = make_adapted(family, tmp_path, deterministic=deterministic)
     said = engine.run(*requests(), prefill_chunk=9)
@@ -92,6 +93,13 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     other = make_checkpoint("qwen3", tmp_path / "1", **{**FAMILIES["qwen3"], "hidden_size": 96})
     module = f"wrong={make_adapter(tmp_path / 'a', other)}"
     with pytest.raises(ConfigError, match=r"the adapter 'wrong' cannot be served: .* in the adapter"):
+        NativeEngine(checkpoint, tmp_path, backend="fused", device=DEVICE, lora_modules=(module,))
+
+
+def test_an_adapter_of_experts_is_refused(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("mixtral", tmp_path / "0", **FAMILIES["mixtral"])
+    module = f"wrong={make_adapter(tmp_path / 'a', checkpoint, targets=['w1'])}"
+    with pytest.raises(ConfigError, match=r"the adapter 'wrong' cannot be served: .*w1"):
         NativeEngine(checkpoint, tmp_path, backend="fused", device=DEVICE, lora_modules=(module,))
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from tests.adapters import make_adapter
+from tests.adapters import ALL_LINEAR, ATTENTION, make_adapter
 from tests.conftest import HAS_GPU
 from tests.workers.execute.model.native import make_checkpoint
 from triptych.protocol.lora import LoraModule
@@ -37,7 +37,8 @@ from triptych.workers.execute.model.fused_weights import Format, FusedLoader
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="the kernels that are launched are interpreted ones")
 
 DEVICE = torch.device("meta")
-KERNELS = {"_add_norm": 3, "_rotate_write": 1, "_silu_mul": 1}  # in a model of one layer
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
+KERNELS = {"_add_norm": 3, "_rotate_write": 1, "_gate_mul": 1}  # in a model of one layer
 
 
 @pytest.fixture(name="launched")
@@ -55,21 +56,20 @@ def fixture_launched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.fixture(name="make_runner")
-def fixture_make_runner(tmp_path: Path) -> Callable[[bool], DeviceRunner]:
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    folder = make_checkpoint("qwen3", tmp_path / "checkpoint", num_hidden_layers=1, **heads)
-    config, checkpoint = AutoConfig.from_pretrained(folder), Checkpoint(folder)
-    spec, tensors = describe_decoder(config, checkpoint.shapes()), {name: checkpoint[name] for name in checkpoint}
-    adapters = load_adapters([LoraModule("a", make_adapter(tmp_path / "a", folder))])
-
-    def make_runner(is_invariant: bool) -> DeviceRunner:
+def fixture_make_runner(tmp_path: Path) -> Callable[..., DeviceRunner]:
+    def make_runner(is_invariant: bool, family: str = "qwen3", **sizes: Any) -> DeviceRunner:
+        folder = make_checkpoint(family, tmp_path / "checkpoint", num_hidden_layers=1, **HEADS, **sizes)
+        config, checkpoint = AutoConfig.from_pretrained(folder), Checkpoint(folder)
+        spec, tensors = describe_decoder(config, checkpoint.shapes()), {name: checkpoint[name] for name in checkpoint}
+        targets = ATTENTION if any(spec.has_experts) else ALL_LINEAR
+        adapters = load_adapters([LoraModule("a", make_adapter(tmp_path / "a", folder, targets=targets))])
         format_ = Format(torch.bfloat16, is_invariant=is_invariant)
         weights = FusedLoader(spec, tensors, format_=format_, device=DEVICE, progress=lambda *_: None).load()
         pages = torch.zeros(9, 64, spec.num_kv_heads, spec.head_dim, dtype=torch.bfloat16, device=DEVICE)
         kernel = TritonAttention(DEVICE, is_invariant=is_invariant)
-        [rope] = (rope.tables(512) for rope in find_ropes(config))
+        ropes = [rope.tables(512) for rope in find_ropes(config)]
         added = FusedAdapters(weights, adapters)
-        decoder = FusedDecoder(weights, kernel, [LayerCache(pages, pages.clone())], rope=rope, adapters=added)
+        decoder = FusedDecoder(weights, kernel, [LayerCache(pages, pages.clone())], ropes=ropes, adapters=added)
         return DeviceRunner(
             [], decoder, Sampler(()), device=DEVICE, max_sampled=8, max_pages=8, capture=lambda run: run,
             is_adapted=True, prefill_tokens=64, decode_rows=4,
@@ -81,7 +81,7 @@ def fixture_make_runner(tmp_path: Path) -> Callable[[bool], DeviceRunner]:
 @pytest.mark.parametrize("is_adapted", [False, True], ids=["plain", "adapted"])
 @pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT])
 def test_no_operator_of_a_graph_waits_for_the_host(
-    kind: SamplingKind, is_adapted: bool, launched: Counter[str], make_runner: Callable[[bool], DeviceRunner]
+    kind: SamplingKind, is_adapted: bool, launched: Counter[str], make_runner: Callable[..., DeviceRunner]
 ) -> None:
     with torch.inference_mode():
         make_runner(False)._graph_run(GraphKey(4, kind, is_adapted))()
@@ -90,9 +90,27 @@ def test_no_operator_of_a_graph_waits_for_the_host(
 
 @pytest.mark.parametrize(("is_adapted", "num_products"), [(False, 5), (True, 5 + 4 + 7)], ids=["plain", "adapted"])
 def test_nor_does_one_of_a_deterministic_graph(
-    is_adapted: bool, num_products: int, launched: Counter[str], make_runner: Callable[[bool], DeviceRunner]
+    is_adapted: bool, num_products: int, launched: Counter[str], make_runner: Callable[..., DeviceRunner]
 ) -> None:
     """Those of one input share what goes into their adapters, each has what comes out."""
     with torch.inference_mode():
         make_runner(True)._graph_run(GraphKey(4, SamplingKind.GREEDY, is_adapted))()
     assert launched == {**KERNELS, "_chunk": 1, "_matmul": num_products}
+
+
+@pytest.mark.parametrize("is_adapted", [False, True], ids=["plain", "adapted"])
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("gemma2", {}),
+        ("olmo2", {"_norm_queries_keys": 1}),
+        ("mixtral", {"_choose": 1, "_sort": 1, "_expert_product": 2, "_sum_pairs": 1}),
+    ],
+)
+def test_nor_does_one_of_another_family(
+    family: str, more: dict[str, int], is_adapted: bool, launched: Counter[str],
+    make_runner: Callable[..., DeviceRunner],
+) -> None:  # fmt: skip
+    with torch.inference_mode():
+        make_runner(False, family, sliding_window=512)._graph_run(GraphKey(4, SamplingKind.GREEDY, is_adapted))()
+    assert launched == {**KERNELS, **more, "_decode": 1, "_combine": 1}

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from tests.workers.execute.model.native import changed_tensors, load_cached, make_checkpoint
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
-from triptych.workers.execute.model import native_self_test
+from triptych.workers.execute.model import oracle
 from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder
 from triptych.workers.execute.model.native_self_test import check_native
 from triptych.workers.execute.model.native_weights import Checkpoint, PackedWeights
@@ -50,7 +50,7 @@ def test_a_wrong_kernel_is_found_there_too(sharp: Path) -> None:
 
 
 def test_without_memory_for_float32_the_first_comparison_decides(sharp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_self_test, "available_bytes", lambda device: 0)
+    monkeypatch.setattr(oracle, "available_bytes", lambda device: 0)
     with pytest.raises(Unsupported, match=r"the limit is 0\.1"):
         check(sharp)
 
@@ -58,5 +58,5 @@ def test_without_memory_for_float32_the_first_comparison_decides(sharp: Path, mo
 @pytest.mark.parametrize("format_", [Format.FLOAT32, Format.BFLOAT16])
 def test_other_models_are_compared_once(format_: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_checkpoint("qwen3", tmp_path)
-    monkeypatch.setattr(native_self_test, "available_bytes", lambda device: 0)
+    monkeypatch.setattr(oracle, "available_bytes", lambda device: 0)
     assert check(folder, format_) < 0.1

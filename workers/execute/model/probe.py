@@ -1,0 +1,52 @@
+"""Short sequences that a self-test runs: in two ragged steps, on pages out of order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from ..step import Int32, StepInputs
+
+PAGE_SIZE = 16
+_CHUNKS = ((20, 1), (3, 31), (33, 2))  # tokens of each sequence in the first step and in the second
+_PAGES = np.array([[8, 2, 5], [1, 9, 3], [6, 4, 7]], dtype=np.int32)  # out of order, and none shared
+NUM_PAGES = _PAGES.size
+NUM_POSITIONS = max(map(sum, _CHUNKS))
+
+
+def random_sequences(vocab_size: int) -> list[Int32]:
+    generator = np.random.default_rng(0)
+    return [generator.integers(0, vocab_size, sum(chunks), dtype=np.int32) for chunks in _CHUNKS]
+
+
+def paged_rows(run: Callable[[StepInputs], torch.Tensor], sequences: list[Int32]) -> torch.Tensor:
+    """Rows [tokens, ...] of sequence after sequence, from two steps on ``NUM_PAGES`` pages of ``PAGE_SIZE`` for which
+    ``run`` gives them in the order of the step.
+    """
+    pieces: list[list[torch.Tensor]] = [[] for _ in sequences]
+    for step in range(2):
+        starts = [sum(chunks[:step]) for chunks in _CHUNKS]
+        inputs = _step(sequences, starts, [chunks[step] for chunks in _CHUNKS])
+        rows = run(inputs)
+        for s, (start, end) in enumerate(pairwise(inputs.query_starts.tolist())):
+            pieces[s].append(rows[start:end])
+    return torch.cat([torch.cat(piece) for piece in pieces])
+
+
+def _step(sequences: list[Int32], starts: list[int], lengths: list[int]) -> StepInputs:
+    positions = [np.arange(a, a + n, dtype=np.int32) for a, n in zip(starts, lengths, strict=True)]
+    slots = [_PAGES[s, p // PAGE_SIZE].astype(np.int64) * PAGE_SIZE + p % PAGE_SIZE for s, p in enumerate(positions)]
+    return StepInputs(
+        token_ids=np.concatenate([ids[p] for ids, p in zip(sequences, positions, strict=True)]),
+        positions=np.concatenate(positions),
+        slot_mapping=np.concatenate(slots),
+        query_starts=np.cumsum([0, *lengths], dtype=np.int32),
+        context_lens=np.array([p[-1] + 1 for p in positions], dtype=np.int32),
+        block_tables=_PAGES,
+        num_decodes=int(lengths[0] == 1),
+        sample_rows=np.arange(sum(lengths), dtype=np.int32),
+        sampled=(),
+    )
