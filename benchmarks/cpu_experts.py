@@ -14,7 +14,7 @@ import random
 import statistics
 
 from cpu_decoder import load, make_sequence, memory_rate, run_all
-from cpu_models import SHAPES, num_weights, weight_bytes
+from cpu_models import SHAPES, num_step_weights, num_weights, weight_bytes
 from report import environment
 
 from triptych.protocol.config import SchedulerConfig
@@ -78,13 +78,8 @@ def entry(form: str, name: str, samples: list[float], read_rate: float) -> dict[
 
 def step_bytes(form: str, rows: int) -> float:
     """That a step with so many rows reads."""
-    shape = SHAPES[MODEL]
-    num_experts, size = shape["num_experts"], shape["moe_intermediate_size"]
-    chosen = num_experts * (1 - (1 - shape["num_experts_per_tok"] / num_experts) ** rows)
-    others, head = num_weights({**shape, "num_experts_per_tok": 0})
-    weights = others + shape["num_hidden_layers"] * chosen * 3 * shape["hidden_size"] * size
     layer_bytes, head_bytes = weight_bytes(form)
-    return weights * layer_bytes + head * head_bytes
+    return num_step_weights(SHAPES[MODEL], rows) * layer_bytes + num_weights(SHAPES[MODEL])[1] * head_bytes
 
 
 if __name__ == "__main__":

@@ -151,6 +151,19 @@ def num_weights(shape: dict[str, Any]) -> tuple[int, int]:
     return shape["num_hidden_layers"] * layer, shape["vocab_size"] * hidden
 
 
+def num_step_weights(shape: dict[str, Any], num_tokens: int) -> float:
+    """Weights of all layers' matrices that a step of so many tokens reads, of experts as many as are expected of random
+    choices.
+    """
+    layers, _ = num_weights(shape)
+    if "num_experts" not in shape:
+        return layers
+    others, _ = num_weights({**shape, "num_experts_per_tok": 0})
+    num_experts = shape["num_experts"]
+    chosen = num_experts * (1 - (1 - shape["num_experts_per_tok"] / num_experts) ** num_tokens)
+    return others + shape["num_hidden_layers"] * chosen * 3 * shape["hidden_size"] * shape["moe_intermediate_size"]
+
+
 def _random_weights(shape: dict[str, Any], device: str) -> dict[str, torch.Tensor]:
     """Embeddings are small beside what layers add, so that the tied head does not repeat the input."""
     generator = torch.Generator(device).manual_seed(0)

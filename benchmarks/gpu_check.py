@@ -3,6 +3,7 @@
     python benchmarks/gpu_check.py               # one GPU, below eight minutes, no network: kernels and the 0.6B shape
     python benchmarks/gpu_check.py --set large   # the same for the 8B shape
     python benchmarks/gpu_check.py --set adapters
+    python benchmarks/gpu_check.py --set experts
     python benchmarks/gpu_check.py --dry-run     # any machine: the same code on tiny shapes and Triton's interpreter
 
 Each part runs in a process of its own with a budget of time: one that fails or hangs is reported and the rest goes on.
@@ -63,6 +64,10 @@ SETS = {
         LIMITS,
         Part("adapters", "adapters", 240),
     ],
+    "experts": [
+        LIMITS,
+        Part("experts", "experts", 330),
+    ],
 }
 PARTS = list({part.name: part for parts in SETS.values() for part in parts}.values())
 COMPARED = {
@@ -72,6 +77,7 @@ COMPARED = {
     "deterministic",
     "fp8",
     "adapters",
+    "experts",
 }  # with what ``limits`` finds in the same call
 NO_TIME = "no time was left"
 
@@ -124,6 +130,11 @@ ROWS = [
     Row("  --deterministic: alone equals together", "adapters.equal_alone_and_together", "yes", bool),
     Row("  all requests with one, of without", "adapters.one.of_none"),
     Row("  requests with eight, of without", "adapters.eight.of_none"),
+    Row("8B of 128 experts, 256 x 1024/256, tokens/s", "experts.throughput.output_tokens_per_s"),
+    Row("  of the roofline of the run", "experts.throughput.of_roofline"),
+    Row("  batch 1, of the bandwidth", "experts.batch_1.of_bandwidth"),
+    Row("  --deterministic: alone equals together", "experts.equal_alone_and_together", "yes", bool),
+    Row("  of transformers' modules in graphs", "experts.of_transformers_modules", ">= 1", at_least(1)),
 ]  # fmt: skip
 
 

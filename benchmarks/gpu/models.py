@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from benchmarks.cpu_models import num_weights
+from benchmarks.cpu_models import num_step_weights, num_weights
 from benchmarks.gpu.runs import Lengths, Loaded, load, run, summary
 from benchmarks.gpu.setting import Notes, Setting
 
@@ -58,7 +58,7 @@ def large(setting: Setting, note: Notes) -> None:
     note("capture_s", loaded.capture_s)
     note("num_pages", loaded.card.num_pages)
     warm(setting, loaded)
-    note("batch_1", _one_stream(setting, loaded))
+    note("batch_1", one_stream(setting, "qwen3-8b", loaded))
     prompt = run(setting, loaded, [(setting.size(1024, 9), 1)] * setting.size(16, 2), seed=3)
     layers, _ = num_weights(setting.shape("qwen3-8b"))
     rate = setting.found("limits").get("matmul_flop_per_s")
@@ -68,12 +68,12 @@ def large(setting: Setting, note: Notes) -> None:
     note("peer_workload", summary(setting, "qwen3-8b", run(setting, loaded, peer_lengths(setting))))
 
 
-def _one_stream(setting: Setting, loaded: Loaded, weight_bytes: int = 2) -> dict[str, float | None]:
+def one_stream(setting: Setting, name: str, loaded: Loaded, weight_bytes: int = 2) -> dict[str, float | None]:
     """Decoded tokens a second, without the prompt, and the share of the copy's rate at which weights are read."""
     short, long = (run(setting, loaded, [(setting.size(128, 5), n)], seed=n) for n in (2, setting.size(258, 4)))
     num_tokens = long.sequences[0].max_tokens - 2
     rate = num_tokens / max(1e-9, long.elapsed_s - short.elapsed_s)
-    layers, head = num_weights(setting.shape("qwen3-8b"))
+    layers, head = num_step_weights(setting.shape(name), 1), num_weights(setting.shape(name))[1]
     limit = setting.found("limits").get("copy_bytes_per_s")
     share = round(rate * (layers * weight_bytes + head * 2) / limit, 4) if limit else None
     return {"tokens_per_s": round(rate, 2), "of_bandwidth": share}
@@ -98,5 +98,5 @@ def fp8(setting: Setting, note: Notes) -> None:
     """Qwen3-8B with weights in eight bits."""
     loaded = load(setting, "qwen3-8b", quantization="fp8")
     warm(setting, loaded)
-    note("batch_1", _one_stream(setting, loaded, weight_bytes=1))
+    note("batch_1", one_stream(setting, "qwen3-8b", loaded, weight_bytes=1))
     note("peer_workload", summary(setting, "qwen3-8b", run(setting, loaded, peer_lengths(setting))))

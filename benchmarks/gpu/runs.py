@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.cpu_models import num_weights
+from benchmarks.cpu_models import num_step_weights, num_weights
 from benchmarks.gpu.setting import Setting
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
@@ -136,7 +136,7 @@ class TimedRunner:
     def marking(self) -> Iterator[None]:
         """Meanwhile the runner marks where its steps begin."""
         runner = self._runner
-        forward, graphs = runner._forward, runner._graphs
+        forward, graphs = runner._forward, getattr(runner, "_graphs", None)  # a CPU has none
         runner._forward = Preceded(forward, self._begin_step)
         if graphs is not None:
             graphs.run = Preceded(graphs.run, self._begin_step)
@@ -234,7 +234,7 @@ def run(
 
 
 def floor_s(setting: Setting, name: str, plans: list[Plan], *, weight_bytes: float = 2.0) -> float | None:
-    """Seconds that the steps take at least: each reads all weights and its keys once, or computes its products.
+    """Seconds that the steps take at least: each reads its weights and its keys once, or computes its products.
 
     By the rates that part ``limits`` measured; None without them.
     """
@@ -245,7 +245,7 @@ def floor_s(setting: Setting, name: str, plans: list[Plan], *, weight_bytes: flo
     token_bytes = 2 * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
     total = 0.0
     for plan in plans:
-        num_bytes = layers * weight_bytes + head * 2 + plan.num_reads * token_bytes
+        num_bytes = num_step_weights(shape, plan.num_tokens) * weight_bytes + head * 2 + plan.num_reads * token_bytes
         num_operations = 2 * layers * plan.num_tokens + 2 * head * len(plan.sampled)
         total += max(num_bytes / rates["copy_bytes_per_s"], num_operations / rates["matmul_flop_per_s"])
     return total

@@ -28,6 +28,19 @@ _QWEN3_8B: Shape = {
     "intermediate_size": 12288,
     "tie_word_embeddings": False,
 }
+_QWEN3_MOE_8B: Shape = {  # a quarter of Qwen3-30B-A3B: of its layers 12
+    **SHAPES["qwen3-moe-0.5b"],
+    "hidden_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 32,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "num_experts": 128,
+    "moe_intermediate_size": 768,
+    "vocab_size": 151936,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 40960,
+}
 _TINY: Shape = {
     **SHAPES["qwen3-0.6b"],
     "hidden_size": 32,
@@ -38,6 +51,15 @@ _TINY: Shape = {
     "intermediate_size": 48,
     "vocab_size": 1024,
 }
+_TINY_MOE: Shape = {
+    **_TINY,
+    "model_type": "qwen3_moe",
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+}
+_SHAPES = {**SHAPES, "qwen3-8b": _QWEN3_8B, "qwen3-moe-8b": _QWEN3_MOE_8B}
 
 
 def require(*modules: str) -> None:
@@ -76,9 +98,9 @@ class Setting:
         return dry if self.is_dry else real
 
     def shape(self, name: str) -> Shape:
-        if self.is_dry:
-            return _TINY
-        return _QWEN3_8B if name == "qwen3-8b" else SHAPES[name]
+        if not self.is_dry:
+            return _SHAPES[name]
+        return _TINY_MOE if "num_experts" in _SHAPES[name] else _TINY
 
     def checkpoint(self, name: str) -> Path:
         """A random checkpoint of a real shape, made at the first call of all parts."""
