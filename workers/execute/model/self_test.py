@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from ....protocol.errors import ConfigError
@@ -23,6 +24,7 @@ from ..attention.interface import AttentionForm, PagedAttention
 from ..step import StepInputs
 from .forward import RaggedForward
 from .lora import Adapter
+from .memory import available_bytes
 from .pool import LayerShape, allocate_pool
 from .torch_lora import TorchAdapters, merged
 
@@ -44,27 +46,76 @@ def switch_to_pages(
     """Route the model's attention through pages, prove that it computes the same, with each adapter too, and return
     what its layers store.
 
+    Where much hangs on the last bit of 16, as to which expert a token goes, transformers differs as much from itself:
+    one attention of it from another. There the same is tried in float32, if there is memory for such a copy.
+
     Raises:
         ConfigError: this family cannot run on paged attention; the message says what was measured.
     """
     if not model._can_set_attn_implementation():
         raise ConfigError(f"{_family(model)} does not let its attention be replaced", param="model")
+    # Two, since each may be off: some versions of sdpa leave out a soft cap, and eager rounds more in bfloat16.
+    plain = (model.config._attn_implementation, "eager")
+    shapes, why_not = _try(model, kernel, max_model_len, adapters, plain)
+    if why_not and model.dtype != torch.float32 and _has_room_for_float32(model):
+        with _in_float32(model):
+            _, why_not = _try(model, kernel, max_model_len, adapters, plain)
+    if why_not:
+        raise ConfigError(why_not, param="model")
+    return shapes
+
+
+def _try(
+    model: PreTrainedModel,
+    kernel: PagedAttention,
+    max_model_len: int,
+    adapters: TorchAdapters | None,
+    implementations: tuple[str, ...],  # of plain attention
+) -> tuple[dict[int, LayerShape], str]:
+    """What the layers store, and how the logits differ if they do; other reasons to refuse are raised."""
     forward = RaggedForward(model)
     sequences = _random_sequences(model.config.get_text_config().vocab_size)
     cases: list[Adapter | None] = [None, *(adapters.adapters if adapters else ())]
     with _refusing(model):
-        # Two, since each may be off: some versions of sdpa leave out a soft cap, and eager rounds more in bfloat16.
-        names = model.config._attn_implementation, "eager"
-        plain = [[_plain_logits(forward, sequences, name, case) for name in names] for case in cases]
+        plain = [[_plain_logits(forward, sequences, name, case) for name in implementations] for case in cases]
         use_paged_attention(model)
         probe = _probe(forward)
         _check_windows(model, probe.windows, max_model_len)
         caches = allocate_pool(probe.shapes, _PAGES.size, page_size=_PAGE_SIZE, device=forward.device)
         layers = PagedLayers(kernel, caches)
         paged = [_paged_logits(forward, layers, sequences, adapters, number) for number in range(len(cases))]
-    for case, expected, found in zip(cases, plain, paged, strict=True):
-        _compare(model, expected, found, "" if case is None else f" with the adapter {case.name!r}")
-    return probe.shapes
+    reasons = [
+        _why_different(model, expected, found, "" if case is None else f" with the adapter {case.name!r}")
+        for case, expected, found in zip(cases, plain, paged, strict=True)
+    ]
+    return probe.shapes, next(filter(None, reasons), "")
+
+
+def _has_room_for_float32(model: PreTrainedModel) -> bool:
+    """For its weights in float32 beside what is there, and a quarter of that to compute with. No rank knows of all."""
+    weights = list(model.parameters())
+    if any(isinstance(weight, DTensor) for weight in weights):
+        return False
+    return available_bytes(model.device) > 5 * sum(weight.numel() for weight in weights)
+
+
+@contextmanager
+def _in_float32(model: PreTrainedModel) -> Iterator[None]:
+    """In this block the model has copies of its tensors, which are the same numbers in float32."""
+
+    def tensors() -> dict[str, torch.Tensor]:  # by name: a weight that was exchanged meanwhile is another object
+        return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    kept = {name: tensor.data for name, tensor in tensors().items() if tensor.dtype == model.dtype}
+    try:
+        for name, tensor in tensors().items():
+            if name in kept:
+                tensor.data = kept[name].float()
+        yield
+    finally:
+        for name, tensor in tensors().items():
+            if name in kept:
+                tensor.data = kept[name]
 
 
 class _Probe:
@@ -157,20 +208,20 @@ def _inputs(sequences: list[Int32], starts: list[int], lengths: list[int]) -> St
     )
 
 
-def _compare(model: PreTrainedModel, plain: list[torch.Tensor], paged: torch.Tensor, case: str) -> None:
-    """Refuse unless the paged logits [tokens, V] are one of the plain ones."""
+def _why_different(model: PreTrainedModel, plain: list[torch.Tensor], paged: torch.Tensor, case: str) -> str:
+    """Empty where the paged logits [tokens, V] are one of the plain ones."""
     num_outliers = 0 if model.dtype == torch.float32 else _OUTLIERS
     greatest = float(plain[0].abs().max())
     difference = min(
         float((logits - paged).abs().amax(dim=-1).sort(descending=True).values[num_outliers]) for logits in plain
     )
     tolerance = _TOLERANCES[model.dtype] * greatest
-    if not difference <= tolerance:  # a not-a-number is refused too
-        raise ConfigError(
-            f"{_family(model)}{case} computes something else on paged attention: its logits differ by {difference:.2g} "
-            f"from the plain forward pass, the limit is {tolerance:.2g}",
-            param="model",
-        )
+    if difference <= tolerance:
+        return ""
+    return (  # a not-a-number is refused too
+        f"{_family(model)}{case} computes something else on paged attention: its logits differ by {difference:.2g} "
+        f"from the plain forward pass, the limit is {tolerance:.2g}"
+    )
 
 
 @contextmanager

@@ -44,17 +44,18 @@ class TorchAdapters:
             linear[name].register_forward_hook(self._hook(name, updates))
 
     def _hook(self, name: str, updates: dict[int, LowRank]) -> Any:
-        stacked: StackedLinear | None = None
+        of_dtypes: dict[torch.dtype, StackedLinear] = {}  # the self-test may try the model in another one first
 
         def add(module: Any, arguments: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-            nonlocal stacked
             if self._foreign is None:
                 return output
             inputs, outputs = arguments[0].reshape(-1, arguments[0].shape[-1]), output.view(-1, output.shape[-1])
             if len(inputs) != len(self._foreign):
                 raise ConfigError(f"{name} gets {len(inputs)} of {len(self._foreign)} tokens", param="lora_modules")
             # Here, in the self-test: the plan of a family may give a rank its share of inputs and outputs, or all.
-            stacked = stacked or self._stack(module.weight, updates, inputs.shape[1], outputs.shape[1])
+            if (stacked := of_dtypes.get(output.dtype)) is None:
+                stacked = self._stack(module.weight, updates, inputs.shape[1], outputs.shape[1])
+                of_dtypes[output.dtype] = stacked
             stacked.add(inputs, outputs, self._foreign)
             return output
 

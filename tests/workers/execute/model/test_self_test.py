@@ -5,15 +5,19 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.tiny import FAMILIES, REFUSED, build_tiny_model
+from tests.tiny import FAMILIES, LLAMA_LIKE, REFUSED, build_tiny_model
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.attention.cpu import CpuAttention
 from triptych.workers.execute.attention.interface import AttentionForm, LayerCache, PagedAttention
 from triptych.workers.execute.attention.reference import ReferenceAttention
+from triptych.workers.execute.model import self_test
 from triptych.workers.execute.model.checkpoint import check_layer_types
+from triptych.workers.execute.model.lora import Adapter, LowRank
 from triptych.workers.execute.model.pool import LayerShape
 from triptych.workers.execute.model.self_test import switch_to_pages
+from triptych.workers.execute.model.torch_lora import TorchAdapters
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -66,6 +70,33 @@ def test_wrong_kernel_is_caught(dtype: torch.dtype) -> None:
     model: Any = build_tiny_model("llama")
     with pytest.raises(ConfigError, match="its logits differ"):
         switch_to_pages(model.to(dtype), Forgetful(), max_model_len=512)
+
+
+def make_wavering() -> Any:
+    """In bfloat16 the tokens of this model go to other experts wherever something is rounded in another way."""
+    sizes = {**LLAMA_LIKE, "num_local_experts": 32, "num_hidden_layers": 6}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("gpt_oss", **sizes)
+    return AutoModelForCausalLM.from_config(config).bfloat16().eval()  # type: ignore[no-untyped-call]
+
+
+def test_where_rounding_alone_decides_much_float32_is_compared() -> None:
+    model = make_wavering()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    places = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+    update = LowRank(torch.randn(8, 64), torch.randn(64, 8) / 100)
+    adapters = TorchAdapters(model, [Adapter("a", {"model.layers.2.self_attn.q_proj": update})])
+    shapes = switch_to_pages(model, CpuAttention(), max_model_len=512, adapters=adapters)
+    assert {shape.dtype for shape in shapes.values()} == {torch.bfloat16}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == places  # no copies stay
+
+
+def test_without_memory_for_that_the_first_comparison_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_wavering()
+    monkeypatch.setattr(self_test, "available_bytes", lambda device: 5 * model.num_parameters())
+    with pytest.raises(ConfigError, match="its logits differ by"):
+        switch_to_pages(model, CpuAttention(), max_model_len=512)
 
 
 @pytest.mark.parametrize("max_model_len", [100, 101])
