@@ -79,7 +79,7 @@ def measure(model: str, form: str, workloads: list[str], repeats: int) -> dict[s
 
 def load(model: str, form: str, **options: Any) -> tuple[Runner, SchedulerConfig, float]:
     """``options`` are of ``ModelConfig``."""
-    folder = make_model(model)
+    folder = make_model(model, has_mxfp4=form == "mxfp4")
     scheduler_config = SchedulerConfig(max_num_seqs=32)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as run_dir:

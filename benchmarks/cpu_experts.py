@@ -1,5 +1,7 @@
 """How fast the CPU decodes where layers have experts: random weights, in bfloat16, int8 and int4, beside transformers.
 
+``--model gpt-oss-0.6b`` is one whose experts can have the four bits that it is published in, too: mxfp4.
+
 Decodes of 1, 8 and 32 streams (tokens a second of all together, 32 in and 64 out) and a prompt of 512 (its tokens a
 second), of every format in turn. Prints one JSON line, with the memory rate measured in the same run and what share of
 it decoding reaches: a step reads the weights of those experts that some row chooses, as many of them as are expected of
@@ -12,6 +14,7 @@ import argparse
 import json
 import random
 import statistics
+from typing import Any
 
 from cpu_decoder import load, make_sequence, memory_rate, run_all
 from cpu_models import SHAPES, num_step_weights, num_weights, weight_bytes
@@ -20,18 +23,21 @@ from report import environment
 from triptych.protocol.config import SchedulerConfig
 from triptych.workers.execute.step import Runner
 
-MODEL = "qwen3-moe-0.5b"
-FORMATS = ("bf16", "int8", "int4", "transformers")
+MODELS = [name for name, shape in SHAPES.items() if "num_experts" in shape]
+FORMATS = ("bf16", "int8", "int4", "mxfp4", "transformers")
 ROWS = (1, 8, 32)
 PROMPT, NUM_IN, NUM_OUT = 512, 32, 64
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--formats", nargs="*", default=list(FORMATS), choices=FORMATS)
+    parser.add_argument("--model", default=MODELS[0], choices=MODELS)
+    parser.add_argument("--formats", nargs="*", choices=FORMATS)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    loaded = {form: load(MODEL, form) for form in arguments.formats}
+    shape = SHAPES[arguments.model]
+    known = [form for form in FORMATS if form != "mxfp4" or shape["model_type"] == "gpt_oss"]
+    loaded = {form: load(arguments.model, form) for form in arguments.formats or known}
     samples: dict[str, dict[str, list[float]]] = {form: {} for form in loaded}
     rates = []
     for repeat in range(arguments.repeats + 1):
@@ -42,12 +48,12 @@ def main() -> None:
                     samples[form].setdefault(name, []).append(rate)
     read_rate = statistics.median(rates)
     cases = {
-        form: {name: entry(form, name, found, read_rate) for name, found in of_form.items()}
+        form: {name: entry(shape, form, name, found, read_rate) for name, found in of_form.items()}
         for form, of_form in samples.items()
     }
     report = {
         "what": "cpu_experts", **environment("torch", "transformers"), "seed": 0, "repeats": arguments.repeats,
-        "config": {"model": MODEL, **SHAPES[MODEL]},
+        "config": {"model": arguments.model, **shape},
         "read_gb_per_s": round(read_rate / 1e9, 1),
     }  # fmt: skip
     print(json.dumps({**report, "cases": cases}))
@@ -67,19 +73,19 @@ def measure(runner: Runner, config: SchedulerConfig, repeat: int) -> dict[str, f
     return found
 
 
-def entry(form: str, name: str, samples: list[float], read_rate: float) -> dict[str, float]:
+def entry(shape: dict[str, Any], form: str, name: str, samples: list[float], read_rate: float) -> dict[str, float]:
     rate = statistics.median(samples)
     found = {"tokens_per_s": round(rate, 1), "least": round(min(samples), 1), "most": round(max(samples), 1)}
     if name.startswith("decode"):
         rows = int(name.rpartition(" ")[2])
-        found["of_memory"] = round(rate / rows * step_bytes(form, rows) / read_rate, 3)
+        found["of_memory"] = round(rate / rows * step_bytes(shape, form, rows) / read_rate, 3)
     return found
 
 
-def step_bytes(form: str, rows: int) -> float:
+def step_bytes(shape: dict[str, Any], form: str, rows: int) -> float:
     """That a step with so many rows reads."""
     layer_bytes, head_bytes = weight_bytes(form)
-    return num_step_weights(SHAPES[MODEL], rows) * layer_bytes + num_weights(SHAPES[MODEL])[1] * head_bytes
+    return num_step_weights(shape, rows) * layer_bytes + num_weights(shape)[1] * head_bytes
 
 
 if __name__ == "__main__":

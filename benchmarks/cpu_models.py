@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 RANK = 16  # of adapters
@@ -72,6 +73,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "max_position_embeddings": 8192,
     },
+    "gpt-oss-0.6b": {  # of which a token reads 0.13
+        "model_type": "gpt_oss",
+        "hidden_size": 960,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "intermediate_size": 960,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 960,
+        "sliding_window": 128,
+        "attention_bias": True,
+        "vocab_size": 32768,
+        "max_position_embeddings": 8192,
+    },
     "gemma3-270m": {
         "model_type": "gemma3_text",
         "hidden_size": 640,
@@ -86,7 +103,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32768,
     },
 }
-_WEIGHT_BYTES = {"int8": (1.0, 1.0), "q8_0": (1.0, 1.0), "int4": (9 / 16, 1.0), "q4_0": (9 / 16, 1.0)}
+_WEIGHT_BYTES = {
+    "int8": (1.0, 1.0), "q8_0": (1.0, 1.0), "int4": (9 / 16, 1.0), "q4_0": (9 / 16, 1.0), "mxfp4": (9 / 16, 1.0),
+}  # fmt: skip
+_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])  # by their four bits
 _COMMON = {
     "hidden_act": "silu",
     "tie_word_embeddings": True,
@@ -97,10 +117,13 @@ _COMMON = {
 }
 
 
-def make_model(name: str) -> Path:
-    """The directory of a bfloat16 checkpoint of that shape with random weights, made if it is not there yet."""
+def make_model(name: str, *, has_mxfp4: bool = False) -> Path:
+    """The directory of a bfloat16 checkpoint of that shape with random weights, made if it is not there yet; of one of
+    gpt-oss also with its experts in MXFP4.
+    """
     folder = Path(os.environ.get("TRIPTYCH_BENCH_DIR") or Path.home() / ".cache" / "triptych" / "bench") / name
-    return make_checkpoint(folder, SHAPES[name])
+    make_checkpoint(folder, SHAPES[name])
+    return _in_mxfp4(folder, folder.with_name(f"{name}-mxfp4")) if has_mxfp4 else folder
 
 
 def make_checkpoint(folder: Path, shape: dict[str, Any], *, device: str = "cpu") -> Path:
@@ -115,6 +138,30 @@ def make_checkpoint(folder: Path, shape: dict[str, Any], *, device: str = "cpu")
         save_file(_random_weights(shape, device), folder / "model.safetensors.part", metadata={"format": "pt"})
         (folder / "model.safetensors.part").rename(folder / "model.safetensors")
     return folder
+
+
+def _in_mxfp4(checkpoint: Path, folder: Path) -> Path:
+    if not (folder / "model.safetensors").exists():
+        shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+        settings = {"quantization_config": {"quant_method": "mxfp4"}}
+        (folder / "config.json").write_text(json.dumps(json.loads((checkpoint / "config.json").read_text()) | settings))
+        tensors = load_file(checkpoint / "model.safetensors")
+        for name in [name for name, tensor in tensors.items() if tensor.dim() == 3]:
+            numbers, scales = zip(*map(_mxfp4, tensors.pop(name)), strict=True)
+            tensors |= {f"{name}_blocks": torch.stack(numbers), f"{name}_scales": torch.stack(scales)}
+        save_file(tensors, folder / "model.safetensors.part", metadata={"format": "pt"})
+        (folder / "model.safetensors.part").rename(folder / "model.safetensors")
+    return folder
+
+
+def _mxfp4(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bytes [outputs, groups, 16] and scales [outputs, groups] of weights [inputs, outputs]."""
+    groups = weights.T.float().unflatten(1, (-1, 32))
+    exponents = torch.frexp(groups.abs().amax(dim=2, keepdim=True) / 6).exponent  # of the least power that cuts nothing
+    borders = (_E2M1[:7] + _E2M1[1:8]) / 2
+    magnitudes = torch.bucketize(torch.ldexp(groups, -exponents).abs().contiguous(), borders)
+    numbers = (magnitudes + 8 * (groups < 0)).to(torch.uint8)
+    return numbers[..., ::2] + 16 * numbers[..., 1::2], (exponents[..., 0] + 127).to(torch.uint8)
 
 
 def make_adapter(folder: Path, checkpoint: Path, seed: int) -> Path:
@@ -169,11 +216,12 @@ def _random_weights(shape: dict[str, Any], device: str) -> dict[str, torch.Tenso
     generator = torch.Generator(device).manual_seed(0)
     tensors = {}
     for name, size in _stored_sizes(shape):
-        if len(size) == 1:  # of a norm
-            tensors[name] = torch.ones(size, dtype=torch.bfloat16)
+        if len(size) == 1 or name.endswith("bias"):  # all the same would make all tokens alike
+            tensors[name] = torch.full(size, float(not name.endswith("bias")), dtype=torch.bfloat16)
             continue
         values = torch.randn(size, generator=generator, device=device)
-        std = 0.02 if name == "model.embed_tokens.weight" else size[-1] ** -0.5
+        inputs = size[1] if len(size) == 3 else size[-1]
+        std = 0.02 if name == "model.embed_tokens.weight" else inputs**-0.5
         tensors[name] = (
             values.mul_(std).to(torch.bfloat16).cpu()
         )  # rounded where it lies: half as much goes to the host
@@ -183,7 +231,7 @@ def _random_weights(shape: dict[str, Any], device: str) -> dict[str, torch.Tenso
 def _stored_sizes(shape: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Tensors as checkpoints have them: each expert its own, which transformers holds as one tensor of all."""
     for name, size in _parameter_sizes(shape).items():
-        if len(size) < 3:
+        if len(size) < 3 or shape["model_type"] == "gpt_oss":  # whose checkpoints have it so, too
             yield name, size
             continue
         experts, _, kind = name.rpartition(".")

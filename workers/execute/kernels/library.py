@@ -16,6 +16,7 @@ _FUNCTIONS = {
     "triptych_sizes": (None, [POINTER(c_int64)]),
     "triptych_pack": (None, [POINTER(Matrix), c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32]),
     "triptych_pack_int4": (None, [POINTER(Matrix), c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32]),
+    "triptych_pack_mxfp4": (None, [POINTER(Matrix), c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32]),
     "triptych_unpack": (None, [POINTER(Matrix), c_void_p, c_int32, c_int32, c_int32, c_int32]),
     "triptych_multiply": (None, [POINTER(Matrix), c_void_p, c_int32, c_void_p]),
     "triptych_decoder_new": (c_void_p, [POINTER(Model), POINTER(Sharing)]),

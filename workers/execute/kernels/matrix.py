@@ -61,6 +61,16 @@ class FourBits(NamedTuple):
     least: npt.NDArray[np.float32]  # likewise
 
 
+class Mxfp4(NamedTuple):
+    """Weights ``value * 2 ** (scale - 127)``, with one of 16 values, E2M1, and a scale for each 32 inputs of an output.
+
+    Source: "OCP Microscaling Formats (MX) Specification", version 1.0, 2023.
+    """
+
+    numbers: npt.NDArray[np.uint8]  # [num_outputs, num_inputs / 2], the first of two inputs in the low half
+    scales: npt.NDArray[np.uint8]  # [num_outputs, num_inputs / 32]; of 255 weights are no numbers
+
+
 class Packer:
     """Packs weights on all threads."""
 
@@ -85,6 +95,17 @@ class Packer:
                 place.matrix, numbers.ctypes.data, scales.ctypes.data, least.ctypes.data,
                 place.first, place.run, begin, end,
             )  # fmt: skip
+
+        self._in_pieces(place.num_outputs, pack_piece)
+
+    def pack_mxfp4(self, source: Mxfp4, place: Placement) -> None:
+        """The same, of another kind."""
+        numbers, scales = map(np.ascontiguousarray, source)
+
+        def pack_piece(begin: int, end: int) -> None:
+            self._library.triptych_pack_mxfp4(
+                place.matrix, numbers.ctypes.data, scales.ctypes.data, place.first, place.run, begin, end
+            )
 
         self._in_pieces(place.num_outputs, pack_piece)
 

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
-GROUP_INPUTS = 64  # that have a scale and a least value of their own in int4
+GROUP_INPUTS = 64  # that have a scale and a least value of their own in int4, or two scales in mxfp4
 SCALE_CHANNELS = 32  # of a key or value in eight bits that have one scale, a bfloat16
 _GROUP_STEPS = GROUP_INPUTS // 8 + 1  # eight weights each, and both numbers
 
@@ -16,6 +16,7 @@ class Activation(IntEnum):
 
     SILU = 0
     GELU_TANH = 1
+    CLAMPED_SWIGLU = 2
 
 
 class Format(IntEnum):
@@ -25,15 +26,21 @@ class Format(IntEnum):
     BFLOAT16 = 1
     INT8 = 2
     INT4 = 3
+    MXFP4 = 4
 
     @property
     def arithmetic(self) -> Format:
         """The format of activations, and of weights that are not quantised further: the head, and adapters."""
-        return Format.INT8 if self is Format.INT4 else self
+        return Format.INT8 if self.has_groups else self
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether weights have four bits, in groups with numbers that say what they are worth."""
+        return self in (Format.INT4, Format.MXFP4)
 
     def steps(self, num_inputs: int) -> int:
         """32 bits that a column of so many weights takes, see ``src/pack.h`` and ``src/int4.h``."""
-        if self is Format.INT4:
+        if self.has_groups:
             return -(-num_inputs // GROUP_INPUTS) * _GROUP_STEPS
         return -(-num_inputs // (1, 2, 4)[self])
 
@@ -81,6 +88,7 @@ class Layer(ctypes.Structure):
         ("gated_norm", c_void_p),
         ("cosines", c_void_p),
         ("sines", c_void_p),
+        ("sinks", c_void_p),
         ("keys", c_void_p),
         ("values", c_void_p),
         ("window", c_int32),
@@ -122,6 +130,8 @@ class Model(ctypes.Structure):
         ("query_growth", c_float),
         ("query_growth_span", c_int32),
         ("activation", c_int32),
+        ("gate_slope", c_float),
+        ("gate_limit", c_float),
         ("max_rank", c_int32),
         ("adapted_products", c_int32),
         ("eight_bit_pages", c_int32),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _GEMMA = {"gemma", "gemma2", "gemma3_text"}
-_EXPERTS = {"mixtral", "olmoe", "qwen3_moe"}  # families with layers whose MLP is a choice of several
+_EXPERTS = {"gpt_oss", "mixtral", "olmoe", "qwen3_moe"}  # families with layers whose MLP is a choice of several
 _FAMILIES = {
     "exaone4", "granite", "llama", "ministral", "ministral3", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3",
     "seed_oss", "smollm3", *_EXPERTS, *_GEMMA,
@@ -26,6 +26,8 @@ _SANDWICHED = {"gemma2", "gemma3_text"}  # that norm what attention and MLP add 
 _NORMED_AFTER = {"exaone4", "olmo2", "olmo3"}  # that norm only this
 _WHOLE_QUERIES = {"olmo2", "olmo3", "olmoe"}  # that norm queries and keys of all heads together
 _GROWING = {"ministral3"}  # whose queries grow with their position
+_WITH_SINKS = {"gpt_oss"}  # whose heads attend to a sink, too
+_WITH_LIMITS = {"gpt_oss"}  # whose gates and ups have limits
 _SLIDING = {"ministral3", "mistral", "phi3", *_EXPERTS}  # whose layers slide, all of them, where there is a window
 _TURN_WHERE_THEY_SLIDE = {"exaone4"}  # of which, where some layers slide, only these have positions
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # whose frequencies do not depend on the length
@@ -36,9 +38,12 @@ _NEVER_ZERO = (
     "attn_logit_softcapping",
     "final_logit_softcapping",
 )
-# Of an expert: gate, up and down, and the module that it is a part of.
-_EXPERT_NAMES = {"mixtral": (("w1", "w3", "w2"), "block_sparse_moe")}
-_COMMON_EXPERT_NAMES = (("gate_proj", "up_proj", "down_proj"), "mlp")
+# Of an expert: gate, up and down, and the module that it is a part of, and which part of that is the router.
+_EXPERT_NAMES = {
+    "gpt_oss": (("gate_proj", "up_proj", "down_proj"), "mlp", "router"),  # as stacked_experts.py names them
+    "mixtral": (("w1", "w3", "w2"), "block_sparse_moe", "gate"),
+}
+_COMMON_EXPERT_NAMES = (("gate_proj", "up_proj", "down_proj"), "mlp", "gate")
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # transformers' names
 
 
@@ -68,6 +73,7 @@ class LayerTensors(NamedTuple):
     gated_norm: str  # of what the MLP adds
     query_norm: str
     key_norm: str
+    sinks: str  # [num_heads], and no weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +85,9 @@ class DecoderSpec:
 
     A layer may have experts in place of its MLP: those that the router's softmax finds likeliest for a token, whose
     outputs it weights by that.
+
+    Clamped SwiGLU is ``gate * sigmoid(gate_slope * gate) * (up + 1)``, with gate at most ``gate_limit`` and up between
+    this and its negative. A sink is a score of each head that counts in the softmax over keys, and has no value.
     """
 
     model_type: str
@@ -88,7 +97,9 @@ class DecoderSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    activation: str  # "silu" or "gelu_tanh"
+    activation: str  # "silu" or "gelu_tanh", or "clamped_swiglu": see gate_limit
+    gate_slope: float
+    gate_limit: float
     norm_eps: float
     norm_offset: float  # added to the weights of all norms
     attention_multiplier: float  # of scores
@@ -114,7 +125,8 @@ class DecoderSpec:
     has_post_norms: bool  # of what is added to x
     has_qkv_bias: bool
     has_output_bias: bool
-    has_mlp_bias: bool
+    has_mlp_bias: bool  # of experts too, and of their router
+    has_sinks: bool
     is_tied: bool  # the head is the embedding
 
     embedding: ClassVar[str] = "model.embed_tokens.weight"
@@ -137,7 +149,7 @@ class DecoderSpec:
             return f"model.layers.{index}.{module}.weight"
 
         def expert(number: int) -> ExpertTensors:
-            (gate, up, down), module = self._expert_names
+            (gate, up, down), module, _ = self._expert_names
             weights = f"{module}.experts.{number}"
             return ExpertTensors((named(f"{weights}.{gate}"), named(f"{weights}.{up}")), named(f"{weights}.{down}"))
 
@@ -146,7 +158,7 @@ class DecoderSpec:
             output=named("self_attn.o_proj"),
             gate_up=tuple(named(f"mlp.{name}_proj") for name in gate_up),
             down=named("mlp.down_proj"),
-            router=named(f"{self._expert_names[1]}.gate"),
+            router=named(".".join(self._expert_names[1:])),
             experts=tuple(map(expert, range(self.num_experts if self.has_experts[index] else 0))),
             attention_norm=named("input_layernorm"),
             mlp_norm=named(mlp_norm),
@@ -154,10 +166,11 @@ class DecoderSpec:
             gated_norm=named("post_feedforward_layernorm"),
             query_norm=named("self_attn.q_norm"),
             key_norm=named("self_attn.k_norm"),
+            sinks=f"model.layers.{index}.self_attn.sinks",
         )
 
     @property
-    def _expert_names(self) -> tuple[tuple[str, str, str], str]:
+    def _expert_names(self) -> tuple[tuple[str, str, str], str, str]:
         return _EXPERT_NAMES.get(self.model_type, _COMMON_EXPERT_NAMES)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -195,9 +208,10 @@ class DecoderSpec:
         ]
         if names.experts:
             size = self.expert_size
-            matrices.append((names.router, (self.num_experts, hidden), False))
-            matrices += [(name, (size, hidden), False) for expert in names.experts for name in expert.gate_up]
-            matrices += [(expert.down, (hidden, size), False) for expert in names.experts]
+            matrices.append((names.router, (self.num_experts, hidden), self.has_mlp_bias))
+            for expert in names.experts:
+                matrices += [(name, (size, hidden), self.has_mlp_bias) for name in expert.gate_up]
+                matrices.append((expert.down, (hidden, size), self.has_mlp_bias))
         else:
             matrices += [
                 *((name, (rows, hidden), self.has_mlp_bias) for name, rows in zip(names.gate_up, gate_up, strict=True)),
@@ -216,6 +230,8 @@ class DecoderSpec:
         if self.has_qk_norm:
             yield names.query_norm, (queries if self.norms_whole_queries else self.head_dim,)
             yield names.key_norm, (keys if self.norms_whole_queries else self.head_dim,)
+        if self.has_sinks:
+            yield names.sinks, (self.num_heads,)
 
 
 def bias_of(weight: str) -> str:
@@ -243,7 +259,9 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=size,
-        activation=_ACTIVATIONS[_activation(config)],
+        activation="clamped_swiglu" if config.model_type in _WITH_LIMITS else _ACTIVATIONS[_activation(config)],
+        gate_slope=getattr(config, "swiglu_alpha", 1.702),
+        gate_limit=getattr(config, "swiglu_limit", 7.0),
         norm_eps=config.rms_norm_eps,
         norm_offset=float(is_gemma),
         attention_multiplier=float(getattr(config, "attention_multiplier", scores)),
@@ -269,7 +287,8 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         has_post_norms=config.model_type in {*_SANDWICHED, *_NORMED_AFTER},
         has_qkv_bias=f"{layer}self_attn.q_proj.bias" in shapes,
         has_output_bias=f"{layer}self_attn.o_proj.bias" in shapes,
-        has_mlp_bias=f"{layer}mlp.down_proj.bias" in shapes,
+        has_mlp_bias=f"{layer}mlp.down_proj.bias" in shapes or f"{layer}mlp.router.bias" in shapes,
+        has_sinks=config.model_type in _WITH_SINKS,
         is_tied=bool(config.tie_word_embeddings),
     )
     _check_tensors(spec, shapes)

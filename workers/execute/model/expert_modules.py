@@ -10,21 +10,23 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .decoder_spec import DecoderSpec
+from .decoder_spec import DecoderSpec, ExpertTensors, LayerTensors, bias_of
 
 Read = Callable[[str], torch.Tensor]  # a weight by its name in the checkpoint
+Join = Callable[[list[torch.Tensor]], torch.Tensor]
 
 
 class ExpertStack:
-    """Stands for a tensor [experts, outputs, inputs], of which an expert's part is read whenever it is asked for."""
+    """Stands for a tensor [experts, ...], of which an expert's part is read whenever it is asked for."""
 
-    def __init__(self, read: Read, names: Sequence[Sequence[str]]) -> None:
-        """``names`` are those of each expert's weights, one above the other."""
+    def __init__(self, read: Read, names: Sequence[Sequence[str]], join: Join) -> None:
+        """``names`` are those of each expert's tensors, which ``join`` makes one."""
         self._read = read
         self._names = names
+        self._join = join
 
     def __getitem__(self, expert: torch.Tensor) -> torch.Tensor:
-        return torch.cat([self._read(name) for name in self._names[int(expert)]])
+        return self._join([self._read(name) for name in self._names[int(expert)]])
 
 
 def attach_experts(model: PreTrainedModel, spec: DecoderSpec, read: Read) -> None:
@@ -39,11 +41,47 @@ def attach_experts(model: PreTrainedModel, spec: DecoderSpec, read: Read) -> Non
     for index, layer in enumerate(layers):
         names = spec.layer(index)
         if names.experts:
-            layer.mlp.gate.weight = nn.Parameter(read(names.router), requires_grad=False)
-            experts = layer.mlp.experts
-            del experts.gate_up_proj, experts.down_proj
-            experts.gate_up_proj = ExpertStack(read, [expert.gate_up for expert in names.experts])
-            experts.down_proj = ExpertStack(read, [(expert.down,) for expert in names.experts])
+            _attach_router(_router_of(layer), names, read)
+            _attach_experts(layer.mlp.experts, names.experts, read)
+
+
+def _attach_router(router: Any, names: LayerTensors, read: Read) -> None:
+    router.weight = nn.Parameter(read(names.router), requires_grad=False)
+    if hasattr(router, "bias"):
+        router.bias = nn.Parameter(read(bias_of(names.router)), requires_grad=False)
+
+
+def _attach_experts(experts: Any, names: Sequence[ExpertTensors], read: Read) -> None:
+    stacks: dict[str, list[tuple[str, ...]]] = {
+        "gate_up_proj": [expert.gate_up for expert in names],
+        "down_proj": [(expert.down,) for expert in names],
+    }
+    # Those with biases, gpt-oss', have gates and ups in turns, and inputs by outputs.
+    has_biases = hasattr(experts, "gate_up_proj_bias")
+    join: Join = _in_turns if has_biases else torch.cat
+    for stack, tensors in stacks.items():
+        _replace(experts, stack, ExpertStack(read, tensors, _transposed if has_biases else join))
+        if has_biases:
+            biases = [[bias_of(name) for name in of_one] for of_one in tensors]
+            _replace(experts, f"{stack}_bias", ExpertStack(read, biases, join))
+
+
+def _replace(experts: Any, name: str, stack: ExpertStack) -> None:
+    delattr(experts, name)  # a parameter, in whose place only another one could be put
+    setattr(experts, name, stack)
+
+
+def _transposed(parts: list[torch.Tensor]) -> torch.Tensor:
+    return _in_turns(parts).T
+
+
+def _in_turns(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Row by row: the first of each part, then the second of each."""
+    return torch.stack(parts, dim=1).flatten(0, 1)
+
+
+def _router_of(layer: Any) -> Any:
+    return layer.mlp.router if hasattr(layer.mlp, "router") else layer.mlp.gate
 
 
 class FollowedChoices:
@@ -60,7 +98,7 @@ class FollowedChoices:
     def by(self, model: PreTrainedModel, spec: DecoderSpec) -> Iterator[None]:
         """In this block the model takes these experts, each by the weight that its own routers give it."""
         layers: Any = model.model.layers
-        routers = [(index, layer.mlp.gate) for index, layer in enumerate(layers) if spec.has_experts[index]]
+        routers = [(index, _router_of(layer)) for index, layer in enumerate(layers) if spec.has_experts[index]]
         handles = [router.register_forward_hook(self._hook(index)) for index, router in routers]
         try:
             yield

@@ -17,15 +17,17 @@ import torch
 
 from ....protocol.errors import ConfigError
 from ..kernels.matrix import FourBits
-from ..kernels.structures import GROUP_INPUTS
+from ..kernels.structures import GROUP_INPUTS, Format
 from .decoder_spec import Unsupported
 from .native_weights import Checkpoint
+from .stacked_experts import StackedExperts
 
 Array = npt.NDArray[Any]
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place in its word of each of eight outputs
 _GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # what is stored is so much less
 _BITS = 4
+_STACKED = {"gpt_oss"}  # families that store all experts of a layer as one tensor
 
 
 def open_tensors(folder: Path) -> Checkpoint:
@@ -36,9 +38,12 @@ def open_tensors(folder: Path) -> Checkpoint:
         ConfigError: something of its quantised weights is missing or damaged.
     """
     file = folder / "config.json"
-    settings = json.loads(file.read_text()).get("quantization_config")
+    config = json.loads(file.read_text())
+    settings, is_stacked = config.get("quantization_config"), config.get("model_type") in _STACKED
     if settings is None:
-        return Checkpoint(folder)
+        return StackedExperts(folder) if is_stacked else Checkpoint(folder)
+    if is_stacked and isinstance(settings, dict) and settings.get("quant_method") == "mxfp4":
+        return StackedExperts(folder)
     try:
         layout, group_size = _layout(settings)
     except (AttributeError, KeyError, TypeError) as error:
@@ -58,7 +63,7 @@ class Weights(NamedTuple):
 class QuantisedCheckpoint(Checkpoint):
     """As a mapping it has what is not quantised; ``shapes`` and ``four_bits`` know the rest by its name as a weight."""
 
-    is_quantised = True
+    quantised_format = Format.INT4
 
     def __init__(self, folder: Path, layout: _Layout, group_size: int) -> None:
         super().__init__(folder)

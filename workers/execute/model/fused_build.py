@@ -62,7 +62,7 @@ def load_fused(
         ConfigError: the checkpoint is missing something or damaged, or an adapter does not fit it.
     """
     config, checkpoint, spec = open_checkpoint(folder)
-    if checkpoint.is_quantised:
+    if checkpoint.quantised_format is not None:
         raise Unsupported("its weights have four bits already")
     format_ = _format(config, dtype, quantization, is_invariant)
     _check(spec, format_, device)
@@ -102,6 +102,8 @@ def _format(config: PretrainedConfig, dtype: str, quantization: str, is_invarian
 def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
     if spec.head_dim % 2 or spec.head_dim > 256:
         raise Unsupported(f"its heads have {spec.head_dim} channels, the limits are an even number and 256")
+    if spec.has_sinks:
+        raise Unsupported("its heads attend to sinks, which the fused decoder has not")
     if not format_.is_fp8:
         return
     if any(spec.has_experts):

@@ -24,7 +24,7 @@ from .pool import LayerShape
 from .proof import Proof
 from .threads import num_threads
 
-_TILE_TOKENS = 16  # of a page, see kernels/src/attention.h
+_TILE_TOKENS = 16  # of a page, see kernels/src/pages.h
 FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
 QUANTISED = {"int8": Format.INT8, "int4": Format.INT4}
 
@@ -85,9 +85,11 @@ class NativeSetting:
         )
 
     def _format(self, checkpoint: Checkpoint, spec: DecoderSpec, dtype: torch.dtype) -> Format:
-        if checkpoint.is_quantised:
-            if self.quantization not in ("none", "int4"):
-                raise Unsupported(f"its weights have four bits already, and quantization is {self.quantization}")
+        if (stored := checkpoint.quantised_format) is None:
+            return QUANTISED.get(self.quantization) or FORMATS[dtype]
+        if self.quantization not in ("none", stored.name.lower()):
+            raise Unsupported(f"its weights have four bits already, and quantization is {self.quantization}")
+        if stored is Format.INT4:
             plain = [name for name in spec.matrices() if not checkpoint.has_four_bits(name)]
             if plain:
                 raise Unsupported(f"{len(plain)} of its matrices have not four bits as the others, {plain[0]} first")
@@ -95,8 +97,7 @@ class NativeSetting:
                 raise Unsupported("its routers have four bits, which only matrices of layers and the head may have")
             if checkpoint.has_four_bits(spec.embedding):
                 raise Unsupported("its embedding has four bits, which only matrices of layers and the head may have")
-            return Format.INT4
-        return QUANTISED.get(self.quantization) or FORMATS[dtype]
+        return stored
 
     def pack_adapters(self, weights: PackedWeights) -> PackedAdapters:
         """

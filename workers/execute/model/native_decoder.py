@@ -180,7 +180,7 @@ class NativeDecoder:
     def _allocate_pages(self, num_pages: int, page_size: int, *, has_eight_bits: bool) -> list[npt.NDArray[np.uint8]]:
         """Keys and values of every layer, bytes [num_pages + 1, bytes of a page], the trash page in front.
 
-        Within a page the layout is that of ``src/attention.h``.
+        Within a page the layout is that of ``src/pages.h``.
         """
         spec = self._weights.spec
         cells = self._weights.format.cache_bytes(spec.head_dim, has_eight_bits=has_eight_bits)

@@ -22,7 +22,8 @@ def load_native(folder: Path, tokenizer: PreTrainedTokenizerFast, *, dtype: str,
         ConfigError: the checkpoint is missing something or damaged, or an adapter does not fit it.
     """
     config, checkpoint, spec = open_checkpoint(folder)
-    if (setting.is_quantised or checkpoint.is_quantised) and dtype == "auto" and config.dtype == torch.float16:
+    is_quantised = setting.is_quantised or checkpoint.quantised_format is not None
+    if is_quantised and dtype == "auto" and config.dtype == torch.float16:
         dtype = "bfloat16"  # that of keys and values; weights and activations have neither
     compute_dtype = choose_dtype(config, dtype, FORMATS)
     library, weights = setting.pack(checkpoint, spec, compute_dtype)

@@ -22,7 +22,7 @@ from .probe import NUM_PAGES, NUM_POSITIONS, PAGE_SIZE, paged_rows, random_seque
 from .ropes import find_ropes
 
 # Greatest difference allowed, relative to the greatest logit.
-_TOLERANCES = {Format.FLOAT32: 1e-4, Format.BFLOAT16: 1e-1, Format.INT8: 0.5, Format.INT4: 0.5}
+_TOLERANCES = {Format.FLOAT32: 1e-4, Format.BFLOAT16: 1e-1, Format.INT8: 0.5, Format.INT4: 0.5, Format.MXFP4: 0.5}
 
 
 def check_native(

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from ..kernels.matrix import FourBits, Packer, Placement, matrix_bytes, new_matrix
+from ..kernels.matrix import FourBits, Mxfp4, Packer, Placement, matrix_bytes, new_matrix
 from ..kernels.memory import Arena, padded
 from ..kernels.structures import Activation, Expert, Format, Layer, Matrix, Model
 from .checkpoint import weight_files
@@ -32,7 +32,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
     Of a model that also sees or hears, those of its text part, by their names in a model of text alone.
     """
 
-    is_quantised = False  # layers are stored in four bits
+    quantised_format: Format | None = None  # in which matrices of layers are stored, if not as plain numbers
 
     def __init__(self, folder: Path) -> None:
         files: dict[str, Any] = {}
@@ -59,7 +59,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         """Whether this weight is stored in four bits: then it is in ``shapes``, and not in the mapping."""
         return False
 
-    def four_bits(self, name: str) -> FourBits:
+    def four_bits(self, name: str) -> FourBits | Mxfp4:
         """A weight of which ``has_four_bits`` is true."""
         raise KeyError(name)
 
@@ -93,7 +93,7 @@ class PackedWeights:
         self.spec = spec
         self.format = format_
         self._checkpoint = checkpoint
-        self._arena = Arena(_num_bytes(spec, format_))
+        self._arena = Arena(_num_bytes(spec, self._format_of))
         self._packer = Packer(library, num_threads)
         self._quantised: dict[str, list[Placement]] = {}
         self._done, self._total, self._progress = 0, len(spec.tensors()), progress
@@ -123,8 +123,7 @@ class PackedWeights:
 
     def _make_model(self) -> Model:
         spec = self.spec
-        head_format = self.format if self._checkpoint.has_four_bits(spec.head) else self.format.arithmetic
-        head = new_matrix(self._arena, head_format, spec.hidden_size, spec.vocab_size, has_bias=False)
+        head = self._matrix([spec.head], spec.hidden_size, spec.vocab_size, has_bias=False)
         self._place(head, [spec.head], [(spec.vocab_size, 0)])
         if not spec.is_tied:
             self._count()  # the embedding
@@ -132,7 +131,7 @@ class PackedWeights:
             layers=ctypes.addressof(self.layers),
             head=head,
             embedding=self._embedding.data_ptr(),
-            final_norm=self._vector(spec.final_norm, divisor=spec.logits_scaling),  # as good as of the logits
+            final_norm=self._norm(spec.final_norm, divisor=spec.logits_scaling),  # as good as of the logits
             format=self.format.arithmetic,
             embedding_is_bf16=self._embedding.dtype == torch.bfloat16,
             num_layers=spec.num_layers,
@@ -150,6 +149,8 @@ class PackedWeights:
             query_growth=spec.query_growth,
             query_growth_span=spec.query_growth_span,
             activation=Activation[spec.activation.upper()],
+            gate_slope=spec.gate_slope,
+            gate_limit=spec.gate_limit,
             num_experts=spec.num_experts,
             experts_per_token=spec.experts_per_token,
             expert_size=spec.expert_size,
@@ -166,41 +167,53 @@ class PackedWeights:
     def _fill_layer(self, layer: Layer, names: LayerTensors) -> None:
         spec = self.spec
         queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        layer.qkv = self._matrix(spec.hidden_size, queries + 2 * keys, has_bias=spec.has_qkv_bias)
+        layer.qkv = self._matrix(names.qkv, spec.hidden_size, queries + 2 * keys, has_bias=spec.has_qkv_bias)
         self._place(layer.qkv, names.qkv, [(queries, 0), (keys, queries), (keys, queries + keys)])
-        layer.output = self._matrix(queries, spec.hidden_size, has_bias=spec.has_output_bias)
+        layer.output = self._matrix([names.output], queries, spec.hidden_size, has_bias=spec.has_output_bias)
         self._place(layer.output, [names.output], [(spec.hidden_size, 0)])
         if not names.experts:
-            self._fill_mlp(layer, names, spec.intermediate_size, has_bias=spec.has_mlp_bias)
+            self._fill_mlp(layer, names, spec.intermediate_size)
         if spec.has_pre_norms:
-            layer.attention_norm = self._vector(names.attention_norm)
-            layer.mlp_norm = self._vector(names.mlp_norm)
+            layer.attention_norm = self._norm(names.attention_norm)
+            layer.mlp_norm = self._norm(names.mlp_norm)
         if spec.has_post_norms:
-            layer.attended_norm = self._vector(names.attended_norm)
-            layer.gated_norm = self._vector(names.gated_norm)
+            layer.attended_norm = self._norm(names.attended_norm)
+            layer.gated_norm = self._norm(names.gated_norm)
         if spec.has_qk_norm:
-            layer.query_norm = self._vector(names.query_norm)
-            layer.key_norm = self._vector(names.key_norm)
+            layer.query_norm = self._norm(names.query_norm)
+            layer.key_norm = self._norm(names.key_norm)
+        if spec.has_sinks:
+            layer.sinks = self._vector(names.sinks)
 
-    def _fill_mlp(self, mlp: Layer | Expert, names: LayerTensors | ExpertTensors, size: int, *, has_bias: bool) -> None:
-        hidden = self.spec.hidden_size
-        mlp.gate_up = self._matrix(hidden, 2 * padded(size, 32), has_bias=has_bias)
+    def _fill_mlp(self, mlp: Layer | Expert, names: LayerTensors | ExpertTensors, size: int) -> None:
+        hidden, has_bias = self.spec.hidden_size, self.spec.has_mlp_bias
+        mlp.gate_up = self._matrix(names.gate_up, hidden, 2 * padded(size, 32), has_bias=has_bias)
         self._place(mlp.gate_up, names.gate_up, [(size, 0), (size, 32)], run=32)
-        mlp.down = self._matrix(size, hidden, has_bias=has_bias)
+        mlp.down = self._matrix([names.down], size, hidden, has_bias=has_bias)
         self._place(mlp.down, [names.down], [(hidden, 0)])
 
     def _fill_experts(self, layer: Layer, names: LayerTensors, experts: ctypes.Array[Expert]) -> None:
         spec = self.spec
         if not names.experts:
             return
-        layer.router = new_matrix(self._arena, Format.FLOAT32, spec.hidden_size, spec.num_experts, has_bias=False)
+        layer.router = new_matrix(
+            self._arena, Format.FLOAT32, spec.hidden_size, spec.num_experts, has_bias=spec.has_mlp_bias
+        )
         self._place(layer.router, [names.router], [(spec.num_experts, 0)])
         for expert, own_names in zip(experts, names.experts, strict=True):
-            self._fill_mlp(expert, own_names, spec.expert_size, has_bias=False)
+            self._fill_mlp(expert, own_names, spec.expert_size)
         layer.experts = ctypes.addressof(experts)
 
-    def _matrix(self, num_inputs: int, num_outputs: int, *, has_bias: bool) -> Matrix:
-        return new_matrix(self._arena, self.format, num_inputs, num_outputs, has_bias=has_bias)
+    def _matrix(self, names: Sequence[str], num_inputs: int, num_outputs: int, *, has_bias: bool) -> Matrix:
+        """For the weights of these names."""
+        return new_matrix(self._arena, self._format_of(names[0]), num_inputs, num_outputs, has_bias=has_bias)
+
+    def _format_of(self, name: str) -> Format:
+        if self._checkpoint.quantised_format is None:
+            is_quantised = name != self.spec.head
+        else:
+            is_quantised = self._checkpoint.has_four_bits(name)
+        return self.format if is_quantised else self.format.arithmetic
 
     def _place(self, matrix: Matrix, names: Sequence[str], parts: list[tuple[int, int]], *, run: int = 64) -> None:
         """Tensors into columns of the matrix, with their biases if it has one.
@@ -213,11 +226,13 @@ class PackedWeights:
             place = Placement(matrix, size, first, run)
             if isinstance(source, FourBits):
                 self._packer.pack_int4(source, place)
+            elif isinstance(source, Mxfp4):
+                self._packer.pack_mxfp4(source, place)
             else:
                 usable = _usable(source)
                 self._packer.pack(usable.data_ptr(), place, is_bf16=usable.dtype == torch.bfloat16)
             places.append(place)
-        if matrix.format in (Format.INT8, Format.INT4):
+        if Format(matrix.format).arithmetic is Format.INT8:
             of_each = [places] if len(names) == 1 else [[place] for place in places]
             self._quantised |= dict(zip(names, of_each, strict=True))
         if matrix.bias:
@@ -226,7 +241,7 @@ class PackedWeights:
                 n = np.arange(len(source))
                 np.frombuffer(bias, np.float32)[first + n // run * 64 + n % run] = source.float().numpy()
 
-    def _read_weights(self, names: Sequence[str], sizes: Sequence[int]) -> Iterator[torch.Tensor | FourBits]:
+    def _read_weights(self, names: Sequence[str], sizes: Sequence[int]) -> Iterator[torch.Tensor | FourBits | Mxfp4]:
         """As ``_read``, in four bits where they are stored so."""
         are_merged = len(names) < len(sizes)
         for name in names:
@@ -235,7 +250,7 @@ class PackedWeights:
                 continue
             stored = self._checkpoint.four_bits(name)
             cuts = list(accumulate(sizes))[:-1] if are_merged else []
-            yield from map(FourBits, *(np.split(part, cuts) for part in stored))
+            yield from map(type(stored), *(np.split(part, cuts) for part in stored))
             self._count()
 
     def _read(self, names: Sequence[str], sizes: Sequence[int]) -> Iterator[torch.Tensor]:
@@ -245,11 +260,15 @@ class PackedWeights:
             yield from [tensor] if len(names) == len(sizes) else torch.split(tensor, list(sizes))
             self._count()
 
-    def _vector(self, name: str, *, divisor: float = 1.0) -> int:
-        """The address of a padded vector of floats: the weights of a norm."""
-        values = self._checkpoint[name].float().numpy() + self.spec.norm_offset
+    def _norm(self, name: str, *, divisor: float = 1.0) -> int:
+        """The address of a norm's weights."""
+        return self._vector(name, offset=self.spec.norm_offset, divisor=divisor)
+
+    def _vector(self, name: str, *, offset: float = 0.0, divisor: float = 1.0) -> int:
+        """The address of a padded vector of floats: ``(x + offset) / divisor`` of a tensor x."""
+        values = self._checkpoint[name].float().numpy()
         vector = self._arena.floats(padded(len(values)))
-        vector[: len(values)] = values / divisor
+        vector[: len(values)] = (values + offset) / divisor
         self._count()
         return vector.ctypes.data
 
@@ -263,26 +282,27 @@ def _usable(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor if tensor.dtype in (torch.bfloat16, torch.float32) else tensor.float()).contiguous()
 
 
-def _num_bytes(spec: DecoderSpec, format_: Format) -> int:
+def _num_bytes(spec: DecoderSpec, format_of: Callable[[str], Format]) -> int:
+    """``format_of`` a weight's name."""
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     normed = queries if spec.norms_whole_queries else spec.head_dim
-    layer = (
-        matrix_bytes(format_, spec.hidden_size, queries + 2 * keys)
-        + matrix_bytes(format_, queries, spec.hidden_size)
-        + 4 * (4 * padded(spec.hidden_size) + 2 * padded(normed))
-        + _PER_LAYER_BYTES
-    )
+    vectors = 4 * (4 * padded(spec.hidden_size) + 2 * padded(normed) + padded(spec.num_heads)) + _PER_LAYER_BYTES
 
-    def mlp(size: int) -> int:
-        up = matrix_bytes(format_, spec.hidden_size, 2 * padded(size, 32))
-        return up + matrix_bytes(format_, size, spec.hidden_size)
+    def mlp(names: LayerTensors | ExpertTensors, size: int) -> int:
+        up = matrix_bytes(format_of(names.gate_up[0]), spec.hidden_size, 2 * padded(size, 32))
+        return up + matrix_bytes(format_of(names.down), size, spec.hidden_size)
 
-    router = matrix_bytes(Format.FLOAT32, spec.hidden_size, spec.num_experts)
-    experts = router + spec.num_experts * mlp(spec.expert_size)
-    head = (
-        matrix_bytes(format_.arithmetic, spec.hidden_size, spec.vocab_size)
-        + 4 * padded(spec.hidden_size)
-        + _PER_LAYER_BYTES
-    )
-    mlps = sum(experts if has_experts else mlp(spec.intermediate_size) for has_experts in spec.has_experts)
-    return spec.num_layers * layer + mlps + head
+    def layer(names: LayerTensors) -> int:
+        attention = (
+            vectors
+            + matrix_bytes(format_of(names.qkv[0]), spec.hidden_size, queries + 2 * keys)
+            + matrix_bytes(format_of(names.output), queries, spec.hidden_size)
+        )
+        if not names.experts:
+            return attention + mlp(names, spec.intermediate_size)
+        router = matrix_bytes(Format.FLOAT32, spec.hidden_size, spec.num_experts)
+        return attention + router + sum(mlp(expert, spec.expert_size) for expert in names.experts)
+
+    head = matrix_bytes(format_of(spec.head), spec.hidden_size, spec.vocab_size)
+    layers = sum(layer(spec.layer(index)) for index in range(spec.num_layers))
+    return layers + head + 4 * padded(spec.hidden_size) + _PER_LAYER_BYTES

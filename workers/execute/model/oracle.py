@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from ..step import Int32
 from .decoder_spec import DecoderSpec, Unsupported
@@ -116,7 +116,10 @@ def mapped_model(
     config: PretrainedConfig, checkpoint: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> PreTrainedModel:
     """The model with these tensors as its weights, where they are: there is no second copy of those of ``dtype``."""
-    attention = "sdpa" if getattr(config, "attn_logit_softcapping", None) is None else "eager"  # the former has no cap
+    # The attention of torch has no cap, and no sinks: models with these do not support it.
+    has_cap = getattr(config, "attn_logit_softcapping", None) is not None
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    attention = "sdpa" if model_class._supports_sdpa and not has_cap else "eager"
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)  # type: ignore[no-untyped-call]
     known = model.state_dict()

@@ -12,7 +12,7 @@ import torch
 
 from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.library import load_library
-from triptych.workers.execute.kernels.matrix import Packer, Placement, matrix_bytes, new_matrix
+from triptych.workers.execute.kernels.matrix import Mxfp4, Packer, Placement, matrix_bytes, new_matrix
 from triptych.workers.execute.kernels.memory import Arena, padded
 from triptych.workers.execute.kernels.structures import Format, Matrix
 
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float32]
 
 # Of the greatest output: what rounding of float sums, of both factors to bfloat16, and of both to 8 bits may cost, and
 # of one to 8 bits where the other is exactly what its 4 bits stand for.
-TOLERANCES = {Format.FLOAT32: 2e-6, Format.BFLOAT16: 1e-2, Format.INT8: 3e-2, Format.INT4: 3e-2}
+TOLERANCES = dict(zip(Format, (2e-6, 1e-2, 3e-2, 3e-2, 3e-2), strict=True))
 SHAPES = [(1, 1, 1), (1, 63, 65), (5, 100, 130), (7, 576, 192), (32, 49, 200), (13, 257, 64)]  # rows, inputs, outputs
 
 load_cached = cache(load_library)
@@ -32,10 +32,14 @@ class Packed:
     def __init__(self, level: str, format_: Format, num_inputs: int, num_outputs: int) -> None:
         self.library, self.format, self.num_outputs = load_cached(level), format_, num_outputs
         rng = np.random.default_rng(num_inputs * num_outputs)
-        weights = rng.standard_normal((num_outputs, num_inputs), dtype=np.float32)
         self._arena = Arena(matrix_bytes(format_, num_inputs, num_outputs))
         self.matrix: Matrix = new_matrix(self._arena, format_, num_inputs, num_outputs, has_bias=False)
         packer, place = Packer(self.library, num_threads=2), Placement(self.matrix, num_outputs)
+        if format_ is Format.MXFP4:
+            packer.pack_mxfp4(random_mxfp4(rng, num_inputs, num_outputs), place)
+            self.weights = packer.unpack(place)
+            return
+        weights = rng.standard_normal((num_outputs, num_inputs), dtype=np.float32)
         packer.pack(weights.ctypes.data, place, is_bf16=False)
         self.weights = packer.unpack(place) if format_ is Format.INT4 else weights
 
@@ -44,6 +48,11 @@ class Packed:
         x = np.ascontiguousarray(x)
         self.library.triptych_multiply(ctypes.byref(self.matrix), x.ctypes.data, len(x), y.ctypes.data)
         return y[:, : self.num_outputs]
+
+
+def random_mxfp4(rng: np.random.Generator, num_inputs: int, num_outputs: int) -> Mxfp4:
+    numbers = rng.integers(0, 256, (num_outputs, num_inputs // 2), np.uint8)
+    return Mxfp4(numbers, rng.integers(124, 128, (num_outputs, num_inputs // 32), np.uint8))
 
 
 def random_rows(count: int, size: int) -> Floats:
@@ -55,6 +64,8 @@ def random_rows(count: int, size: int) -> Floats:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_product_is_that_of_float64(level: str, format_: Format, shape: tuple[int, int, int]) -> None:
     num_rows, num_inputs, num_outputs = shape
+    if format_ is Format.MXFP4:
+        num_inputs = padded(num_inputs, 32)  # only whole groups exist
     packed, x = Packed(level, format_, num_inputs, num_outputs), random_rows(num_rows, num_inputs)
     exact = x.astype(np.float64) @ packed.weights.astype(np.float64).T
     scale = np.sqrt(num_inputs) * 4
@@ -64,7 +75,7 @@ def test_product_is_that_of_float64(level: str, format_: Format, shape: tuple[in
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
 def test_a_row_has_the_same_bits_in_any_company(level: str, format_: Format) -> None:
-    packed, x = Packed(level, format_, 200, 150), random_rows(40, 200)
+    packed, x = Packed(level, format_, 224, 150), random_rows(40, 224)
     together = packed.multiply(x)
     for count in (1, 2, 5, 6, 7, 13):
         assert np.array_equal(packed.multiply(x[3 : 3 + count]), together[3 : 3 + count])

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.workers.execute.model.native import in_sixteenths
 from triptych.workers.execute.kernels.compile import available_levels
-from triptych.workers.execute.kernels.matrix import Packer, Placement, matrix_bytes, new_matrix
+from triptych.workers.execute.kernels.matrix import Mxfp4, Packer, Placement, matrix_bytes, new_matrix
 from triptych.workers.execute.kernels.memory import Arena, padded
 from triptych.workers.execute.kernels.structures import Format
 
@@ -158,3 +159,33 @@ def test_a_group_that_lacks_inputs_is_as_fine_as_a_whole_one(level: str, num_inp
     found = Place(Format.INT4, num_inputs, 20, 0, 64)
     error = found.pack(level, weights).unpack(found.place) - weights.numpy()
     assert np.abs(error).max() < 1 / 8 / 15 / 2 + 1 / 256  # half a step, and both numbers of a group in bfloat16
+
+
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("place", [(32, 20, 0, 64), (96, 65, 0, 32), (96, 65, 32, 32), (2880, 70, 9, 64)], ids=str)
+def test_mxfp4_is_what_transformers_makes_of_it(level: str, place: tuple[int, int, int, int]) -> None:
+    """With every number, and every scale that is one in float32."""
+    num_inputs, num_outputs, *_ = place
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randint(0, 256, (num_outputs, num_inputs // 32, 16), dtype=torch.uint8, generator=generator)
+    numbers[0, 0] = torch.arange(16) * 16 + torch.arange(16).flip(0)
+    scales = torch.randint(3, 252, numbers.shape[:2], dtype=torch.uint8, generator=generator)
+    scales[:4, 0] = torch.tensor([0, 1, 2, 252])
+    room = Place(Format.MXFP4, *place)
+    packer = Packer(load_cached(level), num_threads=2)
+    packer.pack_mxfp4(Mxfp4(numbers.flatten(1).numpy(), scales.numpy()), room.place)
+    exact = convert_moe_packed_tensors(numbers[None], scales[None], dtype=torch.float64)[0].T
+    assert np.array_equal(packer.unpack(room.place), exact.numpy())
+    small = torch.full_like(scales, 120)  # that a product of all of them is no more than a float
+    packer.pack_mxfp4(Mxfp4(numbers.flatten(1).numpy(), small.numpy()), room.place)
+    sums = convert_moe_packed_tensors(numbers[None], small[None], dtype=torch.float64)[0].sum(dim=0).numpy()
+    assert np.allclose(room.products(level)[room.columns], sums, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("level", available_levels())
+def test_a_scale_that_is_no_number_leaves_none_of_its_output(level: str) -> None:
+    numbers, scales = np.full((20, 48), 0x22, np.uint8), np.full((20, 3), 127, np.uint8)
+    scales[3, 0] = scales[7, 2] = 255
+    room = Place(Format.MXFP4, 96, 20, 0, 64)
+    Packer(load_cached(level), num_threads=1).pack_mxfp4(Mxfp4(numbers, scales), room.place)
+    assert np.flatnonzero(np.isnan(room.products(level))).tolist() == [3, 7]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -12,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GptOssConfig, PreTrainedModel
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests import tiny
 from tests.conftest import HAS_GPU
@@ -25,14 +28,18 @@ from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model import probe
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.decoder_spec import describe_decoder
+from triptych.workers.execute.model.four_bits import open_tensors
 from triptych.workers.execute.model.native_decoder import NativeDecoder
-from triptych.workers.execute.model.native_weights import Checkpoint, PackedWeights
+from triptych.workers.execute.model.native_weights import PackedWeights
 from triptych.workers.execute.model.ropes import find_ropes
 from triptych.workers.execute.model.threads import Worth
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import Int32, StepInputs
 
 PAGE_SIZE, NUM_PAGES = 16, 64
+PLAIN_FORMATS = tuple(format_ for format_ in Format if format_ is not Format.MXFP4)  # of plain checkpoints
+# That some gates meet; transformers 5.17 has the usual one in its code.
+_LOW_LIMIT = {"swiglu_limit": 0.9} if hasattr(GptOssConfig, "swiglu_limit") else {}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
@@ -86,6 +93,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "gpt_oss": {
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "sliding_window": 8,
+        **_LOW_LIMIT,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1.5e5,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 16,
+        },
+    },
 }
 
 
@@ -96,7 +118,7 @@ def make_checkpoint(family: str, folder: Path, **overrides: Any) -> Path:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 1:
+        if parameter.dim() == 1 or name.endswith("bias"):
             spread = torch.rand(parameter.shape) - 0.5
             parameter.data = spread if name.endswith("bias") else 1 + spread
     tiny.make_tiny_tokenizer().save_pretrained(folder)
@@ -107,8 +129,28 @@ def make_checkpoint(family: str, folder: Path, **overrides: Any) -> Path:
 def in_four_bits(checkpoint: Path) -> Path:
     """The checkpoint, where now int4 has the weights of all layers exactly."""
     with changed_tensors(checkpoint) as tensors:
-        layers = [name for name, tensor in tensors.items() if ".layers." in name and tensor.dim() == 2]
-        tensors |= {name: in_sixteenths(tensors[name]) for name in layers}
+        layers = [name for name in tensors if ".layers." in name and not name.endswith("bias")]
+        tensors |= {name: in_sixteenths(tensors[name]) for name in layers if tensors[name].dim() == 2}
+        stacks = [name for name in layers if tensors[name].dim() == 3]  # [experts, inputs, outputs]
+        tensors |= {name: torch.stack([in_sixteenths(each.T).T for each in tensors[name]]) for name in stacks}
+    return checkpoint
+
+
+def in_mxfp4(checkpoint: Path, twin: Path) -> Path:
+    """The gpt-oss checkpoint with random experts as they are published. ``twin`` has what they are for transformers."""
+    shutil.copytree(checkpoint, twin)
+    generator = torch.Generator().manual_seed(1)
+    with changed_tensors(checkpoint) as tensors, changed_tensors(twin) as plain:
+        for name in [name for name in tensors if tensors[name].dim() == 3]:
+            num_experts, num_inputs, num_outputs = tensors.pop(name).shape
+            groups = (num_experts, num_outputs, num_inputs // 32)
+            numbers = torch.randint(0, 256, (*groups, 16), dtype=torch.uint8, generator=generator)
+            scales = torch.randint(119, 123, groups, dtype=torch.uint8, generator=generator)
+            tensors |= {f"{name}_blocks": numbers, f"{name}_scales": scales}
+            plain[name] = convert_moe_packed_tensors(numbers, scales, dtype=torch.float32).contiguous()
+    file = checkpoint / "config.json"
+    settings = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": settings}))
     return checkpoint
 
 
@@ -141,17 +183,21 @@ load_cached = cache(load_library)
 
 def make_decoder(checkpoint: Path, level: str, format_: Format, **options: Any) -> NativeDecoder:
     """Options are those of ``NativeDecoder``."""
-    library, config, tensors = load_cached(level), AutoConfig.from_pretrained(checkpoint), Checkpoint(checkpoint)
-    weights = PackedWeights(
-        describe_decoder(config, tensors.shapes()),
+    ropes = [rope.tables(512) for rope in find_ropes(AutoConfig.from_pretrained(checkpoint))]
+    weights = pack(checkpoint, level, format_)
+    return NativeDecoder(load_cached(level), weights, ropes, page_size=PAGE_SIZE, **options)
+
+
+def pack(checkpoint: Path, level: str, format_: Format) -> PackedWeights:
+    tensors = open_tensors(checkpoint)
+    return PackedWeights(
+        describe_decoder(AutoConfig.from_pretrained(checkpoint), tensors.shapes()),
         tensors,
-        library=library,
+        library=load_cached(level),
         format_=format_,
         num_threads=2,
         progress=lambda done, total: None,
     )
-    ropes = [rope.tables(512) for rope in find_ropes(config)]
-    return NativeDecoder(library, weights, ropes, page_size=PAGE_SIZE, **options)
 
 
 class NativeEngine:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.workers.execute.model.native import (
     EVERY_STEP,
+    PLAIN_FORMATS,
     NativeEngine,
     changed_tensors,
     make_checkpoint,
@@ -146,7 +147,7 @@ def test_what_is_stored_is_what_was_computed_in_steps_of_a_scale(level: str, sha
 
 
 @pytest.mark.parametrize(("level", "shape"), [*product(available_levels(), [ODD]), *product([FASTEST], SHAPES)])
-@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
+@pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
 def test_attention_reads_what_the_bytes_stand_for(format_: Format, level: str, shape: str, tmp_path: Path) -> None:
     """A pool of elements that are exactly those gives the same bits where nothing is added in another order: with one
     scale a key, and the scales powers of two. The step writes its own keys to the trash.
@@ -171,7 +172,7 @@ def test_attention_reads_what_the_bytes_stand_for(format_: Format, level: str, s
 
 
 @pytest.mark.parametrize(("family", "shape"), [("mistral", ODD), ("mistral", IN_REGISTERS), ("gemma2", IN_REGISTERS)])
-@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
+@pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
 def test_logits_have_the_same_bits_in_any_chunks_and_company(
     format_: Format, family: str, shape: str, tmp_path: Path
 ) -> None:

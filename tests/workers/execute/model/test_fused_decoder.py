@@ -133,6 +133,12 @@ def test_fp8_experts_are_refused(tmp_path: Path) -> None:
         make_engine("mixtral", tmp_path, quantization="fp8")
 
 
+def test_sinks_are_refused(tmp_path: Path) -> None:
+    folder = make_checkpoint("gpt_oss", tmp_path / "checkpoint")
+    with pytest.raises(ConfigError, match="its heads attend to sinks, which the fused decoder has not"):
+        NativeEngine(folder, tmp_path, backend="fused", device=DEVICE)
+
+
 def test_fp8_error_is_that_of_three_bits() -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(64, 32) * torch.logspace(-3, 3, 64)[:, None], torch.randn(9, 32)

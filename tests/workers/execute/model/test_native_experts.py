@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.workers.execute.model.native import (
     EVERY_STEP,
     FAMILIES,
+    PLAIN_FORMATS,
     PLAINLY,
     changed_tensors,
     in_four_bits,
@@ -27,8 +28,8 @@ from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.decoder_spec import DecoderSpec, describe_decoder
 from triptych.workers.execute.model.expert_modules import ExpertStack, FollowedChoices
+from triptych.workers.execute.model.four_bits import open_tensors
 from triptych.workers.execute.model.native_decoder import NativeDecoder
-from triptych.workers.execute.model.native_weights import Checkpoint
 
 Int32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -48,6 +49,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "one expert": ("qwen3_moe", FAMILIES["qwen3_moe"] | {"num_experts": 1, "num_experts_per_tok": 1}),
     "two of four, window": ("mixtral", {"sliding_window": 70, "hidden_size": 132, "intermediate_size": 65}),
     "whole queries": ("olmoe", FAMILIES["olmoe"] | {"hidden_size": 128, "head_dim": 32, "num_key_value_heads": 1}),
+    "sinks, biases, limits": ("gpt_oss", FAMILIES["gpt_oss"] | {"hidden_size": 100, "intermediate_size": 70}),
     "one of eight": ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 1, "head_dim": 32}),
 }
 
@@ -61,7 +63,7 @@ def random_tokens(count: int = NUM_TOKENS, seed: int = 0) -> Int32:
 
 
 def read_spec(checkpoint: Path) -> DecoderSpec:
-    return describe_decoder(AutoConfig.from_pretrained(checkpoint), Checkpoint(checkpoint).shapes())
+    return describe_decoder(AutoConfig.from_pretrained(checkpoint), open_tensors(checkpoint).shapes())
 
 
 def run_chunks(
@@ -86,7 +88,7 @@ def test_logits_are_those_of_transformers_in_float64(shape: str, tmp_path: Path)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64, **PLAINLY)
     token_ids, spec = random_tokens(), read_spec(checkpoint)
     for level in available_levels():
-        for format_ in Format:
+        for format_ in PLAIN_FORMATS:
             decoder = make_decoder(checkpoint, level, format_)
             logits, choices = run_chunks(decoder, token_ids, [100, 1, 40, 9], spec)
             followed = FollowedChoices(torch.from_numpy(choices), norms_weights=spec.norms_expert_weights)
@@ -106,8 +108,8 @@ def test_in_float32_the_choices_are_those_of_transformers(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("level", available_levels())
-@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
-@pytest.mark.parametrize("shape", ["odd sizes", "more experts than a vector has lanes", "two of four, window"])
+@pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
+@pytest.mark.parametrize("shape", ["odd sizes", "more experts than a vector has lanes", "sinks, biases, limits"])
 def test_logits_have_the_same_bits_in_any_chunks_and_company(
     shape: str, level: str, format_: Format, tmp_path: Path
 ) -> None:
@@ -124,7 +126,7 @@ def test_logits_have_the_same_bits_in_any_chunks_and_company(
     assert np.array_equal(run_chunks(single, token_ids, [NUM_TOKENS])[0], alone)
 
 
-@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
+@pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
 def test_rows_may_all_choose_the_same(format_: Format, tmp_path: Path) -> None:
     """Of a router that finds all alike: the first are taken, and an MLP of each would be the same."""
     checkpoint, token_ids = make_checkpoint("mixtral", tmp_path), random_tokens()
@@ -140,7 +142,7 @@ def test_rows_may_all_choose_the_same(format_: Format, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", available_levels())
-@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
+@pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_what_is_no_number_harms_nobody_else(value: float, level: str, format_: Format, tmp_path: Path) -> None:
     checkpoint = make_checkpoint("qwen3_moe", tmp_path, hidden_size=100, moe_intermediate_size=70)
@@ -176,7 +178,7 @@ def test_of_a_stack_only_what_is_asked_for_is_read() -> None:
         read.append(name)
         return torch.full((1, 2), float(name[-1]))
 
-    stack = ExpertStack(note, [("gate 0", "up 1"), ("gate 2", "up 3")])
+    stack = ExpertStack(note, [("gate 0", "up 1"), ("gate 2", "up 3")], torch.cat)
     assert stack[torch.tensor(1)].tolist() == [[2.0, 2.0], [3.0, 3.0]]
     assert read == ["gate 2", "up 3"]
 

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.adapters import ALL_LINEAR, ATTENTION, make_adapter, merge
 from tests.workers.execute.model.native import (
     EVERY_STEP,
+    PLAIN_FORMATS,
     PLAINLY,
     in_four_bits,
     make_checkpoint,
@@ -86,7 +87,7 @@ def test_logits_are_those_of_merged_weights_in_float64(case: str, tmp_path: Path
     greatest = np.abs(exact[1]).max()
     assert np.abs(exact[1] - exact[0]).max() > 0.1 * greatest, "the adapter is to be seen"
     for level in available_levels():
-        for format_ in Format:
+        for format_ in PLAIN_FORMATS:
             decoder = make_adapted(checkpoint, [adapter], level, format_)
             for index, expected in exact.items():
                 difference = np.abs(run_chunks(decoder, tokens, [40, 1, 19], index) - expected).max()
@@ -101,7 +102,7 @@ def test_an_adapter_of_experts_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", available_levels())
-@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name.lower())
+@pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
 def test_logits_have_the_same_bits_in_any_chunks_and_company(level: str, format_: Format, tmp_path: Path) -> None:
     checkpoint = make_checkpoint("mistral", tmp_path / "model", sliding_window=20)
     folders = [

@@ -25,8 +25,8 @@ from triptych.workers.execute.model import native_proof, proof, ways
 from triptych.workers.execute.model.build import build_runner, rehearse
 from triptych.workers.execute.model.checkpoint import read_config
 from triptych.workers.execute.model.decoder_spec import DecoderSpec, describe_decoder
+from triptych.workers.execute.model.four_bits import open_tensors
 from triptych.workers.execute.model.native_self_test import check_native
-from triptych.workers.execute.model.native_weights import Checkpoint
 from triptych.workers.execute.model.proof import ProofStore
 from triptych.workers.execute.model.ropes import find_ropes
 
@@ -110,7 +110,7 @@ def test_what_was_kept_is_what_was_found_out(start: Start, checkpoint: Path, tmp
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_description_is_read_as_it_was_written(family: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(family, tmp_path)
-    spec = describe_decoder(read_config(checkpoint), Checkpoint(checkpoint).shapes())
+    spec = describe_decoder(read_config(checkpoint), open_tensors(checkpoint).shapes())
     written = json.loads(json.dumps(dataclasses.asdict(spec)))
     assert make(DecoderSpec, written, "spec") == spec
     for field in written:  # of an older version, to which the field was not known

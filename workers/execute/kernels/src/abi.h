@@ -8,15 +8,15 @@
 
 namespace triptych {
 
-enum FormatCode : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3 };
-enum Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
+enum FormatCode : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3, kMxfp4 = 4 };
+enum Activation : int32_t { kSilu = 0, kGeluTanh = 1, kClampedSwiglu = 2 };
 
 // y = x W^T + b with W packed in blocks of 64 columns (outputs), see pack.h.
 struct Matrix {
   uint32_t* blocks;     // [num_blocks][steps][64] groups of 32 bits
   float* bias;          // [64 * num_blocks], or null
   float* scales;        // int8 only: [64 * num_blocks], what one unit of a column's weights is worth
-  void* offsets;        // int8, int4: [64 * num_blocks] int32 or float, 128 times the sum of a column's weights
+  void* offsets;        // int8, four bits: [64 * num_blocks] int32 or float, 128 times the sum of a column's weights
   int32_t num_inputs;   // K
   int32_t num_blocks;
   int32_t format;       // FormatCode; that of activations is the model's
@@ -43,7 +43,8 @@ struct Layer {
   const float* gated_norm;     // of what the rest of the layer adds, or null
   const float* cosines;        // [positions][head_dim / 2], or null: queries and keys are the same at every position
   const float* sines;
-  void* keys;    // [pages][kv heads][page_size / 16] tiles, see attention.h and eight_bits.h
+  const float* sinks;          // [heads], scores of something that has no value, or null
+  void* keys;    // [pages][kv heads][page_size / 16] tiles, see pages.h and eight_bits.h
   void* values;
   int32_t window;  // keys a token attends to, itself included; 0: all
   int32_t unused;
@@ -85,6 +86,8 @@ struct Model {
   float query_growth;         // a query at position p times 1 + query_growth * log(1 + p / query_growth_span)
   int32_t query_growth_span;  // p / this is a whole number
   int32_t activation;         // Activation, of the gate
+  float gate_slope;           // of kClampedSwiglu, as is gate_limit
+  float gate_limit;
   int32_t max_rank;           // of the updates, padded
   int32_t adapted_products;   // bit p: some adapter adds to Product p
   int32_t eight_bit_pages;    // keys and values have eight bits, see eight_bits.h

@@ -1,10 +1,5 @@
 // Paged attention: some query rows of one sequence and some of its kv heads against all keys before them.
 //
-// Keys and values lie in tiles of 16 tokens, page_size / 16 tiles to a page. With 16-bit elements a group is a pair:
-//   key tile    [head_dim / 2][16 tokens][2 channels]   one vector holds a pair of channels of 16 keys
-//   value tile  [16 / 2][head_dim][2 tokens]            one vector holds 16 channels of a pair of tokens
-// so that scores and outputs are made by the tile of tile.h, and every load serves all query rows.
-//
 // Keys pass by in blocks of 64 at fixed positions, with a running maximum and sum for each row (Milakov and
 // Gimelshein 2018, "Online normalizer calculation for softmax"). A block that a row may not see changes none of its
 // bits, so a row's result depends neither on the rows beside it nor on how its prompt was cut into chunks.
@@ -14,13 +9,14 @@
 #pragma once
 
 #include "abi.h"
-#include "eight_bits.h"
 #include "number_tiles.h"
+#include "pages.h"
 #include "tile.h"
 
 namespace triptych {
 
 constexpr int kKeyBlock = 64;   // keys of a block, four tiles
+constexpr float kLog2E = 1.44269504f;  // scores are logarithms to base 2
 constexpr int kBlockRows = 48;  // query rows of a work item, unless one token alone has more
 
 // Query rows of one work item: `count` tokens of a sequence, each with the heads of the groups of some kv heads.
@@ -38,48 +34,6 @@ inline int rows_per_item(int num_heads, int num_kv_heads) {
   const int group_size = num_heads / num_kv_heads;
   return std::max(num_heads, tokens_per_item(group_size) * group_size);
 }
-
-// The pages of one layer, by tiles.
-template <class Cache>
-struct Pages {
-  using Element = typename Cache::Element;
-  static constexpr int kGroup = Cache::kGroup;
-  char* keys;
-  char* values;
-  int num_kv_heads, head_dim, page_size;
-  bool has_eight_bits;  // else they are elements
-
-  size_t key_bytes() const { return has_eight_bits ? EightBits<Cache>(head_dim).key_bytes() : element_bytes(); }
-  size_t value_bytes() const { return has_eight_bits ? EightBits<Cache>(head_dim).value_bytes() : element_bytes(); }
-  size_t element_bytes() const { return size_t(kLanes) * head_dim * sizeof(Element); }
-  // From the beginning.
-  size_t tile(int page, int kv_head, int offset) const {
-    return (size_t(page) * num_kv_heads + kv_head) * (page_size / kLanes) + offset / kLanes;
-  }
-  // Stores one token's key and value. If no token follows it in this step, the rest of its group of values is
-  // cleared: a weight of 0 would not hide a not-a-number that lay there. `room` is for both as elements.
-  void write(int64_t slot, int kv_head, const float* key, const float* value, bool is_last, Element* room) const {
-    const int offset = int(slot % page_size), t = offset % kLanes, group_end = (t / kGroup + 1) * kGroup;
-    const size_t number = tile(int(slot / page_size), kv_head, offset);
-    char *key_tile = keys + number * key_bytes(), *value_tile = values + number * value_bytes();
-    if (has_eight_bits) {
-      const EightBits<Cache> format(head_dim);
-      format.write_key(key_tile, t, key);
-      format.write_value(value_tile, t, value);
-      for (int other = t + 1; is_last && other < group_end; ++other) format.clear_value(value_tile, other);
-      return;
-    }
-    store_all(room, key, head_dim);
-    store_all(room + head_dim, value, head_dim);
-    Element* key_group = reinterpret_cast<Element*>(key_tile) + t * kGroup;
-    for (int d = 0; d < head_dim; d += kGroup, key_group += kLanes * kGroup)
-      std::memcpy(key_group, room + d, kGroup * sizeof(Element));
-    Element* value_group = reinterpret_cast<Element*>(value_tile) + size_t(t) / kGroup * head_dim * kGroup;
-    for (int d = 0; d < head_dim; ++d) value_group[d * kGroup + t % kGroup] = room[head_dim + d];
-    for (int other = t + 1; is_last && other < group_end; ++other)
-      for (int d = 0; d < head_dim; ++d) value_group[d * kGroup + other % kGroup] = Element{};
-  }
-};
 
 // What a thread needs for one item; [rows] is rows_per_item.
 template <class Cache>
@@ -100,6 +54,7 @@ struct Queries {
   size_t stride;  // from token to token
   int num_tokens, group_size;
   int head_dim;
+  const float* sinks;  // of the heads, see Layer, or null
   int rows_per_group() const { return num_tokens * group_size; }
   int token(int row) const { return row / group_size; }  // of a group's rows
   int head(int group, int row) const { return group * group_size + row % group_size; }
@@ -134,6 +89,7 @@ class Attention {
       scratch_.maxima[r] = kNoMaximum;
       scratch_.sums[r] = broadcast(0.0f);
       std::fill_n(output(r), num_vectors_, broadcast(0.0f));
+      if (queries.sinks) begin_with_sink(r);
     }
     const int num_tiles = (rows_per_group + kTileRows - 1) / kTileRows;
     const int begin = first / kKeyBlock * kKeyBlock;
@@ -282,6 +238,15 @@ class Attention {
       add_rows<Cache, kVectors>(count, sums, width, rows, weights, steps, PrefetchLines<0>{}, adding);
     else
       add_rows<Cache, kVectors>(count, sums, width, rows, weights, steps, AskAhead{ahead_}, adding);
+  }
+
+  // A key that every row sees, with this score and no value (Xiao et al. 2023, "Efficient streaming language models with
+  // attention sinks"; learned ones as in gpt-oss).
+  void begin_with_sink(int row) {
+    const int per_group = queries_.rows_per_group();
+    constexpr float kOne[kLanes] = {1.0f};
+    scratch_.maxima[row] = kLog2E * queries_.sinks[queries_.head(row / per_group, row % per_group)];
+    scratch_.sums[row] = load<Floats>(kOne);
   }
 
   // Scores of a group's rows against the block of keys, made weights; older outputs shrink to the new maxima.

@@ -89,7 +89,7 @@ class FormatDecoder : public Decoder {
         continue;
       }
       const Rows again = norm(num_rows, layer.mlp_norm, to_gate_up, me);
-      product(layer.gate_up, again, to_gate_up, me, gate());
+      product(layer.gate_up, again, to_gate_up, me, gate(buffers_.gated.get(), inner_width()));
       const Rows gated = inputs_of(buffers_.gated, num_rows, inner_width(), to_down, me);
       add_product(layer.down, gated, to_down, layer.gated_norm, me);
     }
@@ -184,7 +184,7 @@ class FormatDecoder : public Decoder {
       rows.count = run.count();
       rows.places = routing_.rows_of(run);
       Written* to = buffers_.expert_gated.get() + run.slots.begin * expert_width();
-      multiply<Format>(layer.experts[run.expert].gate_up, rows, halves, Gate<Written>{to, expert_width(), model_.activation});
+      multiply<Format>(layer.experts[run.expert].gate_up, rows, halves, gate(to, expert_width()));
     });
     const int num_slots = num_rows * model_.experts_per_token;
     const Rows gated = inputs_of(buffers_.expert_gated, num_slots, expert_width(), Added{}, me);
@@ -323,7 +323,8 @@ class FormatDecoder : public Decoder {
       const int first_head = block.first_kv_head * group_size;
       const size_t first = size_t(block.first_token) * model_.num_heads + first_head;
       const Queries<typename Cache::Element> queries{buffers_.queries.get() + first * size,
-                                                     size_t(model_.num_heads) * size, block.count, group_size, size};
+                                                     size_t(model_.num_heads) * size, block.count, group_size, size,
+                                                     layer.sinks ? layer.sinks + first_head : nullptr};
       attention.run(queries, step_->positions[block.first_token],
                     step_->block_tables + size_t(block.sequence) * step_->table_width, block.first_kv_head,
                     block.num_kv_heads);
@@ -370,10 +371,11 @@ class FormatDecoder : public Decoder {
   size_t qkv_width() const { return size_t(model_.layers[0].qkv.num_blocks) * 64; }
   float* residual(int token) { return buffers_.residual.get() + token * hidden_width(); }
 
-  Gate<Written> gate() const { return {buffers_.gated.get(), inner_width(), model_.activation}; }
+  Gate<Written> gate(Written* to, size_t width) const {
+    return {to, width, model_.activation, model_.gate_slope, model_.gate_limit};
+  }
 
   static constexpr int kFewRows = 64;
-  static constexpr float kLog2E = 1.44269504f;
 
   Model model_;
   const Sharing sharing_;

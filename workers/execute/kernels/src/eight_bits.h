@@ -1,6 +1,6 @@
 // Sixteen tokens of one kv head in 8 bits, which is half of what they take in bfloat16.
 //
-// A tile is the numbers, -127..127, each of them where attention.h has its element, and behind them their scales in
+// A tile is the numbers, -127..127, each of them where pages.h has its element, and behind them their scales in
 // bfloat16. 32 channels of a key share a scale, as in llama.cpp's Q8_0, [head_dim / 32][16 tokens]: keys of some models have
 // a few channels much greater than all others, which would leave the others nothing with one scale for all. A value has one.
 //

@@ -14,13 +14,30 @@ namespace triptych {
 // Weights only: activations are those of Int8.
 struct Int4 {
   static constexpr int kGroup = 8;
-  using Accumulators = Floats;  // groups are of different worth
+  static constexpr int kPieces = 1;  // of a group, which are of different worth
+  using Accumulators = Floats;
 
   static Ints low(Ints weights) {
     return each<Ints>([&](int i) { return weights.part[i] & 0x0f0f0f0f; });
   }
   static Ints high(Ints weights) {
     return each<Ints>([&](int i) { return weights.part[i] >> 4 & 0x0f0f0f0f; });
+  }
+
+  // What a group, or a piece of it, is worth, of 16 columns.
+  struct Worth {
+    Floats scale, least;
+    Worth(Ints stored, int) : scale(lower_half(stored)), least(upper_half(stored)) {}
+    // sum + what products stand for; `total` is the sum of the group's activations.
+    Floats add(Floats sum, Ints products, const float* total) const {
+      return fma(to_floats(products), scale, fma(broadcast(*total), least, sum));
+    }
+  };
+  static Floats lower_half(Ints pairs) {
+    return each<Floats>([&](int i) { return (NativeFloats)(pairs.part[i] << 16); });
+  }
+  static Floats upper_half(Ints pairs) {
+    return each<Floats>([&](int i) { return (NativeFloats)(pairs.part[i] & int32_t(0xffff0000)); });
   }
 
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
@@ -45,44 +62,46 @@ constexpr int kWeightSteps = kGroupInputs / Int4::kGroup, kGroupSteps = kWeightS
 inline int num_groups_of(int num_inputs) { return (num_inputs + kGroupInputs - 1) / kGroupInputs; }
 
 // sums[r * kVectors + v] += rows times weights. `totals` are the sums of each 64 activations of a row.
-template <int kRows, int kVectors, class Asking>
+template <class Format, int kRows, int kVectors, class Asking>
 __attribute__((noinline)) void add_groups(Floats* sums, const uint32_t* const* rows, const float* const* totals,
                                           const Weights& weights, int num_groups, Asking asking) {
+  constexpr int kSteps = kWeightSteps / Format::kPieces;
   const uint32_t *a[kRows], *w[kVectors];
   for (int r = 0; r < kRows; ++r) a[r] = rows[r];
   for (int v = 0; v < kVectors; ++v) w[v] = weights.start[0][v];
   const size_t stride = weights.stride;
   for (int group = 0; group < num_groups; ++group) {
-    Ints products[kRows][kVectors] = {};
-    const auto add = [&](const Ints* columns, int at) {
-      for (int r = 0; r < kRows; ++r) {
-        const auto activation = Int4::activation(a[r][at]);
-        for (int v = 0; v < kVectors; ++v) products[r][v] = Int4::dot(products[r][v], activation, columns[v]);
+    for (int piece = 0; piece < Format::kPieces; ++piece) {
+      Ints products[kRows][kVectors] = {};
+      const auto add = [&](const Ints* columns, int at) {
+        for (int r = 0; r < kRows; ++r) {
+          const auto activation = Format::activation(a[r][at]);
+          for (int v = 0; v < kVectors; ++v) products[r][v] = Format::dot(products[r][v], activation, columns[v]);
+        }
+      };
+      for (int step = 0; step < kSteps; ++step) {
+        Ints columns[kVectors];
+        asking.step();
+        for (int v = 0; v < kVectors; ++v) columns[v] = Format::low(load<Ints>(w[v]));
+        add(columns, 2 * step);
+        for (int v = 0; v < kVectors; ++v) {
+          columns[v] = Format::high(load<Ints>(w[v]));
+          w[v] += stride;
+        }
+        add(columns, 2 * step + 1);
       }
-    };
-    for (int step = 0; step < kWeightSteps; ++step) {
-      Ints columns[kVectors];
-      asking.step();
-      for (int v = 0; v < kVectors; ++v) columns[v] = Int4::low(load<Ints>(w[v]));
-      add(columns, 2 * step);
       for (int v = 0; v < kVectors; ++v) {
-        columns[v] = Int4::high(load<Ints>(w[v]));
-        w[v] += stride;
+        const size_t rest = kWeightSteps - (piece + 1) * kSteps;
+        const typename Format::Worth worth(load<Ints>(w[v] + rest * stride), piece);
+        for (int r = 0; r < kRows; ++r) {
+          Floats& sum = sums[r * kVectors + v];
+          sum = worth.add(sum, products[r][v], totals[r] + group);
+        }
       }
-      add(columns, 2 * step + 1);
+      for (int r = 0; r < kRows; ++r) a[r] += 2 * kSteps;
     }
     asking.step();
-    for (int v = 0; v < kVectors; ++v) {
-      const Ints worth = load<Ints>(w[v]);
-      const Floats scale = each<Floats>([&](int i) { return (NativeFloats)(worth.part[i] << 16); });
-      const Floats least = each<Floats>([&](int i) { return (NativeFloats)(worth.part[i] & int32_t(0xffff0000)); });
-      for (int r = 0; r < kRows; ++r) {
-        Floats& sum = sums[r * kVectors + v];
-        sum = fma(to_floats(products[r][v]), scale, fma(broadcast(totals[r][group]), least, sum));
-      }
-      w[v] += stride;
-    }
-    for (int r = 0; r < kRows; ++r) a[r] += 2 * kWeightSteps;
+    for (int v = 0; v < kVectors; ++v) w[v] += stride;
   }
 }
 

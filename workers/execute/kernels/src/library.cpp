@@ -33,7 +33,13 @@ void triptych_pack(Matrix* matrix, const void* source, int32_t source_is_bf16, i
 // The same of a matrix that has four bits already, see FourBits.
 void triptych_pack_int4(const Matrix* matrix, const uint8_t* numbers, const float* scales, const float* least,
                         int32_t first, int32_t run, int32_t begin, int32_t end) {
-  pack(*matrix, FourBits{numbers, scales, least}, {first, run}, begin, end);
+  pack_stored(*matrix, FourBits{numbers, scales, least}, {first, run}, begin, end);
+}
+
+// And of one in MXFP4, see MxWeights.
+void triptych_pack_mxfp4(const Matrix* matrix, const uint8_t* numbers, const uint8_t* scales, int32_t first, int32_t run,
+                         int32_t begin, int32_t end) {
+  pack_stored(*matrix, MxWeights{numbers, scales}, {first, run}, begin, end);
 }
 
 // The opposite for eight and four bits: what the weights stand for.

@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "abi.h"
-#include "int4.h"
+#include "mxfp4.h"
 
 namespace triptych {
 
@@ -48,9 +48,13 @@ struct Rows {
   const float* scale(int row) const { return scales + place(row) * scale_stride; }
 };
 
+// Whether weights have four bits, in groups.
+template <class Format>
+constexpr bool kHasGroups = std::is_base_of<Int4, Format>::value;
+
 template <class Format>
 inline int num_steps(const Matrix& matrix) {
-  if constexpr (std::is_same<Format, Int4>::value) return num_groups_of(matrix.num_inputs) * kGroupSteps;
+  if constexpr (kHasGroups<Format>) return num_groups_of(matrix.num_inputs) * kGroupSteps;
   return (matrix.num_inputs + Format::kGroup - 1) / Format::kGroup;
 }
 
@@ -62,7 +66,7 @@ inline Floats finished(typename Format::Accumulators sums, const Matrix& matrix,
   if constexpr (std::is_same<Format, Int8>::value) {
     const Floats exact = to_floats(sums - load<Ints>(static_cast<const int32_t*>(matrix.offsets) + column));
     result = exact * (load<Floats>(matrix.scales + column) * broadcast(*rows.scale(row)));
-  } else if constexpr (std::is_same<Format, Int4>::value) {
+  } else if constexpr (kHasGroups<Format>) {
     const Floats exact = sums - load<Floats>(static_cast<const float*>(matrix.offsets) + column);
     result = exact * broadcast(*rows.scale(row));
   } else {
@@ -106,11 +110,11 @@ inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int
   const uint32_t* pointers[kTileRows];
   for (int r = 0; r < count; ++r) pointers[r] = rows.row(first + r);
   const auto run = [&](auto lines) {
-    if constexpr (std::is_same<Format, Int4>::value) {
+    if constexpr (kHasGroups<Format>) {
       const float* totals[kTileRows];
       for (int r = 0; r < count; ++r) totals[r] = rows.scale(first + r) + 1;
       with_rows(count, [&](auto known) {
-        add_groups<decltype(known)::value, kVectors>(sums, pointers, totals, weights, steps / kGroupSteps, lines);
+        add_groups<Format, decltype(known)::value, kVectors>(sums, pointers, totals, weights, steps / kGroupSteps, lines);
       });
     } else {
       add_rows<Format, kVectors>(count, sums, kVectors, pointers, weights, steps, lines);
@@ -135,8 +139,10 @@ inline void multiply_tile(const Matrix& matrix, const Rows& rows, int block, int
 // The halves in `range` of the product, 2 * block + half.
 template <class Format, class Write>
 void multiply(const Matrix& matrix, const Rows& rows, Range range, const Write& write) {
-  if constexpr (std::is_same<Format, Int8>::value)
+  if constexpr (std::is_same<Format, Int8>::value) {
     if (matrix.format == kInt4) return multiply<Int4>(matrix, rows, range, write);
+    if (matrix.format == kMxfp4) return multiply<Mxfp4>(matrix, rows, range, write);
+  }
   const int num_groups = (rows.count + kTileRows - 1) / kTileRows;
   for (int unit = range.begin; unit < range.end;) {
     const bool is_whole = kTileVectors == 4 && unit % 2 == 0 && unit + 1 < range.end;
@@ -180,9 +186,13 @@ struct Gate {
   Element* to;
   size_t stride;
   int32_t activation;
+  float slope, limit;  // of kClampedSwiglu
   void operator()(int row, int block, int vector, Floats gate, Floats up) const {
-    const Floats active = activation == kGeluTanh ? gelu_tanh(gate) : silu(gate);
-    store_as(to + row * stride + 32 * block + 16 * vector, active * up);
+    store_as(to + row * stride + 32 * block + 16 * vector, gated(gate, up));
+  }
+  Floats gated(Floats gate, Floats up) const {
+    if (activation == kClampedSwiglu) return clamped_swiglu(gate, up, slope, limit);
+    return (activation == kGeluTanh ? gelu_tanh(gate) : silu(gate)) * up;
   }
 };
 

@@ -11,7 +11,7 @@
 #include <type_traits>
 
 #include "abi.h"
-#include "pack_int4.h"
+#include "pack_mxfp4.h"
 
 namespace triptych {
 
@@ -118,7 +118,9 @@ void pack_strip(const Matrix& matrix, const Source* rows, int column, int count)
   for (int r = 0; r < count; ++r) narrow_row.end(r);
 }
 
-inline void pack(const Matrix& matrix, const FourBits& source, Placement placement, int begin, int end) {
+// `Source` is FourBits or MxWeights.
+template <class Source>
+void pack_stored(const Matrix& matrix, const Source& source, Placement placement, int begin, int end) {
   for (int n = begin, count; n < end; n += count) {
     count = placement.strip(n, end);
     pack_groups(matrix, placement.column(n), count,
@@ -159,15 +161,22 @@ inline float byte_weight(const Matrix& matrix, int column, int input) {
 }
 
 // Outputs begin..end as a checkpoint has them: the opposite of pack. Those of a strip share cache lines.
-inline void unpack(const Matrix& matrix, Placement placement, int begin, int end, float* to) {
-  const auto weight = [&](int column, int input) {
-    return matrix.format == kInt8 ? byte_weight(matrix, column, input) : grouped_weight(matrix, column, input);
-  };
+template <class Weight>
+void unpack(const Matrix& matrix, Placement placement, int begin, int end, float* to, const Weight& weight) {
   for (int n = begin, count; n < end; n += count) {
     count = placement.strip(n, end);
     for (int input = 0; input < matrix.num_inputs; ++input)
       for (int r = 0; r < count; ++r)
-        to[size_t(n + r) * matrix.num_inputs + input] = weight(placement.column(n) + r, input);
+        to[size_t(n + r) * matrix.num_inputs + input] = weight(matrix, placement.column(n) + r, input);
+  }
+}
+
+inline void unpack(const Matrix& matrix, Placement placement, int begin, int end, float* to) {
+  const auto with = [&](const auto& weight) { unpack(matrix, placement, begin, end, to, weight); };
+  switch (matrix.format) {
+    case kInt4: return with([](const auto&... of) { return int4_weight(of...); });
+    case kMxfp4: return with([](const auto&... of) { return mxfp4_weight(of...); });
+    default: return with([](const auto&... of) { return byte_weight(of...); });
   }
 }
 

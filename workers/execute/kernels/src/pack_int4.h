@@ -46,7 +46,9 @@ struct Quantised {
     assign(weights, slope, (values - slope * ones) / kGroupInputs);
   }
 
+  uint8_t number(int i) const { return uint8_t(reinterpret_cast<const float*>(numbers)[i]); }
   float value(int i) const { return scale * reinterpret_cast<const float*>(numbers)[i] + least; }
+  uint32_t worth() const { return to_bf16(scale) | uint32_t{to_bf16(least)} << 16; }
 };
 
 // Sixteen values from the least to the greatest weight waste some on the few at both ends. Of some narrower ranges,
@@ -79,10 +81,10 @@ void pack_groups(const Matrix& matrix, int column, int count, const GroupOf& gro
   double totals[kLanes] = {};
   for (int index = 0; index < num_groups; ++index, place += kGroupSteps * 64)
     for (int r = 0; r < count; ++r) {
-      const Quantised group = group_of(r, index);
+      const auto group = group_of(r, index);
       uint8_t numbers[kGroupInputs];
       for (int i = 0; i < kGroupInputs; ++i) {
-        numbers[i] = uint8_t(reinterpret_cast<const float*>(group.numbers)[i]);
+        numbers[i] = group.number(i);
         totals[r] += group.value(i);
       }
       for (int step = 0; step < kWeightSteps; ++step) {
@@ -91,7 +93,7 @@ void pack_groups(const Matrix& matrix, int column, int count, const GroupOf& gro
         std::memcpy(&high, numbers + step * Int4::kGroup + 4, sizeof high);
         place[step * 64 + r] = low | high << 4;
       }
-      place[kWeightSteps * 64 + r] = to_bf16(group.scale) | uint32_t{to_bf16(group.least)} << 16;
+      place[kWeightSteps * 64 + r] = group.worth();
     }
   for (int r = 0; r < count; ++r) static_cast<float*>(matrix.offsets)[column + r] = float(128 * totals[r]);
 }
@@ -125,14 +127,23 @@ struct FourBits {
   }
 };
 
-// What weight `input` of a column stands for.
-inline float grouped_weight(const Matrix& matrix, int column, int input) {
+// Weight `input` of a column as it lies there: its number, and what those of its group are worth.
+struct Grouped {
+  int number;
+  uint32_t worth;
+};
+inline Grouped grouped(const Matrix& matrix, int column, int input) {
   const size_t num_groups = num_groups_of(matrix.num_inputs);
   const uint32_t* group =
       matrix.blocks + (column / 64 * num_groups + input / kGroupInputs) * kGroupSteps * 64 + column % 64;
   const int place = input % kGroupInputs, shift = 8 * (place % 4) + place % Int4::kGroup / 4 * 4;
-  const uint32_t worth = group[kWeightSteps * 64], numbers = group[place / Int4::kGroup * 64];
-  return from_bf16(uint16_t(worth)) * float(numbers >> shift & 15) + from_bf16(uint16_t(worth >> 16));
+  return {int(group[place / Int4::kGroup * 64] >> shift & 15), group[kWeightSteps * 64]};
+}
+
+// What it stands for.
+inline float int4_weight(const Matrix& matrix, int column, int input) {
+  const Grouped weight = grouped(matrix, column, input);
+  return from_bf16(uint16_t(weight.worth)) * float(weight.number) + from_bf16(uint16_t(weight.worth >> 16));
 }
 
 }  // namespace triptych

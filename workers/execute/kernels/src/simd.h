@@ -204,6 +204,13 @@ inline Floats gelu_tanh(Floats x) {
   const Floats cubic = fma(x * x, broadcast(-2 * 0.7978845608f * 0.044715f), broadcast(-2 * 0.7978845608f));
   return x / (broadcast(1.0f) + exp(x * cubic));
 }
+// gate * sigmoid(slope * gate) * (up + 1) of a gate up to the limit and an up within it, as in gpt-oss (OpenAI 2025); no
+// number where one of them is none.
+inline Floats clamped_swiglu(Floats gate, Floats up, float slope, float limit) {
+  const Floats cut = min(broadcast(limit), gate) * broadcast(slope);  // in this order: who is no number stays so
+  const Floats within = max(broadcast(-limit), min(broadcast(limit), up));
+  return silu(cut) * broadcast(1.0f / slope) * (within + broadcast(1.0f));
+}
 // cap * tanh(x / cap), within 1e-7 of the cap; no number where x is none.
 inline Floats capped(Floats x, float cap) {
   const Floats ones = broadcast(1.0f), power = exp(x * broadcast(2.0f / cap));

@@ -1,0 +1,184 @@
+"""gpt-oss, whose experts are stored as one tensor a layer: plain numbers, or the four bits it is published in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.workers.execute.model.native import (
+    EVERY_STEP,
+    PLAINLY,
+    NativeEngine,
+    changed_tensors,
+    in_mxfp4,
+    make_checkpoint,
+    make_decoder,
+    make_request,
+    pack,
+)
+from tests.workers.execute.model.test_four_bits import change_config, load
+from tests.workers.execute.model.test_native_experts import (
+    NUM_PAGES,
+    NUM_TOKENS,
+    TOLERANCES,
+    Floats,
+    random_tokens,
+    read_spec,
+    run_chunks,
+)
+from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.kernels.compile import available_levels
+from triptych.workers.execute.kernels.structures import Format
+from triptych.workers.execute.model.decoder_spec import Unsupported
+from triptych.workers.execute.model.expert_modules import FollowedChoices
+from triptych.workers.execute.model.four_bits import open_tensors
+from triptych.workers.execute.model.native_decoder import NativeDecoder
+
+SIZES = {
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "initializer_range": 0.1,
+}  # groups of 32, not all of which are halves of 64
+STACK = "model.layers.1.mlp.experts.gate_up_proj"
+
+Change = Callable[[dict[str, torch.Tensor]], object]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """A checkpoint in MXFP4, and the same experts as plain numbers."""
+    checkpoint = make_checkpoint("gpt_oss", tmp_path / "published", **SIZES)
+    return in_mxfp4(checkpoint, tmp_path / "plain"), tmp_path / "plain"
+
+
+def decoder_of(checkpoint: Path, level: str, format_: Format = Format.MXFP4, num_threads: int = 2) -> NativeDecoder:
+    return make_decoder(checkpoint, level, format_, num_pages=NUM_PAGES, num_threads=num_threads, worth=EVERY_STEP)
+
+
+def test_each_expert_has_its_part_of_the_stack(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("gpt_oss", tmp_path, **SIZES)
+    stored, found = dict(AutoModelForCausalLM.from_pretrained(checkpoint).named_parameters()), open_tensors(checkpoint)
+    assert {name: tuple(found[name].shape) for name in found} == found.shapes() == read_spec(checkpoint).tensors()
+    for expert in range(5):
+        name = f"model.layers.1.mlp.experts.{expert}"
+        assert torch.equal(found[f"{name}.gate_proj.weight"], stored[STACK][expert, :, ::2].T)
+        assert torch.equal(found[f"{name}.up_proj.weight"], stored[STACK][expert, :, 1::2].T)
+        assert torch.equal(found[f"{name}.up_proj.bias"], stored[f"{STACK}_bias"][expert, 1::2])
+        assert torch.equal(found[f"{name}.down_proj.weight"], stored["model.layers.1.mlp.experts.down_proj"][expert].T)
+
+
+def test_four_bits_stay_what_they_are(pair: tuple[Path, Path]) -> None:
+    """No weight is rounded once more: what the kernels multiply by is what transformers makes of the checkpoint."""
+    published, plain = map(open_tensors, pair)
+    assert published.quantised_format is Format.MXFP4
+    assert published.shapes() == plain.shapes()
+    weights = pack(pair[0], available_levels()[0], Format.MXFP4).quantised()
+    experts = {name: unpack for name, unpack in weights.items() if published.has_four_bits(name)}
+    assert len(experts) == 3 * 5 * 3  # matrices, experts, layers
+    assert all(torch.equal(unpack(), plain[name]) for name, unpack in experts.items())
+
+
+@pytest.mark.parametrize("level", available_levels())
+def test_logits_are_those_of_transformers_in_float64(level: str, pair: tuple[Path, Path]) -> None:
+    published, plain = pair
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float64, **PLAINLY)
+    token_ids, spec = random_tokens(), read_spec(published)
+    logits, choices = run_chunks(decoder_of(published, level), token_ids, [100, 1, 40, 9], spec)
+    followed = FollowedChoices(torch.from_numpy(choices), norms_weights=True)
+    with torch.inference_mode(), followed.by(model, spec):
+        exact = model(torch.from_numpy(token_ids)[None].long(), use_cache=False).logits[0].numpy()
+    assert max(np.abs(logits - exact).max() / np.abs(exact).max(), followed.difference) < TOLERANCES[Format.INT8]
+
+
+@pytest.mark.parametrize("level", available_levels())
+def test_logits_have_the_same_bits_in_any_chunks(level: str, pair: tuple[Path, Path]) -> None:
+    token_ids = random_tokens()
+    alone, _ = run_chunks(decoder_of(pair[0], level, num_threads=1), token_ids, [NUM_TOKENS])
+    for sizes in ([1] * NUM_TOKENS, [7] * 21 + [3], [64, 64, 22]):
+        assert np.array_equal(run_chunks(decoder_of(pair[0], level), token_ids, sizes)[0], alone), sizes
+
+
+def test_it_is_served_as_it_is_published(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Text of the first start, which proves it against transformers, and of the next, which needs no such proof."""
+    published, _ = pair
+    outputs = []
+    for _ in range(2):
+        engine = NativeEngine(published, tmp_path, dtype="auto", num_pages=32)
+        assert engine.card.backend == "native mxfp4"
+        outputs.append(engine.run(*(make_request(index, 20 + index, 12) for index in range(3)), num_pages=32))
+    assert outputs[0] == outputs[1]
+
+
+def test_a_page_may_have_eight_bits_and_a_head_a_sink(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("gpt_oss", tmp_path / "checkpoint", head_dim=32)
+    engine = NativeEngine(checkpoint, tmp_path, kv_dtype="int8", dtype="float32")
+    assert engine.card.backend == "native float32, int8 keys and values"
+
+
+def test_sinks_take_weight(tmp_path: Path) -> None:
+    """The greater they are, the less is left to the tokens; the smallest are as good as none."""
+    checkpoint, token_ids = make_checkpoint("gpt_oss", tmp_path), random_tokens(40)
+
+    def logits(sink: float) -> Floats:
+        with changed_tensors(checkpoint) as tensors:
+            for name in tensors:
+                if name.endswith("sinks"):
+                    tensors[name] = torch.full_like(tensors[name], sink)
+        return run_chunks(decoder_of(checkpoint, available_levels()[0], Format.FLOAT32), token_ids, [40])[0]
+
+    least, less, usual = logits(-math.inf), logits(-100.0), logits(1.0)
+    assert np.array_equal(least, less)
+    assert np.abs(usual - less).max() > 1e-2 * np.abs(less).max()
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_other_formats_than_its_own_are_refused(quantization: str, pair: tuple[Path, Path]) -> None:
+    with pytest.raises(Unsupported, match=f"have four bits already, and quantization is {quantization}"):
+        load(pair[0], quantization)
+
+
+def test_of_another_family_mxfp4_is_refused(tmp_path: Path) -> None:
+    folder = make_checkpoint("mixtral", tmp_path)
+    change_config(folder, quantization_config={"quant_method": "mxfp4"})
+    with pytest.raises(Unsupported, match="its weights are quantised by mxfp4"):
+        load(folder)
+
+
+def drop(name: str) -> Change:
+    return lambda tensors: tensors.pop(name)
+
+
+def change(name: str, to: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    def apply(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = to(tensors[name]).contiguous()
+
+    return apply
+
+
+@pytest.mark.parametrize(("damage", "text"), [
+    (drop(f"{STACK}_scales"), r"shape \(5, 320, 3, 16\), its scales None; a group has 16 bytes, and a scale"),
+    (change(f"{STACK}_scales", lambda scales: scales[:, :, :2]), r"its scales \(5, 320, 2\)"),
+    (change(f"{STACK}_blocks", lambda numbers: numbers[..., :8]), r"shape \(5, 320, 3, 8\)"),
+    (change(f"{STACK}_blocks", lambda numbers: numbers.flatten(2)), r"shape \(5, 320, 48\), which should have 4 axes"),
+    (change(f"{STACK}_scales", lambda scales: scales.int()), "gate_up_proj_scales in .* has other elements than bytes"),
+    (change(f"{STACK}_bias", lambda biases: biases[0]), r"gate_up_proj_bias in .* should have 2 axes"),
+])  # fmt: skip
+def test_damage_is_told_by_name(damage: Change, text: str, pair: tuple[Path, Path]) -> None:
+    with changed_tensors(pair[0]) as tensors:
+        damage(tensors)
+    with pytest.raises(ConfigError, match=text):
+        load(pair[0])
+
+
+def test_an_expert_too_few_is_told(pair: tuple[Path, Path]) -> None:
+    with changed_tensors(pair[0]) as tensors:
+        for name in (f"{STACK}_blocks", f"{STACK}_scales", f"{STACK}_bias"):
+            tensors[name] = tensors[name][:4].contiguous()
+    with pytest.raises(Unsupported, match=r"of its config, model.layers.1.mlp.experts.4.gate_proj.bias first"):
+        load(pair[0])

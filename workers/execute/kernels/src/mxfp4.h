@@ -1,0 +1,47 @@
+// Weights of four bits as published with gpt-oss: numbers of a sign, two bits of exponent and one of mantissa (E2M1), of
+// which 32 inputs of a column share a power of two ("OCP Microscaling Formats (MX) Specification", version 1.0, 2023).
+//
+// They lie as those of Int4, 64 inputs to a group, whose last step has two scales, of the first 32 inputs and of the others.
+// Twice a number is a whole one, so a scale is stored as half of what it is; products of 32 inputs are exact.
+#pragma once
+
+#include "int4.h"
+
+namespace triptych {
+
+struct Mxfp4 : Int4 {
+  static constexpr int kPieces = 2;
+
+  static Ints low(Ints weights) { return doubled(Int4::low(weights)); }
+  static Ints high(Ints weights) { return doubled(Int4::high(weights)); }
+
+  // Twice what each byte stands for, 0..15: 0, 1, 2, 3, 4, 6, 8, 12 and their negatives.
+  static Ints doubled(Ints numbers) {
+#if defined(__AVX512BW__)
+    return {{(NativeInts)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table()), (__m512i)numbers.part[0])}};
+#elif defined(__AVX2__)
+    const __m256i table_of_both = _mm256_broadcastsi128_si256(table());
+    return each<Ints>([&](int i) { return (NativeInts)_mm256_shuffle_epi8(table_of_both, (__m256i)numbers.part[i]); });
+#else
+    return each<Ints>([&](int i) {
+      const NativeInts x = numbers.part[i], ones = x - x + 0x01010101;
+      const NativeInts b0 = x & ones, b1 = x >> 1 & ones, b2 = x >> 2 & ones;
+      const NativeInts twos = b2 & b1, magnitude = (x & 0x07070707) + (b2 & b0) + 2 * twos + 2 * (twos & b0);
+      const NativeInts sign = x >> 3 & (b0 | b1 | b2);  // zero has none, so that nothing is carried to the next byte
+      const NativeInts all = (NativeInts)(((NativeBits)sign << 8) - (NativeBits)sign);
+      return (NativeInts)((NativeBits)(magnitude ^ all) + (NativeBits)sign);
+    });
+#endif
+  }
+#if defined(__AVX2__)
+  static __m128i table() { return _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12); }
+#endif
+
+  struct Worth {
+    Floats scale;
+    Worth(Ints stored, int piece) : scale(piece == 0 ? lower_half(stored) : upper_half(stored)) {}
+    Floats add(Floats sum, Ints products, const float*) const { return fma(to_floats(products), scale, sum); }
+  };
+};
+
+}  // namespace triptych

@@ -1,0 +1,51 @@
+// How groups of a checkpoint's MXFP4 weights are made, see mxfp4.h.
+#pragma once
+
+#include "mxfp4.h"
+#include "pack_int4.h"
+
+namespace triptych {
+
+// As a checkpoint has them.
+struct MxWeights {
+  static constexpr int kInputs = 32;  // that share a scale
+  const uint8_t* numbers;  // [outputs][inputs / 2], the first of two in the low half
+  const uint8_t* scales;   // [outputs][inputs / 32], exponents of two and 127 more; 255: no number
+
+  struct Group {
+    uint8_t numbers[kGroupInputs];
+    uint16_t scales[2];  // bfloat16
+    uint8_t number(int i) const { return numbers[i]; }
+    float value(int i) const;
+    uint32_t worth() const { return scales[0] | uint32_t{scales[1]} << 16; }
+  };
+  // Inputs that it lacks are zeros.
+  Group group(int output, int num_inputs, int index) const {
+    const int first = index * kGroupInputs, count = std::min(kGroupInputs, num_inputs - first);
+    const uint8_t* from = numbers + (size_t(output) * num_inputs + first) / 2;
+    const uint8_t* exponents = scales + (size_t(output) * num_inputs + first) / kInputs;
+    Group group{};
+    for (int i = 0; i < count; ++i) group.numbers[i] = from[i / 2] >> i % 2 * 4 & 15;
+    for (int piece = 0; piece < count / kInputs; ++piece) group.scales[piece] = half_of(exponents[piece]);
+    return group;
+  }
+  // 2^(exponent - 128).
+  static uint16_t half_of(uint8_t exponent) {
+    if (exponent == 255) return 0x7fc0;
+    return exponent > 1 ? uint16_t((exponent - 1) << 7) : uint16_t(0x20 << exponent);  // the least ones have no leading 1
+  }
+};
+
+inline float mxfp4_value(int number, uint16_t half_scale) {
+  constexpr float kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12};
+  return kDoubled[number] * from_bf16(half_scale);
+}
+inline float MxWeights::Group::value(int i) const { return mxfp4_value(numbers[i], scales[i / kInputs]); }
+
+// What weight `input` of a column stands for.
+inline float mxfp4_weight(const Matrix& matrix, int column, int input) {
+  const Grouped weight = grouped(matrix, column, input);
+  return mxfp4_value(weight.number, uint16_t(input % kGroupInputs < MxWeights::kInputs ? weight.worth : weight.worth >> 16));
+}
+
+}  // namespace triptych

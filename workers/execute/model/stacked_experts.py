@@ -1,0 +1,114 @@
+"""gpt-oss checkpoints, where all experts of a layer are one tensor, and may have four bits.
+
+As published the experts are MXFP4 ("OCP Microscaling Formats (MX) Specification", version 1.0, 2023): numbers of four
+bits, E2M1, of which 32 neighbours of an output share a power of two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ....protocol.errors import ConfigError
+from ..kernels.matrix import Mxfp4
+from ..kernels.structures import Format
+from .native_weights import Checkpoint
+
+_STACK = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(_blocks|_scales|_bias|)")
+_OUTPUTS = {  # by what a stack holds: of which linear layers, and the outputs of each
+    "gate_up": {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)},
+    "down": {"down_proj": slice(None)},
+}
+_GROUP_INPUTS = 32  # that share a scale
+_GROUP_BYTES = _GROUP_INPUTS // 2
+
+
+class _Part(NamedTuple):
+    """A tensor of one expert."""
+
+    stack: str
+    expert: int
+    outputs: slice
+    kind: str  # "", "_bias" or "_blocks": how the stack is stored
+
+
+class StackedExperts(Checkpoint):
+    """Has each expert's weights by names of their own, such as ``....experts.3.up_proj.weight``, [outputs, inputs].
+
+    In files a stack is [experts, inputs, outputs], and one of biases [experts, outputs]; gates and ups take turns. One
+    of four bits is [experts, outputs, groups, bytes of a group], with scales [experts, outputs, groups].
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """
+        Raises:
+            ConfigError: a stack has another shape than its kind has.
+        """
+        super().__init__(folder)
+        self._stacks = super().shapes()
+        self._parts: dict[str, _Part] = {}
+        for stack, shape in self._stacks.items():
+            if (match := _STACK.fullmatch(stack)) and (kind := match[3]) != "_scales":
+                self._check(stack, shape, kind, folder)
+                ending = "bias" if kind == "_bias" else "weight"
+                for layer, outputs in _OUTPUTS[match[2]].items():
+                    for expert in range(shape[0]):
+                        self._parts[f"{match[1]}.{expert}.{layer}.{ending}"] = _Part(stack, expert, outputs, kind)
+        if any(part.kind == "_blocks" for part in self._parts.values()):
+            self.quantised_format = Format.MXFP4
+
+    def _check(self, stack: str, shape: tuple[int, ...], kind: str, folder: Path) -> None:
+        text = f"{stack} in {folder} has shape {shape}"
+        dimensions = {"": 3, "_bias": 2, "_blocks": 4}[kind]
+        if len(shape) != dimensions:
+            raise ConfigError(f"{text}, which should have {dimensions} axes", param="model")
+        if kind != "_blocks":
+            return
+        scales = stack.removesuffix("_blocks") + "_scales"
+        if self._stacks.get(scales) != shape[:3] or shape[3] != _GROUP_BYTES:
+            text = f"{text}, its scales {self._stacks.get(scales)}"
+            raise ConfigError(f"{text}; a group has {_GROUP_BYTES} bytes, and a scale", param="model")
+        for name in (stack, scales):
+            if self._files[name].get_slice(self._stored[name]).get_dtype() != "U8":
+                raise ConfigError(f"{name} in {folder} has other elements than bytes", param="model")
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if (part := self._parts.get(name)) is None:
+            return super().__getitem__(name)
+        of_expert = self._of_expert(part.stack, part.expert)
+        return (of_expert if part.kind == "_bias" else of_expert.T)[part.outputs]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (name for name in self._stacks if not _STACK.fullmatch(name))
+        yield from (name for name, part in self._parts.items() if part.kind != "_blocks")
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        plain = {name: shape for name, shape in self._stacks.items() if not _STACK.fullmatch(name)}
+        return plain | {name: self._shape(part) for name, part in self._parts.items()}
+
+    def _shape(self, part: _Part) -> tuple[int, ...]:
+        shape = self._stacks[part.stack]
+        num_outputs = len(range(shape[1 if part.kind else 2])[part.outputs])
+        if part.kind == "_bias":
+            return (num_outputs,)
+        return num_outputs, shape[2] * _GROUP_INPUTS if part.kind == "_blocks" else shape[1]
+
+    def has_four_bits(self, name: str) -> bool:
+        return name in self._parts and self._parts[name].kind == "_blocks"
+
+    def four_bits(self, name: str) -> Mxfp4:
+        part = self._parts[name]
+        numbers = self._of_expert(part.stack, part.expert)[part.outputs].flatten(1)
+        scales = self._of_expert(part.stack.removesuffix("_blocks") + "_scales", part.expert)[part.outputs]
+        return Mxfp4(numbers.numpy(), scales.numpy())
+
+    def _of_expert(self, stack: str, expert: int) -> torch.Tensor:
+        part: torch.Tensor = self._files[stack].get_slice(self._stored[stack])[expert]
+        return part
