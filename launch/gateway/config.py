@@ -12,8 +12,8 @@ from ...protocol.config import MAX_LEASE_S, MIN_LEASE_S, ModelConfig
 from ...protocol.errors import ConfigError
 
 LOG_FORMATS = ("text", "json")
-TOOL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "none")
-REASONING_PARSERS = ("auto", "think", "none")
+TOOL_PARSERS = ("auto", "harmony", "hermes", "llama3_json", "mistral", "none")
+REASONING_PARSERS = ("auto", "harmony", "think", "none")
 MAX_WORKERS = 64
 _ORIGIN = re.compile(r"https?://[^\s/?#@*]+")  # as browsers send it: without a path
 

@@ -6,7 +6,7 @@ import re
 import uuid
 from typing import NamedTuple
 
-_LAST = re.compile("([0-9]{0,2})([tobTOB]?)")  # together, since ids have a limit
+_LAST = re.compile("([0-9]{0,2})([tobhTOBH]?)")  # together, since ids have a limit
 
 
 class AnswerId(NamedTuple):

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from ...protocol.errors import TokenizationFailed
 from .chat_messages import json_text
+from .harmony import HarmonyReader, end_of_thoughts
 from .schemas.chat import ChatRequest
 from .schemas.responses import ResponseRequest
 from .state import Gateway
@@ -33,8 +34,11 @@ class Reasoning:
     is_open: bool = False  # the prompt ends within them
     is_told: bool = True
     is_begun: bool = False  # and there are some in it already
+    has_channels: bool = False  # see harmony.py
 
-    def reader(self) -> ThoughtReader | None:
+    def reader(self) -> ThoughtReader | HarmonyReader | None:
+        if self.has_channels:
+            return HarmonyReader()
         return ThoughtReader(is_open=self.is_open, is_begun=self.is_begun) if self.is_split else None
 
     @classmethod
@@ -50,32 +54,37 @@ class Reasoning:
     @property
     def mark(self) -> str:
         """What the id of the answer says of it, for whoever resumes it."""
-        mark = ("b" if self.is_begun else "o" if self.is_open else "t") if self.is_split else ""
+        kind = "h" if self.has_channels else "b" if self.is_begun else "o" if self.is_open else "t"
+        mark = kind if self.is_split else ""
         return mark if self.is_told else mark.upper()
 
     @classmethod
     def of_mark(cls, mark: str) -> Reasoning:
         kind = mark.lower()
-        return cls(bool(kind), kind in ("o", "b"), is_told=mark == kind, is_begun=kind == "b")
+        is_open, is_begun = kind in ("o", "b"), kind == "b"
+        return cls(bool(kind), is_open, is_told=mark == kind, is_begun=is_begun, has_channels=kind == "h")
 
     def num_tokens(self, gateway: Gateway, answers: Sequence[Sequence[int]]) -> int:
         """Of all thoughts in these answers, with their tags."""
-        return sum(_num_tokens(gateway.words, ids, self.is_open) for ids in answers) if self.is_split else 0
+        return sum(self._num_tokens(gateway.words, ids) for ids in answers) if self.is_split else 0
 
+    def _num_tokens(self, words: Words, token_ids: Sequence[int]) -> int:
+        contents = [words.bytes_of(token_id) for token_id in token_ids]
+        end = self._end(b"".join(contents))
+        num_bytes = num_tokens = 0
+        while num_bytes < end:
+            num_bytes += len(contents[num_tokens])
+            num_tokens += 1
+        return num_tokens
 
-def _num_tokens(words: Words, token_ids: Sequence[int], is_open: bool) -> int:
-    contents = [words.bytes_of(token_id) for token_id in token_ids]
-    text = b"".join(contents)
-    if not is_open and not text.decode(errors="replace").lstrip().startswith(START):
-        return 0
-    end = text.find(END.encode())
-    if end < 0:
-        return len(contents)
-    num_bytes = num_tokens = 0
-    while num_bytes < end + len(END):
-        num_bytes += len(contents[num_tokens])
-        num_tokens += 1
-    return num_tokens
+    def _end(self, answer: bytes) -> int:
+        """Bytes up to the end of the thoughts."""
+        if self.has_channels:
+            return end_of_thoughts(answer)
+        if not self.is_open and not answer.decode(errors="replace").lstrip().startswith(START):
+            return 0
+        end = answer.find(END.encode())
+        return len(answer) if end < 0 else end + len(END)
 
 
 async def with_reasoning(
@@ -90,12 +99,16 @@ async def with_reasoning(
     """
     if gateway.reasoning_parser == "none" or "structured" in asked:
         return asked, Reasoning()
+    has_channels = gateway.reasoning_parser == "harmony"
     words = await asyncio.to_thread(lambda: gateway.words)  # the tokenizer may have to be loaded first
-    if words.is_special_word(END):  # the text keeps its special tokens then
+    if has_channels or words.is_special_word(END):  # the text keeps its special tokens then
         asked = {**asked, "skip_special_tokens": False}
     if body.separate_reasoning is False:
         return asked, Reasoning()
     is_told = body.include_reasoning is not False
+    if has_channels:  # a turn that is continued is in the last of them, and has no marks to come
+        is_split = not asked.get("continue_final_message")
+        return asked, Reasoning(is_split, is_told=is_told, has_channels=is_split)
     if asked.get("continue_final_message"):
         return asked, Reasoning.continued(asked["messages"][-1]["content"], is_told=is_told)
     return asked, Reasoning(True, await _is_open(gateway, request, asked), is_told)

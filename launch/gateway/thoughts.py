@@ -14,6 +14,8 @@ def find_reasoning_parser(name: str, template: str) -> str:
     """As configured, or by the chat template: one that speaks of the end of thoughts is of a model that has some."""
     if name != "auto":
         return name
+    if "<|channel|>analysis" in template:
+        return "harmony"
     return "think" if END in template else "none"
 
 

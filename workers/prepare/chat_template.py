@@ -37,7 +37,7 @@ class ChatTemplate:
 
         Raises whatever the template raises: it comes with the checkpoint and may do anything.
         """
-        turns: list[dict[str, Any]] = [dict(m) for m in messages]
+        turns = [_turn(message) for message in messages]
         begun = turns[-1]["content"] if continue_final_message else ""
         if continue_final_message:
             turns[-1]["content"] += _END
@@ -55,6 +55,12 @@ class ChatTemplate:
         from .template_language import compile_template  # here, since a start takes a fifth longer with jinja2
 
         return compile_template(self._source)
+
+
+def _turn(message: Message) -> dict[str, Any]:
+    """As templates want it: that of gpt-oss has a word of its own for thoughts."""
+    thoughts = message.get("reasoning_content")
+    return {**message} if thoughts is None else {**message, "thinking": thoughts}
 
 
 def _up_to_the_end(text: str, begun: str) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from .parser import UNREADABLE, Found, call_of, held_back
-
-START, END = "<tool_call>", "</tool_call>"
+from .parser import UNREADABLE, Call, Found, call_of, held_back
 
 
 class HermesParser:
     """Text up to a start tag is text; what lies between the tags is a call."""
+
+    start, end = "<tool_call>", "</tool_call>"
 
     def __init__(self) -> None:
         self._text = ""
@@ -20,14 +20,14 @@ class HermesParser:
         self._text += text
         found: Found = []
         while True:
-            marker = END if self._inside else START
+            marker = self.end if self._inside else self.start
             before, tag, after = self._text.partition(marker)
             if not tag:
                 break
-            found += _read(before) if self._inside else _visible(before)
+            found += self._read(before, self.end) if self._inside else _visible(before)
             self._text, self._inside = after, not self._inside
         if not self._inside:
-            keep = held_back(self._text, START)
+            keep = held_back(self._text, self.start)
             visible, self._text = self._text[: len(self._text) - keep], self._text[len(self._text) - keep :]
             found += _visible(visible)
         return found
@@ -40,17 +40,20 @@ class HermesParser:
         rest, self._text = self._text, ""
         if not rest:
             return []
-        return _read(rest, closing="") if self._inside else [rest]
+        return self._read(rest, "") if self._inside else [rest]
+
+    def call_in(self, text: str) -> Call | None:
+        """The call between two tags, or None if it is none."""
+        try:
+            return call_of(json.loads(text))
+        except UNREADABLE:
+            return None
+
+    def _read(self, text: str, closing: str) -> Found:
+        """What is no call goes back to the text with its tags."""
+        call = self.call_in(text)
+        return [call] if call is not None else [f"{self.start}{text}{closing}"]
 
 
 def _visible(text: str) -> Found:
     return [text] if text else []
-
-
-def _read(text: str, *, closing: str = END) -> Found:
-    """The call between two tags; what is no call goes back to the text with its tags."""
-    try:
-        call = call_of(json.loads(text))
-    except UNREADABLE:
-        call = None
-    return [call] if call is not None else [f"{START}{text}{closing}"]

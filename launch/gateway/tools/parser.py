@@ -42,6 +42,7 @@ def find_parser(name: str, template: str) -> str:
     if name != "auto":
         return name
     for word, parser in (
+        ("<|channel|>commentary", "harmony"),
         ("<tool_call>", "hermes"),
         ("[TOOL_CALLS]", "mistral"),
         ("<|python_tag|>", "llama3_json"),
@@ -58,11 +59,13 @@ def make_parser(name: str) -> ToolParser:
     A name that is none, out of the id of a request that somebody made up, is that of no parser.
     """
     from .forced import ArgumentsParser, ListParser
+    from .harmony import HarmonyParser
     from .hermes import HermesParser
     from .llama import LlamaParser
     from .mistral import MistralParser
 
     parsers: dict[str, Callable[[], ToolParser]] = {
+        "harmony": HarmonyParser,
         "hermes": HermesParser,
         "llama3_json": LlamaParser,
         "llama3": LlamaParser,  # in ids

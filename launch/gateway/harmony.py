@@ -1,0 +1,119 @@
+"""Answers in channels, as gpt-oss writes them ("OpenAI harmony response format", 2025).
+
+``<|channel|>analysis<|message|>What is thought.<|end|><|start|>assistant<|channel|>final<|message|>What is said.``
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+
+from .tools.harmony import CALL_END, CALL_START, MESSAGE
+from .tools.parser import held_back
+
+CHANNEL, START = "<|channel|>", "<|start|>"
+_HEADS = (CHANNEL, START)
+_ENDS = ("<|end|>", "<|return|>", CALL_END, START)
+_MAX_HEAD_CHARS = 512  # with the mark behind it
+_MARK = re.compile(r"\s*<\|(?:channel|start)\|>")
+_THOUGHT = re.compile(r"\s*<\|channel\|>\s*analysis\b")
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
+# All that is thought at the beginning of an answer.
+_THOUGHTS = re.compile(
+    rb"(?:\s*(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|(?=<\|start\|>)|\Z))*",
+    re.DOTALL,
+)
+
+
+def end_of_thoughts(answer: bytes) -> int:
+    """Bytes of the answer up to there."""
+    found = _THOUGHTS.match(answer)
+    return found.end() if found else 0
+
+
+class _Kind(Enum):
+    THOUGHT = auto()
+    TEXT = auto()
+    CALL = auto()
+
+
+class HarmonyReader:
+    """Divides one answer, piece by piece, as ``ThoughtReader`` does: what is said in the channel "analysis" is thought.
+
+    A message to a tool is part of the answer, in the one form that ``HarmonyParser`` reads. Other marks are of neither,
+    and what does not begin with one is text.
+    """
+
+    is_over = False  # another message may follow
+
+    def __init__(self) -> None:
+        self._text = ""  # that was not told yet
+        self._kind: _Kind | None = None  # of the message under way
+        self._has_thoughts = False
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether text was pushed that may yet become a mark."""
+        return bool(self._text)
+
+    def push(self, text: str) -> tuple[str, str]:
+        """More of the thoughts, and more of the answer."""
+        self._text += text
+        thought = answer = ""
+        while self._kind is not None or self._can_begin():
+            if self._kind is None:
+                prefix = self._begin()
+                thought, answer = (thought + prefix, answer) if self._is_thought else (thought, answer + prefix)
+            piece, is_closed = self._take()
+            thought, answer = (thought + piece, answer) if self._is_thought else (thought, answer + piece)
+            if not is_closed:
+                break
+            answer += CALL_END if self._kind is _Kind.CALL else ""
+            self._kind = None
+        return thought, answer
+
+    def flush(self) -> tuple[str, str]:
+        """What is left when the answer has ended."""
+        rest, self._text = self._text, ""
+        if self._kind is None and rest.lstrip().startswith(_HEADS):  # a message of which only the head was written
+            rest = ""
+        return (rest, "") if self._is_thought else ("", rest)
+
+    @property
+    def _is_thought(self) -> bool:
+        return self._kind is _Kind.THOUGHT
+
+    def _can_begin(self) -> bool:
+        """Whether it is known what the message is that the text begins with."""
+        begun = self._text.lstrip()
+        if MESSAGE in begun or len(self._text) > _MAX_HEAD_CHARS:
+            return True
+        return not (begun.startswith(_HEADS) or any(head.startswith(begun) for head in _HEADS))
+
+    def _begin(self) -> str:
+        """Take the head of a message; what stands in front of its content."""
+        head, mark, rest = self._text.partition(MESSAGE)
+        begun = _MARK.match(head)
+        if begun is None or not mark or len(head + mark) > _MAX_HEAD_CHARS:
+            self._kind = _Kind.TEXT
+            self._text = self._text[len(text := begun[0] if begun else "") :]  # or it would be the end of the message
+            return text
+        self._text = rest
+        if (recipient := _RECIPIENT.search(head)) and recipient[1] != "assistant":
+            self._kind = _Kind.CALL
+            return f"{CALL_START}{recipient[1]}{MESSAGE}"
+        self._kind = _Kind.THOUGHT if _THOUGHT.match(head.rpartition("assistant")[2]) else _Kind.TEXT
+        is_more, self._has_thoughts = self._is_thought and self._has_thoughts, self._has_thoughts or self._is_thought
+        return "\n" if is_more else ""
+
+    def _take(self) -> tuple[str, bool]:
+        """More of the message's content, and whether that was all."""
+        found = [(place, end) for end in _ENDS if (place := self._text.find(end)) >= 0]
+        if not found:
+            size = len(self._text) - max(held_back(self._text, end) for end in _ENDS)
+            piece, self._text = self._text[:size], self._text[size:]
+            return piece, False
+        place, end = min(found)
+        piece = self._text[:place]
+        self._text = self._text[place if end == START else place + len(end) :]
+        return piece, True

@@ -1,0 +1,25 @@
+"""``<|channel|>commentary to=functions.NAME<|message|>{...}<|call|>``: gpt-oss, as ``HarmonyReader`` tells it."""
+
+from __future__ import annotations
+
+import json
+
+from .hermes import HermesParser
+from .parser import UNREADABLE, Call, call_of
+
+MESSAGE = "<|message|>"
+CALL_START, CALL_END = "<|channel|>commentary to=functions.", "<|call|>"
+
+
+class HarmonyParser(HermesParser):
+    """Text up to the name of a tool is text; what lies between that and the end mark is a call."""
+
+    start, end = CALL_START, CALL_END
+
+    def call_in(self, text: str) -> Call | None:
+        head, mark, arguments = text.partition(MESSAGE)
+        name = head.split(maxsplit=1)[:1]  # a constraint may follow, which says that what comes is JSON
+        try:
+            return call_of({"name": name[0], "arguments": json.loads(arguments or "{}")}) if mark and name else None
+        except UNREADABLE:
+            return None

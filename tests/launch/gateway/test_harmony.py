@@ -1,0 +1,161 @@
+"""Answers in channels: what is thought, what is said and who is called, however the text is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.launch.gateway.conftest import Site, site
+from tests.launch.gateway.scripted import Dictation
+from tests.launch.gateway.sse import stream, text_of
+from tests.launch.gateway.test_reasoning import CHAT, MESSAGES, TOOLS, thoughts_of
+from triptych.driver import driver as drivers
+from triptych.launch.gateway.harmony import HarmonyReader, end_of_thoughts
+from triptych.launch.gateway.ids import new_id, read_id
+from triptych.launch.gateway.reasoning import Reasoning
+from triptych.launch.gateway.thoughts import find_reasoning_parser
+from triptych.launch.gateway.tools.harmony import HarmonyParser
+from triptych.launch.gateway.tools.parser import Call, find_parser
+
+THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|>"
+OPEN_THOUGHT = THOUGHT.removesuffix("<|end|>")  # which is where the hash model ends
+FINAL = "<|start|>assistant<|channel|>final<|message|>It is <b>."
+CALL = '<|start|>assistant<|channel|>commentary to=functions.time <|constrain|>json<|message|>{"a": 1}<|call|>'
+TOLD = '<|channel|>commentary to=functions.time<|message|>{"a": 1}'
+CASES = {
+    "thoughts and an answer": (THOUGHT + FINAL, "Let me see.", "It is <b>."),
+    "its end mark": (THOUGHT + FINAL + "<|return|>", "Let me see.", "It is <b>."),
+    "no thoughts": (FINAL.removeprefix("<|start|>assistant"), "", "It is <b>."),
+    "twice": (THOUGHT + "<|start|>assistant" + THOUGHT + FINAL, "Let me see.\nLet me see.", "It is <b>."),
+    "a preamble": (THOUGHT + FINAL.replace("final", "commentary") + "<|end|>" + FINAL, "Let me see.", "It is <b>." * 2),
+    "a call": (THOUGHT + CALL, "Let me see.", f"{TOLD}<|call|>"),
+    "a call without its end": (THOUGHT + CALL.removesuffix("<|call|>"), "Let me see.", TOLD),
+    "to whom stands first": (
+        "<|start|>assistant to=functions.time<|channel|>commentary json<|message|>{\"a\": 1}<|call|>", "",
+        f"{TOLD}<|call|>",
+    ),
+    "no end mark": (THOUGHT.removesuffix("<|end|>") + FINAL, "Let me see.", "It is <b>."),
+    "cut within thoughts": (THOUGHT.removesuffix("e.<|end|>"), "Let me se", ""),
+    "cut in a mark": (THOUGHT + "<|start|>assistant<|chan", "Let me see.", ""),
+    "no marks at all": ("It is <b>.", "", "It is <b>."),
+    "a mark for others": ("I <|message|> you", "", "I <|message|> you"),
+    "a head without an end": ("<|channel|>" + "x" * 600, "", "<|channel|>" + "x" * 600),
+    "another one": ("<|start|>" + "x" * 600 + FINAL, "", "<|start|>" + "x" * 600 + "It is <b>."),
+    "a tool's part": ("<|start|>functions.time to=assistant<|channel|>commentary<|message|>12", "", "12"),
+    "nothing": ("", "", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 3, 10_000], ids=["characters", "threes", "whole"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_channels_are_divided_however_the_text_is_cut(case: tuple[str, str, str], size: int) -> None:
+    text, *expected = case
+    reader = HarmonyReader()
+    found = [reader.push(text[start : start + size]) for start in range(0, len(text), size)]
+    thoughts, answers = zip(*found, reader.flush(), strict=True)
+    assert ["".join(thoughts), "".join(answers)] == expected
+
+
+PIECES = st.sampled_from([
+    "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "assistant", "analysis", "final",
+    "commentary", " to=functions.f", " ", "text", "x" * 500,
+])  # fmt: skip
+
+
+@given(pieces=st.lists(PIECES, max_size=12), data=st.data())
+def test_any_text_is_divided_alike_in_any_pieces(pieces: list[str], data: st.DataObject) -> None:
+    text, whole, cut, start = "".join(pieces), HarmonyReader(), HarmonyReader(), 0
+    expected = [whole.push(text), whole.flush()]
+    found = []
+    while start < len(text):
+        size = data.draw(st.integers(1, 40))
+        found.append(cut.push(text[start : start + size]))
+        start += size
+    found.append(cut.flush())
+    for side in (0, 1):
+        assert "".join(part[side] for part in found) == "".join(part[side] for part in expected)
+
+
+def test_no_more_is_held_back_than_may_become_a_mark() -> None:
+    reader = HarmonyReader()
+    pieces = ("<|channel|>final", "<|message|>So", " <|en", "d", " of <", "|end|>")
+    assert [reader.push(text)[1] for text in pieces] == ["", "So", " ", "", "<|end of ", ""]
+    assert not reader.is_holding
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        (THOUGHT + FINAL, len(THOUGHT)),
+        (FINAL, 0),
+        ("hi", 0),
+        (THOUGHT[:40], 40),
+        (f"{THOUGHT}\xff{THOUGHT}", len(THOUGHT)),
+    ],
+)
+def test_thoughts_end_where_something_else_begins(text: str, end: int) -> None:
+    assert end_of_thoughts(text.encode("latin-1")) == end
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (f"So: {TOLD}<|call|>", ["So: ", Call("time", '{"a": 1}')]),
+        (TOLD, [Call("time", '{"a": 1}')]),
+        (TOLD.replace('{"a": 1}', ""), [Call("time", "{}")]),
+        (TOLD.replace("<|message|>", " <|constrain|>json<|message|>"), [Call("time", '{"a": 1}')]),
+        (f"{TOLD[:-1]}<|call|>", [f"{TOLD[:-1]}<|call|>"]),  # what is no JSON is text after all
+        (TOLD.removesuffix('<|message|>{"a": 1}'), [TOLD.removesuffix('<|message|>{"a": 1}')]),
+    ],
+)
+def test_calls_are_found(text: str, found: list[str | Call]) -> None:
+    parser = HarmonyParser()
+    assert parser.push(text) + parser.flush() == found
+
+
+def test_the_template_tells() -> None:
+    template = '<|start|>assistant<|channel|>analysis<|message|>{{ thinking }} <|channel|>commentary json "parameters"'
+    assert (find_reasoning_parser("auto", template), find_parser("auto", template)) == ("harmony", "harmony")
+
+
+@pytest.fixture(scope="module")
+def api(pipeline: drivers.Driver) -> Iterator[Site]:
+    with site(pipeline.run_dir, reasoning_parser="harmony", tool_parser="harmony") as api:
+        yield api
+
+
+def test_thoughts_have_a_field_of_their_own(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    dictation = Dictation(api, monkeypatch, OPEN_THOUGHT + FINAL)
+    reply = api.ask(CHAT, messages=MESSAGES)
+    message = reply["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Let me see.", "It is <b>.")
+    assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == len(OPEN_THOUGHT)  # a token is a byte
+    assert dictation.asked[-1]["skip_special_tokens"] is False
+    found = stream(api.http, CHAT, messages=MESSAGES)
+    assert (thoughts_of(found), text_of(found)) == ("Let me see.", "It is <b>.")
+
+
+def test_a_tool_is_called(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    Dictation(api, monkeypatch, OPEN_THOUGHT + CALL)
+    [choice] = api.ask(CHAT, messages=MESSAGES, tools=TOOLS)["choices"]
+    [call] = choice["message"]["tool_calls"]
+    assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("Let me see.", None)
+    assert (call["function"], choice["finish_reason"]) == ({"name": "time", "arguments": '{"a": 1}'}, "tool_calls")
+    found = stream(api.http, CHAT, messages=MESSAGES, tools=TOOLS)
+    assert (thoughts_of(found), text_of(found)) == ("Let me see.", "")
+
+
+def test_who_wants_all_in_one_gets_it(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    Dictation(api, monkeypatch, OPEN_THOUGHT + FINAL)
+    message = api.ask(CHAT, messages=MESSAGES, separate_reasoning=False)["choices"][0]["message"]
+    assert message["content"] == OPEN_THOUGHT + FINAL
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_an_id_says_that_there_are_channels(is_told: bool) -> None:
+    reasoning = Reasoning(True, is_told=is_told, has_channels=True)
+    read = read_id(new_id("chatcmpl.harmony", num_choices=3, thoughts=reasoning.mark))
+    assert (read.parser, Reasoning.of_mark(read.thoughts)) == ("harmony", reasoning)
