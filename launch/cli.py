@@ -23,11 +23,11 @@ from .flags import OutputFormat, given_flags, given_names, number, option, with_
 from .gateway.config import GatewayConfig
 from .keys import keys
 from .logs import set_up_logging, set_up_stream_logging
-from .narrow_help import Verb
 from .replay.options import EngineConfig, StudyOptions
 from .signals import INTERRUPTED, exit_on_signals
 from .streams import open_closed_streams, replace_what_cannot_be_written
 from .variables import PREFIX, complaints
+from .verb import Verb
 
 if TYPE_CHECKING:
     from rich.console import Console

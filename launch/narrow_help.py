@@ -10,7 +10,7 @@ import typer
 TABLE_COLUMNS = 100  # with fewer the table cuts names short, and such a name can be neither typed nor searched for
 
 
-class Verb(typer.core.TyperCommand):
+class NarrowHelp(typer.core.TyperCommand):
     """A command whose help is a plain list of flags there, under the same headings."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -1,0 +1,69 @@
+"""A verb of the command line: a wrong value is refused with where it stands, if that is not the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from ..protocol.errors import ConfigError, InvalidRequest
+from .narrow_help import NarrowHelp
+from .variables import PREFIX
+
+# Flags whose value may stand on the command line as a bare word too, and the parameter that has it then.
+_WORDS = {"model": "model_name", "connect": "folder"}
+
+
+class Verb(NarrowHelp):
+    """A command whose errors name the variable or the file that a value came from."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _sources_named(ctx):
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _sources_named(ctx):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _sources_named(context: Any) -> Iterator[None]:
+    try:
+        yield
+    except typer.BadParameter as error:
+        if error.param is not None and (source := _source(context, error.param)):
+            error.param_hint = source
+            if getattr(error.param, "is_flag", False):  # typer says neither the value nor what it may be
+                error.message = f"{_text(context, error.param)!r} is neither true nor false"
+        raise
+    except (ConfigError, InvalidRequest) as error:
+        if source := _source(context, _blamed(context, error)):
+            raise type(error)(f"{source}: {error.message}", param=error.param) from error
+        raise
+
+
+def _blamed(context: Any, error: ConfigError | InvalidRequest) -> Any:
+    """The parameter that an error is about: the one it names, or the one that its message begins with."""
+    name = error.param or error.message.partition(" ")[0]
+    if context.params.get(_WORDS.get(name)) is not None:
+        return None
+    parameters = (p for p in context.command.params if p.envvar == PREFIX + name.upper())
+    return next(parameters, None)
+
+
+def _source(context: Any, parameter: Any) -> str | None:
+    """Where the value of a parameter stands, or None for the command line and for a default."""
+    source = context.get_parameter_source(parameter.name) if parameter is not None else None
+    if source is not None and source.name == "ENVIRONMENT":
+        return f"{parameter.envvar} in the environment"
+    if source is not None and source.name == "DEFAULT_MAP":
+        return f"{parameter.name} in {context.params['config_file']}"
+    return None
+
+
+def _text(context: Any, parameter: Any) -> str:
+    """What stands there."""
+    from_environment = parameter.value_from_envvar(context)
+    return str(from_environment if from_environment is not None else context.lookup_default(parameter.name))

@@ -1,0 +1,63 @@
+"""A wrong value of a variable or a file is refused with where it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launch.conftest import Outcome, Triptych
+
+
+def said(outcome: Outcome) -> str:
+    """The error in one line, without the box around it."""
+    assert outcome.code == 2
+    return " ".join(outcome.err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("NUM_PAGES", "many", "Invalid value for TRIPTYCH_NUM_PAGES in the environment: 'many' is not an integer"),
+        ("NUM_PAGES", "1", "error: TRIPTYCH_NUM_PAGES in the environment: num_pages is 1, the limits are 2 and"),
+        ("TEMPERATURE", "-1", "error: TRIPTYCH_TEMPERATURE in the environment: temperature is -1.0, the limits"),
+        ("LOG_LEVEL", "loud", "error: TRIPTYCH_LOG_LEVEL in the environment: log_level is 'loud', known are"),
+        ("LOGIT_BIAS", "7", "error: TRIPTYCH_LOGIT_BIAS in the environment: logit_bias is '7', the form is"),
+        ("CONNECT", "/nowhere", "error: TRIPTYCH_CONNECT in the environment: --model: what is at /nowhere runs"),
+        ("CONFIG", "/no.toml", "error: TRIPTYCH_CONFIG in the environment: cannot read /no.toml"),
+        ("SPARES", "maybe", "for TRIPTYCH_SPARES in the environment: 'maybe' is neither true nor false"),
+        ("CHAT", "maybe", "for TRIPTYCH_CHAT in the environment: 'maybe' is neither true nor false"),
+        ("PREFIX_CACHE", "2", "for TRIPTYCH_PREFIX_CACHE in the environment: '2' is neither true nor false"),
+    ],
+)
+def test_a_wrong_variable_is_refused_by_its_name(
+    triptych: Triptych, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str
+) -> None:
+    monkeypatch.setenv(f"TRIPTYCH_{variable}", value)
+    assert words in said(triptych("generate", "hi", "--model", "hash-lm"))
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ("num_pages = 'many'", "Invalid value for num_pages in own.toml: 'many' is not an integer"),
+        ("num_pages = 1", "error: num_pages in own.toml: num_pages is 1, the limits are 2 and"),
+        ("[info]\nlog_level = 'loud'", "error: log_level in own.toml: log_level is 'loud', known are"),
+        ("spares = 'maybe'", "Invalid value for spares in own.toml: 'maybe' is neither true nor false"),
+        ("spares = 2", "Invalid value for spares in own.toml: '2' is neither true nor false"),
+        ("page_sise = 2", "error: own.toml: 'page_sise' is no flag"),
+    ],
+)
+def test_a_wrong_line_of_a_file_is_refused_with_the_file(
+    triptych: Triptych, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, toml: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.toml").write_text(toml)
+    assert words in said(triptych("info", "hash-lm", "--config", "own.toml"))
+
+
+def test_what_is_typed_is_not_laid_to_the_environment(triptych: Triptych, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIPTYCH_NUM_PAGES", "64")
+    monkeypatch.setenv("TRIPTYCH_MODEL", "hash-lm")
+    assert said(triptych("info", "--num-pages", "1")).startswith("error: num_pages is 1")
+    assert said(triptych("info", "")) == "error: model is empty"
