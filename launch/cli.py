@@ -14,11 +14,11 @@ import typer
 
 from .. import __version__
 from ..protocol.config import PipelineConfig
-from ..protocol.errors import ConfigError, InvalidRequest, TriptychError
+from ..protocol.errors import ConfigError
 from ..protocol.sampling import SamplingParams
 from .aliases import canonical
 from .bench.options import BenchOptions
-from .failures import explain
+from .failures import failures_told
 from .flags import OutputFormat, given_flags, given_names, number, option, with_flags
 from .gateway.config import GatewayConfig
 from .keys import keys
@@ -79,10 +79,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     exit_on_signals()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may leave it ignored: then no child has an exit code
     try:
-        app(arguments)
-    except TriptychError as error:
-        typer.secho(f"error: {explain(error)}", fg="red", err=True)
-        sys.exit(2 if isinstance(error, (ConfigError, InvalidRequest)) else 1)
+        with failures_told():
+            app(arguments)
     except (KeyboardInterrupt, RuntimeError) as error:
         # While the flags are made, or a verb is imported; Python 3.11 wraps what is raised where a class is made.
         if not isinstance(error.__cause__ or error, KeyboardInterrupt):

@@ -16,10 +16,11 @@ from tests.launch.test_processes import COMMAND, HASH
         ("<&-", ["generate"], "nothing to answer"),
         (">&-", ["generate", "hi"], "cannot write standard output"),
         (">&-", ["generate", "hi", "--stream"], "cannot write standard output"),
+        (">&-", ["info"], "cannot write the output"),
     ],
 )
 def test_a_stream_that_is_closed_is_told_of(closed: str, arguments: list[str], words: str) -> None:
-    shell = ["sh", "-c", f'"$@" {closed}', "sh", *COMMAND, *arguments, *HASH, "--max-tokens", "2"]
+    shell = ["sh", "-c", f'"$@" {closed}', "sh", *COMMAND, *arguments, *HASH]
     outcome = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=False)
     assert words in outcome.stderr
     assert "Traceback" not in outcome.stderr
@@ -33,3 +34,42 @@ def test_an_output_without_these_characters_gets_others(arguments: list[str], ru
     outcome = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=False)
     assert (outcome.returncode, outcome.stderr) == (0, b"")
     assert b"hash-lm" in outcome.stdout
+
+
+def run_with_full_output(*arguments: str, **environment: str) -> tuple[int, str]:
+    """The exit code, and what it said; without ``PYTHONUNBUFFERED`` a short output is written at the very end."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, *arguments],
+            env={**inherited, **environment},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    return done.returncode, done.stderr
+
+
+REPLAY = ["replay", "--requests", "3", "--step-ms", "8", "--json"]
+
+
+@pytest.mark.parametrize("is_unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--version"], ["--help"], ["info", "--connect", "{run_dir}"], ["top", "--once", "{run_dir}"], REPLAY],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_full_output_is_an_error_in_one_line(arguments: list[str], is_unbuffered: str, run_dir: str) -> None:
+    arguments = [argument.format(run_dir=run_dir) for argument in arguments]
+    outcome = run_with_full_output(*arguments, PYTHONUNBUFFERED=is_unbuffered)
+    assert outcome == (1, "error: cannot write the output: No space left on device\n")
+
+
+def test_a_reader_that_has_enough_is_no_error(run_dir: str) -> None:
+    shell = 'set -o pipefail; "$@" | true'
+    command = ["bash", "-c", shell, "bash", *COMMAND, "info", "--json", "--connect", run_dir]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert outcome.returncode in (0, 1, 141)  # 0: it was written before the reader left
+    assert outcome.stderr == ""
