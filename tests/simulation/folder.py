@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from triptych.protocol.model_card import OFFERED_FILE, ModelCard, Offer
 
 if TYPE_CHECKING:
     from tests.simulation.processes import Process
+
+    Owner: TypeAlias = "Process | Unhindered"
+
+
+class Unhindered:
+    """An owner whose looks at files are no acts."""
+
+    def act(self, what: str) -> None:
+        pass
+
+    def stall(self) -> None:
+        pass
 
 
 class Disk:
     """Texts by path, with a number that no earlier one had."""
 
-    def __init__(self, has_changed: Callable[[], None]) -> None:
+    def __init__(self, has_changed: Callable[[], None] = lambda: None) -> None:
         self.files: dict[str, tuple[str, int]] = {}
         self._versions = itertools.count(1)
         self._has_changed = has_changed  # is called after each change
@@ -34,7 +51,7 @@ class Disk:
 class Folder:
     """What the pipeline uses of a ``pathlib.Path``, as one process sees it."""
 
-    def __init__(self, disk: Disk, path: str, owner: Process) -> None:
+    def __init__(self, disk: Disk, path: str, owner: Owner) -> None:
         self._disk, self._path, self.owner = disk, path, owner
 
     def __truediv__(self, name: str) -> Folder:
@@ -43,7 +60,7 @@ class Folder:
     def __str__(self) -> str:
         return self._path
 
-    __fspath__ = __str__
+    __fspath__ = __str__  # for the names of sockets
 
     @property
     def name(self) -> str:
@@ -83,3 +100,11 @@ class Folder:
 
 def write_private(path: Folder, text: str, *, is_durable: bool = False) -> None:
     path.write(text)
+
+
+def offering(path: Path, card: ModelCard) -> Folder:
+    """The run directory of a driver that has nothing more to do with it: to look at it is no act."""
+    folder = Folder(Disk(), str(path), Unhindered())
+    if card.adapters:
+        (folder / OFFERED_FILE).write(json.dumps(asdict(Offer(tuple(card.adapters)))))
+    return folder

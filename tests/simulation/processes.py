@@ -24,7 +24,7 @@ from triptych.workers.summarize.process import Summarize
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-RUN_DIR = Path("/run")
+RUN_DIR = Path("/dev/null")  # where nothing real can be
 
 
 class Died(BaseException):
@@ -126,7 +126,7 @@ class Worker(Process):
 
     def _build(self) -> Any:
         world, drivers = self.world, self.world.drivers
-        run_dir, config = (RUN_DIR, world.config) if drivers is None else drivers.find(self)
+        run_dir, config = (world.folder, world.config) if drivers is None else drivers.find(self)
         context = LifeContext(
             self.role, self.epoch, run_dir, config, world.board, LifeJournal(world.journal, self), FakeTransport(self)
         )

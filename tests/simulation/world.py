@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,12 @@ from tests.simulation.adapters import give_adapters, let_adapters_change
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.clock import Clock, installed
 from tests.simulation.drivers import Drivers
+from tests.simulation.folder import offering
 from tests.simulation.journal import make_journal
 from tests.simulation.network import Network
 from tests.simulation.owners import give_keys, install_keys
 from tests.simulation.plan import Plan, make_plan
-from tests.simulation.processes import Died, Process, Worker
+from tests.simulation.processes import RUN_DIR, Died, Process, Worker
 from tests.simulation.proposals import allow_proposals, propose
 from tests.simulation.requests import Request
 from tests.simulation.users import Client, Reader
@@ -132,6 +134,7 @@ class World:
         self.num_chance_deaths = 0  # by a worker's own fault, and for no request's
         self.num_drivers = 1
         self.num_give_ups = 0
+        self.folder: Any = offering(RUN_DIR, self.card)  # where no driver has one
         self.drivers = Drivers(self, random.Random(f"drivers {seed}")) if self.is_loading else None
 
     # -- what everybody uses
@@ -188,16 +191,18 @@ class World:
                 install_keys(patch)
                 if self.drivers is not None:
                     self.drivers.install(patch)
-                self._begin()
-                self._loop()
-                self.checks.at_rest()
+                try:
+                    self._begin()
+                    self._loop()
+                    self.checks.at_rest()
+                finally:  # while what it undoes on its way is not real
+                    if self.drivers is not None:
+                        self.drivers.life.end()
         except Violation as violation:
             raise Violation(self._report(str(violation))) from violation
         except Exception as error:
             raise Violation(self._report(f"a process raised {type(error).__name__}: {error}")) from error
         finally:
-            if self.drivers is not None:
-                self.drivers.life.end()
             WORKER_ERRORS.removeHandler(handler)
 
     def _report(self, text: str) -> str:
