@@ -68,10 +68,11 @@ def chat_request(gateway: Gateway, body: ChatRequest, tools: ToolUse) -> dict[st
         body, gateway.config, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=body.prompt_logprobs
     )
     options |= structured_options(body.response_format, body.structured_outputs) | tools.options()
-    options |= body.template_options()
+    template = gateway.facts.chat_template or ""
+    options |= body.template_options(template)
     if body.echo and not body.continue_final_message:
         raise unsupported("echo", "echo is true, which goes with continue_final_message: true")
-    return {"messages": wire_messages(body.messages, template=gateway.facts.chat_template or ""), **options}
+    return {"messages": wire_messages(body.messages, template=template), **options}
 
 
 class Known(NamedTuple):

@@ -19,10 +19,12 @@ from .schemas.chat import (
 )
 from .schemas.messages import AnthropicMessage, Block, CountRequest, MessageRequest
 from .schemas.structure import JsonSchema, ResponseFormat
+from .template_variables import knows_effort, thinking_variables
 
 
-def chat_of(body: CountRequest) -> ChatRequest:
-    """
+def chat_of(body: CountRequest, template: str) -> ChatRequest:
+    """For a model with that chat template.
+
     Raises:
         ApiError: a block is not where it belongs, or lacks something.
     """
@@ -35,7 +37,7 @@ def chat_of(body: CountRequest) -> ChatRequest:
     is_told = True
     if (thinking := body.thinking) is not None:
         is_wanted = thinking.type != "disabled"
-        variables = {"enable_thinking": is_wanted, "thinking": is_wanted}  # what templates call it
+        variables = thinking_variables(is_wanted)
         is_told = is_wanted and thinking.display != "omitted"
     asked: dict[str, Any] = {
         "messages": system + turns,
@@ -45,6 +47,7 @@ def chat_of(body: CountRequest) -> ChatRequest:
         "parallel_tool_calls": is_parallel,
         "response_format": _format(body),
         "chat_template_kwargs": {**variables, **(body.chat_template_kwargs or {})},
+        "reasoning_effort": body.output_config.effort if body.output_config and knows_effort(template) else None,
         "include_reasoning": is_told,
     }
     if isinstance(body, MessageRequest):

@@ -38,7 +38,7 @@ async def create_message(gateway: Gateway, body: MessageRequest, request: Reques
     """
     gateway.check_ready()
     model = gateway.check_model(body.model)
-    chat = chat_of(body)
+    chat = chat_of(body, gateway.facts.chat_template or "")
     tools = tool_use(gateway, chat.tools, chat.tool_choice, single=chat.parallel_tool_calls is False)
     form = "tool_choice" if tools.form else "output_config.format"
     with named_as(prompt="messages", stop="stop_sequences", structured=form):
@@ -56,7 +56,7 @@ async def count_tokens(gateway: Gateway, body: CountRequest, request: Request) -
     """How many tokens the prompt has that the model would get."""
     gateway.check_ready()
     gateway.check_model(body.model)
-    chat = chat_of(body)
+    chat = chat_of(body, gateway.facts.chat_template or "")
     tools = tool_use(gateway, chat.tools, chat.tool_choice, single=False)
     num_tokens = await num_chat_tokens(gateway, request, chat_request(gateway, chat, tools))
     return json_response({"input_tokens": num_tokens})

@@ -28,6 +28,7 @@ from .schemas.responses import InputItem, ResponseRequest
 from .schemas.structure import JsonSchema, ResponseFormat
 from .state import Gateway
 from .structure import structured_options
+from .template_variables import effort_variables, template_variables
 from .thoughts import Thought
 from .tools.parser import Call
 from .usage import response_usage
@@ -47,12 +48,13 @@ async def create_response(gateway: Gateway, body: ResponseRequest, request: Requ
     tools = tool_use(gateway, _tools(body), _choice(body), single=body.parallel_tool_calls is False)
     options = pipeline_options(body, gateway.config, max_tokens=body.max_output_tokens, logprobs=body.num_logprobs())
     options |= structured_options(_format(body), body.structured_outputs) | tools.options()
-    if body.chat_template_kwargs:
-        options["chat_template_kwargs"] = body.chat_template_kwargs
+    template = gateway.facts.chat_template or ""
+    effort = effort_variables(body.effort, template, param="reasoning.effort")
+    options |= template_variables(effort, body.chat_template_kwargs)
     form = "tool_choice" if tools.form else "structured_outputs" if body.structured_outputs else "text.format"
     names = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs", "structured": form}
     with named_as(prompt="input", messages="input", **names):
-        options["messages"] = wire_messages(_messages(body), template=gateway.facts.chat_template or "")
+        options["messages"] = wire_messages(_messages(body), template=template)
         options, reasoning = await with_reasoning(gateway, request, options, body)
         reply = ResponseReply(gateway, body, new_id(KIND, body.request_id), model, tools, reasoning)
         generation = await Generation.begin(gateway, request, reply.request_id, [options], model=model)
@@ -183,7 +185,7 @@ class ResponseReply:
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": body.effort, "summary": None},
             "store": False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": {"format": _format_map(body)},

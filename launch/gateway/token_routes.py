@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from .chat_messages import wire_messages, wire_tools
 from .errors import ApiError, json_response
+from .schemas.chat import TemplateFields
 from .schemas.other import DetokenizeRequest, TokenizeRequest
 from .state import Gateway
 from .token_ids import chat_ids
@@ -21,8 +22,10 @@ async def tokenize(gateway: Gateway, body: TokenizeRequest, request: Request) ->
     gateway.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError("exactly one of prompt and messages is needed", param="prompt")
-    if body.prompt is not None and body.continue_final_message:
-        raise ApiError("continue_final_message is true: it needs messages", param="continue_final_message")
+    if body.prompt is not None:
+        for name in TemplateFields.model_fields:
+            if getattr(body, name):
+                raise ApiError(f"{name} belongs to a chat: it needs messages", param=name)
     ids = None if body.messages is None else await _chat_ids(gateway, body, request)
     # A text of 8 MB takes seconds, in which the event loop would answer nobody and be taken for hung.
     return await asyncio.to_thread(_tokenized, gateway, body, ids)
@@ -39,8 +42,8 @@ def _tokenized(gateway: Gateway, body: TokenizeRequest, ids: list[int] | None) -
 
 async def _chat_ids(gateway: Gateway, body: TokenizeRequest, request: Request) -> list[int]:
     assert body.messages is not None, "one of the two is there"
-    messages = wire_messages(body.messages, template=gateway.facts.chat_template or "")
-    wanted = {"messages": messages, **body.template_options()}
+    template = gateway.facts.chat_template or ""
+    wanted = {"messages": wire_messages(body.messages, template=template), **body.template_options(template)}
     if body.tools:
         wanted["tools"] = wire_tools(body.tools)
     return await chat_ids(gateway, request, wanted)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from ..errors import ApiError, unsupported
+from ..template_variables import Effort, effort_variables, template_variables
 from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, ApiModel, List, Neutral, few_parts, limited
 from .sampling import COMMON_NEUTRAL, SamplingFields
 from .structure import ResponseFormat
@@ -96,16 +97,17 @@ class TemplateFields(ApiModel):
     """How a chat becomes a prompt."""
 
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables for the chat template")
+    reasoning_effort: Effort | None = Field(None, description="its variable of this name, if it has one")
     continue_final_message: bool | None = Field(
         None, description="the model goes on with the last message, which is the assistant's"
     )
     add_generation_prompt: bool | None = Field(None, description="the opposite of continue_final_message")
 
-    def template_options(self) -> dict[str, Any]:
-        """As the pipeline takes them.
+    def template_options(self, template: str) -> dict[str, Any]:
+        """As the pipeline takes them for a model with that chat template.
 
         Raises:
-            ApiError: a turn is to be begun and to be continued, or neither.
+            ApiError: a turn is to be begun and to be continued, or neither; the template knows no such effort.
         """
         continues = bool(self.continue_final_message)
         if continues and self.add_generation_prompt:
@@ -115,7 +117,8 @@ class TemplateFields(ApiModel):
             text = "add_generation_prompt is false, which goes with continue_final_message: true"
             raise unsupported("add_generation_prompt", text)
         options: dict[str, Any] = {"continue_final_message": True} if continues else {}
-        return options | ({"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {})
+        effort = effort_variables(self.reasoning_effort, template, param="reasoning_effort")
+        return options | template_variables(effort, self.chat_template_kwargs)
 
 
 class ChatRequest(SamplingFields, TemplateFields):
@@ -130,7 +133,6 @@ class ChatRequest(SamplingFields, TemplateFields):
         "functions": ([],),
         "function_call": ("none",),
         "verbosity": ("medium",),
-        "reasoning_effort": ("none",),
         "best_of": (1,),
         "documents": ([],),
         "chat_template": (),

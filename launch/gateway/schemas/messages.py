@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from ..template_variables import Effort
 from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, ApiModel, List, Neutral, few_parts, limited
 
 
@@ -73,8 +74,8 @@ class OutputFormat(ApiModel):
 
 
 class OutputConfig(ApiModel):
-    NEUTRAL: ClassVar[Neutral] = {"effort": ANYTHING}
     format: OutputFormat | None = None
+    effort: Effort | None = Field(None, description="not looked at where the chat template knows none")
 
 
 class CountRequest(ApiModel):

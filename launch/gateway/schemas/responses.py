@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from ..template_variables import Effort
 from .base import ANYTHING, MAX_MESSAGES, ApiModel, List, Neutral, few_parts, limited, small_map
 from .chat import Parts
 from .sampling import COMMON_NEUTRAL, SamplingFields
@@ -33,6 +34,11 @@ class InputItem(ApiModel):
     name: str | None = None
     arguments: str | None = None
     output: str | Parts | None = None
+
+
+class ReasoningOptions(ApiModel):
+    NEUTRAL: ClassVar[Neutral] = {"summary": ("auto",), "generate_summary": ("auto",)}
+    effort: Effort | None = None
 
 
 class FunctionTool(ApiModel):
@@ -81,7 +87,6 @@ class ResponseRequest(SamplingFields):
         "previous_response_id": (),
         "conversation": (),
         "prompt": (),
-        "reasoning": ({},),
         "max_tool_calls": (),
         "n": (1,),
         "prompt_logprobs": (0,),
@@ -100,6 +105,7 @@ class ResponseRequest(SamplingFields):
         None, max_length=MAX_METADATA, description="comes back in the reply"
     )
     text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
     tools: List[FunctionTool] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
     parallel_tool_calls: bool | None = None
@@ -108,6 +114,10 @@ class ResponseRequest(SamplingFields):
     include_reasoning: bool | None = None
 
     _few_parts = field_validator("input", mode="before")(few_parts)
+
+    @property
+    def effort(self) -> Effort | None:
+        return self.reasoning.effort if self.reasoning else None
 
     def num_logprobs(self) -> int | None:
         """Alternatives beside each token; None for no logprobs at all."""
