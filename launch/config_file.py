@@ -55,7 +55,7 @@ def _keys(command: Any) -> Iterator[tuple[str, str]]:
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = path.read_bytes()
-        text = content.decode()
+        text = content.decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", param="config") from error
     except UnicodeDecodeError as error:

@@ -45,6 +45,8 @@ def jobs_from_lines(lines: Iterable[bytes]) -> list[Job]:
     for number, line in enumerate(lines, 1):
         if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise ConfigError(f"the prompts are {why_not_utf8(line)}", param="file")
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
         text = line.decode(errors="surrogateescape").rstrip("\r\n")
         if text.strip():
             parse = _parse if text.lstrip().startswith('{"') else _plain

@@ -94,6 +94,12 @@ def test_a_file_that_cannot_be_read_is_named(triptych: Triptych, tmp_path: Path)
     assert f"cannot read {tmp_path}/none.toml: No such file or directory" in outcome.err
 
 
+def test_a_byte_order_mark_is_no_part_of_a_file(triptych: Triptych, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("page_size = 7", encoding="utf-8-sig")
+    outcome = triptych("generate", "hi", "--config", tmp_path / "own.toml")
+    assert (outcome.code, "page_size is 7" in outcome.err) == (2, True)
+
+
 def test_a_file_that_is_utf_16_is_named_so(triptych: Triptych, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text("page_size = 32", encoding="utf-16")
     outcome = triptych("generate", "hi", "--config", tmp_path / "own.toml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import shutil
 from pathlib import Path
@@ -45,9 +46,10 @@ def test_answers_come_in_the_order_of_the_prompts(generate: Triptych) -> None:
     assert [(row["index"], row["prompt"]) for row in rows_of(outcome.out)] == list(enumerate(prompts))
 
 
+@pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8], ids=["", "marked"])
 @pytest.mark.parametrize("source", ["file", "pipe", "dash"])
-def test_lines_of_a_file_or_a_pipe_are_prompts(generate: Triptych, tmp_path: Path, source: str) -> None:
-    text = b"one\n\n  \ntwo\r\nthree"
+def test_lines_of_a_file_or_a_pipe_are_prompts(generate: Triptych, tmp_path: Path, source: str, mark: bytes) -> None:
+    text = mark + b"one\n\n  \ntwo\r\nthree"
     (tmp_path / "prompts").write_bytes(text)
     arguments = {"file": ["--file", str(tmp_path / "prompts")], "pipe": [], "dash": ["-f", "-"]}[source]
     outcome = generate("--format", "jsonl", *arguments, stdin=text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tests.pipeline.raw import RawClient
 from tests.pipeline.serving import DriverProcess
 from tests.waiting import eventually
 from triptych import Client, Driver
-from triptych.protocol.errors import ConfigError, Overloaded, PipelineFailed, WorkerDied
+from triptych.protocol.errors import ConfigError, Overloaded, PipelineFailed, TriptychError, WorkerDied
 
 
 def abort_execute(driver: Driver) -> None:
@@ -79,6 +80,13 @@ def test_a_journal_in_a_folder_that_is_not_there_is_named(tmp_path: Path) -> Non
         hash_driver(journal=str(tmp_path / "nowhere" / "journal")),
     ):
         pass
+
+
+@pytest.mark.parametrize("trace", ["", "{tmp}", "{tmp}/nowhere/trace"], ids=["no place", "a folder", "in no folder"])
+def test_a_place_where_no_trace_can_be_is_named(tmp_path: Path, trace: str) -> None:
+    place = trace.format(tmp=tmp_path)
+    with pytest.raises(TriptychError, match=re.escape(f"ConfigError: the trace {place!r} cannot be written: ")):
+        hash_driver(trace=place).start()
 
 
 def test_a_trace_that_cannot_be_written_costs_only_the_trace(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from ...protocol import messages as m
-from ...protocol.errors import JournalError, Poisoned
+from ...protocol.errors import ConfigError, JournalError, Poisoned
 from ...protocol.journal.deaths import POISONED, held_against, num_deaths
 from ...protocol.journal.layout import DISPATCHED
 from ...protocol.journal.releases import is_released
@@ -52,9 +52,16 @@ def run(context: WorkerContext) -> None:
 
 
 def _open_trace(path: str | None) -> TextIO | None:
+    """
+    Raises:
+        ConfigError: no trace can be written there.
+    """
     if path is None:
         return None
-    file = open(path, "a", buffering=1)  # noqa: SIM115, closed with the links
+    try:
+        file = open(path, "a", buffering=1)  # noqa: SIM115, closed with the links
+    except OSError as error:
+        raise ConfigError(f"the trace {path!r} cannot be written: {error.strerror}", param="trace") from error
     if file.tell():
         file.write("\n")  # an earlier life may have been killed in the middle of a line
     return file

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +24,8 @@ PARAMS = {CHAT: "reasoning_effort", RESPONSES: "reasoning.effort", TOKENIZE: "re
 
 
 @pytest.fixture
-def script(api: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dictation]:
-    yield Dictation(api, monkeypatch, "Yes.")
+def script(api: Site, monkeypatch: pytest.MonkeyPatch) -> Dictation:
+    return Dictation(api, monkeypatch, "Yes.")
 
 
 @pytest.fixture
