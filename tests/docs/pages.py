@@ -57,7 +57,7 @@ def parse_triptych(call: str) -> None:
     Raises:
         click.UsageError: the command line would not take this call.
     """
-    program, verb, *arguments = shlex.split(call)
+    program, verb, *arguments = shlex.split(call, comments=True)
     assert program == "triptych", call
     group = typer.main.get_command(app)
     parent = group.make_context("triptych", [verb])

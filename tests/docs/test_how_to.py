@@ -194,11 +194,6 @@ def test_a_file_of_prompts_goes_on_after_a_kill(driver: Driver, tmp_path: Path) 
     assert sorted(json.loads(row)["index"] for row in answers.read_text().splitlines()) == list(range(300))
 
 
-@pytest.mark.parametrize("call", [call for call in CALLS if call.startswith("triptych")])
-def test_a_command_is_one_that_is_taken(call: str) -> None:
-    parse_triptych(call)
-
-
 def unit() -> configparser.SectionProxy:
     parser = configparser.ConfigParser(interpolation=None)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
