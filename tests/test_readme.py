@@ -9,15 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import assert_no_text_is_blank, parse_triptych, run_borrowed
+from tests.docs.pages import assert_no_text_is_blank, run_borrowed
 from triptych import Driver
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-HOW_TO = (ROOT / "docs" / "structured.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", README + HOW_TO, re.DOTALL)
-SHELL = "\n".join(re.findall(r"```\n(.*?)```", README, re.DOTALL))
-CALLS = re.findall(r"^(?:\.venv/bin/)?(triptych .*)$", SHELL, re.MULTILINE)
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def test_the_first_block_runs_as_it_stands() -> None:
@@ -35,11 +32,6 @@ def test_a_block_answers_with_text(block: int, demo_driver: Driver, tmp_path: Pa
 def test_a_service_takes_the_line_without_its_end(demo_driver: Driver, tmp_path: Path) -> None:
     [block] = [block for block in BLOCKS if "readline" in block]
     assert run_borrowed(block, tmp_path, demo_driver).startswith("Make an iterator")
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_a_command_is_one_that_is_taken(call: str) -> None:
-    parse_triptych(call)
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:tests|protocol|launch)/[\w/.]+\.\w+)`", README))))
