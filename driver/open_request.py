@@ -120,6 +120,9 @@ def checked_size(message: Any) -> int:
     """
     try:
         frame = encode(message, seq=2**64 - 1)
+    except UnicodeEncodeError as error:
+        text = f"the request cannot be encoded: {error.object[error.start]!r} is half a surrogate pair and no character"
+        raise InvalidRequest(text) from error
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"the request cannot be encoded: {error}") from error
     decode_public(frame, max_bytes=len(frame))

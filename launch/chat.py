@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..driver.stream import Completion
 from ..protocol.config import PipelineConfig
-from ..protocol.errors import ConfigError, RequestError
+from ..protocol.errors import ConfigError, InvalidRequest, RequestError
 from .chat_lines import BLOCK, line_editing, read_message
+from .not_utf8 import why_not_utf8
 from .pipeline import Pipeline, open_pipeline
 from .report import ledger_table, model_line, printable, say, summary_line
 
@@ -47,7 +48,8 @@ def chat(
     connect: Path | None,
     console: Console,
 ) -> int:
-    """Talk until the input ends; ``options`` are of every request. The exit code is 0.
+    """Talk until the input ends; ``options`` are of every request. The exit code is 1 if questions came through a pipe and
+    one of them was refused.
 
     Raises:
         ConfigError: the model has no chat template.
@@ -59,9 +61,10 @@ def chat(
         if is_typed:
             say(console, model_line(pipeline.client.info()["model"]), is_wrapped=True)
             say(console, "/help lists the commands")
+        conversation = Conversation(pipeline, options, system=system, console=console)
         with line_editing([*COMMANDS]) if is_typed else nullcontext():
-            Conversation(pipeline, options, system=system, console=console).run()
-    return 0
+            conversation.run()
+    return 1 if conversation.was_refused and not is_typed else 0
 
 
 class Conversation:
@@ -72,6 +75,7 @@ class Conversation:
         self._system = system
         self._messages: list[dict[str, str]] = []  # without the system's
         self._last: Completion | None = None
+        self.was_refused = False
 
     def run(self) -> None:
         while (message := read_message()) is not None:
@@ -104,8 +108,10 @@ class Conversation:
     def _ask(self, question: str) -> None:
         messages = [*self._messages, {"role": "user", "content": question}]
         try:
+            _check_utf8(question)
             self._last = self._stream([*self._opening, *messages])
         except RequestError as error:
+            self.was_refused = True
             self._say(f"{error.message} ({error.code}); /reset forgets the conversation", "red")
             return
         self._messages = [*messages, {"role": "assistant", "content": self._last.text}]
@@ -163,3 +169,15 @@ class Conversation:
 
 def _markdown(messages: list[dict[str, str]]) -> str:
     return "\n\n".join(f"**{message['role']}**\n\n{message['content']}" for message in messages)
+
+
+def _check_utf8(text: str) -> None:
+    """
+    Raises:
+        InvalidRequest: standard input, which is read as UTF-8, had something else.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        reason = why_not_utf8(text.encode(errors="surrogateescape"))
+        raise InvalidRequest(f"the question is {reason}", param="messages") from error

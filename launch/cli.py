@@ -25,7 +25,7 @@ from .keys import keys
 from .logs import set_up_logging, set_up_stream_logging
 from .replay.options import EngineConfig, StudyOptions
 from .signals import INTERRUPTED, exit_on_signals
-from .streams import open_closed_streams, replace_what_cannot_be_written
+from .streams import keep_what_cannot_be_read, open_closed_streams, replace_what_cannot_be_written
 from .variables import PREFIX, complaints
 from .verb import Verb
 
@@ -76,6 +76,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run a verb and exit: with 0 if all went well, 1 if something failed, 2 for a wrong setting."""
     open_closed_streams()
     replace_what_cannot_be_written()
+    keep_what_cannot_be_read()
     exit_on_signals()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may leave it ignored: then no child has an exit code
     try:

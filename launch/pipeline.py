@@ -82,7 +82,9 @@ def connected(run_dir: Path) -> Iterator[Client]:
     try:
         service = PipelineConfig.from_json((run_dir / CONFIG_FILE).read_text(encoding="utf-8")).service
     except OSError as error:
-        raise ConfigError(f"no pipeline runs in {run_dir}: {error}", param="connect") from error
+        raise ConfigError(
+            f"no pipeline runs in {run_dir}: {error.filename}: {error.strerror}", param="connect"
+        ) from error
     run_dir = run_dir.absolute()
     doors = {"submit": submit_endpoint(run_dir, service), "follow": follow_endpoint(run_dir, service)}
     with Client(run_dir, **doors) as client:

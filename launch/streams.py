@@ -1,4 +1,4 @@
-"""Standard streams that were closed by whoever started the program."""
+"""Standard streams that were closed by whoever started the program, or cannot say what they should."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ def replace_what_cannot_be_written() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="replace")
+
+
+def keep_what_cannot_be_read() -> None:
+    """Bytes of the input that its encoding does not know come as half surrogate pairs, which whoever needs a text finds:
+    whether reading raises would be up to the locale.
+    """
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
 
 
 def _null(flags: int, number: int) -> int:

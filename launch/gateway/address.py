@@ -26,7 +26,7 @@ def listen(address: str) -> socket.socket:
     try:
         return _listen_unix(address[5:]) if address.startswith("unix:") else _listen_tcp(*split_address(address))
     except OSError as error:
-        raise ConfigError(f"cannot listen at {address}: {error}", param="http") from error
+        raise ConfigError(f"cannot listen at {address}: {error.strerror or error}", param="http") from error
 
 
 @contextlib.contextmanager

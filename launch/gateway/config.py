@@ -115,7 +115,7 @@ def _read_keys(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise ConfigError(f"api_key_file cannot be read: {error}", param="api_key_file") from error
+        raise ConfigError(f"api_key_file {path} cannot be read: {error.strerror}", param="api_key_file") from error
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
         raise ConfigError(f"api_key_file {path} holds no key", param="api_key_file")

@@ -114,7 +114,7 @@ class _Process(threading.Thread):
         try:
             return f"ended with exit code {self._live()}"
         except OSError as error:  # no memory, processes or files left for now
-            return f"cannot be started: {error}"
+            return f"cannot be started: {error.strerror}"
 
     def _live(self) -> int:
         pulse, childs_end = os.pipe2(os.O_CLOEXEC)

@@ -49,7 +49,9 @@ def make_gateway(config: GatewayConfig, run_dir: Path, *, index: int = 0) -> Gat
     try:
         _ = gateway.pipeline, gateway.board, gateway.api_keys
     except OSError as error:
-        raise ConfigError(f"no pipeline runs in {run_dir}: {error}", param="run_dir") from error
+        raise ConfigError(
+            f"no pipeline runs in {run_dir}: {error.filename}: {error.strerror}", param="run_dir"
+        ) from error
     return gateway
 
 

@@ -76,7 +76,13 @@ def test_an_unknown_command_shows_the_list_and_is_not_asked(chat: Triptych) -> N
 def test_a_refused_question_is_forgotten(chat: Triptych, run_dir: str) -> None:
     outcome = chat("x" * 5000, "second")
     assert "(prompt_too_long)" in outcome.err
-    assert outcome.out == answers(run_dir, "second")
+    assert (outcome.out, outcome.code) == (answers(run_dir, "second"), 1)
+
+
+def test_a_question_that_is_no_utf_8_is_refused_and_the_next_answered(triptych: Triptych, run_dir: str) -> None:
+    outcome = triptych("chat", "--connect", run_dir, "--max-tokens", "4", stdin=b"caf\xe9\nsecond")
+    assert "the question is not UTF-8: byte 0xe9 after 3 others (invalid_request)" in outcome.err
+    assert (outcome.out, outcome.code) == (answers(run_dir, "second"), 1)
 
 
 def test_the_system_prompt_can_be_changed(chat: Triptych, run_dir: str) -> None:
