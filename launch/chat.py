@@ -48,8 +48,8 @@ def chat(
     connect: Path | None,
     console: Console,
 ) -> int:
-    """Talk until the input ends; ``options`` are of every request. The exit code is 1 if questions came through a pipe and
-    one of them was refused.
+    """Talk until the input ends; ``options`` are of every request. The exit code is 1 if questions came through a pipe
+    and one of them was refused.
 
     Raises:
         ConfigError: the model has no chat template.

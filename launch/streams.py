@@ -28,8 +28,8 @@ def replace_what_cannot_be_written() -> None:
 
 
 def keep_what_cannot_be_read() -> None:
-    """Bytes of the input that its encoding does not know come as half surrogate pairs, which whoever needs a text finds:
-    whether reading raises would be up to the locale.
+    """Bytes of the input that its encoding does not know come as half surrogate pairs, which whoever needs a text
+    finds: whether reading raises would be up to the locale.
     """
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")

@@ -23,7 +23,7 @@ class Owners:
         """``owner`` is what ``Router.owner`` says."""
         if not self._are_told_apart or owner == self._house:
             return HOUSE
-        return int.from_bytes(blake2b(owner, digest_size=8).digest()) or 1
+        return int.from_bytes(blake2b(owner, digest_size=8).digest(), "big") or 1
 
 
 def may_ask(asker: int, owner: int) -> bool:

@@ -37,15 +37,15 @@ def soak(policy: str, operations: int, seed: int = 0) -> Counter[str]:
     """Counts of what happened in so many operations.
 
     Raises:
-        AssertionError, PageLedgerError: a text is wrong, or a page lost; a note says how to see it again.
+        AssertionError, PageLedgerError: a text is wrong, or a page lost; stderr says how to see it again.
     """
     counts: Counter[str] = Counter()
     for life in range(-(-operations // OPERATIONS_A_LIFE)):
         visitors = Visitors(random.Random(f"{seed}/{policy}/{life}"), policy, counts)
         try:
             visitors.live()
-        except BaseException as error:
-            error.add_note(f"soak({policy!r}), seed {seed}, life {life}: {visitors.options}")
+        except BaseException:
+            print(f"soak({policy!r}), seed {seed}, life {life}: {visitors.options}", file=sys.stderr)
             raise
     return counts
 
