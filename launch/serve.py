@@ -54,13 +54,14 @@ def serve(task: Task, *, console: Console) -> int:
     The gateways outlive the workers by a moment: whoever waits for an answer is told of its end by HTTP too.
 
     Raises:
-        ConfigError: the run directory is in use or unsafe, or the HTTP address cannot be had.
+        ConfigError: the run directory is in use or unsafe, the HTTP address cannot be had, or its keys not be read.
         WorkerDied: a worker failed to start.
     """
     handle_unless_ignored(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
     if task.gateway.http is not None:
         check_address(task.gateway.http)
     task.gateway.check_names(task.config.model)
+    task.gateway.api_keys()
     code = 0
     driver = Driver(run_dir=task.run_dir, config=task.config)
     with ExitStack() as stack:

@@ -10,12 +10,14 @@ from typing import Any
 
 from ...protocol.config import MAX_LEASE_S, MIN_LEASE_S, ModelConfig
 from ...protocol.errors import ConfigError
+from ..not_utf8 import why_not_utf8
 
 LOG_FORMATS = ("text", "json")
 TOOL_PARSERS = ("auto", "harmony", "hermes", "llama3_json", "mistral", "none")
 REASONING_PARSERS = ("auto", "harmony", "think", "none")
 MAX_WORKERS = 64
 _ORIGIN = re.compile(r"https?://[^\s/?#@*]+")  # as browsers send it: without a path
+_URL = re.compile(r"https?://[^\s/?#]+\S*")
 
 
 def _option(default: Any, text: str, *, secret: bool = False) -> Any:
@@ -72,6 +74,9 @@ class GatewayConfig:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 text = f"allowed_origin is {origin!r}, must be scheme://host[:port] or *"
                 raise ConfigError(text, param="allowed_origin")
+        if self.otlp_traces_endpoint is not None and not _URL.fullmatch(self.otlp_traces_endpoint):
+            text = f"otlp_traces_endpoint is {self.otlp_traces_endpoint!r}, must be http[s]://host[:port]/path"
+            raise ConfigError(text, param="otlp_traces_endpoint")
         if self.request_timeout_s is not None:
             _between("request_timeout_s", self.request_timeout_s, 0.01, 1e9)
         _one_of("tool_parser", self.tool_parser, TOOL_PARSERS)
@@ -93,7 +98,7 @@ class GatewayConfig:
         """Every key that opens the gateway; none: it is open to all.
 
         Raises:
-            ConfigError: the file cannot be read or holds no key.
+            ConfigError: the file cannot be read, is not UTF-8 or holds no key.
         """
         # A key that comes out of a file by way of the environment often brings the end of its line.
         keys = [] if self.api_key is None else [self.api_key.rstrip("\r\n")]
@@ -113,9 +118,12 @@ def is_known_key(given: bytes, keys: tuple[str, ...]) -> bool:
 
 def _read_keys(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        content = path.read_bytes()
+        lines = content.decode("utf-8-sig").splitlines()
     except OSError as error:
         raise ConfigError(f"api_key_file {path} cannot be read: {error.strerror}", param="api_key_file") from error
+    except UnicodeDecodeError:  # without its text, which holds keys
+        raise ConfigError(f"api_key_file {path} is {why_not_utf8(content)}", param="api_key_file") from None
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
         raise ConfigError(f"api_key_file {path} holds no key", param="api_key_file")

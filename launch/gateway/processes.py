@@ -48,7 +48,6 @@ def gateways(config: GatewayConfig, run_dir: Path, *, log_level: str) -> Iterato
         yield None
         return
     check_installed()
-    config.api_keys()
     with listening(config.http) as listener:
         url = url_of(listener)
         write_private(run_dir / URL_FILE, url)

@@ -227,7 +227,7 @@ def test_every_setting_of_the_gateway_is_a_flag_and_a_variable() -> None:
 
     flags = {item.name: "--" + item.name.replace("_", "-") for item in dataclasses.fields(GatewayConfig)}
     values = dict.fromkeys(flags, "7") | {"tool_parser": "hermes", "log_format": "json", "max_body_bytes": "4096"}
-    values |= {"reasoning_parser": "think", "allowed_origin": "http://a:3000"}
+    values |= {"reasoning_parser": "think", "allowed_origin": "http://a:3000", "otlp_traces_endpoint": "http://a:4318/"}
     arguments = [part for name, flag in flags.items() for part in (flag, values[name])]
     environment = {f"TRIPTYCH_{name.upper()}": value for name, value in values.items()}
     for result in (CliRunner().invoke(probe, arguments), CliRunner().invoke(probe, [], env=environment)):

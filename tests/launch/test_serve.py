@@ -1,4 +1,4 @@
-"""How ``serve`` ends, where a process of its own could not be met in the middle."""
+"""How ``serve`` ends, where a process of its own could not be met in the middle, and what it refuses."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from triptych.launch import startup
 from triptych.launch.gateway.config import GatewayConfig
 from triptych.launch.serve import Task, serve
 from triptych.protocol.config import PipelineConfig
+from triptych.protocol.errors import ConfigError
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.requests import RequestWriter
 
@@ -43,3 +44,17 @@ def test_a_start_that_is_interrupted_ends_with_0_only_if_nothing_waits(
     )
     assert serve(task, console=Console(quiet=True)) == num_kept
     assert ("requests kept for the next driver: 1" in caplog.text) == bool(num_kept)
+
+
+@pytest.mark.parametrize("address", [None, "127.0.0.1:0"])
+def test_keys_that_cannot_be_read_are_said_before_anything_starts(tmp_path: Path, address: str | None) -> None:
+    task = Task(
+        config=PipelineConfig.from_options(model="hash-lm"),
+        gateway=GatewayConfig(http=address, api_key_file=str(tmp_path / "keys")),
+        run_dir=tmp_path / "run",
+        drain_timeout=0.0,
+        log_level="info",
+    )
+    with pytest.raises(ConfigError, match=r"api_key_file .* cannot be read"):
+        serve(task, console=Console(quiet=True))
+    assert not (tmp_path / "run").exists()

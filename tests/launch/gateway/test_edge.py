@@ -71,12 +71,32 @@ def test_a_key_may_end_its_line_and_be_in_any_language(pipeline: Driver) -> None
             assert reply.status_code == status
 
 
-@pytest.mark.parametrize("content", [None, "\n# nothing\n"])
-def test_a_key_file_without_a_key_is_refused(tmp_path: Path, content: str | None) -> None:
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"", "holds no key"),
+        (b"\n# nothing\n", "holds no key"),
+        (b"fine\nschl\xfcssel\n", "is not UTF-8: byte 0xfc after 9 others"),
+        ("key".encode("utf-16"), "is UTF-16 and not UTF-8"),
+    ],
+)
+def test_a_key_file_without_a_key_is_refused(tmp_path: Path, content: bytes | None, why: str) -> None:
     if content is not None:
-        (tmp_path / "keys").write_text(content)
-    with pytest.raises(ConfigError, match="api_key_file"):
+        (tmp_path / "keys").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"api_key_file .*keys {why}"):
         GatewayConfig(api_key_file=str(tmp_path / "keys")).api_keys()
+
+
+def test_a_byte_order_mark_is_no_part_of_a_key(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("first\r\nsecond\r\n", encoding="utf-8-sig")
+    assert GatewayConfig(api_key_file=str(tmp_path / "keys")).api_keys() == ("first", "second")
+
+
+@pytest.mark.parametrize("endpoint", ["", "collector:4318", "http://", "http:///v1/traces", "grpc://collector:4317"])
+def test_traces_go_to_a_url_of_http(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match=f"otlp_traces_endpoint is '{endpoint}', must be http"):
+        GatewayConfig(otlp_traces_endpoint=endpoint)
 
 
 def test_pages_of_the_origins_that_were_named_may_ask_from_a_browser(pipeline: Driver) -> None:
