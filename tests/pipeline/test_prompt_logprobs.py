@@ -99,12 +99,13 @@ def test_scores_outlive_any_worker(slow_prefill: Driver, role: str, max_tokens: 
     eventually(lambda: slow_prefill.pids[role] not in (None, pid) and slow_prefill.health().status == "ok", timeout=30)
 
 
-def test_another_client_gets_them_with_the_end(driver: Driver) -> None:
-    with Client(driver.run_dir) as first:
-        request_id = first.submit(PROMPT, max_tokens=3, prompt_logprobs=1).accepted(30).request_id
-    with Client(driver.run_dir) as second:
-        assert_scored(second.resume(request_id).result(30), num_alternatives=1)
-    assert_quiet(driver)
+def test_another_client_gets_them_with_the_end(slow_prefill: Driver) -> None:
+    prompt = PROMPT * 5  # half a second, so that the first client is gone before the end, which it would have had
+    with Client(slow_prefill.run_dir) as first:
+        request_id = first.submit(prompt, max_tokens=3, prompt_logprobs=1).accepted(30).request_id
+    with Client(slow_prefill.run_dir) as second:
+        assert_scored(second.resume(request_id).result(30), prompt, num_alternatives=1)
+    assert_quiet(slow_prefill)
 
 
 def test_an_abort_before_the_end_of_the_prompt_has_none(slow_prefill: Driver) -> None:
