@@ -92,6 +92,7 @@ class AsyncStream:
 
     @property
     def done(self) -> bool:
+        """Whether the request has ended, well or not."""
         return self._result.done()
 
     @property
@@ -163,6 +164,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
+        """End the connection; see ``Client.close``."""
         await asyncio.to_thread(self._client.close)
 
     def submit(
@@ -269,6 +271,7 @@ class AsyncClient:
             return completion
 
     def abort(self, request_id: str) -> None:
+        """Ask for the end of a request of this client; its stream ends with the finish reason "abort"."""
         self._session.abort(request_id)
 
     def let_go(self, request_id: str, error: TriptychError) -> None:
@@ -284,15 +287,19 @@ class AsyncClient:
         self._session.forget(request_id)
 
     async def info(self, timeout: float = 10.0) -> dict[str, Any]:
+        """The model, its limits, and the limits of the service."""
         return dict((await self._answer(m.GetInfo(), timeout)).info)
 
     async def stats(self, timeout: float = 10.0) -> dict[str, Any]:
+        """Queues, pages, rates and totals of every stage."""
         return dict((await self._answer(m.GetStats(), timeout)).stats)
 
     async def status(self, request_id: str, timeout: float = 10.0) -> RequestStatus:
+        """Where a request stands; one that nobody knows has the state "unknown"."""
         return status_of(await self._answer(m.GetStatus(request_id), timeout))
 
     async def requests(self, limit: int = MAX_REQUEST_ROWS, timeout: float = 10.0) -> RequestList:
+        """Every request that lives or whose answer is kept, the first ``limit`` in order of arrival."""
         return list_of(await self._answer(m.GetRequests(limit), timeout))
 
     async def _answer(self, question: Question, timeout: float) -> Any:

@@ -71,10 +71,12 @@ class AsyncDriver:
         self._client = None
 
     async def drain(self, timeout: float = 30.0) -> bool:
+        """Refuse new requests and wait for the accepted ones; True if all were answered in time."""
         return await asyncio.to_thread(self.driver.drain, timeout)
 
     @property
     def client(self) -> AsyncClient:
+        """Its own connection to the pipeline."""
         if self._client is None:
             raise PipelineClosed("the driver is not started")
         return self._client
@@ -92,12 +94,15 @@ class AsyncDriver:
         return await self.client.generate_all(prompts, **options)
 
     def abort(self, request_id: str) -> None:
+        """Ask for the end of a request; see ``AsyncClient.abort``."""
         self.client.abort(request_id)
 
     async def info(self) -> dict[str, Any]:
+        """The model, its limits, and the limits of the service."""
         return await self.client.info()
 
     async def stats(self) -> dict[str, Any]:
+        """Statistics of every stage, and how often each was restarted."""
         return await asyncio.to_thread(self.driver.stats)
 
     @property

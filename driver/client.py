@@ -69,6 +69,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
+        """End the connection; open streams raise ``PipelineClosed``. What was accepted goes on until its lease ends."""
         self.session.close()
 
     def fail(self, error: TriptychError) -> None:

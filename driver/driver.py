@@ -296,6 +296,7 @@ class Driver:
 
     @property
     def client(self) -> Client:
+        """Its own connection to the pipeline."""
         self._running()
         assert self._client is not None, "a running driver has a client"
         return self._client
@@ -313,9 +314,11 @@ class Driver:
         return self.client.generate_all(prompts, **options)
 
     def abort(self, request_id: str) -> None:
+        """Ask for the end of a request; see ``Client.abort``."""
         self.client.abort(request_id)
 
     def info(self) -> dict[str, Any]:
+        """The model, its limits, and the limits of the service."""
         return self.client.info()
 
     def stats(self) -> dict[str, Any]:

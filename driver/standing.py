@@ -11,7 +11,7 @@ from ..protocol import messages as m
 class RequestStatus:
     """Where one request stands. Times are CLOCK_MONOTONIC of the service's machine."""
 
-    request_id: str
+    request_id: str  # that was asked for
     state: str  # "queued" | "running" | "finished" | "aborted" | "failed" | "unknown"
     num_tokens: int  # of the answer so far
     received_ns: int | None  # None: unknown
@@ -19,6 +19,7 @@ class RequestStatus:
 
     @property
     def is_live(self) -> bool:
+        """Whether it waits or runs."""
         return self.state in ("queued", "running")
 
 
@@ -31,8 +32,8 @@ class RequestLine:
     num_prompt_tokens: int
     num_tokens: int  # of the answer so far
     max_tokens: int
-    num_cached_tokens: int
-    num_preemptions: int
+    num_cached_tokens: int  # of the prompt
+    num_preemptions: int  # so far
     received_ns: int
     first_token_ns: int  # 0: not yet
     tokens_per_second: float | None  # of the answer so far
@@ -46,10 +47,11 @@ class RequestList:
 
     lines: list[RequestLine]
     num_left_out: int  # later arrivals
-    now_ns: int
+    now_ns: int  # when it was made
     ended: list[RequestLine]  # the last that ended, newest first; state is "stop", "length", "abort" or "error"
 
     def age_s(self, line: RequestLine) -> float:
+        """Since it was received, when the list was made."""
         return (self.now_ns - line.received_ns) / 1e9
 
 

@@ -24,11 +24,11 @@ Logprobs = list[list[Any]]  # a row a token: [logprob of the chosen, [[token id,
 class Delta:
     """What became final since the last delta. ``text`` may be empty while a character is incomplete."""
 
-    text: str
-    token_ids: list[int]
+    text: str  # to be put behind what came before
+    token_ids: list[int]  # to be put behind those that came before
     num_tokens: int  # of the answer so far, these included
     tokens_per_second: float | None = None  # of the answer so far
-    logprobs: Logprobs | None = None
+    logprobs: Logprobs | None = None  # of each token [its logprob, [[token id, logprob], ...]], if they were asked for
     index: int = 0  # of the choice, if the request has several
     num_chars: int = 0  # of the answer so far, these included
 
@@ -37,11 +37,11 @@ class Delta:
 class Completion:
     """One answered request: its text, or the best of its choices."""
 
-    request_id: str
-    text: str
-    token_ids: list[int]
+    request_id: str  # that was given, or made
+    text: str  # the whole answer
+    token_ids: list[int]  # of the whole answer
     finish_reason: str  # "stop" | "length" | "abort"
-    logprobs: Logprobs | None
+    logprobs: Logprobs | None  # of each token [its logprob, [[token id, logprob], ...]], if they were asked for
     summary: dict[str, Any] = field(repr=False)  # usage and ledger
     others: tuple[Completion, ...] = field(default=(), repr=False)  # all choices, if there are several
 
@@ -70,6 +70,7 @@ class Completion:
 
     @property
     def usage(self) -> dict[str, int]:
+        """Tokens of the prompt, how many were cached and how many cut off, and tokens of the answer."""
         return dict(self.summary["usage"])
 
     @property
@@ -238,6 +239,7 @@ class Stream:
 
     @property
     def done(self) -> bool:
+        """Whether the request has ended, well or not."""
         return self._completion is not None
 
     @property

@@ -66,7 +66,7 @@ class Worker:
 class WorkerHealth:
     """How one worker is at this moment."""
 
-    phase: str
+    phase: str  # "ready", or what its start is at
     ok: bool  # ready, and it showed progress within its patience
     since_progress_s: float  # while it starts: since it was started
     pid: int | None  # None: it is away

@@ -12,11 +12,16 @@ from ...driver.async_driver import AsyncDriver
 from ...driver.client import Client
 from ...driver.driver import Driver
 from ...driver.health import Health
-from ...driver.standing import RequestStatus
+from ...driver.prompt_logprobs import PromptLogprob
+from ...driver.standing import RequestLine, RequestList, RequestStatus
 from ...driver.stream import Completion, Delta, Listener, Stream
+from ...driver.worker import WorkerHealth
 from ...protocol.errors import TriptychError
 
-CLASSES = (Driver, Client, Stream, Delta, Completion, AsyncDriver, AsyncClient, AsyncStream, RequestStatus, Health)
+CLASSES = (
+    Driver, Client, Stream, Delta, Completion, PromptLogprob, AsyncDriver, AsyncClient, AsyncStream, RequestStatus,
+    RequestList, RequestLine, Health, WorkerHealth,
+)  # fmt: skip
 _FIELD = re.compile(r"^    (\w+): [^#\n]*(?:# (.*))?$", re.MULTILINE)  # a field, and what is said beside it
 
 

@@ -16,6 +16,7 @@ from triptych.launch.chat import COMMANDS
 from triptych.launch.cli import app
 from triptych.launch.gateway.config import GatewayConfig
 from triptych.launch.reference.__main__ import PAGES, mark, whole
+from triptych.launch.reference.api import CLASSES, about
 from triptych.launch.reference.settings import limits
 from triptych.protocol.config import PipelineConfig, SchedulerConfig
 
@@ -46,6 +47,12 @@ def test_the_reference_is_that_of_the_code(name: str) -> None:
 )
 def test_the_reference_says_what_has_to_be_given(line: str) -> None:
     assert line in PAGE.splitlines()
+
+
+@pytest.mark.parametrize("owner", CLASSES, ids=lambda owner: owner.__name__)
+def test_whatever_a_program_may_call_says_what_it_does(owner: type) -> None:
+    members = {name: member for name, member in vars(owner).items() if callable(member) or isinstance(member, property)}
+    assert [name for name, member in members.items() if not name.startswith(("_", "on_")) and not about(member)] == []
 
 
 def test_no_row_names_its_choices_twice() -> None:
