@@ -43,6 +43,15 @@ class Terminal:
         except AssertionError:
             raise AssertionError(f"{words!r} is not {times} times in:\n{self.text}") from None
 
+    def see_prompt(self, prompt: str = "> ") -> None:
+        """Wait until the prompt is the last that was written: what is typed before it is the terminal's to read, for
+        which Ctrl-D is not a key.
+        """
+        try:
+            eventually(lambda: self.text.endswith(prompt), timeout=60)
+        except AssertionError:
+            raise AssertionError(f"{prompt!r} is not at the end of:\n{self.text}") from None
+
     def type(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 

@@ -127,15 +127,19 @@ def test_a_conversation_is_saved(chat: Triptych, run_dir: str, tmp_path: Path) -
 def test_a_conversation_in_a_terminal(run_dir: str, tmp_path: Path) -> None:
     arguments = ("chat", "--connect", run_dir, "--max-tokens", "6")
     with terminal(*arguments, XDG_STATE_HOME=str(tmp_path)) as screen:
-        screen.see("> ")
+        screen.see_prompt()
         screen.type("half a line\x03")  # given up, as in a shell
         screen.see("> ", times=2)
+        screen.see_prompt()
         screen.type("/he\t\r")
         screen.see("where the time of the last answer went")
+        screen.see_prompt()
         screen.type("hello\r")
         screen.see("6 tokens · first after")
+        screen.see_prompt()
         screen.type("\x1b[A\x1b[A\x1b[B\r")  # up, up, down: hello again
         screen.see("6 tokens · first after", times=2)
+        screen.see_prompt()
         screen.type("\x04")
         assert screen.wait() == 0
     history = tmp_path / "triptych" / "chat_history"
@@ -146,13 +150,14 @@ def test_a_conversation_in_a_terminal(run_dir: str, tmp_path: Path) -> None:
 def test_ctrl_c_in_a_terminal_ends_the_answer_alone(tmp_path: Path) -> None:
     slow = ("chat", "hash-lm", "--hash-step-ms", "5", "--max-tokens", "3000")
     with terminal(*slow, XDG_STATE_HOME=str(tmp_path)) as screen:
-        screen.see("> ")
+        screen.see_prompt()
         screen.type("hello\r")
         screen.see("hello")
         num_chars = len(screen.text)
         eventually(lambda: len(screen.text) > num_chars + 20)
         screen.type("\x03")
         screen.see("· abort")
+        screen.see_prompt()
         screen.type("/quit\r")
         assert screen.wait() == 0
 
