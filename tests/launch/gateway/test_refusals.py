@@ -189,7 +189,7 @@ def test_a_body_that_is_no_map_is_a_400(api: Site, body: bytes) -> None:
 
 
 BROKEN = [
-    (b'{"prompt": "hi",}', "invalid_json", "at character 16"),
+    (b'{"prompt": "hi",,', "invalid_json", "at character 16"),
     (b'{"prompt": "\xff"}', "bad_request", "cannot be read as utf-8: byte 0xff at offset 12"),
 ]
 
