@@ -104,13 +104,13 @@ def test_hypotheses_come_best_first_and_all_at_once(driver: Driver, options: dic
     assert_quiet(driver)
 
 
-def test_an_abort_ends_every_choice(driver: Driver) -> None:
+def test_an_abort_ends_every_choice(slow: Driver) -> None:
     for options in (
         {"n": 4, "temperature": 1.0},
         {"n": 2, "best_of": 4, "temperature": 1.0},
         {"n": 2, "num_beams": 3},
     ):
-        stream = driver.submit(PROMPT, max_tokens=4000, seed=1, **options)
+        stream = slow.submit(PROMPT, max_tokens=4000, seed=1, **options)
         stream.accepted(20)
         stream.abort()
         answer = stream.result(20)
@@ -118,15 +118,15 @@ def test_an_abort_ends_every_choice(driver: Driver) -> None:
         assert {choice.finish_reason for choice in answer.choices} == {"abort"}
         if len(options) == 2 and "temperature" in options:
             assert all(tokens == sample(1 + i, len(tokens)) for i, tokens in enumerate(texts(answer)))
-    assert_quiet(driver)
+    assert_quiet(slow)
 
 
-def test_a_choice_can_be_aborted_by_itself(driver: Driver) -> None:
-    stream = driver.submit(PROMPT, max_tokens=400, n=3, temperature=1.0, seed=1)
+def test_a_choice_can_be_aborted_by_itself(slow: Driver) -> None:
+    stream = slow.submit(PROMPT, max_tokens=150, n=3, temperature=1.0, seed=1)
     stream.choices[1].abort()
     reasons = [choice.finish_reason for choice in stream.result(30).choices]
     assert reasons == ["length", "abort", "length"]
-    assert_quiet(driver)
+    assert_quiet(slow)
 
 
 def test_nobody_overtakes_a_group_that_waits_for_its_credits() -> None:

@@ -39,11 +39,14 @@ def test_running_pipelines_are_found(run_dir: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_pipeline_with_spares_is_one(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "input()", "triptych.workers.prepare", "--run-dir", str(tmp_path)]
+    program = "print(flush=True); input()"
+    command = [sys.executable, "-c", program, "triptych.workers.prepare", "--run-dir", str(tmp_path)]
     with ExitStack() as stack:
         for _ in range(2):
-            process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE))
+            process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
             stack.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()  # for a moment after its start a process has no command line
         assert running_pipelines().count(tmp_path) == 1
 
 
