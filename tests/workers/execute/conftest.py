@@ -1,4 +1,4 @@
-"""Triton's interpreter, without what it does again at every call of a function inside a kernel."""
+"""Triton's interpreter, without what it does again at every call of a function, and with products that a GPU would make."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.conftest import HAS_GPU
@@ -42,3 +43,22 @@ def quick_interpreter() -> Iterator[None]:
         patch.setattr(interpreter.GridExecutor, "__call__", launch_anew)
         patch.setattr(interpreter.InterpretedFunction, "__call__", call)
         yield
+
+
+@pytest.fixture
+def rows_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter multiplies tiles by BLAS, which on some processors sums up a row by its place in the tile.
+
+    No GPU does that. Here the terms of each element are added in their order.
+    """
+    if HAS_GPU:
+        return
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        total = np.zeros_like(d.data)
+        for term in range(a.data.shape[-1]):
+            total += a.data[..., term, None] * b.data[..., term, None, :]
+        return TensorHandle(total + d.data, d.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)

@@ -167,6 +167,7 @@ def test_a_sequence_of_not_a_numbers_spoils_its_own_output_only() -> None:
     torch.testing.assert_close(output[[0, 1, 2, 4]], expected[[0, 1, 2, 4]], rtol=0, atol=0)
 
 
+@pytest.mark.usefixtures("rows_by_themselves")
 @pytest.mark.parametrize("window", [None, 37])
 @pytest.mark.parametrize(
     ("dtype", "dim"), [(torch.float32, 8), pytest.param(torch.bfloat16, 128, marks=pytest.mark.gpu)], ids=str

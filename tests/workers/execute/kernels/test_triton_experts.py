@@ -79,6 +79,7 @@ def test_an_expert_that_all_chose_has_all_tiles() -> None:
     torch.testing.assert_close(product, x @ matrices[4].T, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("rows_by_themselves")
 def test_rows_do_not_depend_on_company() -> None:
     experts = random_choices(100, 6, 3)
     x, matrices = torch.randn(100, 72, device=DEVICE), torch.randn(6, 80, 72, device=DEVICE)

@@ -180,6 +180,7 @@ def test_each_row_gets_what_its_own_adapter_adds(product: Product) -> None:
     torch.testing.assert_close(computed(columns, stacked, x, owners).double(), expected, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.usefixtures("rows_by_themselves")
 def test_bits_of_a_row_do_not_depend_on_who_else_has_which_adapter() -> None:
     columns, stacked, _ = make_stacked(invariant_linear)
     x, owners = torch.randn(70, 96), [i % 4 for i in range(70)]

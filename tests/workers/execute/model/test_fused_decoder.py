@@ -190,6 +190,7 @@ def test_a_row_that_is_not_a_number_is_none_in_fp8_either() -> None:
     assert (values.float() * scales).isnan().any(dim=1).tolist() == [False, True]
 
 
+@pytest.mark.usefixtures("rows_by_themselves")
 def test_rows_of_the_invariant_product_do_not_depend_on_their_number() -> None:
     torch.manual_seed(0)
     x, weight = (torch.randn(n, 80, device=DEVICE) for n in (70, 50))
@@ -199,6 +200,7 @@ def test_rows_of_the_invariant_product_do_not_depend_on_their_number() -> None:
     assert all(torch.equal(invariant_linear(x[a:b], weight, bias), whole[a:b]) for a, b in ((0, 1), (66, 70)))
 
 
+@pytest.mark.usefixtures("rows_by_themselves")
 def test_rows_of_the_invariant_product_do_not_depend_on_the_rows_of_a_tile() -> None:
     torch.manual_seed(0)
     x, weight = (torch.randn(n, 300, device=DEVICE) for n in (200, 150))
