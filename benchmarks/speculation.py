@@ -21,7 +21,7 @@ from report import environment
 
 from triptych.protocol.config import SchedulerConfig
 from triptych.workers.execute.engine import Engine
-from triptych.workers.execute.scheduling.proposals import Propose
+from triptych.workers.execute.scheduling.proposals import Proposer
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import Runner
@@ -52,14 +52,15 @@ def main() -> None:
 
 def measure(runner: Runner, config: SchedulerConfig, num_streams: int, repeats: int) -> dict[str, float]:
     plain = replace(config, num_speculative_tokens=0)
-    _, said = run(runner, plain, num_streams, nothing)
-    proposers = {"nothing": nothing, **{f"right {share:g}": made_up(said, share) for share in RIGHT}}
+    _, said = run(runner, plain, num_streams, Nothing())
+    proposers: dict[str, Proposer] = {f"right {share:g}": MadeUp(said, share) for share in RIGHT}
+    proposers["nothing"] = Nothing()
     ratios: dict[str, list[float]] = {name: [] for name in proposers}
     rates = []
     for _ in range(repeats):
-        for name, propose in proposers.items():
-            without, _ = run(runner, plain, num_streams, nothing)
-            seconds, again = run(runner, config, num_streams, propose)
+        for name, proposer in proposers.items():
+            without, _ = run(runner, plain, num_streams, Nothing())
+            seconds, again = run(runner, config, num_streams, proposer)
             assert again == said, "proposals changed what was said"
             ratios[name].append(without / seconds)
             rates.append(num_streams * NUM_OUTPUT_TOKENS / without)
@@ -67,27 +68,30 @@ def measure(runner: Runner, config: SchedulerConfig, num_streams: int, repeats: 
     return {"tokens_per_s_without": round(statistics.median(rates), 1), **medians}
 
 
-def nothing(sequence: Sequence, max_tokens: int) -> list[int]:
-    return []
+class Nothing(Proposer):
+    def propose(self, sequence: Sequence, max_tokens: int) -> list[int]:
+        return []
 
 
-def made_up(said: list[list[int]], share: float) -> Propose:
+class MadeUp(Proposer):
     """Each token is right with probability ``share``, the same ones whenever it is asked."""
 
-    def propose(sequence: Sequence, max_tokens: int) -> list[int]:
+    def __init__(self, said: list[list[int]], share: float) -> None:
+        self._said = said
+        self._share = share
+
+    def propose(self, sequence: Sequence, max_tokens: int) -> list[int]:
         count = sequence.num_output_tokens
-        known = enumerate(said[sequence.key[0]][count : count + max_tokens], count)
-        rights = (random.Random(f"{sequence.key}/{place}").random() < share for place in range(count, 1 << 30))
+        known = enumerate(self._said[sequence.key[0]][count : count + max_tokens], count)
+        rights = (random.Random(f"{sequence.key}/{place}").random() < self._share for place in range(count, 1 << 30))
         return [token if right else token + 1 for (_, token), right in zip(known, rights, strict=False)]
 
-    return propose
 
-
-def run(runner: Runner, config: SchedulerConfig, num_streams: int, propose: Propose) -> tuple[float, list[list[int]]]:
+def run(runner: Runner, config: SchedulerConfig, num_streams: int, proposer: Proposer) -> tuple[float, list[list[int]]]:
     """Seconds from the first output token to the last, and what was said."""
     tokens = random.Random(0)
     sequences = [make_sequence(i, NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS, tokens) for i in range(num_streams)]
-    scheduler = Scheduler(config, page_size=16, num_pages=2048, max_model_len=MAX_MODEL_LEN, propose=propose)
+    scheduler = Scheduler(config, page_size=16, num_pages=2048, max_model_len=MAX_MODEL_LEN, proposer=proposer)
     engine = Engine(scheduler, runner, depth=int(runner.overlaps))
     for sequence in sequences:
         engine.add(sequence)

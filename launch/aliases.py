@@ -14,6 +14,9 @@ ALIASES = {
     "no-enable-prefix-caching": "no-prefix-cache",  # vLLM
     "disable-radix-cache": "no-prefix-cache",  # SGLang
     "lora-paths": "lora-modules",  # SGLang
+    "speculative-draft-model-path": "draft-model",  # SGLang
+    "model-draft": "draft-model",  # llama.cpp
+    "draft-max": "num-speculative-tokens",  # llama.cpp
     "max-running-requests": "max-num-seqs",  # SGLang
     "chunked-prefill-size": "prefill-chunk",  # SGLang
     "max-queued-requests": "max-queue",  # SGLang

@@ -77,6 +77,9 @@ class ModelConfig:
     lora_modules: tuple[str, ...] = _option(
         (), "NAME=PATH of a LoRA adapter, which requests ask for by its name; may be given several times"
     )
+    draft_model: str | None = _option(
+        None, "a smaller model with the same tokenizer, as for model, that guesses tokens (native only)"
+    )
     threads: int | None = _option(None, "of execute on a CPU, of each rank; by default one per physical core in all")
     tensor_parallel_size: int = _option(1, "processes, one a GPU, that share each layer of the model on this machine")
     hash_step_ms: float = _option(0.0, f"{HASH_MODEL} only: what a step pretends to cost, in ms")
@@ -96,6 +99,10 @@ class ModelConfig:
         if self.threads is not None:
             _between("threads", self.threads, 1, 4096)
         parse_modules(self.lora_modules)
+        if self.draft_model is not None:
+            _require(bool(self.draft_model), "draft_model is empty")
+            has_weights = HASH_MODEL not in (self.model, self.draft_model)
+            _require(has_weights, f"draft_model is {self.draft_model!r}, and {HASH_MODEL} has no weights to guess with")
         _between("tensor_parallel_size", self.tensor_parallel_size, 1, 64)
         _require(
             self.model != HASH_MODEL or self.tensor_parallel_size == 1,
@@ -162,7 +169,9 @@ class SchedulerConfig:
         "after a crash or a preemption: exact replays what was said, fast prefills it; auto is exact where it is free",
     )
     num_speculative_tokens: int = _option(
-        0, "tokens that a step guesses and checks of each answer at most, from what stands in it and its prompt already"
+        0,
+        "tokens that a step guesses and checks of each answer at most, by the draft model, or from what stands in it "
+        "and its prompt already",
     )
     decode_join_fill: float = _option(0.0, "decodes share a step with prompts only above this share of taken rows")
     itl_target_ms: float | None = _option(None, "prompts are cut so that decodes get a token so often, if they can")
@@ -309,6 +318,14 @@ class PipelineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     service: ServiceConfig = field(default_factory=ServiceConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
+
+    def __post_init__(self) -> None:
+        if self.model.draft_model is not None and not self.scheduler.num_speculative_tokens:
+            raise ConfigError(
+                f"num_speculative_tokens is 0, and with draft_model {self.model.draft_model!r} it must be 1 to 15: "
+                "the tokens that are guessed at a time",
+                param="num_speculative_tokens",
+            )
 
     @classmethod
     def from_options(cls, **options: Any) -> PipelineConfig:

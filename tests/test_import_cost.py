@@ -47,9 +47,10 @@ def test_importing_is_quick_and_brings_no_torch(module: str) -> None:
 def test_a_model_that_is_not_there_is_told_of_without_torch() -> None:
     code = """
 import sys
+from triptych.protocol.config import ModelConfig
 from triptych.workers.execute import loading
 try:
-    loading.find_folder("/no/such/model")
+    loading.find_folders(ModelConfig(model="/no/such/model"))
 except Exception as error:
     print(error, "torch" in sys.modules)
 """

@@ -11,6 +11,7 @@ import numpy as np
 
 from tests.simulation.checks import Violation
 from tests.simulation.plan import Doom
+from tests.simulation.proposals import Guesses
 from tests.simulation.requests import EXECUTE_KILLER, POISON, num_tokens_before_death
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.hash_model import VOCAB_SIZE
@@ -43,6 +44,7 @@ class Device(HashRunner):
     def __init__(self, worker: Worker, card: ModelCard, *, num_host_pages: int) -> None:
         super().__init__(VOCAB_SIZE, num_pages=card.num_pages, page_size=card.page_size, num_host_pages=num_host_pages)
         self.what_adapters_add: list[int] | None = None  # to each token, by their numbers; None: the number
+        self.proposer = Guesses()
         self._worker = worker
         self.is_batch_invariant = worker.world.plan.is_batch_invariant
         self.overlaps = worker.world.plan.overlaps

@@ -9,6 +9,7 @@ from functools import lru_cache
 from tests.simulation.plan import Plan
 from triptych.workers.execute.hash_lm import expected_tokens
 from triptych.workers.execute.hash_model import VOCAB_SIZE
+from triptych.workers.execute.scheduling.proposals import Proposer
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 
@@ -17,11 +18,12 @@ def allow_proposals(plan: Plan, dice: random.Random) -> None:
     plan.config = replace(plan.config, scheduler=scheduler)
 
 
-def propose(sequence: Sequence, max_tokens: int) -> list[int]:
-    prompt = tuple(sequence.tokens[: sequence.num_prompt_tokens].tolist())
-    first = sequence.num_output_tokens
-    said = _said(prompt, sequence.max_tokens, sequence.params.temperature, sequence.seed, sequence.adapter)
-    return [token % (VOCAB_SIZE - 1) + 1 if token % 4 == 0 else token for token in said[first : first + max_tokens]]
+class Guesses(Proposer):
+    def propose(self, sequence: Sequence, max_tokens: int) -> list[int]:
+        prompt = tuple(sequence.tokens[: sequence.num_prompt_tokens].tolist())
+        first = sequence.num_output_tokens
+        said = _said(prompt, sequence.max_tokens, sequence.params.temperature, sequence.seed, sequence.adapter)
+        return [token % (VOCAB_SIZE - 1) + 1 if token % 4 == 0 else token for token in said[first : first + max_tokens]]
 
 
 @lru_cache(maxsize=256)

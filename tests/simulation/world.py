@@ -12,7 +12,6 @@ import logging
 import os
 import random
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,12 @@ from tests.simulation.network import Network
 from tests.simulation.owners import give_keys, install_keys
 from tests.simulation.plan import Plan, make_plan
 from tests.simulation.processes import RUN_DIR, Died, Process, Worker
-from tests.simulation.proposals import allow_proposals, propose
+from tests.simulation.proposals import allow_proposals
 from tests.simulation.requests import Request
 from tests.simulation.users import Client, Reader
 from triptych.driver import blame, exchange
 from triptych.driver.blame import Blame
 from triptych.protocol.board import FAILED, KEEP, ROLES, RUN, Board
-from triptych.workers.execute import process
-from triptych.workers.execute.scheduling.scheduler import Scheduler
 
 RESTART_NS = (1_000_000, 80_000_000)
 TURN_NS = (10_000, 200_000)  # that a turn takes
@@ -186,7 +183,6 @@ class World:
         WORKER_ERRORS.addHandler(handler)
         try:
             with installed(self.clock, secrets=Secrets(self.rng)), pytest.MonkeyPatch.context() as patch:
-                patch.setattr(process, "Scheduler", partial(Scheduler, propose=propose))
                 patch.setattr(exchange, "REPEAT_S", self.plan.repeat_s)
                 install_keys(patch)
                 if self.drivers is not None:

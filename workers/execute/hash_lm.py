@@ -23,6 +23,7 @@ from ...protocol.scores import ScoreColumns
 from .grammar.masks import NO_MASKS, MaskMaker, PendingMasks, first_allowed
 from .scheduling.beam_search import Candidates, num_candidates
 from .scheduling.moves import Moves
+from .scheduling.proposals import Proposer
 from .step import Int32, Int64, PromptScores, ScoreSpan, StepInputs, StepResult, TokenLogprobs, resolve
 
 _STRIDE = (1 << 31) - 1  # a cell is position * _STRIDE + token, so that a token at a wrong position is a wrong token
@@ -53,6 +54,7 @@ class HashRunner:
     is_batch_invariant = True
     overlaps = False
     hides_planning = True
+    proposer: Proposer | None = None
 
     def __init__(
         self,

@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ...protocol.config import (
-    DEMO_CHECKPOINT,
-    DEMO_MODEL,
-    HASH_MODEL,
-    CacheConfig,
-    PipelineConfig,
-    SchedulerConfig,
-)
+from ...protocol.config import HASH_MODEL, CacheConfig, ModelConfig, PipelineConfig, SchedulerConfig
 from ...protocol.errors import ConfigError
 from ...protocol.model_card import ModelCard
 from ..importing import MODELS, TORCH, importing
@@ -90,22 +83,27 @@ def _check_successor(card: ModelCard, known: ModelCard | None) -> None:
             raise ConfigError(f"the adapter {name!r} has changed since it was loaded", param="lora_modules")
 
 
-def find_folder(model: str) -> Path:
-    """Where the checkpoint of ``model`` lies.
+def find_folders(config: ModelConfig) -> tuple[Path, Path | None]:
+    """Where the checkpoints of the model and of its draft model lie.
 
     Raises:
-        ConfigError: it lies nowhere.
+        ConfigError: one of them lies nowhere.
     """
-    from .model.checkpoint import find_checkpoint
+    from .model.checkpoint import find_checkpoint, told_of_draft
 
-    return find_checkpoint(DEMO_CHECKPOINT if model == DEMO_MODEL else model)
+    folder = find_checkpoint(config.model)
+    with told_of_draft():
+        return folder, find_checkpoint(config.draft_model) if config.draft_model else None
 
 
 def _build_torch_runner(
     context: WorkerContext, cache: CacheConfig, *, is_first: bool
 ) -> tuple[Runner, ModelCard, float]:
     config = context.config
-    folder = find_folder(config.model.model)  # first: a model that is not there is told of before torch is imported
+    # First: a model that is not there is told of before torch is imported.
+    folder, draft_folder = find_folders(config.model)
+    if context.board.is_degraded:
+        draft_folder = None  # it may be what the deaths came from
     with importing(TORCH):
         from .model.build import build_runner  # the one import of torch, which the hash LM does without
 
@@ -114,6 +112,7 @@ def _build_torch_runner(
         cache,
         config.scheduler,
         model_dir=folder,
+        draft_folder=draft_folder,
         run_dir=context.run_dir,
         progress=context.page.progress,
     )

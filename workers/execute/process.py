@@ -98,6 +98,7 @@ class Execute:
             prefix_cache=context.config.cache.prefix_cache,
             num_host_pages=context.config.cache.host_pages,
             replays=must_replay(context.config.scheduler.recovery, runner),
+            proposer=runner.proposer,
         )
         self._trace_file = _open_trace(context.config.scheduler.trace)
         trace = NoTrace() if self._trace_file is None else _make_trace(self._trace_file, scheduler, card.model)

@@ -17,7 +17,7 @@ from pathlib import Path
 from ...protocol.lifeline import die_with
 from ..importing import TORCH, importing
 from ..process import read_config
-from .loading import find_folder
+from .loading import find_folders
 
 
 def main() -> None:
@@ -31,11 +31,11 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     _make_way()
     config = read_config(arguments.run_dir)
-    folder = find_folder(config.model.model)
+    folder, draft_folder = find_folders(config.model)
     with importing(TORCH):
         from .model.build import rehearse
 
-    rehearse(config, folder=folder, run_dir=arguments.run_dir)
+    rehearse(config, folder=folder, draft_folder=draft_folder, run_dir=arguments.run_dir)
 
 
 def _make_way() -> None:

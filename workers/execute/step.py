@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ...protocol.scores import ScoreColumns
 from .scheduling.beam_search import Candidates
 from .scheduling.moves import Moves
+from .scheduling.proposals import Proposer
 from .scheduling.sequence import Key, Sequence
 
 Int32 = npt.NDArray[np.int32]
@@ -120,6 +121,7 @@ class Runner(Protocol):
     is_batch_invariant: bool  # a token's result is the same to the bit, whoever and however many are computed with it
     overlaps: bool  # launched steps are computed while nobody waits for them
     hides_planning: bool  # it pays to plan the next step while the one that was launched last is computed
+    proposer: Proposer | None  # a smaller model that guesses what this one says
 
     def is_fatal(self, error: Exception) -> bool:
         """Whether what a step raised makes every later one fail too, so that the process must end."""

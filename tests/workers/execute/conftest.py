@@ -1,4 +1,4 @@
-"""Triton's interpreter, without what it does again at every call of a function, and with products that a GPU would make."""
+"""Triton's interpreter, without what it does again at every call of a function, and with products as a GPU's."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from triptych.workers.execute.scheduling.audit import check_plan
 from triptych.workers.execute.scheduling.beam_search import BeamSearch, Candidates, Hypothesis, num_candidates
 from triptych.workers.execute.scheduling.plan import Plan
 from triptych.workers.execute.scheduling.progress import Progress
-from triptych.workers.execute.scheduling.proposals import look_up
+from triptych.workers.execute.scheduling.proposals import Proposer
 from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 from triptych.workers.execute.trace import StepTrace
@@ -103,6 +103,19 @@ def recover(sequence: Sequence, num_output_tokens: int) -> Sequence:
     return sequence
 
 
+Propose = Callable[[Sequence, int], list[int]]  # (sequence, how many at most) -> tokens that may follow its last one
+
+
+class Told(Proposer):
+    """Proposes what a function says."""
+
+    def __init__(self, propose: Propose) -> None:
+        self._propose = propose
+
+    def propose(self, sequence: Sequence, max_tokens: int) -> list[int]:
+        return self._propose(sequence, max_tokens)
+
+
 def make_scheduler(
     *sequences: Sequence,
     num_pages: int = 64,
@@ -113,7 +126,7 @@ def make_scheduler(
     **config: Any,
 ) -> Scheduler:
     replays = bool(config.pop("replays", False))
-    propose = config.pop("propose", look_up)
+    propose, proposer = config.pop("propose", None), config.pop("proposer", None)
     options = {"max_num_seqs": 4, "prefill_chunk": 8, "safety_margin": 0.0, **config}
     scheduler = Scheduler(
         SchedulerConfig(**options),
@@ -123,7 +136,7 @@ def make_scheduler(
         prefix_cache=prefix_cache,
         num_host_pages=host_pages,
         replays=replays,
-        propose=propose,
+        proposer=Told(propose) if propose else proposer,
     )
     for sequence in sequences:
         scheduler.add(sequence)

@@ -11,6 +11,7 @@ from tests.protocol.factories import TIMES, accept, make_record
 from tests.simulation.clock import installed
 from tests.simulation.processes import Worker
 from tests.simulation.world import World
+from tests.workers.execute.factories import Told
 from triptych.protocol.journal.deaths import DeathWriter
 from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestView, RequestWriter
@@ -115,7 +116,7 @@ def test_nothing_is_guessed_for_who_was_ever_suspected(is_suspect: bool) -> None
         if is_suspect:
             DeathWriter(world.journal).add("execute", view.slot << 32 | view.generation, is_alone=False)
         execute = make_execute(world)
-        execute._engine.scheduler.proposals._propose = lambda sequence, max_tokens: [1] * max_tokens
+        execute._engine.scheduler.proposals._proposer = Told(lambda sequence, max_tokens: [1] * max_tokens)
         run(execute, num_turns=30)
     assert read_finish(world.journal, view.slot, view.generation) == ("length", "")
     assert (execute._engine.stats.num_proposed_tokens == 0) == is_suspect

@@ -10,6 +10,7 @@ import pytest
 
 from tests.workers.execute.clients import Clients
 from tests.workers.execute.factories import (
+    Propose,
     advance,
     expected_output,
     make_engine,
@@ -22,7 +23,8 @@ from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.scheduling.plan import Chunk
-from triptych.workers.execute.scheduling.proposals import MAX_CHECKED_TOKENS, TOKEN_COST, Propose, look_up
+from triptych.workers.execute.scheduling.prompt_lookup import look_up
+from triptych.workers.execute.scheduling.proposals import MAX_CHECKED_TOKENS, TOKEN_COST
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import StepResult
 

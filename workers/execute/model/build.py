@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from ....protocol.config import CacheConfig, ModelConfig, PipelineConfig, SchedulerConfig
 from ....protocol.model_card import ModelCard
 from .checkpoint import find_checkpoint
+from .draft_build import load_draft, prove_draft
 from .facts import Progress, take_device
 from .give_back import trim_heap
 from .group import Group
@@ -27,10 +28,13 @@ def build_runner(
     scheduler_config: SchedulerConfig,
     *,
     model_dir: str | Path,
+    draft_folder: Path | None = None,
     run_dir: Path,
     progress: Progress,
 ) -> tuple[StepRunner, ModelCard]:
     """The runner of the checkpoint in ``model_dir`` (a directory or a hub id), and its card.
+
+    In ``draft_folder`` is the checkpoint of the model that guesses for it, if any.
 
     The tokenizer is written to ``run_dir``; ``progress`` is called with (done, total) tensors while weights load.
 
@@ -47,9 +51,14 @@ def build_runner(
     if loaded is None:
         ways = ways.with_tokenizer(run_dir).with_ranks(run_dir)
         loaded = ways.load_fused() or ways.load_native(proofs, run_dir) or ways.load_transformers()
+    draft = load_draft(ways, draft_folder, run_dir) if draft_folder else None
     trim_heap()
-    size = ways.size_pages(loaded)
+    size = ways.size_pages(loaded, draft.loaded if draft else None)
     runner = loaded.make_runner(size)
+    if draft:
+        draft_model = draft.make_model(size, vocab_size=loaded.facts.vocab_size)
+        draft_model.measure(runner)
+        runner.proposer = draft_model
     card = ModelCard(
         model=model_config.model,
         model_type=loaded.facts.model_type,
@@ -70,7 +79,7 @@ def build_runner(
     return runner, card
 
 
-def rehearse(config: PipelineConfig, *, folder: Path, run_dir: Path) -> None:
+def rehearse(config: PipelineConfig, *, folder: Path, run_dir: Path, draft_folder: Path | None = None) -> None:
     """Try what can be tried beside an execute that runs, and keep the proof. The tokenizer is written to ``run_dir``.
 
     Raises:
@@ -79,6 +88,8 @@ def rehearse(config: PipelineConfig, *, folder: Path, run_dir: Path) -> None:
     adapters, device = load_adapters(config.model.adapters), take_device(config.model.device)
     ways = Ways(config.model, config.cache, config.scheduler, device, folder, _no_progress, adapters=adapters)
     ways.prove(ProofStore(folder, config.model, config.cache.kv_dtype), run_dir)
+    if draft_folder:
+        prove_draft(ways, draft_folder, run_dir)
 
 
 def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> TorchRunner:
@@ -89,7 +100,7 @@ def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> Tor
     adapters = load_adapters(config.model.adapters)
     ways = Ways(*configs, group.device, folder, _no_progress, adapters=adapters, group=group).with_tokenizer(None)
     loaded = ways.load_transformers()
-    runner = loaded.make_runner(ways.size_pages(loaded))
+    runner = loaded.make_runner(ways.size_pages(loaded, None))
     return cast("TorchRunner", runner)  # the transformers path was asked for
 
 

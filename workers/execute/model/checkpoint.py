@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
+from ....protocol.config import DEMO_CHECKPOINT, DEMO_MODEL
 from ....protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,11 +29,13 @@ _PAGED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 def find_checkpoint(model: str | Path) -> Path:
-    """The local directory of a checkpoint: ``model`` itself, or where the hub's copy of it is.
+    """The local directory of a checkpoint: ``model`` itself, that of the demo, or where the hub's copy of it is.
 
     Raises:
         ConfigError: there is no such directory, or the hub does not give it.
     """
+    if model == DEMO_MODEL:
+        return DEMO_CHECKPOINT
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
@@ -44,6 +49,15 @@ def find_checkpoint(model: str | Path) -> Path:
         raise ConfigError(
             f"{model!r} is no local directory, and the hub does not give it: {_first_line(error)}", param="model"
         ) from error
+
+
+@contextmanager
+def told_of_draft() -> Iterator[None]:
+    """What is wrong with the draft model is not taken for a fault of the one it guesses for."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"the draft model: {error}", param="draft_model") from error
 
 
 def read_config(folder: Path) -> PretrainedConfig:

@@ -95,7 +95,7 @@ class DeviceRunner(StepRunner):
         decodes = trash_decodes(self._decode_rows)
         if True in self._adapted:
             prefill = trash_prefill(self._prefill_tokens, max_len=self._max_model_len)
-            seconds = max(seconds, *(self._seconds(with_adapter(inputs)) for inputs in (prefill, decodes)))
+            seconds = max(seconds, *(self.seconds_of(with_adapter(inputs)) for inputs in (prefill, decodes)))
         self._step(dataclasses.replace(decodes, sample_rows=decodes.sample_rows[:0], sampled=[]))
         for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.5)):
             nobody = dataclasses.replace(decodes.sampled[0], params=params)

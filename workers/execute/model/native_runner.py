@@ -56,8 +56,8 @@ class NativeRunner(StepRunner):
         """As ``StepRunner.warm_up``, but the steps are small ones, by which the time of full ones is estimated."""
         tokens, rows = min(self._prefill_tokens, _WARM_UP_TOKENS), min(self._decode_rows, _WARM_UP_TOKENS)
         self._decoder.reserve(num_tokens=max(self._prefill_tokens, self._decode_rows), num_rows=self._decode_rows)
-        prefill_s = self._seconds(trash_prefill(tokens, max_len=self._max_model_len)) * self._prefill_tokens / tokens
-        return max(prefill_s, self._seconds(trash_decodes(rows)) * self._decode_rows / rows)
+        prefill_s = self.seconds_of(trash_prefill(tokens, max_len=self._max_model_len)) * self._prefill_tokens / tokens
+        return max(prefill_s, self.seconds_of(trash_decodes(rows)) * self._decode_rows / rows)
 
     def move(self, moves: Moves) -> None:
         self._finish_all()  # what is under way may read and write these pages

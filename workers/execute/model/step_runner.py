@@ -13,6 +13,7 @@ import torch
 from ....protocol.sampling import MAX_LOGPROBS, SamplingParams
 from ..grammar.masks import MaskMaker
 from ..scheduling.moves import Moves
+from ..scheduling.proposals import Proposer
 from ..scheduling.sequence import Sequence
 from ..step import ScoreSpan, StepInputs, StepResult
 from .moves import PageMover
@@ -27,6 +28,7 @@ class StepRunner(ABC):
     is_batch_invariant = False
     overlaps = False
     hides_planning = True
+    proposer: Proposer | None = None
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class StepRunner(ABC):
     def warm_up(self) -> float:
         """Seconds of the slower of a full step of prefill and one of decodes. Only the trash page is written."""
         prefill = trash_prefill(self._prefill_tokens, max_len=self._max_model_len)
-        return max(self._seconds(prefill), self._seconds(trash_decodes(self._decode_rows)))
+        return max(self.seconds_of(prefill), self.seconds_of(trash_decodes(self._decode_rows)))
 
     def is_fatal(self, error: Exception) -> bool:
         """Whether the device is of no use after this error. One of memory is not: the next step finds it free."""
@@ -77,7 +79,7 @@ class StepRunner(ABC):
             return False
         return isinstance(error, torch.AcceleratorError) or any(start in said for start in _OF_THE_DEVICE)
 
-    def _seconds(self, inputs: StepInputs) -> float:
+    def seconds_of(self, inputs: StepInputs) -> float:
         start = time.perf_counter()
         self._step(inputs)
         return time.perf_counter() - start

@@ -111,15 +111,16 @@ class Ways:
         ranks = Ranks(configs, folder=self.folder, run_dir=run_dir, device=self.device)
         return replace(self, device=ranks.group.device, group=ranks.group, ranks=ranks)
 
-    def size_pages(self, loaded: Loaded) -> PoolSize:
-        """The same for all ranks. On a CPU they share the memory, on GPUs each has its own."""
+    def size_pages(self, loaded: Loaded, draft: Loaded | None) -> PoolSize:
+        """The same for all ranks, and for the draft model. On a CPU they share the memory, on GPUs each has its own."""
         on_cpu, longest = self.device.type == "cpu", wanted_len(self.config, loaded.facts)
+        shapes = loaded.shapes + (draft.shapes if draft else [])
         # Nothing is tried out on several ranks: one that computes by itself puts them out of step.
         is_tried = not self.cache.num_pages and self.group.size == 1
         overhead = step_overhead(loaded.make_runner, self.device, longest) if is_tried else 0
         return size_pages(
             self.cache,
-            bytes_per_token=bytes_per_token(loaded.shapes) * (self.group.size if on_cpu else 1),
+            bytes_per_token=bytes_per_token(shapes) * (self.group.size if on_cpu else 1),
             available_bytes=self.group.least(available_bytes(self.device) - overhead),
             on_cpu=on_cpu,
             max_live=self.scheduler.max_live,

@@ -1,53 +1,41 @@
-"""Speculative decoding by prompt lookup: what followed the same tokens before is likely to follow them again.
+"""Speculative decoding: tokens that are likely to follow are computed before they are said.
 
 Tokens are proposed and checked in one step, as a chunk of which every row is sampled. Each row draws with the random
 number of its own place, so what is accepted is what would have been said without: proposals change when, never what.
 That takes a runner whose result for a token does not depend on what is computed with it.
 
-Sources: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding"; Saxena 2023, "Prompt Lookup
-Decoding". Other than in the first, a proposal has no probability that would have to be corrected for.
+Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding". Other than there, a proposal
+has no probability that would have to be corrected for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-
-import numpy as np
+from collections.abc import Mapping
 
 from .cache import PageCache
 from .plan import Draft
 from .rows import Rows
 from .sequence import Key, Sequence
 
-Propose = Callable[[Sequence, int], list[int]]  # (sequence, how many at most) -> tokens that may follow its last one
-
 VOID = -1  # in place of a token behind a proposal, where the model gave none
-MIN_MATCH, MAX_MATCH = 2, 8  # tokens that must have been said before; more of them make no better proposal
 MAX_CHECKED_TOKENS = 16  # of a step, proposals and the tokens they follow: beyond, each costs nearly a step of its own
 TOKEN_COST = 0.04  # of one of these, as a share of the step (0.01 to 0.05 for the first eight, 0.03 to 0.06 beyond)
 NEWS = 0.2  # weight of the last proposal among all those before
 RECOVERY = 1.02  # times the chances, with each step in which they were too small to propose anything
 
 
-def look_up(sequence: Sequence, max_tokens: int) -> list[int]:
-    """What followed the longest end of the sequence that stands earlier in it, too, the latest such place.
+class Proposer:
+    """Knows what may follow."""
 
-    Where it goes on up to the end it is taken to begin again: of a loop as much is proposed as is wanted.
-    """
-    tokens, count = sequence.tokens, sequence.num_tokens
-    matches, length = np.flatnonzero(tokens[: count - 1] == tokens[count - 1]), 1
-    while length < MAX_MATCH:
-        longer = matches[matches >= length]
-        longer = longer[tokens[longer - length] == tokens[count - 1 - length]]
-        if not len(longer):
-            break
-        matches, length = longer, length + 1
-    if length < MIN_MATCH:
-        return []
-    first = int(matches[-1]) + 1
-    following: list[int] = tokens[first + np.arange(max_tokens) % (count - first)].tolist()
-    return following
+    cost = 0.0  # of one of its tokens, before it is checked, as a share of a step
+
+    def begin(self, wanted: list[tuple[Sequence, int]]) -> None:
+        """So many tokens may be asked for next of each: for one that finds those of all at once."""
+
+    def propose(self, sequence: Sequence, max_tokens: int) -> list[int] | None:
+        """Tokens that may follow its last one, so many at most; None where that cannot be said yet."""
+        raise NotImplementedError
 
 
 class Proposals:
@@ -55,16 +43,17 @@ class Proposals:
 
     A step of n sequences brings n tokens. One more is worth checking if it is right with a chance above n times its
     cost, and it is right only if those before it are. What the chances are is learned for each sequence as it goes.
+    What the proposer takes to find one more for everybody is borne by all of them together.
     """
 
     def __init__(
-        self, max_tokens: int, *, cache: PageCache, rows: Rows, max_model_len: int, propose: Propose = look_up
+        self, max_tokens: int, *, cache: PageCache, rows: Rows, max_model_len: int, proposer: Proposer
     ) -> None:
         """``max_tokens`` for one sequence in one step; 0: none at all."""
         self._max_tokens = max_tokens
         self._cache, self._rows = cache, rows
         self._max_model_len = max_model_len
-        self._propose = propose
+        self._proposer = proposer
         self.num_proposed = 0
         self.num_accepted = 0
 
@@ -84,17 +73,20 @@ class Proposals:
         if not self._max_tokens or num_left <= 0:
             return
         sequences = [s for key, chunk in draft.decodes.items() if chunk.samples and _is_guessable(s := running[key])]
+        if are_tokens_known:
+            self._proposer.begin(self._shares(sequences, num_decodes, int(num_left)))
         for num_others, sequence in zip(reversed(range(len(sequences))), sequences, strict=True):
             worth = self._worth(sequence, num_decodes)
             if not worth:
                 sequence.chance *= RECOVERY  # and never gets to one: it is worth it before, where so few decode
             elif are_tokens_known:
                 num_tokens = min(worth, int(num_left // (num_others + 1)), self._room(sequence))
-                proposed = self._propose(sequence, num_tokens) if num_tokens > 0 else []
+                if num_tokens <= 0 or (proposed := self._proposer.propose(sequence, num_tokens)) is None:
+                    continue
                 if placed := proposed[: self._extend(sequence, len(proposed))]:
                     draft.propose(sequence.key, placed)
                     num_left -= len(placed)
-                elif num_tokens > 0 and not proposed:
+                elif not proposed:
                     _learn(sequence, is_right=False)
 
     def check(self, sequence: Sequence, proposed: tuple[int, ...], said: tuple[int, ...]) -> tuple[int, ...]:
@@ -116,9 +108,16 @@ class Proposals:
             self._rows.drop_pages(sequence, num_pages)
             self._cache.shrink(sequence, num_pages)
 
+    def _shares(self, sequences: list[Sequence], num_decodes: int, num_left: int) -> list[tuple[Sequence, int]]:
+        """How many tokens each would have proposed, if all had as many as they may."""
+        wanted = [(s, min(self._worth(s, num_decodes), self._room(s))) for s in sequences]
+        wanted = [(sequence, num_tokens) for sequence, num_tokens in wanted if num_tokens > 0]
+        share = -(-num_left // max(1, len(wanted)))
+        return [(sequence, min(num_tokens, share)) for sequence, num_tokens in wanted]
+
     def _worth(self, sequence: Sequence, num_decodes: int) -> int:
         """How many proposals are worth their cost: the last one is right with the chance of one, to their number."""
-        least = TOKEN_COST * num_decodes
+        least = TOKEN_COST * num_decodes + self._proposer.cost
         if sequence.chance < least:
             return 0
         return min(int(math.log(least) / math.log(sequence.chance)), self._max_tokens)

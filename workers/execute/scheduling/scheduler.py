@@ -24,7 +24,8 @@ from .plan import Draft, Plan
 from .policy import Phase, Skips, make_policy
 from .prefix import Match
 from .progress import Progress
-from .proposals import Proposals, Propose, look_up
+from .prompt_lookup import PromptLookup
+from .proposals import Proposals, Proposer
 from .queues import may_overtake
 from .roster import Roster
 from .rows import Rows
@@ -50,7 +51,7 @@ class Scheduler:
         num_host_pages: int = 0,
         replays: bool = False,  # what was said is decoded again after a preemption or a crash, not prefilled
         make_search: MakeSearch = make_search,
-        propose: Propose = look_up,
+        proposer: Proposer | None = None,  # None: prompt lookup
     ) -> None:
         self.config = config
         self.replays = replays
@@ -68,7 +69,7 @@ class Scheduler:
             cache=self.cache,
             rows=self.rows,
             max_model_len=max_model_len,
-            propose=propose,
+            proposer=proposer or PromptLookup(),
         )
         self._deadlines = Deadlines()
         self._expired: list[tuple[Key, str]] = []  # and not reported yet

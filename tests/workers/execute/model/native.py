@@ -205,7 +205,7 @@ class NativeEngine:
 
     def __init__(
         self, checkpoint: Path, run_dir: Path, *, num_pages: int = NUM_PAGES, kv_dtype: str = "auto",
-        host_pages: int = 0, **model_options: Any,
+        host_pages: int = 0, draft: Path | None = None, **model_options: Any,
     ) -> None:  # fmt: skip
         options = {"backend": "native", "device": "cpu", **model_options}
         self.checkpoint = checkpoint
@@ -214,6 +214,7 @@ class NativeEngine:
             CacheConfig(num_pages=num_pages, page_size=PAGE_SIZE, kv_dtype=kv_dtype, host_pages=host_pages),
             SchedulerConfig(max_num_seqs=8, prefill_chunk=64),
             model_dir=checkpoint,
+            draft_folder=draft,
             run_dir=run_dir,
             progress=lambda done, total: None,
         )
@@ -226,6 +227,7 @@ class NativeEngine:
             num_pages=num_pages,
             page_size=PAGE_SIZE,
             max_model_len=min(self.card.max_model_len, num_pages * PAGE_SIZE),
+            proposer=self.runner.proposer,
             **options,
         )
         outputs = run(Engine(scheduler, self.runner))

@@ -10,12 +10,12 @@ import pytest
 
 from tests import tiny
 from tests.tiny import make_tiny_model
+from tests.workers.execute.factories import Propose
 from tests.workers.execute.model.native import FAMILIES, NativeEngine, make_checkpoint, make_request
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.native_runner import NativeRunner
-from triptych.workers.execute.scheduling.proposals import Propose
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 LENGTHS = (1, 7, 16, 45, 90)

@@ -1,0 +1,250 @@
+"""A draft model guesses: no answer changes, and where it is the same model all guesses are right, whatever happens.
+
+That is what shows that its pages hold what they should: a stale one would make a wrong guess.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import tiny
+from tests.workers.execute.factories import make_scheduler
+from tests.workers.execute.model.native import NUM_PAGES, PAGE_SIZE, NativeEngine, make_checkpoint, make_request
+from triptych.protocol.errors import ConfigError
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.model import draft_model
+from triptych.workers.execute.model.draft_model import DraftModel
+from triptych.workers.execute.scheduling.scheduler import Scheduler
+from triptych.workers.execute.scheduling.sequence import Sequence
+from triptych.workers.execute.step import StepInputs
+
+LENGTHS = (1, 7, 16, 45, 90)
+MAX_TOKENS = 24
+
+
+@pytest.fixture(scope="module", name="folder")
+def fixture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module", name="twins")
+def fixture_twins(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> NativeEngine:
+    """A model that is its own draft model."""
+    checkpoint = make_checkpoint("qwen3", folder / "qwen3")
+    return made(checkpoint, checkpoint, tmp_path_factory.mktemp("twins"), host_pages=16)
+
+
+@pytest.fixture(scope="module", name="strangers")
+def fixture_strangers(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> NativeEngine:
+    """A draft model that knows nothing of the model."""
+    checkpoint, other = make_checkpoint("qwen3", folder / "one"), make_checkpoint("llama", folder / "other")
+    return made(checkpoint, other, tmp_path_factory.mktemp("strangers"))
+
+
+def made(checkpoint: Path, draft: Path, run_dir: Path, **options: Any) -> NativeEngine:
+    engine = NativeEngine(checkpoint, run_dir, draft=draft, **options)
+    assert isinstance(engine.runner.proposer, DraftModel)
+    assert engine.runner.proposer.cost > 0
+    engine.runner.proposer.cost = 0.0  # as if it were much smaller
+    return engine
+
+
+def requests(**params: Any) -> list[Sequence]:
+    return [make_request(index, length, MAX_TOKENS, **params) for index, length in enumerate(LENGTHS)]
+
+
+def run(
+    engine: NativeEngine, *sequences: Sequence, each_step: Callable[[Scheduler], None] = lambda _: None, **options: Any
+) -> Scheduler:
+    options = {"num_pages": NUM_PAGES, "num_speculative_tokens": 4, "prefix_cache": True, **options}
+    scheduler = make_scheduler(*sequences, page_size=PAGE_SIZE, proposer=engine.runner.proposer, **options)
+    ends = Engine(scheduler, engine.runner)
+    while ends.step() is not None:
+        ends.check()
+        each_step(scheduler)
+    return scheduler
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.8}, {"temperature": 1.0, "top_k": 20, "top_p": 0.9}], ids=str)
+def test_a_model_guesses_what_it_will_say_itself(params: dict[str, Any], twins: NativeEngine) -> None:
+    alone = [twins.run(request)[0] for request in requests(**params)]
+    for chunk in (7, 512):
+        sequences = requests(**params)
+        scheduler = run(twins, *sequences, prefill_chunk=chunk)
+        assert [sequence.output_tokens.tolist() for sequence in sequences] == alone
+        proposals = scheduler.proposals
+        assert proposals.num_proposed == proposals.num_accepted > 30
+
+
+def test_a_stranger_changes_no_answer(strangers: NativeEngine) -> None:
+    alone = [strangers.run(request)[0] for request in requests()]
+    sequences = requests()
+    proposals = run(strangers, *sequences).proposals
+    assert [sequence.output_tokens.tolist() for sequence in sequences] == alone
+    assert 0 < proposals.num_proposed > proposals.num_accepted
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_it_knows_what_its_pages_hold_whatever_becomes_of_them(seed: int, twins: NativeEngine) -> None:
+    """Preempted, aborted, begun alike, forgotten: in pages that are everybody's in turn."""
+    dice = random.Random(seed)
+    prompts = [make_request(index, dice.choice([40, 64, 100]), 1).tokens for index in range(2)]
+    sequences = []
+    for index in range(12):
+        sequence = make_request(index, 70, dice.choice([8, 40]), temperature=dice.choice([0.0, 0.9]))
+        shared = dice.choice(prompts)[: dice.choice([16, 40, 64])]
+        sequence.tokens[: len(shared)] = shared
+        sequences.append(sequence)
+
+    def drop(scheduler: Scheduler) -> None:
+        for key in list(scheduler.live):
+            if dice.random() < 0.01:
+                scheduler.release(key)
+
+    waiting = sequences[4:]
+
+    def each_step(scheduler: Scheduler) -> None:
+        drop(scheduler)
+        while waiting and len(scheduler.live) < 6:
+            scheduler.add(waiting.pop())
+
+    scheduler = run(
+        twins, *sequences[:4], each_step=each_step, num_pages=dice.choice([20, 26, NUM_PAGES]), prefill_chunk=32,
+        num_speculative_tokens=dice.choice([3, 15]), preemption=dice.choice(["swap", "recompute"]), host_pages=16,
+    )  # fmt: skip
+    assert scheduler.proposals.num_proposed == scheduler.proposals.num_accepted > 0
+
+
+def test_siblings_guess_from_the_pages_they_share(twins: NativeEngine) -> None:
+    siblings = [make_request(index, 50, 20, temperature=1.0) for index in range(3)]
+    for sibling in siblings:
+        sibling.tokens[:50] = siblings[0].tokens[:50]
+        sibling.group_key = siblings[0].key
+    proposals = run(twins, *siblings).proposals
+    assert proposals.num_proposed == proposals.num_accepted > 0
+
+
+def test_a_long_prompt_is_read_bit_by_bit(twins: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody who decodes meanwhile waits for all of it."""
+    proposer = twins.runner.proposer
+    assert isinstance(proposer, DraftModel)
+    launch, lengths = proposer._runner.launch, []
+
+    def counted(inputs: StepInputs) -> None:
+        lengths.append(len(inputs.token_ids))
+        launch(inputs)
+
+    monkeypatch.setattr(proposer._runner, "launch", counted)
+    long, short = make_request(0, 470, 20), make_request(1, 5, 40)
+    alone = [twins.run(make_request(0, 470, 20))[0], twins.run(make_request(1, 5, 40))[0]]
+    lengths.clear()
+    proposals = run(twins, long, short).proposals
+    assert [long.output_tokens.tolist(), short.output_tokens.tolist()] == alone
+    assert draft_model.MAX_BEHIND <= max(lengths) <= draft_model.MAX_BEHIND + draft_model._FEW
+    assert proposals.num_proposed == proposals.num_accepted > 0
+
+
+def test_what_an_earlier_turn_has_read_is_not_read_again(twins: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    proposer = twins.runner.proposer
+    assert isinstance(proposer, DraftModel)
+    first = make_request(7, 200, 20)
+    scheduler = make_scheduler(
+        first, num_pages=NUM_PAGES, page_size=PAGE_SIZE, proposer=proposer, num_speculative_tokens=4, prefix_cache=True
+    )
+    engine = Engine(scheduler, twins.runner)
+    while engine.step() is not None:
+        pass
+    scheduler.release(first.key)
+    second = make_request(8, 240, 20)
+    second.tokens[:200] = first.tokens[:200]
+    launch, lengths = proposer._runner.launch, []
+
+    def counted(inputs: StepInputs) -> None:
+        lengths.append(len(inputs.token_ids))
+        launch(inputs)
+
+    monkeypatch.setattr(proposer._runner, "launch", counted)
+    engine.add(second)
+    while engine.step() is not None:
+        pass
+    assert max(lengths) <= 240 - 192 + 2  # twelve pages of sixteen were there
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_pages_that_were_given_away_are_not_taken_for_what_they_were(returns: bool, twins: NativeEngine) -> None:
+    proposer = twins.runner.proposer
+    assert isinstance(proposer, DraftModel)
+    sequence, other = make_request(0, 90, 20), make_request(1, 90, 20)
+    said = twins.run(make_request(0, 90, 20))[0]
+    sequence.block_table = list(range(30, 36))
+    proposer.begin([(sequence, 4)])
+    assert proposer.propose(sequence, 4) == said[:4]
+    if returns:  # to its pages, which were another's meanwhile
+        other.block_table = sequence.block_table
+        proposer.begin([(other, 4)])
+    else:
+        sequence.block_table = list(range(40, 46))
+    proposer.begin([(sequence, 4)])
+    assert proposer.propose(sequence, 4) == said[:4]
+
+
+def test_one_that_fails_is_left_alone(
+    strangers: NativeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    alone = [strangers.run(request)[0] for request in requests()]
+    proposer = strangers.runner.proposer
+    assert isinstance(proposer, DraftModel)
+    monkeypatch.setattr(proposer, "_is_sound", True)  # and again after this test
+
+    def fail(inputs: StepInputs) -> None:
+        raise MemoryError("no memory for a step")
+
+    monkeypatch.setattr(proposer._runner, "launch", fail)
+    sequences = requests()
+    with caplog.at_level(logging.ERROR):
+        proposals = run(strangers, *sequences).proposals
+    assert [sequence.output_tokens.tolist() for sequence in sequences] == alone
+    assert proposals.num_proposed == 0
+    assert caplog.text.count("the draft model failed; until the next restart nothing is guessed") == 1
+
+
+@pytest.mark.parametrize("vocab_size", [tiny.VOCAB_SIZE - 10, tiny.VOCAB_SIZE + 40])
+def test_ids_that_one_of_them_does_not_have_are_no_harm(vocab_size: int, folder: Path, tmp_path: Path) -> None:
+    """Models pad the vocabulary of one tokenizer to different sizes."""
+    checkpoint = make_checkpoint("llama", tmp_path / "model")
+    draft = make_checkpoint("qwen3", tmp_path / "draft", vocab_size=vocab_size)
+    engine = made(checkpoint, draft, tmp_path)
+    alone = [engine.run(request, num_speculative_tokens=0)[0] for request in requests()]
+    sequences = requests()
+    assert any(token >= vocab_size for sequence in sequences for token in sequence.tokens) == (vocab_size < 272)
+    run(engine, *sequences)
+    assert [sequence.output_tokens.tolist() for sequence in sequences] == alone
+    assert engine.runner.proposer is not None
+
+
+def test_a_draft_model_of_other_tokens_is_refused(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("llama", tmp_path / "model")
+    draft = make_checkpoint("llama", tmp_path / "draft")
+    text = (draft / "tokenizer.json").read_text()
+    (draft / "tokenizer.json").write_text(text.replace('"Ł": 256', '"Ł": 257').replace('"ł": 257', '"ł": 256'))
+    assert (draft / "tokenizer.json").read_text() != text
+    (run_dir := tmp_path / "run").mkdir()
+    with pytest.raises(
+        ConfigError, match=r"^the draft model: 2 of 256 tokens have another id than in the model"
+    ) as error:
+        NativeEngine(checkpoint, run_dir, draft=draft)
+    assert error.value.param == "draft_model"
+    assert not list(run_dir.glob("draft*"))
+
+
+def test_a_draft_model_that_only_transformers_can_run_is_refused(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("llama", tmp_path / "model")
+    draft = tiny.make_tiny_model("gpt2", tmp_path / "draft")
+    with pytest.raises(ConfigError, match=r"^the draft model: .*cannot run on the native kernels"):
+        NativeEngine(checkpoint, tmp_path, draft=draft)

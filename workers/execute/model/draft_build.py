@@ -1,0 +1,114 @@
+"""A draft model out of its checkpoint: loaded as any other, and of the same tokens as the one it guesses for."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ....protocol.errors import ConfigError
+from ....protocol.tokenizer_files import TOKENIZER_FILE
+from ..scheduling.proposals import MAX_CHECKED_TOKENS
+from .checkpoint import told_of_draft
+from .draft_model import MAX_STEP_TOKENS, DraftModel
+from .pool import PoolSize
+from .proof import ProofStore
+from .ways import Loaded, Ways
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBuild:
+    """A draft model in memory, before it has pages."""
+
+    loaded: Loaded
+    ways: Ways
+
+    def make_model(self, size: PoolSize, *, vocab_size: int) -> DraftModel:
+        """With as many pages as the greater model has, and guesses of tokens that it knows."""
+        page_size = self.ways.cache.page_size
+        num_pages = size.num_pages + DraftModel.scratch_pages(page_size)
+        return DraftModel(
+            self.loaded.make_runner(PoolSize(num_pages, size.max_model_len)),
+            num_pages=size.num_pages,
+            page_size=page_size,
+            vocab_size=vocab_size,
+            known_ids=self.loaded.facts.vocab_size,
+        )
+
+
+def load_draft(ways: Ways, folder: Path, run_dir: Path) -> DraftBuild:
+    """The draft model in ``folder`` for the one that was loaded by ``ways``, whose tokenizer is in ``run_dir``.
+
+    Raises:
+        ConfigError: it cannot be read, or run by the compiled kernels, or has other tokens.
+    """
+    own = _ways_of_draft(ways, folder)
+    proofs = ProofStore(own.folder, own.config, own.cache.kv_dtype)
+    with told_of_draft(), _scratch(run_dir) as scratch:
+        loaded = own.load_proven(proofs, scratch)
+        if loaded is None:
+            loaded = own.with_tokenizer(scratch).load_native(proofs, scratch)
+        assert loaded is not None, "the kernels were asked for by name"
+        _check_vocabulary(scratch / TOKENIZER_FILE, run_dir / TOKENIZER_FILE)
+    return DraftBuild(loaded, own)
+
+
+def prove_draft(ways: Ways, folder: Path, run_dir: Path) -> None:
+    """As ``Ways.prove``.
+
+    Raises:
+        ConfigError: a start with this draft model would fail.
+    """
+    own = _ways_of_draft(ways, folder)
+    with told_of_draft(), _scratch(run_dir) as scratch:
+        own.prove(ProofStore(own.folder, own.config, own.cache.kv_dtype), scratch)
+
+
+def _ways_of_draft(ways: Ways, folder: Path) -> Ways:
+    return Ways(
+        replace(ways.config, model=str(folder), backend="native", draft_model=None, lora_modules=()),
+        replace(ways.cache, host_pages=0),
+        replace(ways.scheduler, max_num_seqs=MAX_CHECKED_TOKENS, max_num_batched_tokens=MAX_STEP_TOKENS),
+        ways.device,
+        folder,
+        lambda done, total: None,
+    )
+
+
+@contextmanager
+def _scratch(run_dir: Path) -> Iterator[Path]:
+    """A folder for its tokenizer, which nobody serves."""
+    with tempfile.TemporaryDirectory(prefix="draft-tokenizer-", dir=run_dir) as folder:
+        yield Path(folder)
+
+
+def _check_vocabulary(own: Path, served: Path) -> None:
+    """
+    Raises:
+        ConfigError: a token has another id in one of these tokenizer.json than in the other.
+    """
+    texts = [path.read_text(encoding="utf-8") for path in (own, served)]
+    if texts[0] == texts[1]:
+        return
+    ours, theirs = (_vocabulary(json.loads(text)) for text in texts)
+    different = [token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)]
+    if different:
+        first = min(different)
+        ids = " and ".join(f"{vocabulary[first]}" if first in vocabulary else "none" for vocabulary in (ours, theirs))
+        raise ConfigError(
+            f"{len(different)} of {len(theirs)} tokens have another id than in the model it guesses for: "
+            f"{first!r:.50}, say, has {ids}"
+        )
+
+
+def _vocabulary(content: dict[str, Any]) -> dict[str, int]:
+    """Ids of a tokenizer.json by their tokens, without those that were added, of which each model may have its own."""
+    vocabulary = content["model"]["vocab"]
+    added = {token["content"] for token in content["added_tokens"]}
+    if isinstance(vocabulary, dict):
+        return {token: token_id for token, token_id in vocabulary.items() if token not in added}
+    return {token: token_id for token_id, (token, _) in enumerate(vocabulary) if token not in added}  # of Unigram
