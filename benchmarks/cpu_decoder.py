@@ -37,7 +37,7 @@ WORKLOADS = ("W1", "W2", "W3")
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    dense = [name for name, shape in SHAPES.items() if "num_experts" not in shape]  # cpu_experts.py has the others
+    dense = ["llama-6m", "smollm2-135m", "qwen3-0.6b", "gemma3-270m"]  # cpu_experts.py has others
     parser.add_argument("--models", nargs="*", default=dense, choices=list(SHAPES))
     formats = ["bf16", "int8", "int4", "transformers"]
     parser.add_argument("--formats", nargs="*", default=formats[:3], choices=formats)
@@ -77,8 +77,8 @@ def measure(model: str, form: str, workloads: list[str], repeats: int) -> dict[s
     return case
 
 
-def load(model: str, form: str, **options: Any) -> tuple[Runner, SchedulerConfig, float]:
-    """``options`` are of ``ModelConfig``."""
+def load(model: str, form: str, *, draft: str | None = None, **options: Any) -> tuple[Runner, SchedulerConfig, float]:
+    """``draft`` is the shape of a draft model. ``options`` are of ``ModelConfig``."""
     folder = make_model(model, has_mxfp4=form == "mxfp4")
     scheduler_config = SchedulerConfig(max_num_seqs=32)
     start = time.perf_counter()
@@ -95,6 +95,7 @@ def load(model: str, form: str, **options: Any) -> tuple[Runner, SchedulerConfig
             CacheConfig(num_pages=2048),
             scheduler_config,
             model_dir=folder,
+            draft_folder=make_model(draft) if draft else None,
             run_dir=Path(run_dir),
             progress=lambda done, total: None,
         )

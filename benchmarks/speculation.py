@@ -1,5 +1,8 @@
 """What speculative decoding saves and costs on a CPU, by how many of the proposals are right.
 
+With ``--draft-model`` a draft model computes as many proposals as are asked for, and then they are made up all the
+same, since random weights agree about nothing.
+
 One to eight streams of 128 prompt tokens and 128 output tokens decode on random weights of a real shape. What they say
 is known from a run before, so a made-up proposer can be right with a given probability for each token. "nothing" is one
 that never finds anything; what that costs is that steps are not planned ahead. Each case is timed in turns with the
@@ -35,15 +38,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", nargs="*", default=["smollm2-135m"], choices=list(SHAPES))
     parser.add_argument("--formats", nargs="*", default=["bf16", "int8"], choices=["bf16", "int8"])
+    parser.add_argument("--draft-model", choices=list(SHAPES))
+    parser.add_argument("--streams", nargs="*", type=int, default=STREAMS)
     parser.add_argument("--num-speculative-tokens", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     cases = {}
     for model in arguments.models:
         for form in arguments.formats:
-            runner, config, _ = load(model, form)
+            runner, config, _ = load(model, form, draft=arguments.draft_model)
             config = replace(config, num_speculative_tokens=arguments.num_speculative_tokens)
-            for num_streams in STREAMS:
+            for num_streams in arguments.streams:
                 case = measure(runner, config, num_streams, arguments.repeats)
                 cases[f"{model} {form} {num_streams}"] = case
     report = {"what": "speculation", **environment("torch"), **vars(arguments)}
@@ -53,8 +58,9 @@ def main() -> None:
 def measure(runner: Runner, config: SchedulerConfig, num_streams: int, repeats: int) -> dict[str, float]:
     plain = replace(config, num_speculative_tokens=0)
     _, said = run(runner, plain, num_streams, Nothing())
-    proposers: dict[str, Proposer] = {f"right {share:g}": MadeUp(said, share) for share in RIGHT}
-    proposers["nothing"] = Nothing()
+    proposers: dict[str, Proposer] = {f"right {share:g}": MadeUp(said, share, runner.proposer) for share in RIGHT}
+    if runner.proposer is None:
+        proposers["nothing"] = Nothing()
     ratios: dict[str, list[float]] = {name: [] for name in proposers}
     rates = []
     for _ in range(repeats):
@@ -65,7 +71,8 @@ def measure(runner: Runner, config: SchedulerConfig, num_streams: int, repeats: 
             ratios[name].append(without / seconds)
             rates.append(num_streams * NUM_OUTPUT_TOKENS / without)
     medians = {name: round(statistics.median(values), 3) for name, values in ratios.items()}
-    return {"tokens_per_s_without": round(statistics.median(rates), 1), **medians}
+    cost = {"cost": round(runner.proposer.cost, 3)} if runner.proposer else {}
+    return {"tokens_per_s_without": round(statistics.median(rates), 1), **cost, **medians}
 
 
 class Nothing(Proposer):
@@ -74,13 +81,24 @@ class Nothing(Proposer):
 
 
 class MadeUp(Proposer):
-    """Each token is right with probability ``share``, the same ones whenever it is asked."""
+    """Each token is right with probability ``share``, the same ones whenever it is asked. They take their time."""
 
-    def __init__(self, said: list[list[int]], share: float) -> None:
+    def __init__(self, said: list[list[int]], share: float, draft: Proposer | None) -> None:
         self._said = said
         self._share = share
+        self._draft = draft
+        self.cost = draft.cost if draft else 0.0
 
-    def propose(self, sequence: Sequence, max_tokens: int) -> list[int]:
+    def begin(self, wanted: list[tuple[Sequence, int]]) -> None:
+        if self._draft:
+            self._draft.begin(wanted)
+
+    def propose(self, sequence: Sequence, max_tokens: int) -> list[int] | None:
+        if self._draft:
+            computed = self._draft.propose(sequence, max_tokens)
+            if computed is None:
+                return None
+            max_tokens = len(computed)
         count = sequence.num_output_tokens
         known = enumerate(self._said[sequence.key[0]][count : count + max_tokens], count)
         rights = (random.Random(f"{sequence.key}/{place}").random() < self._share for place in range(count, 1 << 30))

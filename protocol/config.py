@@ -168,10 +168,10 @@ class SchedulerConfig:
         "auto",
         "after a crash or a preemption: exact replays what was said, fast prefills it; auto is exact where it is free",
     )
-    num_speculative_tokens: int = _option(
-        0,
-        "tokens that a step guesses and checks of each answer at most, by the draft model, or from what stands in it "
-        "and its prompt already",
+    num_speculative_tokens: int | None = _option(
+        None,
+        "tokens that a step guesses and checks of each answer at most, from what stands in it and its prompt already "
+        "or, with draft_model, by that; by default 4 with it, and none without",
     )
     decode_join_fill: float = _option(0.0, "decodes share a step with prompts only above this share of taken rows")
     itl_target_ms: float | None = _option(None, "prompts are cut so that decodes get a token so often, if they can")
@@ -195,7 +195,8 @@ class SchedulerConfig:
         _between("max_decode_skip", self.max_decode_skip, 1, 1 << 20)
         _one_of("preemption", self.preemption, PREEMPTIONS)
         _one_of("recovery", self.recovery, RECOVERIES)
-        _between("num_speculative_tokens", self.num_speculative_tokens, 0, 15)
+        if self.num_speculative_tokens is not None:
+            _between("num_speculative_tokens", self.num_speculative_tokens, 0, 15)
         if self.num_speculative_tokens and self.trace is not None:
             raise ConfigError(
                 f"num_speculative_tokens is {self.num_speculative_tokens}, and with trace it must be 0: "
@@ -320,11 +321,18 @@ class PipelineConfig:
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
 
     def __post_init__(self) -> None:
-        if self.model.draft_model is not None and not self.scheduler.num_speculative_tokens:
+        draft_model = self.model.draft_model
+        if draft_model is None:
+            return
+        if self.scheduler.num_speculative_tokens == 0:
             raise ConfigError(
-                f"num_speculative_tokens is 0, and with draft_model {self.model.draft_model!r} it must be 1 to 15: "
-                "the tokens that are guessed at a time",
+                f"num_speculative_tokens is 0, and with draft_model {draft_model!r} the limits are 1 and 15",
                 param="num_speculative_tokens",
+            )
+        if self.scheduler.trace is not None:
+            raise ConfigError(
+                f"draft_model is {draft_model!r}, and with trace there is none: a trace has no tokens to guess from",
+                param="draft_model",
             )
 
     @classmethod

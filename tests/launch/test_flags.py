@@ -40,6 +40,7 @@ CONFIG_VALUES: dict[str, Any] = {
     "spares": True,
     "preemption": "swap",
     "num_speculative_tokens": 8,
+    "draft_model": "/models/small",
     "decode_join_fill": 0.75,
     "trace": "/tmp/trace.jsonl",
     "backend": "native",
@@ -112,7 +113,8 @@ def test_every_config_field_is_a_flag_and_an_environment_variable(owner: str, na
 def test_what_other_servers_call_it_is_understood() -> None:
     for alias, name in ALIASES.items():
         if name != "drain-timeout":  # of serve alone
-            value = [] if name.startswith("no-") else [{"lora-modules": "a=b", "kv-dtype": "int8"}.get(name, "64")]
+            known = {"lora-modules": "a=b", "kv-dtype": "int8", "num-speculative-tokens": "3"}
+            value = [] if name.startswith("no-") else [known.get(name, "64")]
             assert parse([f"--{alias}", *value]) == parse([f"--{name}", *value]) != parse([])
 
 

@@ -17,7 +17,7 @@ from tests.pipeline.checks import assert_quiet
 from tests.pipeline.killing import kill
 from tests.tiny import make_tiny_model, prove
 from tests.waiting import eventually
-from tests.workers.execute.model.native import make_checkpoint
+from tests.workers.execute.model.native import make_checkpoint, make_pair
 from triptych import Driver
 from triptych.launch.demo_model.entries import OFF_TOPIC_ANSWER, PHRASINGS, load_entries
 
@@ -125,6 +125,26 @@ def test_speculation_changes_no_token_also_when_execute_is_killed(tiny: Driver, 
     assert said == [stream.result(60).token_ids for stream in plain]
     assert again.token_ids == said[0]
     assert 0 < stats["accepted_tokens"] <= stats["proposed_tokens"]
+
+
+def test_a_draft_model_changes_no_token_also_when_execute_is_killed(tmp_path: Path) -> None:
+    checkpoint, draft = make_pair(tmp_path)
+    params: list[dict[str, Any]] = [{}, {"temperature": 0.7, "seed": 1}, {"temperature": 0.7, "top_p": 0.8, "seed": 2}]
+    options: dict[str, Any] = {"max_tokens": 150, "ignore_eos": True}
+    with Driver(str(checkpoint), num_pages=64) as driver:
+        plain = [driver.generate("ab", **options, **each).token_ids for each in params]
+    with Driver(str(checkpoint), draft_model=str(draft), num_speculative_tokens=4, num_pages=64) as driver:
+        streams = [driver.submit("ab", **options, **each) for each in params]
+        next(iter(streams[0]))
+        os.kill(eventually(lambda: driver.pids["execute"]), signal.SIGKILL)
+        said = [stream.result(120).token_ids for stream in streams]
+        again = driver.generate("ab", **options)
+        stats = driver.stats()["execute"]
+        assert_quiet(driver)
+        assert not list(driver.run_dir.glob("draft*"))
+    assert said == plain
+    assert again.token_ids == said[0]
+    assert stats["accepted_tokens"] == stats["proposed_tokens"] > 100
 
 
 def test_a_seed_decides_a_sample_whoever_shares_the_batch(tiny: Driver) -> None:

@@ -13,6 +13,7 @@ from ..process import WorkerContext
 from .hash_model import build_hash_runner
 from .step import Runner
 
+NUM_DRAFTED = 4  # tokens that a draft model guesses of each answer in a step
 CPU_MIXED_PREFILL_TOKENS = 128  # on a CPU prompts take so long that every token of others would wait for a whole chunk
 
 
@@ -40,19 +41,22 @@ def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
     else:
         runner, card, step_s = _build_torch_runner(context, cache, is_first=known is None)
     card = replace(card, adapters={module.name: module.digest() for module in config.model.adapters})
-    check_speculation(config.scheduler, runner, card)
+    check_speculation(settle_scheduling(config, card), runner, card)
     if known is None or (card.model, card.adapters) != (known.model, known.adapters):
         _check_successor(card, known)
         card.publish(context.run_dir)
     return runner, card, step_s
 
 
-def settle_scheduling(config: SchedulerConfig, card: ModelCard) -> SchedulerConfig:
-    """``config`` with what it leaves to the machine."""
-    leaves_it = config.mixed_prefill_tokens is None and config.itl_target_ms is None
-    if leaves_it and card.device == "cpu" and config.policy != "prefill_first":
-        return replace(config, mixed_prefill_tokens=CPU_MIXED_PREFILL_TOKENS)
-    return config
+def settle_scheduling(config: PipelineConfig, card: ModelCard) -> SchedulerConfig:
+    """The part of ``config`` with what it leaves to the machine, or to other parts."""
+    scheduler = config.scheduler
+    if scheduler.num_speculative_tokens is None:
+        scheduler = replace(scheduler, num_speculative_tokens=NUM_DRAFTED if config.model.draft_model else 0)
+    leaves_it = scheduler.mixed_prefill_tokens is None and scheduler.itl_target_ms is None
+    if leaves_it and card.device == "cpu" and scheduler.policy != "prefill_first":
+        return replace(scheduler, mixed_prefill_tokens=CPU_MIXED_PREFILL_TOKENS)
+    return scheduler
 
 
 def check_speculation(config: SchedulerConfig, runner: Runner, card: ModelCard) -> None:

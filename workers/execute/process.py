@@ -91,7 +91,7 @@ class Execute:
         self._context = context
         self._journal = context.journal
         scheduler = Scheduler(
-            settle_scheduling(context.config.scheduler, card),
+            settle_scheduling(context.config, card),
             page_size=card.page_size,
             num_pages=card.num_pages,
             max_model_len=card.max_model_len,
@@ -111,7 +111,7 @@ class Execute:
         self._is_degraded = context.board.is_degraded
         self._max_live = 1 if self._is_degraded else card.max_live
         self._search: tuple[int, int] | None = None  # the beam search that was adopted last
-        num_alone = 1 + depth + context.config.scheduler.num_speculative_tokens
+        num_alone = 1 + depth + (scheduler.config.num_speculative_tokens or 0)
         self._quarantine = Quarantine(context.journal, num_steps=num_alone)
         self._intent = StepIntent(context.intent)
         self._flushes = context.config.service.flushes_steps

@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 
 from tests.cards import CARD
-from triptych.protocol.config import SchedulerConfig
+from triptych.protocol.config import ModelConfig, PipelineConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.hash_lm import HashRunner
-from triptych.workers.execute.loading import CPU_MIXED_PREFILL_TOKENS, check_speculation, settle_scheduling
+from triptych.workers.execute.loading import (
+    CPU_MIXED_PREFILL_TOKENS,
+    NUM_DRAFTED,
+    check_speculation,
+    find_folders,
+    settle_scheduling,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,8 +31,24 @@ from triptych.workers.execute.loading import CPU_MIXED_PREFILL_TOKENS, check_spe
     ],
 )
 def test_on_a_cpu_prompts_take_little_of_a_step(device: str, options: dict[str, Any], settled: int | None) -> None:
-    config = settle_scheduling(SchedulerConfig(**options), replace(CARD, device=device))
+    config = settle_scheduling(PipelineConfig(scheduler=SchedulerConfig(**options)), replace(CARD, device=device))
     assert config.mixed_prefill_tokens == settled
+
+
+@pytest.mark.parametrize(
+    ("draft_model", "asked", "settled"),
+    [(None, None, 0), ("/small", None, NUM_DRAFTED), ("/small", 2, 2), (None, 8, 8)],
+)
+def test_a_draft_model_guesses_a_few_tokens(draft_model: str | None, asked: int | None, settled: int) -> None:
+    scheduler = SchedulerConfig(num_speculative_tokens=asked)
+    config = PipelineConfig(model=ModelConfig(draft_model=draft_model), scheduler=scheduler)
+    assert settle_scheduling(config, CARD).num_speculative_tokens == settled
+
+
+def test_a_draft_model_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^the draft model: model directory /no/such/model does not exist$") as error:
+        find_folders(ModelConfig(draft_model="/no/such/model"))
+    assert error.value.param == "draft_model"
 
 
 class Variant(HashRunner):

@@ -18,7 +18,7 @@ from tests.workers.execute.factories import (
     make_sequence,
     make_sequences,
 )
-from triptych.protocol.config import SchedulerConfig
+from triptych.protocol.config import ModelConfig, PipelineConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.hash_lm import HashRunner
@@ -316,3 +316,19 @@ def test_whoever_comes_and_goes_gets_the_same_tokens() -> None:
 def test_a_trace_has_nothing_to_guess_from() -> None:
     with pytest.raises(ConfigError, match="num_speculative_tokens is 4, and with trace it must be 0"):
         SchedulerConfig(num_speculative_tokens=4, trace="steps.jsonl")
+    with pytest.raises(ConfigError, match="draft_model is '/small', and with trace there is none"):
+        PipelineConfig(model=ModelConfig(draft_model="/small"), scheduler=SchedulerConfig(trace="steps.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"draft_model": "/small", "num_speculative_tokens": 0}, "the limits are 1 and 15"),
+        ({"draft_model": ""}, "draft_model is empty"),
+        ({"draft_model": "/small", "model": "hash-lm"}, "hash-lm has no weights to guess with"),
+        ({"draft_model": "hash-lm"}, "hash-lm has no weights to guess with"),
+    ],
+)
+def test_a_draft_model_that_cannot_guess_is_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        PipelineConfig.from_options(**options)

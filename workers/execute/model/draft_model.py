@@ -1,7 +1,7 @@
 """A smaller model of the same tokens that guesses what a greater one will say.
 
 It has pages of its own, one for each of the greater one's, and of the same numbers: what a sequence holds there, it
-holds here. It reads a prompt once that is decoded, and no faster than others can bear.
+holds here. It reads a prompt once its answer is decoded, and no faster than others can bear.
 
 What it gets wrong costs time and nothing else, so whatever it is unsure of it computes again.
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import compress, count
 
 import numpy as np
 import numpy.typing as npt
@@ -81,10 +82,8 @@ class DraftModel(Proposer):
         """Finds out what a guess costs beside a step of the greater model."""
         self._runner.warm_up()
         decode = trash_decodes(1)
-        own_s, other_s = (
-            min(runner.seconds_of(decode) for _ in range(_TRIALS)) for runner in (self._runner, other)
-        )  # fmt: skip
-        self.cost = own_s / other_s
+        own_s = min(self._runner.seconds_of(decode) for _ in range(_TRIALS))
+        self.cost = own_s / min(other.seconds_of(decode) for _ in range(_TRIALS))
         logger.info("a guess of the draft model takes %.2f of a step", self.cost)
 
     def begin(self, wanted: list[tuple[Sequence, int]]) -> None:
@@ -114,16 +113,14 @@ class DraftModel(Proposer):
             self._note(row)
         asked = [index for index, row in enumerate(rows) if row.num_wanted]
         tokens = self._run(rows, tables, [row.tokens for row in rows], [row.start for row in rows], asked)
-        place = 0
-        while asked:
-            asked = [index for index, token in zip(asked, tokens, strict=True) if self._take(rows[index], token)]
-            last = [self._proposals[rows[index].sequence.key] for index in asked]
-            if asked:
-                chosen = [rows[index] for index in asked]
-                inputs = [np.array(said[-1:], np.int32) for said in last]
-                starts = [row.end + place for row in chosen]
-                tokens = self._run(chosen, tables[asked], inputs, starts, range(len(chosen)))
-            place += 1
+        for depth in count():
+            going_on = [self._take(rows[index], token) for index, token in zip(asked, tokens, strict=True)]
+            asked = list(compress(asked, going_on))
+            if not asked:
+                return
+            chosen = [rows[index] for index in asked]
+            said = [np.array([token], np.int32) for token in compress(tokens, going_on)]
+            tokens = self._run(chosen, tables[asked], said, [row.end + depth for row in chosen], range(len(chosen)))
 
     def _rows(self, wanted: list[tuple[Sequence, int]]) -> list[_Row]:
         """What is computed first: what it does not know of each, as far as that is not too much at a time."""

@@ -65,7 +65,7 @@ class Scheduler:
         self._bounds = Bounds(max_model_len, self.cache, self.beams)
         self._pace = make_pace(config, page_size)
         self.proposals = Proposals(
-            config.num_speculative_tokens,
+            config.num_speculative_tokens or 0,
             cache=self.cache,
             rows=self.rows,
             max_model_len=max_model_len,

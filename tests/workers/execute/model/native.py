@@ -126,6 +126,22 @@ def make_checkpoint(family: str, folder: Path, **overrides: Any) -> Path:
     return folder
 
 
+def make_pair(folder: Path) -> tuple[Path, Path]:
+    """A checkpoint, and one of its first layers alone that says the same: the others add nothing."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512}
+    whole = make_checkpoint("llama", folder / "whole", num_hidden_layers=20, **sizes)
+    first = make_checkpoint("llama", folder / "first", num_hidden_layers=2, **sizes)
+    tensors = load_file(whole / "model.safetensors")
+    for name, tensor in tensors.items():
+        is_first = name.startswith(("model.layers.0.", "model.layers.1."))
+        if not is_first and name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor.zero_()
+    save_file(tensors, whole / "model.safetensors", metadata={"format": "pt"})
+    known = load_file(first / "model.safetensors")
+    save_file({name: tensors[name] for name in known}, first / "model.safetensors", metadata={"format": "pt"})
+    return whole, first
+
+
 def in_four_bits(checkpoint: Path) -> Path:
     """The checkpoint, where now int4 has the weights of all layers exactly."""
     with changed_tensors(checkpoint) as tensors:
