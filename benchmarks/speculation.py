@@ -3,7 +3,7 @@
 With ``--draft-model`` a draft model computes as many proposals as are asked for, and then they are made up all the
 same, since random weights agree about nothing.
 
-One to eight streams of 128 prompt tokens and 128 output tokens decode on random weights of a real shape. What they say
+One to eight streams of 128 prompt tokens decode on random weights of a real shape. What they say
 is known from a run before, so a made-up proposer can be right with a given probability for each token. "nothing" is one
 that never finds anything; what that costs is that steps are not planned ahead. Each case is timed in turns with the
 same streams without proposals; printed are medians of the ratios of output tokens a second, as one JSON line.
@@ -29,7 +29,7 @@ from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import Runner
 
-NUM_PROMPT_TOKENS = NUM_OUTPUT_TOKENS = 128
+NUM_PROMPT_TOKENS = 128
 STREAMS = (1, 2, 4, 8)
 RIGHT = (0.0, 0.5, 0.8, 1.0)
 
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--draft-model", choices=list(SHAPES))
     parser.add_argument("--streams", nargs="*", type=int, default=STREAMS)
     parser.add_argument("--num-speculative-tokens", type=int, default=8)
+    parser.add_argument("--num-output-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     cases = {}
@@ -49,15 +50,16 @@ def main() -> None:
             runner, config, _ = load(model, form, draft=arguments.draft_model)
             config = replace(config, num_speculative_tokens=arguments.num_speculative_tokens)
             for num_streams in arguments.streams:
-                case = measure(runner, config, num_streams, arguments.repeats)
+                case = measure(runner, config, (num_streams, arguments.num_output_tokens), arguments.repeats)
                 cases[f"{model} {form} {num_streams}"] = case
     report = {"what": "speculation", **environment("torch"), **vars(arguments)}
     print(json.dumps({**report, "cases": cases}))
 
 
-def measure(runner: Runner, config: SchedulerConfig, num_streams: int, repeats: int) -> dict[str, float]:
+def measure(runner: Runner, config: SchedulerConfig, size: tuple[int, int], repeats: int) -> dict[str, float]:
+    """``size`` is the number of streams, and of output tokens of each."""
     plain = replace(config, num_speculative_tokens=0)
-    _, said = run(runner, plain, num_streams, Nothing())
+    _, said = run(runner, plain, size, Nothing())
     proposers: dict[str, Proposer] = {f"right {share:g}": MadeUp(said, share, runner.proposer) for share in RIGHT}
     if runner.proposer is None:
         proposers["nothing"] = Nothing()
@@ -65,11 +67,11 @@ def measure(runner: Runner, config: SchedulerConfig, num_streams: int, repeats: 
     rates = []
     for _ in range(repeats):
         for name, proposer in proposers.items():
-            without, _ = run(runner, plain, num_streams, Nothing())
-            seconds, again = run(runner, config, num_streams, proposer)
+            without, _ = run(runner, plain, size, Nothing())
+            seconds, again = run(runner, config, size, proposer)
             assert again == said, "proposals changed what was said"
             ratios[name].append(without / seconds)
-            rates.append(num_streams * NUM_OUTPUT_TOKENS / without)
+            rates.append(size[0] * size[1] / without)
     medians = {name: round(statistics.median(values), 3) for name, values in ratios.items()}
     cost = {"cost": round(runner.proposer.cost, 3)} if runner.proposer else {}
     return {"tokens_per_s_without": round(statistics.median(rates), 1), **cost, **medians}
@@ -105,10 +107,13 @@ class MadeUp(Proposer):
         return [token if right else token + 1 for (_, token), right in zip(known, rights, strict=False)]
 
 
-def run(runner: Runner, config: SchedulerConfig, num_streams: int, proposer: Proposer) -> tuple[float, list[list[int]]]:
+def run(
+    runner: Runner, config: SchedulerConfig, size: tuple[int, int], proposer: Proposer
+) -> tuple[float, list[list[int]]]:
     """Seconds from the first output token to the last, and what was said."""
     tokens = random.Random(0)
-    sequences = [make_sequence(i, NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS, tokens) for i in range(num_streams)]
+    num_streams, num_output_tokens = size
+    sequences = [make_sequence(i, NUM_PROMPT_TOKENS, num_output_tokens, tokens) for i in range(num_streams)]
     scheduler = Scheduler(config, page_size=16, num_pages=2048, max_model_len=MAX_MODEL_LEN, proposer=proposer)
     engine = Engine(scheduler, runner, depth=int(runner.overlaps))
     for sequence in sequences:
