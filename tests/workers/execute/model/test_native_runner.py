@@ -101,7 +101,7 @@ def test_the_time_of_full_steps_is_estimated_by_small_ones(tmp_path: Path, monke
     monkeypatch.setattr(runner, "_prefill_tokens", 640)
     monkeypatch.setattr(runner, "_decode_rows", 96)
     for decode_s, expected_s in ((1.0, 20.0), (40.0, 60.0)):
-        monkeypatch.setattr(runner, "_seconds", lambda step, d=decode_s: d if step.num_decodes else 2.0)
+        monkeypatch.setattr(runner, "seconds_of", lambda step, d=decode_s: d if step.num_decodes else 2.0)
         assert runner.warm_up() == expected_s
 
 
