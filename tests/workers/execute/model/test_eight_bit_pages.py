@@ -40,7 +40,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 ODD, IN_REGISTERS = "heads of 80", "heads of 128, window"  # the latter is what decodes by few rows keep there
 FASTEST = available_levels()[0]
-# Between layers a value that is rounded to the other side changes by 0.4 % in bfloat16, and in eight bits by 0.8 % of the
+# Between layers a value that is rounded to the other side changes by 0.4 % in bfloat16, in eight bits by 0.8 % of the
 # greatest beside it.
 ROUNDING = {Format.FLOAT32: 1e-5, Format.BFLOAT16: 3e-3, Format.INT8: 2e-2, Format.INT4: 2e-2}
 TOKENS = np.random.default_rng(0).integers(0, 77, NUM_TOKENS, dtype=np.int32)
