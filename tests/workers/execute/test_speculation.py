@@ -11,6 +11,7 @@ import pytest
 from tests.workers.execute.clients import Clients
 from tests.workers.execute.factories import (
     Propose,
+    Told,
     advance,
     expected_output,
     make_engine,
@@ -98,6 +99,18 @@ def test_wrong_proposals_change_nothing_and_become_rare() -> None:
     assert num_steps == 60
     assert engine.stats.num_accepted_tokens == 0
     assert engine.stats.num_proposed_tokens < 60
+
+
+@pytest.mark.parametrize(("cost", "num_steps"), [(0.0, 76), (0.4, 101), (1.0, 300), (3.0, 300)])
+def test_the_more_a_proposal_costs_the_fewer_there_are(
+    cost: float, num_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are right; one that takes as long as a step is of no use."""
+    monkeypatch.setattr(Told, "cost", cost)
+    _, said, taken = run(make_sequence(max_tokens=300), num_pages=200)
+    assert said == {(0, 0): expected_output(make_sequence(max_tokens=300))}
+    assert taken <= num_steps
+    assert (taken == 300) == (cost >= 1.0)
 
 
 def test_the_tokens_up_to_the_first_wrong_one_count() -> None:

@@ -23,10 +23,11 @@ MAX_CHECKED_TOKENS = 16  # of a step, proposals and the tokens they follow: beyo
 TOKEN_COST = 0.04  # of one of these, as a share of the step (0.01 to 0.05 for the first eight, 0.03 to 0.06 beyond)
 NEWS = 0.2  # weight of the last proposal among all those before
 RECOVERY = 1.02  # times the chances, with each step in which they were too small to propose anything
+SURE = 0.99  # the greatest chance
 
 
 class Proposer:
-    """Knows what may follow."""
+    """Who finds tokens to propose."""
 
     cost = 0.0  # of one of its tokens, before it is checked, as a share of a step
 
@@ -78,7 +79,7 @@ class Proposals:
         for num_others, sequence in zip(reversed(range(len(sequences))), sequences, strict=True):
             worth = self._worth(sequence, num_decodes)
             if not worth:
-                sequence.chance *= RECOVERY  # and never gets to one: it is worth it before, where so few decode
+                sequence.chance = min(RECOVERY * sequence.chance, SURE)
             elif are_tokens_known:
                 num_tokens = min(worth, int(num_left // (num_others + 1)), self._room(sequence))
                 if num_tokens <= 0 or (proposed := self._proposer.propose(sequence, num_tokens)) is None:
@@ -141,4 +142,4 @@ def _is_guessable(sequence: Sequence) -> bool:
 
 
 def _learn(sequence: Sequence, *, is_right: bool) -> None:
-    sequence.chance += NEWS * (0.99 * is_right - sequence.chance)
+    sequence.chance += NEWS * (SURE * is_right - sequence.chance)
