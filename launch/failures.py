@@ -14,8 +14,8 @@ import typer
 
 from ..protocol.errors import ConfigError, InvalidRequest, TriptychError, WorkerDied
 
-# The last line of a worker's traceback, if it failed by an error of ours: the message says it all.
-_OWN_ERROR = re.compile(r"^[\w.]*\.protocol\.errors\.\w+: (?P<message>.+)", re.MULTILINE | re.DOTALL)
+# The end of a worker's traceback, if it failed by an error of ours: the message says it all.
+_OWN_ERROR = re.compile(r"\A(?:.*\n)?[\w.]*\.protocol\.errors\.\w+: (?P<message>.+)", re.DOTALL)
 # What a write says where the place is at fault: a full disk, a quota, a limit, a broken disk, a closed stream.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
