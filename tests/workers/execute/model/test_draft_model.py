@@ -64,11 +64,25 @@ def run(
 ) -> Scheduler:
     options = {"num_pages": NUM_PAGES, "num_speculative_tokens": 4, "prefix_cache": True, **options}
     scheduler = make_scheduler(*sequences, page_size=PAGE_SIZE, proposer=engine.runner.proposer, **options)
-    ends = Engine(scheduler, engine.runner)
-    while ends.step() is not None:
-        ends.check()
+    running = Engine(scheduler, engine.runner)
+    while running.step() is not None:
+        running.check()
         each_step(scheduler)
     return scheduler
+
+
+def record_steps(engine: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets the tokens of each step of the draft model from now on."""
+    proposer = engine.runner.proposer
+    assert isinstance(proposer, DraftModel)
+    launch, lengths = proposer._runner.launch, []
+
+    def counted(inputs: StepInputs) -> None:
+        lengths.append(len(inputs.token_ids))
+        launch(inputs)
+
+    monkeypatch.setattr(proposer._runner, "launch", counted)
+    return lengths
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.8}, {"temperature": 1.0, "top_k": 20, "top_p": 0.9}], ids=str)
@@ -102,15 +116,12 @@ def test_it_knows_what_its_pages_hold_whatever_becomes_of_them(seed: int, twins:
         sequence.tokens[: len(shared)] = shared
         sequences.append(sequence)
 
-    def drop(scheduler: Scheduler) -> None:
-        for key in list(scheduler.live):
-            if dice.random() < 0.01:
-                scheduler.release(key)
-
     waiting = sequences[4:]
 
     def each_step(scheduler: Scheduler) -> None:
-        drop(scheduler)
+        for key in list(scheduler.live):
+            if dice.random() < 0.01:
+                scheduler.release(key)
         while waiting and len(scheduler.live) < 6:
             scheduler.add(waiting.pop())
 
@@ -132,15 +143,7 @@ def test_siblings_guess_from_the_pages_they_share(twins: NativeEngine) -> None:
 
 def test_a_long_prompt_is_read_bit_by_bit(twins: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody who decodes meanwhile waits for all of it."""
-    proposer = twins.runner.proposer
-    assert isinstance(proposer, DraftModel)
-    launch, lengths = proposer._runner.launch, []
-
-    def counted(inputs: StepInputs) -> None:
-        lengths.append(len(inputs.token_ids))
-        launch(inputs)
-
-    monkeypatch.setattr(proposer._runner, "launch", counted)
+    lengths = record_steps(twins, monkeypatch)
     long, short = make_request(0, 470, 20), make_request(1, 5, 40)
     alone = [twins.run(make_request(0, 470, 20))[0], twins.run(make_request(1, 5, 40))[0]]
     lengths.clear()
@@ -151,27 +154,14 @@ def test_a_long_prompt_is_read_bit_by_bit(twins: NativeEngine, monkeypatch: pyte
 
 
 def test_what_an_earlier_turn_has_read_is_not_read_again(twins: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    proposer = twins.runner.proposer
-    assert isinstance(proposer, DraftModel)
-    first = make_request(7, 200, 20)
-    scheduler = make_scheduler(
-        first, num_pages=NUM_PAGES, page_size=PAGE_SIZE, proposer=proposer, num_speculative_tokens=4, prefix_cache=True
-    )
-    engine = Engine(scheduler, twins.runner)
-    while engine.step() is not None:
-        pass
-    scheduler.release(first.key)
-    second = make_request(8, 240, 20)
+    first, second = make_request(7, 200, 20), make_request(8, 240, 20)
     second.tokens[:200] = first.tokens[:200]
-    launch, lengths = proposer._runner.launch, []
-
-    def counted(inputs: StepInputs) -> None:
-        lengths.append(len(inputs.token_ids))
-        launch(inputs)
-
-    monkeypatch.setattr(proposer._runner, "launch", counted)
-    engine.add(second)
-    while engine.step() is not None:
+    scheduler = run(twins, first)
+    scheduler.release(first.key)
+    lengths = record_steps(twins, monkeypatch)
+    scheduler.add(second)
+    running = Engine(scheduler, twins.runner)
+    while running.step() is not None:
         pass
     assert max(lengths) <= 240 - 192 + 2  # twelve pages of sixteen were there
 
