@@ -50,7 +50,10 @@ def main() -> int:
             if arguments.keep_log:
                 Path(arguments.keep_log).write_bytes((Path(folder) / "serve.log").read_bytes())
     failures = {name: figures[name] for name in MUST_BE_ZERO if figures[name]}
-    names = ("model", "dtype", "backend", "streams", "seconds", "seed", "spares", "num_speculative_tokens", "adapters")
+    names = (
+        "model", "dtype", "backend", "streams", "seconds", "seed", "spares", "num_speculative_tokens", "draft_model",
+        "adapters",
+    )  # fmt: skip
     config = {name: getattr(arguments, name) for name in names}
     report = {"what": "chaos", **environment("pyzmq", "torch"), "config": config, **figures, "failures": failures}
     print(table(figures, failures), file=sys.stderr)
@@ -70,15 +73,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="of the faults, those with this in their names")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--spares", action="store_true", help="keep an idle process of each worker")
-    parser.add_argument("--num-speculative-tokens", type=int, default=0, help="with 15 --streams at most it guesses")
+    parser.add_argument("--num-speculative-tokens", type=int, help="with 15 --streams at most it guesses")
+    parser.add_argument("--draft-model", help="as --num-speculative-tokens; of a --model with weights")
     parser.add_argument("--adapters", action="store_true", help="load and unload LoRA adapters all the time; hash-lm")
     parser.add_argument("--keep-log", help="a file for what the service logged")
     return parser.parse_args()
 
 
 def flags(arguments: argparse.Namespace) -> list[str]:
-    guesses = ["--num-speculative-tokens", str(arguments.num_speculative_tokens)]
-    return [*model_flags(arguments), *SETTINGS, *guesses, *(["--spares"] if arguments.spares else [])]
+    guesses = {"num-speculative-tokens": arguments.num_speculative_tokens, "draft-model": arguments.draft_model}
+    given = [part for name, value in guesses.items() if value is not None for part in (f"--{name}", str(value))]
+    return [*model_flags(arguments), *SETTINGS, *given, *(["--spares"] if arguments.spares else [])]
 
 
 def model_flags(arguments: argparse.Namespace) -> list[str]:
