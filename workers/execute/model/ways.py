@@ -256,7 +256,7 @@ class Ways:
         logger.warning("%s", self.obstacles[-1])
 
     def _native(self, native: NativeModel) -> Loaded:
-        logger.info("the compiled kernels run the model: %s", native.why)
+        logger.info("the compiled kernels run %s: %s", self.config.model, native.why)
         facts = native.proof.facts
 
         def make_runner(size: PoolSize) -> NativeRunner:

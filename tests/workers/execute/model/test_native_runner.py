@@ -138,7 +138,7 @@ def test_kernels_are_taken_by_default_and_one_line_says_so(tmp_path: Path, caplo
     engine = NativeEngine(make_checkpoint("llama", tmp_path / "checkpoint"), tmp_path, backend=default)
     assert engine.card.backend == "native float32"
     (line,) = caplog.messages
-    assert "compiled kernels run the model: float32" in line
+    assert f"the compiled kernels run {tmp_path / 'checkpoint'}: float32" in line
 
 
 def test_other_families_fall_back_and_one_line_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
