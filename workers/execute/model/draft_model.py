@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 MAX_BEHIND = 256  # tokens that it reads in one step of those that it does not know yet: beyond, others wait for it
 _FEW = 32  # tokens of one sequence that are not counted as such: what was said since it was asked last
+_READ_WITH_A_GUESS = 16  # tokens of a prompt that are read in the time of one guess, or more
 MAX_STEP_TOKENS = MAX_BEHIND + MAX_CHECKED_TOKENS * _FEW
 _TRIALS = 3
 
@@ -131,11 +132,18 @@ class DraftModel(Proposer):
                 self._proposals[sequence.key] = []
                 continue
             if end - start > _FEW:
+                if not self._is_worth_reading(end - start, len(sequence.tokens) - sequence.num_tokens):
+                    self._proposals[sequence.key] = []
+                    continue
                 end = min(end, start + num_left)
                 num_left -= end - start
             if end > start:
                 rows.append(_Row(sequence, start, end, num_wanted if end == sequence.num_tokens else 0))
         return rows
+
+    def _is_worth_reading(self, num_tokens: int, num_following: int) -> bool:
+        """Whether so many tokens may still follow that it pays, if the guesses save half a step for each of them."""
+        return num_tokens * self.cost / _READ_WITH_A_GUESS <= num_following / 2
 
     def _num_known(self, sequence: Sequence) -> int:
         """Tokens whose keys and values are in the pages that the sequence has now."""

@@ -153,6 +153,19 @@ def test_a_long_prompt_is_read_bit_by_bit(twins: NativeEngine, monkeypatch: pyte
     assert proposals.num_proposed == proposals.num_accepted > 0
 
 
+@pytest.mark.parametrize(("num_tokens", "is_read"), [(4, False), (30, True)])
+def test_a_long_prompt_is_not_read_for_few_tokens(
+    num_tokens: int, is_read: bool, twins: NativeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take 12 steps of the model, and save half of those that follow at best."""
+    monkeypatch.setattr(twins.runner.proposer, "cost", 0.4)
+    lengths = record_steps(twins, monkeypatch)
+    sequence = make_request(20, 470, num_tokens)
+    run(twins, sequence)
+    assert (sum(lengths) >= 470) == is_read
+    assert bool(lengths) == is_read
+
+
 def test_what_an_earlier_turn_has_read_is_not_read_again(twins: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = make_request(7, 200, 20), make_request(8, 240, 20)
     second.tokens[:200] = first.tokens[:200]
