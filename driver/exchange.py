@@ -16,7 +16,7 @@ from typing import Any
 from ..protocol import messages as m
 from ..protocol.channels import Connection
 from ..protocol.codec import Frame
-from ..protocol.errors import DuplicateId, InvalidRequest, TriptychError, from_wire
+from ..protocol.errors import DuplicateId, InvalidRequest, TriptychError, UnknownRequest, from_wire
 from ..protocol.groups import request_of
 from .choices import choice_ids, is_read_by
 from .open_request import LastIds, OpenRequest, check_name, checked_size
@@ -25,6 +25,7 @@ from .stream import NOBODY, Assembly, Listener
 
 REPEAT_S = 0.25  # what was not answered is sent again so often; FOLLOW also keeps the lease
 ACKNOWLEDGE_TOKENS = 64  # a FOLLOW at least every so many tokens, well within the server's window
+MAX_SAID_ANEW = 3  # SUBMITs of what was accepted and is unknown: ACCEPTED to an earlier one may still be under way
 SURE_BYTES = 1 << 10  # a frame that every service takes, whatever its max_frame_bytes
 
 
@@ -83,6 +84,7 @@ class Exchange:
         except TriptychError as error:
             request.fail(error)
             return
+        request.begun_s = time.monotonic()
         self.requests[request_id] = request
         self._delivered.discard(request_id)
         self._refused.discard(request_id)
@@ -196,7 +198,8 @@ class Exchange:
             self.acknowledge(message.request_id)
         elif not request.accepted:
             request.accepted = True
-            request.tell(request.listener.on_accepted, message)
+            if not request.num_said_anew:
+                request.tell(request.listener.on_accepted, message)
             self._changed[message.request_id] = request
             if request.choices and request.listener is not NOBODY:
                 del self.requests[message.request_id]
@@ -211,7 +214,7 @@ class Exchange:
         wire_ids = self.choices[request_id] = choice_ids(request_id, len(listeners))
         for index, (wire_id, listener) in enumerate(zip(wire_ids, listeners, strict=True)):
             assembly = Assembly(wire_id, index=index)
-            self.begin(OpenRequest(None, assembly, listener, accepted=True, keep=request.keep))
+            self.begin(OpenRequest(None, assembly, listener, accepted=True, keep=request.keep, whole=request))
             if wire_id in request.aborted_choices:
                 self.abort(wire_id)
 
@@ -246,6 +249,8 @@ class Exchange:
         if request is not None:
             if not request.accepted:
                 return  # of an earlier one of this id, perhaps another; the FOLLOW after ACCEPTED asks for it again
+            if isinstance(end, m.Failed) and end.code == UnknownRequest.code and self._begin_anew(request):
+                return
             if not self._add(end.request_id, end.offset, end.text_offset, end.token_ids, end.text, end.logprobs):
                 return
             self._drop(end.request_id)
@@ -258,6 +263,27 @@ class Exchange:
             return  # it was kept, or let go: for somebody who comes for it
         # Also when it comes again: the first acknowledgement may have died with summarize.
         self.acknowledge(end.request_id)
+
+    def _begin_anew(self, request: OpenRequest) -> bool:
+        """Say a SUBMIT once more that was accepted, if nobody knows the request now; whether that is done.
+
+        It overtook the acknowledgement of an earlier answer, and is refused this time; or nobody read it within its
+        lease, and it begins anew. Where its caller has a part of the answer it cannot: the rest might be another one's.
+        """
+        whole, now = request.whole or request, time.monotonic()
+        request_id = whole.assembly.request_id
+        parts = [self.requests.get(wire_id) for wire_id in self.choices.get(request_id, [request_id])]
+        if whole.num_said_anew == MAX_SAID_ANEW or not whole.may_begin_anew(now):
+            return False
+        if not all(part is not None and part.is_untouched for part in parts):
+            return False
+        for wire_id in self.choices.pop(request_id, [request_id]):
+            del self.requests[wire_id]
+        whole.accepted, whole.again, whole.num_said_anew = False, True, whole.num_said_anew + 1
+        self.requests[request_id] = whole
+        self._send_submit(whole)
+        self._next_repeat = min(self._next_repeat, now + REPEAT_S)
+        return True
 
     def _drop(self, wire_id: str) -> None:
         del self.requests[wire_id]

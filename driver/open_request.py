@@ -31,6 +31,9 @@ class OpenRequest:
     keep: bool = False  # the end is not acknowledged, so that somebody can ask for the answer again
     choices: Sequence[Listener] = ()  # of a request with several choices, which are followed instead of it
     aborted_choices: set[str] = field(default_factory=set)  # before they were there
+    whole: OpenRequest | None = None  # of a choice: the request that it is one of
+    begun_s: float = 0.0  # time.monotonic() of its first SUBMIT
+    num_said_anew: int = 0  # SUBMITs after it had been accepted
 
     def check(self) -> None:
         """Before anything of it is sent; its id is a text.
@@ -43,6 +46,18 @@ class OpenRequest:
         self.num_bytes = checked_size(self.message or m.GetStatus(request_id))
         if self.message is not None:
             check_request_id(request_id)
+
+    def may_begin_anew(self, now: float) -> bool:
+        """Whether its SUBMIT can be said after it was accepted: if its caller's time is not up."""
+        if self.message is None:
+            return False
+        limits = [self.message.request.get(name) for name in ("deadline_ms", "max_queue_ms")]
+        return all(limit is None or now < self.begun_s + limit / 1e3 for limit in limits)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether its caller has nothing of the answer yet, and has not given it up."""
+        return not (self.assembly.num_tokens or self.assembly.num_chars or self.aborting)
 
     def end(self, end: m.Finished | m.Failed, error: TriptychError | None) -> None:
         """Tell the listener how it ended."""

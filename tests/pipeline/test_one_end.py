@@ -23,7 +23,7 @@ from tests.pipeline.raw import (
 from tests.seeds.support import is_alive
 from tests.waiting import eventually
 from triptych import Client, Driver
-from triptych.protocol.errors import RequestTooLong, TokenizationFailed
+from triptych.protocol.errors import DuplicateId, RequestTooLong, TokenizationFailed
 
 
 def assert_one_end(client: RawClient, request_id: str) -> None:
@@ -132,6 +132,21 @@ def test_a_chat_template_that_raises_fails_its_own_request_only(driver: Driver) 
     with pytest.raises(TokenizationFailed, match="unknown role wizard"):
         bad.result(10)
     assert len(good.result(10).token_ids) == 2
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_who_submits_again_while_his_acknowledgement_is_under_way_hears_that_it_was_answered(
+    driver: Driver, n: int
+) -> None:
+    """It goes to another process than the SUBMIT, which may overtake it: then the request is accepted, and unknown."""
+    with Client(driver.run_dir) as client:
+        for index in range(50):
+            request_id = f"again-{n}-{index}"
+            client.generate("hello", request_id=request_id, n=n, max_tokens=2)
+            again = client.submit("hello", request_id=request_id, n=n, max_tokens=2)
+            for stream in {again, *again.choices}:
+                with pytest.raises(DuplicateId, match="answered already"):
+                    stream.result(10)
 
 
 def test_who_asks_for_his_answer_only_when_all_stops_is_told_its_end() -> None:

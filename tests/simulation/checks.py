@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from triptych.protocol.errors import JournalError
+from triptych.protocol.groups import SEPARATOR
 from triptych.protocol.journal.layout import DISPATCHED, FREE, Words, split_word
 from triptych.protocol.journal.requests import RequestView, read_request
 from triptych.protocol.journal.tokens import read_tokens
@@ -187,6 +188,10 @@ class Checks:
             self._require(not request.is_valid, f"{name} is valid and was refused: {reader.error}")
         elif end in ("unknown_id", "duplicate_id"):
             self._require(request.may_be_unknown, f"{name} got {end}: {reader.error}")
+            # Who submits it, and has nothing of it yet, says it again instead: it was answered, or begins anew.
+            is_alone = len(request.kin) == 1 and SEPARATOR not in name  # a choice may come when another one has ended
+            may_begin_anew = is_alone and not (reader.has_resumed or reader.token_ids or request.may_be_cut)
+            self._require(end != "unknown_id" or not may_begin_anew, f"{name} was accepted and got {end}")
         elif end == "draining":
             self._require(self._world.plan.may_drain, f"{name} was refused as draining")
             self._refused(request)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from triptych.driver.blame import Blame
+from triptych.driver.exchange import Exchange
 from triptych.driver.stream import Assembly
 from triptych.protocol import messages as m
 from triptych.protocol.journal.layout import ACCEPTED, FREE, extent, split_word, word
@@ -205,6 +206,11 @@ def who_aborts_a_choice_aborts_all(patch: Patch) -> None:
     patch.setattr(Choices, "of", lambda self, wire_id: list(self.answers.values()))
 
 
+def unknown_is_unknown(patch: Patch) -> None:
+    """The client believes that a request which was accepted is not known, whatever overtook what."""
+    patch.setattr(Exchange, "_begin_anew", lambda self, request: False)
+
+
 def _rewrite_steps(patch: Patch, rewrite: Callable[[Summarize, int, tuple[int, int]], tuple[int, int]]) -> None:
     real = Summarize._step_done
 
@@ -248,4 +254,5 @@ MUTATIONS = by_name(
     choices_are_taken_from_those_who_were_found,
     only_a_beam_that_fails_now_ends_its_search,
     who_aborts_a_choice_aborts_all,
+    unknown_is_unknown,
 )

@@ -30,6 +30,7 @@ FOUND_BY = {  # any of the seeds will do; that which found a mistake last is tri
     "kills_from_outside_blame": 82,
     "choices_are_taken_from_those_who_were_found": 12,
     "only_a_beam_that_fails_now_ends_its_search": 146,
+    "unknown_is_unknown": 23,
     "pages_are_handed_out_under_a_step_in_flight": 38,
     "tokens_are_dealt_to_those_who_still_run": 30,
     "tokens_are_carried_from_those_who_still_run": 27,

@@ -28,7 +28,7 @@ class Reader:
         self.token_ids, self.text = list(token_ids), text
         self.began_ns = client.world.clock.now_ns
         self.num_ends = 0
-        self.is_accepted = False
+        self.is_accepted = self.has_resumed = False
         self.error: TriptychError | None = None
         self.choices = [Reader(client, choice, [], "") for choice in request.choices]  # which it hears of as a whole
 
@@ -114,7 +114,7 @@ class Client(Process):
         reader = Reader(self, request, earlier.token_ids, earlier.text)
         self.readers.append(reader)
         for each in (reader, *reader.choices):
-            each.is_accepted = True
+            each.is_accepted = each.has_resumed = True
         if reader.choices:  # from their beginning
             self.session.resume_all(request.request_id, reader, reader.choices)
             return
