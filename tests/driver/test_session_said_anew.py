@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.driver.fake_service import FakeService, failed, finished, has_entry, row, submit
@@ -87,7 +89,8 @@ def test_nobody_begins_anew_who_was_aborted(service: FakeService, session: Sessi
 
 @pytest.mark.parametrize("limit", ["deadline_ms", "max_queue_ms"])
 def test_nobody_begins_anew_whose_time_is_up(service: FakeService, session: Session, limit: str) -> None:
-    stream = submit(session, prompt="hello", **{limit: 1})
+    request: dict[str, Any] = {"prompt": "hello", limit: 1}
+    stream = submit(session, **request)
     service.accept("a")
     service.hear(m.Follow)  # said again after a while
     service.say("follow", UNKNOWN)

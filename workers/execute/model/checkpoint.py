@@ -13,13 +13,12 @@ from safetensors import SafetensorError, safe_open
 
 from ....protocol.config import DEMO_CHECKPOINT, DEMO_MODEL
 from ....protocol.errors import ConfigError
+from .hub import fetch, first_line
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.model.v3", "*.txt", "*.jinja"]
-_HUB_DUPLICATES = ["consolidated*", "original/*", "onnx/*"]
 _WEIGHTS = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
 
@@ -41,14 +40,7 @@ def find_checkpoint(model: str | Path) -> Path:
         return folder
     if isinstance(model, Path) or not _HUB_ID.fullmatch(model):
         raise ConfigError(f"model directory {folder} does not exist", param="model")
-    from huggingface_hub import snapshot_download  # here, as transformers below: a proven checkpoint needs neither
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{model!r} is no local directory, and the hub does not give it: {_first_line(error)}", param="model"
-        ) from error
+    return fetch(model)
 
 
 @contextmanager
@@ -73,7 +65,7 @@ def read_config(folder: Path) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # every config class validates in its own way
-        raise ConfigError(f"cannot use {folder / 'config.json'}: {_first_line(error)}", param="model") from error
+        raise ConfigError(f"cannot use {folder / 'config.json'}: {first_line(error)}", param="model") from error
     return config
 
 
@@ -90,7 +82,7 @@ def check_weights(folder: Path) -> None:
             with safe_open(file, framework="np"):
                 pass
         except (SafetensorError, OSError) as error:
-            raise ConfigError(f"{file} is damaged: {_first_line(error)}", param="model") from error
+            raise ConfigError(f"{file} is damaged: {first_line(error)}", param="model") from error
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -143,7 +135,3 @@ def check_layer_types(config: PretrainedConfig) -> None:
             "which cannot run on a paged KV cache",
             param="model",
         )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [repr(error)])[0]
