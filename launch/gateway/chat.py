@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from ...driver.stream import Completion, Delta
+from ...driver.stream import Completion, Delta, Logprobs
 from .answer import AnswerReader, Parts, divide, echo_of, thought_fields
 from .calls import ToolUse, tool_use
 from .chat_messages import text_of, wire_messages
+from .content import ContentTokens
 from .errors import ApiError, unsupported
 from .generation import Generation
 from .ids import new_id
@@ -137,7 +138,7 @@ class ChatReply:
         choice = {
             "index": index,
             "message": message,
-            "logprobs": self._logprobs(completion.token_ids, completion.logprobs),
+            "logprobs": self._logprobs(completion),
             "finish_reason": reader.finish_reason(completion.finish_reason),
         }
         if self.with_token_ids:
@@ -152,10 +153,17 @@ class ChatReply:
         num_reasoning = self.reasoning.num_tokens(self.gateway, ids)
         return usage(completions, num_choices=self.num_choices, num_reasoning=num_reasoning)
 
-    def _logprobs(self, token_ids: list[int], rows: Any) -> dict[str, Any] | None:
+    def _logprobs(self, completion: Completion) -> dict[str, Any] | None:
         if not self.with_logprobs:
             return None
-        return {"content": chat_logprobs(self.gateway.words, token_ids, rows or []), "refusal": None}
+        tokens, entries = self._content_tokens(), self._entries(completion.token_ids, completion.logprobs)
+        return _content_logprobs(tokens.push(completion.token_ids, entries) + tokens.flush())
+
+    def _entries(self, token_ids: list[int], rows: Logprobs | None) -> list[dict[str, Any]]:
+        return chat_logprobs(self.gateway.words, token_ids, rows or [])
+
+    def _content_tokens(self) -> ContentTokens:
+        return ContentTokens(self.gateway.words, self.reasoning.reader())
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         head = Head(self.head.request_id, "chat.completion.chunk", self.head.model, self.head.created)
@@ -175,7 +183,7 @@ class ChatReply:
         async for piece in generation.pieces():
             choice = spoken[piece.index]
             if piece.end is not None:
-                choice.end(piece.end.finish_reason)
+                choice.end(piece.end.finish_reason, choice.tokens.flush())
                 for event in choice.say(writer, starts[piece.index] + len(piece.end.token_ids)):
                     yield event
                 continue
@@ -185,7 +193,7 @@ class ChatReply:
                 if text:  # half of a character or a special token has none
                     yield writer.text(piece.index, text, num_tokens=num_tokens)
                 continue
-            choice.hear(text, self._extra(piece.deltas))
+            choice.hear(text, *self._extra(piece.deltas, choice.tokens))
             if self.with_ids and choice.reader.is_holding:
                 continue  # an id counts tokens, and who resumes there would miss what is held back of their text
             for event in choice.say(writer, num_tokens):
@@ -196,15 +204,16 @@ class ChatReply:
 
     def _spoken(self, index: int) -> _Spoken:
         known = "" if self.known is None else self.known[index].text
-        return _Spoken(index, AnswerReader(self.reasoning, self.tools), self.with_ids, known)
+        return _Spoken(index, AnswerReader(self.reasoning, self.tools), self._content_tokens(), self.with_ids, known)
 
-    def _extra(self, deltas: list[Delta]) -> dict[str, Any]:
-        """What a chunk says of its tokens, besides their text."""
+    def _extra(self, deltas: list[Delta], tokens: ContentTokens) -> tuple[dict[str, Any], list[Any]]:
+        """What a chunk says of its tokens, besides their text, and the logprobs that are known to be the content's."""
         token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
         extra: dict[str, Any] = {"token_ids": token_ids} if self.with_token_ids else {}
-        if self.with_logprobs:
-            extra["logprobs"] = self._logprobs(token_ids, [row for delta in deltas for row in delta.logprobs or []])
-        return extra
+        if not self.with_logprobs:
+            return extra, []
+        rows = [row for delta in deltas for row in delta.logprobs or []]
+        return extra, tokens.push(token_ids, self._entries(token_ids, rows))
 
 
 @dataclass
@@ -213,6 +222,7 @@ class _Spoken:
 
     index: int
     reader: AnswerReader
+    tokens: ContentTokens
     is_resumable: bool
     known: str  # text that the client has, and maybe more, until more of the answer comes
     waiting: list[dict[str, Any]] = field(default_factory=list)  # chunks to come
@@ -223,18 +233,27 @@ class _Spoken:
             self.reader.push(self.known[: first.num_chars - len(first.text)])
             self.known = ""
 
-    def hear(self, text: str, extra: dict[str, Any]) -> None:
-        """More of it, and what the first chunk of that says besides."""
-        for delta in self.reader.deltas(self.reader.push(text)) or ([{"content": ""}] if extra else []):
-            self.waiting.append({**_chunk(self.index, delta), **extra})
-            extra = {}
+    def hear(self, text: str, extra: dict[str, Any], logprobs: list[Any]) -> None:
+        """More of it, what the first chunk of that says besides, and the logprobs, for the first that has content."""
+        deltas = self.reader.deltas(self.reader.push(text)) or ([{"content": ""}] if extra else [])
+        self._wait(deltas, logprobs, extra)
 
-    def end(self, finish_reason: str) -> None:
+    def end(self, finish_reason: str, logprobs: list[Any]) -> None:
         if self.known:  # nothing came behind what the client has: it has the end as well
             self.reader.read(self.known)
         else:
-            self.waiting += [_chunk(self.index, delta) for delta in self.reader.deltas(self.reader.flush())]
+            self._wait(self.reader.deltas(self.reader.flush()), logprobs, {})
         self.waiting.append(_chunk(self.index, {}, self.reader.finish_reason(finish_reason)))
+
+    def _wait(self, deltas: list[dict[str, Any]], logprobs: list[Any], extra: dict[str, Any]) -> None:
+        if logprobs and not any("content" in delta for delta in deltas):
+            deltas = [*deltas, {"content": ""}]
+        for delta in deltas:
+            chunk = {**_chunk(self.index, delta), **extra}
+            if logprobs and "content" in delta:
+                chunk["logprobs"], logprobs = _content_logprobs(logprobs), []
+            self.waiting.append(chunk)
+            extra = {}
 
     def say(self, writer: ChunkWriter, num_tokens: int) -> Iterator[bytes]:
         """What waits. It is one chunk where a client goes on behind the tokens of a chunk: else it would get twice what
@@ -245,6 +264,10 @@ class _Spoken:
         for chunk in self.waiting:
             yield writer.choice(chunk, num_tokens=num_tokens)
         self.waiting.clear()
+
+
+def _content_logprobs(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"content": entries, "refusal": None}
 
 
 def _sum(first: Any, second: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from enum import Enum, auto
 
+from .content import Spans
 from .tools.harmony import CALL_END, CALL_START, MESSAGE
 from .tools.parser import held_back
 
@@ -50,6 +51,13 @@ class HarmonyReader:
         self._text = ""  # that was not told yet
         self._kind: _Kind | None = None  # of the message under way
         self._has_thoughts = False
+        self._num_chars = 0  # that were pushed
+        self.content = Spans()
+
+    @property
+    def num_known(self) -> int:
+        """Characters from the beginning of which it is known what they are."""
+        return self._num_chars - len(self._text)
 
     @property
     def is_holding(self) -> bool:
@@ -59,6 +67,7 @@ class HarmonyReader:
     def push(self, text: str) -> tuple[str, str]:
         """More of the thoughts, and more of the answer."""
         self._text += text
+        self._num_chars += len(text)
         thought = answer = ""
         while self._kind is not None or self._can_begin():
             if self._kind is None:
@@ -76,7 +85,9 @@ class HarmonyReader:
         """What is left when the answer has ended."""
         rest, self._text = self._text, ""
         if self._kind is None and rest.lstrip().startswith(_HEADS):  # a message of which only the head was written
-            rest = ""
+            return "", ""
+        if self._kind is not _Kind.CALL and not self._is_thought:
+            self.content.add(self._num_chars - len(rest), self._num_chars)
         return (rest, "") if self._is_thought else ("", rest)
 
     @property
@@ -96,8 +107,7 @@ class HarmonyReader:
         begun = _MARK.match(head)
         if begun is None or not mark or len(head + mark) > _MAX_HEAD_CHARS:
             self._kind = _Kind.TEXT
-            self._text = self._text[len(text := begun[0] if begun else "") :]  # or it would be the end of the message
-            return text
+            return self._cut(len(begun[0]) if begun else 0)  # or it would be the end of the message
         self._text = rest
         if (recipient := _RECIPIENT.search(head)) and recipient[1] != "assistant":
             self._kind = _Kind.CALL
@@ -110,10 +120,15 @@ class HarmonyReader:
         """More of the message's content, and whether that was all."""
         found = [(place, end) for end in _ENDS if (place := self._text.find(end)) >= 0]
         if not found:
-            size = len(self._text) - max(held_back(self._text, end) for end in _ENDS)
-            piece, self._text = self._text[:size], self._text[size:]
-            return piece, False
+            return self._cut(len(self._text) - max(held_back(self._text, end) for end in _ENDS)), False
         place, end = min(found)
-        piece = self._text[:place]
-        self._text = self._text[place if end == START else place + len(end) :]
+        piece = self._cut(place)
+        self._text = self._text if end == START else self._text.removeprefix(end)
         return piece, True
+
+    def _cut(self, size: int) -> str:
+        """Take so much of what the message says."""
+        if self._kind is _Kind.TEXT:
+            self.content.add(self.num_known, self.num_known + size)
+        piece, self._text = self._text[:size], self._text[size:]
+        return piece

@@ -11,11 +11,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from ...driver.stream import Completion, Logprobs
+from ...driver.stream import Completion, Delta
 from ...protocol.errors import TriptychError
 from .answer import AnswerReader, Parts
 from .calls import ToolUse, tool_use
 from .chat_messages import text_of, wire_messages
+from .content import ContentTokens
 from .errors import ApiError, error_map
 from .generation import Generation
 from .ids import new_id
@@ -144,8 +145,8 @@ class ResponseReply:
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         """With the items that a stream would have brought."""
         [completion] = completions
-        reader = AnswerReader(self.reasoning, self.tools)
-        logprobs = self._logprobs(completion.token_ids, completion.logprobs)[self._num_thoughts(completion.token_ids) :]
+        reader, tokens = AnswerReader(self.reasoning, self.tools), self._content_tokens()
+        logprobs = self._logprobs(tokens, completion) + tokens.flush()
         for _ in self._write(reader, reader.read(completion.text), logprobs, completion):
             pass  # nobody hears of them one by one
         return self.response(completion, self._writer.output)
@@ -203,26 +204,28 @@ class ResponseReply:
     def _num_thoughts(self, token_ids: list[int]) -> int:
         return self.reasoning.num_tokens(self.gateway, [token_ids])
 
-    def _logprobs(self, token_ids: list[int], rows: Logprobs | None) -> list[Any]:
-        return [] if rows is None else chat_logprobs(self.gateway.words, token_ids, rows)
+    def _content_tokens(self) -> ContentTokens:
+        return ContentTokens(self.gateway.words, self.reasoning.reader())
+
+    def _logprobs(self, tokens: ContentTokens, piece: Completion | Delta) -> list[Any]:
+        """Of the text, as far as it is known what is text."""
+        if piece.logprobs is None:
+            return []
+        return tokens.push(piece.token_ids, chat_logprobs(self.gateway.words, piece.token_ids, piece.logprobs))
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
-        writer, reader = self._writer, AnswerReader(self.reasoning, self.tools)
-        token_ids: list[int] = []
+        writer, reader, tokens = self._writer, AnswerReader(self.reasoning, self.tools), self._content_tokens()
         logprobs: list[Any] = []  # of tokens whose text is not out yet
-        is_thinking = self.reasoning.is_split
         for name in ("created", "in_progress"):
             yield writer.event(f"response.{name}", response=self.response(None, []))
         async for piece in generation.pieces():
             if piece.end is None:
                 parts = reader.push("".join(delta.text for delta in piece.deltas))
                 for delta in piece.deltas:
-                    token_ids += delta.token_ids
-                    logprobs += self._logprobs(delta.token_ids, delta.logprobs)
+                    logprobs += self._logprobs(tokens, delta)
             else:
                 parts = reader.flush()
-            if is_thinking and (piece.end is not None or not all(isinstance(part, Thought) for part in parts)):
-                is_thinking, logprobs = False, logprobs[self._num_thoughts(token_ids) :]  # they are none of the text's
+                logprobs += tokens.flush()
             for chunk in self._write(reader, parts, logprobs, piece.end):
                 yield chunk
             if piece.end is not None:

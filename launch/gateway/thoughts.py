@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from .content import Spans
 from .tools.parser import held_back
 
 START, END = "<think>", "</think>"
@@ -45,6 +46,13 @@ class ThoughtReader:
         self._is_open = is_open  # a start tag is nothing new then; some models write it all the same
         self._stage = _Stage.INSIDE if is_begun else _Stage.BEFORE
         self._text = ""  # that was not told yet
+        self._num_chars = 0  # that were pushed
+        self.content = Spans()
+
+    @property
+    def num_known(self) -> int:
+        """Characters from the beginning of which it is known what they are."""
+        return self._num_chars - len(self._text)
 
     @property
     def is_over(self) -> bool:
@@ -58,8 +66,9 @@ class ThoughtReader:
 
     def push(self, text: str) -> tuple[str, str]:
         """More of the thoughts, and more of the answer."""
+        self._num_chars += len(text)
         if self.is_over:
-            return "", text
+            return "", self._found(text)
         self._text += text
         if self._is_at(_Stage.BEFORE):
             self._begin()
@@ -70,13 +79,18 @@ class ThoughtReader:
             self._skip_space(_Stage.ANSWER)
         answer = ""
         if self._is_at(_Stage.ANSWER):
-            answer, self._text = self._text, ""
+            answer, self._text = self._found(self._text), ""
         return thought, answer
 
     def flush(self) -> tuple[str, str]:
         """What is left when the answer has ended."""
         rest, self._text = self._text, ""
-        return (rest.rstrip(), "") if self._is_open else ("", rest)
+        return (rest.rstrip(), "") if self._is_open else ("", self._found(rest))
+
+    def _found(self, answer: str) -> str:
+        """That the answer ends with, as far as it was pushed."""
+        self.content.add(self._num_chars - len(answer), self._num_chars)
+        return answer
 
     def _is_at(self, stage: _Stage) -> bool:
         return self._stage is stage

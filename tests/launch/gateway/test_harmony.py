@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -136,6 +137,19 @@ def test_thoughts_have_a_field_of_their_own(api: Site, monkeypatch: pytest.Monke
     assert dictation.asked[-1]["skip_special_tokens"] is False
     found = stream(api.http, CHAT, messages=MESSAGES)
     assert (thoughts_of(found), text_of(found)) == ("Let me see.", "It is <b>.")
+
+
+@pytest.mark.parametrize("more", [{}, {"include_reasoning": False}, {"tools": TOOLS}])
+def test_logprobs_are_of_what_is_said_and_of_no_mark(
+    api: Site, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    asked = {"messages": MESSAGES, "logprobs": True, **more}
+    Dictation(api, monkeypatch, OPEN_THOUGHT + FINAL)
+    entries = api.ask(CHAT, **asked)["choices"][0]["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in entries).startswith("It is <b>.")
+    choices = [event.data["choices"][0] for event in stream(api.http, CHAT, **asked)[1:-1]]
+    assert [entry for choice in choices for entry in (choice["logprobs"] or {}).get("content", ())] == entries
+    assert all("content" in choice["delta"] for choice in choices if choice["logprobs"])
 
 
 def test_a_tool_is_called(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:

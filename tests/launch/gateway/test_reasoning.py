@@ -140,12 +140,15 @@ def test_an_answer_that_has_a_form_has_no_thoughts(api: Site) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"resumable": True, "tools": TOOLS}])
-def test_logprobs_are_of_all_tokens(api: Site, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]) -> None:
+def test_logprobs_are_of_the_tokens_of_the_content(
+    api: Site, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
     asked = {"messages": MESSAGES, "logprobs": True, "return_token_ids": True, **more}
     Dictation(api, monkeypatch, text := f"{TEXT} <tool")
     whole = api.ask(CHAT, **asked)
     entries = whole["choices"][0]["logprobs"]["content"]
-    assert "".join(entry["token"] for entry in entries[: len(text)]) == text
+    content = text.partition("</think>")[2].lstrip()
+    assert "".join(entry["token"] for entry in entries[: len(content)]) == content
     found = stream(api.http, CHAT, **asked)
     choices = [event.data["choices"][0] for event in found[1:-1]]
     assert [entry for choice in choices for entry in (choice["logprobs"] or {}).get("content", ())] == entries
@@ -153,6 +156,12 @@ def test_logprobs_are_of_all_tokens(api: Site, monkeypatch: pytest.MonkeyPatch, 
     assert token_ids == whole["choices"][0]["token_ids"]
     for request_id in (whole["id"], found[0].data["id"]) if more else ():
         assert api.http.delete(f"/v1/requests/{request_id}").status_code == 200
+
+
+def test_who_has_the_thoughts_in_the_content_has_their_logprobs(api: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    Dictation(api, monkeypatch, TEXT)
+    [choice] = api.ask(CHAT, messages=MESSAGES, logprobs=True, separate_reasoning=False)["choices"]
+    assert "".join(entry["token"] for entry in choice["logprobs"]["content"]).startswith(TEXT)
 
 
 @pytest.mark.parametrize("is_open", [False, True])
@@ -191,7 +200,7 @@ def test_thoughts_are_an_item_of_a_response(api: Site, monkeypatch: pytest.Monke
     thought, message = reply["output"]
     assert (thought["type"], thought["content"][0]["text"]) == ("reasoning", "Let me see.")
     logprobs = message["content"][0]["logprobs"]
-    assert "".join(entry["token"] for entry in logprobs).startswith("\n\nIt is <b>.")
+    assert "".join(entry["token"] for entry in logprobs).startswith("It is <b>.")
     assert reply["usage"]["output_tokens_details"] == {"reasoning_tokens": 29}
     api.ask(RESPONSES, input=[{"role": "user", "content": "a"}, *reply["output"], {"role": "user", "content": "b"}])
     assert script.asked[-1]["messages"][1] == {
