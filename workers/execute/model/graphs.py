@@ -78,8 +78,13 @@ class CudaGraphCapture:
         """
         torch.cuda.set_stream(stream)
         torch.cuda.synchronize()  # raises where the device itself is lost
+        device = torch.cuda.current_device()
         with suppress(RuntimeError):  # of a torch that has done so
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+            torch._C._cuda_endAllocateToPool(device, self._pool)
+        # The same state once more, but not one that counts for a capture: else the next random number that torch draws
+        # on the device is an internal error, too.
+        generator = torch.cuda.default_generators[device]
+        generator.graphsafe_set_state(generator.clone_state())
 
 
 def decode_buckets(max_rows: int) -> list[int]:
