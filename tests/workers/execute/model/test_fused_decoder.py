@@ -128,6 +128,19 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], why: str, tmp_path: 
         make_engine("llama", tmp_path, **options)
 
 
+def test_kernels_that_fail_at_the_first_run_are_a_reason_to_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``auto`` the next way is taken then, as for a family whose logits differ."""
+
+    def ask_for_too_much(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of resource: shared memory")
+
+    monkeypatch.setattr("triptych.workers.execute.model.fused_decoder.rotate_and_write", ask_for_too_much)
+    with pytest.raises(ConfigError, match=r"failed at the first run: RuntimeError: out of resource: shared memory"):
+        make_engine("qwen2", tmp_path)
+
+
 def test_fp8_experts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="it has experts, which the fused decoder has not in fp8"):
         make_engine("mixtral", tmp_path, quantization="fp8")
