@@ -31,6 +31,8 @@ from .step_runner import StepRunner, trash_decodes, trash_prefill, trash_scores,
 
 logger = logging.getLogger(__name__)
 
+_SMALLER = 4  # times is the next prefill to warm up with: no kernel's tile is chosen for a narrower range of sizes
+
 
 class _Pending(NamedTuple):
     """A launched step: what the device writes for the host, and when it is there."""
@@ -89,13 +91,17 @@ class DeviceRunner(StepRunner):
     def warm_up(self) -> float:
         """As ``StepRunner.warm_up``; besides, what sampling and scoring take at most is taken once.
 
-        And what steps outside of graphs need: decodes of short contexts have a kernel of their own.
+        And what steps outside of graphs need: decodes of short contexts have a kernel of their own, and smaller prefills
+        other tiles of a product, each of which is compiled or loaded when it is first met.
         """
         seconds = super().warm_up()
         decodes = trash_decodes(self._decode_rows)
         if True in self._adapted:
             prefill = trash_prefill(self._prefill_tokens, max_len=self._max_model_len)
             seconds = max(seconds, *(self.seconds_of(with_adapter(inputs)) for inputs in (prefill, decodes)))
+        num_tokens = self._prefill_tokens
+        while (num_tokens := num_tokens // _SMALLER) > 1:
+            self._step(trash_prefill(num_tokens, max_len=self._max_model_len))
         self._step(dataclasses.replace(decodes, sample_rows=decodes.sample_rows[:0], sampled=[]))
         for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.5)):
             nobody = dataclasses.replace(decodes.sampled[0], params=params)

@@ -45,7 +45,7 @@ class Fails(NextToken):
 def make_runner(forward: NextToken, capture: GraphCapture | None = None, **options: Any) -> DeviceRunner:
     return DeviceRunner(
         [], forward, Sampler(()), device=torch.device("cpu"), max_sampled=8, max_pages=16, capture=capture,
-        prefill_tokens=8, decode_rows=4, **options,
+        **{"prefill_tokens": 8, "decode_rows": 4, **options},
     )  # fmt: skip
 
 
@@ -271,6 +271,31 @@ def test_decodes_outside_of_graphs_are_warmed_up_too(capture: GraphCapture | Non
     noted.clear()
     runner.warm_up()
     assert (4, 1) in noted
+
+
+def test_smaller_prefills_are_warmed_up_too() -> None:
+    """A tile that only they take would be compiled while somebody waits."""
+
+    class Notes(NextToken):
+        def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
+            noted.add(len(token_ids))
+            return super().__call__(step, token_ids)
+
+    noted: set[int] = set()
+    make_runner(Notes(), prefill_tokens=544).warm_up()
+    assert {544, 136, 34, 8, 2} <= noted
+
+
+@pytest.mark.parametrize(("num_experts", "num_chosen"), [(128, 8), (8, 2), (64, 8)])
+@pytest.mark.parametrize("budget", [544, 2304, 4096])
+def test_every_tile_of_an_experts_product_is_warmed_up(num_experts: int, num_chosen: int, budget: int) -> None:
+    experts = pytest.importorskip("triptych.workers.execute.kernels.triton_experts")
+
+    def tile(num_tokens: int) -> Any:
+        return experts.expert_tile(num_tokens * num_chosen, num_experts, torch.bfloat16, is_invariant=False)
+
+    warm = [budget // 4**i for i in range(6) if budget // 4**i > 1]
+    assert {tile(n) for n in range(2, budget + 1)} == {tile(n) for n in warm}
 
 
 def test_on_a_cpu_nothing_is_measured() -> None:
