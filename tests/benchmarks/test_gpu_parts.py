@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from tests.workers.execute.conftest import quick_interpreter as quick_interprete
 
 pytest.importorskip("triton")
 
-kernels, numerics, runs, setting = (  # not checked for types, as no benchmark is
-    importlib.import_module(f"benchmarks.gpu.{name}") for name in ("kernels", "numerics", "runs", "setting")
+kernels, numerics, runs, setting, step_times = (  # not checked for types, as no benchmark is
+    importlib.import_module(f"benchmarks.gpu.{name}")
+    for name in ("kernels", "numerics", "runs", "setting", "step_times")
 )
 ROOT = Path(__file__).parents[2]
 
@@ -172,3 +175,48 @@ def test_a_step_is_timed_from_its_first_computation_and_marked_once() -> None:
     assert log == ["upload", "mark", "compute", "mark"]
     inner.launch(None)
     assert log[4:] == ["upload", "compute"]
+
+
+class Model:
+    """Refers to itself, as a runner and its graphs do."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_a_model_that_was_dropped_is_gone_before_the_next_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU its pages are most of the memory, and no collection comes by itself."""
+    model = Model()
+    is_there, seen = weakref.ref(model), []
+    del model
+
+    def build(*_: Any, **__: Any) -> None:
+        seen.append(is_there() is not None)
+        raise MemoryError
+
+    monkeypatch.setattr(setting.Setting, "checkpoint", lambda *_: tmp_path)
+    monkeypatch.setattr(runs, "build_runner", build)
+    with pytest.raises(MemoryError):
+        runs.load(setting.Setting(tmp_path, is_dry=True), "qwen3-0.6b")
+    assert seen == [False]
+
+
+def test_kernels_of_a_step_are_told_by_the_time_they_take() -> None:
+    events = [
+        types.SimpleNamespace(key=key, count=count, self_device_time_total=us)
+        for key, count, us in (("short", 3, 30.0), ("on the host", 9, 0.0), ("long", 6, 3000.0))
+    ]
+    assert step_times.summed(events) == {"kernels_ms": 1.01, "kernels": {"long": [2.0, 1.0], "short": [1.0, 0.01]}}
+
+
+def test_a_timed_step_reads_and_writes_pages_that_there_are() -> None:
+    loaded = types.SimpleNamespace(card=types.SimpleNamespace(page_size=16, num_pages=9))
+    inputs = step_times._inputs(loaded, step_times.Step(2, 19, 1))
+    assert inputs.block_tables.tolist() == [[1, 2], [3, 4]]
+    assert inputs.slot_mapping.tolist() == [2 * 16 + 3, 4 * 16 + 3]
+    assert (inputs.num_decodes, inputs.positions.tolist(), inputs.context_lens.tolist()) == (2, [19, 19], [20, 20])
+    inputs = step_times._inputs(loaded, step_times.Step(3, 0, 50))
+    assert inputs.block_tables.max() <= 9
+    assert inputs.positions[50:100].tolist() == list(range(50))

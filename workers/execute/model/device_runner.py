@@ -91,8 +91,8 @@ class DeviceRunner(StepRunner):
     def warm_up(self) -> float:
         """As ``StepRunner.warm_up``; besides, what sampling and scoring take at most is taken once.
 
-        And what steps outside of graphs need: decodes of short contexts have a kernel of their own, and smaller prefills
-        other tiles of a product, each of which is compiled or loaded when it is first met.
+        And what steps outside of graphs need: decodes of short contexts have a kernel of their own, smaller prefills
+        other tiles of a product. Each is compiled or loaded when it is first met.
         """
         seconds = super().warm_up()
         decodes = trash_decodes(self._decode_rows)
