@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import HAS_GPU
@@ -161,6 +162,18 @@ def test_fp8_error_is_that_of_three_bits() -> None:
     errors = (product - expected).norm(dim=0) / expected.norm(dim=0)
     assert errors.mean() < 0.05
     assert errors.max() < 0.15  # of every output, small ones too
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7])
+def test_the_devices_scaled_product_takes_what_it_is_given(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's own checks of layouts, scales and types for a device that need not be there."""
+    monkeypatch.setattr("triptych.workers.execute.model.fp8.scaled", defined_scaled)
+    with FakeTensorMode():
+        half: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
+        parts = [Fp8Projection.quantize(torch.empty(n, 64, **half)) for n in (96, 32)]
+        projection = Fp8Projection.merge(parts, torch.empty(128, **half), torch.bfloat16)
+        output = projection(torch.empty(num_tokens, 64, **half))
+        assert (output.shape, output.dtype, output.device.type) == ((num_tokens, 128), torch.bfloat16, "cuda")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
