@@ -55,10 +55,10 @@ SETS = {
     ],
     "large": [
         LIMITS,
-        Part("large", "models", 170),
-        Part("deterministic", "models", 110),
-        Part("fp8", "models", 75),
-        Part("peers_large", "peers", 75),
+        Part("large", "models", 165),
+        Part("deterministic", "models", 135),
+        Part("fp8", "models", 70),
+        Part("peers_large", "peers", 65),
     ],
     "adapters": [
         LIMITS,

@@ -24,7 +24,7 @@ def peers_large(setting: Setting, note: Notes) -> None:
 
 
 def _peers(setting: Setting, note: Notes, name: str, implementations: tuple[str, ...]) -> None:
-    """Output tokens a second of ``generate`` on a static batch, then of continuous batching."""
+    """Output tokens a second of continuous batching, with which we compare, then of ``generate`` on a static batch."""
     folder = setting.checkpoint(name)
     prompts = [s.tokens[: s.num_prompt_tokens].tolist() for s in make_sequences(peer_lengths(setting))]
     num_out = peer_lengths(setting)[0][1]
@@ -40,7 +40,7 @@ def _peers(setting: Setting, note: Notes, name: str, implementations: tuple[str,
         except Exception as error:  # what is not installed is no peer here
             note(f"{implementation}", f"{type(error).__name__}: {str(error)[:200]}")
             continue
-        for kind, function in (("generate", _generate), ("continuous_batching", _continuous)):
+        for kind, function in (("continuous_batching", _continuous), ("generate", _generate)):
             note(f"{implementation} {kind}", _attempt(function, model, prompts, config))
         del model
 

@@ -183,6 +183,7 @@ class Run(NamedTuple):
     plans: list[Plan]
     idle_share: float
     num_graph_steps: int
+    num_preemptions: int
     sequences: list[Sequence]
 
     @property
@@ -233,7 +234,7 @@ def run(
                 engine.release(key)
     elapsed_s = time.perf_counter() - start
     num_graph_steps = getattr(loaded.runner, "num_graph_steps", 0) - num_graph_steps
-    return Run(elapsed_s, plans, runner.idle_share(), num_graph_steps, sequences)
+    return Run(elapsed_s, plans, runner.idle_share(), num_graph_steps, engine.stats.num_preemptions, sequences)
 
 
 def floor_s(setting: Setting, name: str, plans: list[Plan], *, weight_bytes: float = 2.0) -> float | None:
@@ -263,5 +264,6 @@ def summary(setting: Setting, name: str, done: Run) -> dict[str, Any]:
         "idle_share": round(done.idle_share, 4),
         "steps": len(done.plans),
         "graph_steps": done.num_graph_steps,
+        "preemptions": done.num_preemptions,  # more than none where the memory does not hold all requests
         "graph_share": round(done.num_graph_steps / len(done.plans), 4),
     }

@@ -23,6 +23,7 @@ kernels, numerics, runs, setting, step_times = (  # not checked for types, as no
     importlib.import_module(f"benchmarks.gpu.{name}")
     for name in ("kernels", "numerics", "runs", "setting", "step_times")
 )
+gpu_check = importlib.import_module("benchmarks.gpu_check")
 ROOT = Path(__file__).parents[2]
 
 
@@ -114,6 +115,14 @@ def test_kernels_are_tested_without_packages_that_only_processes_need(tmp_path: 
     command = [sys.executable, "-m", "pytest", *options, "tests/workers/execute/sampling/test_device.py"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_models_run_on_every_way_without_packages_that_only_processes_need() -> None:
+    ways = "from triptych.workers.execute.model import device_runner, fused_build, transformers_build"
+    parts = ", ".join(sorted({part.module for part in gpu_check.PARTS}))
+    code = f"import sys; sys.modules.update(zmq=None, msgpack=None); from benchmarks.gpu import {parts}; {ways}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_test_of_another_distribution_is_taken_for_ours(tmp_path: Path) -> None:
