@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
@@ -41,6 +41,7 @@ def _peers(setting: Setting, note: Notes, name: str, implementations: tuple[str,
             note(f"{implementation}", f"{type(error).__name__}: {str(error)[:200]}")
             continue
         for kind, function in (("continuous_batching", _continuous), ("generate", _generate)):
+            model.set_attn_implementation(implementation)  # as the other may have left another one
             note(f"{implementation} {kind}", _attempt(function, model, prompts, config))
         del model
 
@@ -48,11 +49,15 @@ def _peers(setting: Setting, note: Notes, name: str, implementations: tuple[str,
 def _attempt(function: Any, model: Any, prompts: list[list[int]], config: GenerationConfig) -> Any:
     try:
         function(model, prompts[:2], _few(config))
-        start = time.perf_counter()
-        num_tokens = function(model, prompts, config)
-        return round(num_tokens / (time.perf_counter() - start), 1)
+        done = function(model, prompts, config)
+        return round(done.num_tokens / done.seconds, 1)
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
+
+
+class Done(NamedTuple):
+    num_tokens: int  # that came
+    seconds: float
 
 
 def _few(config: GenerationConfig) -> GenerationConfig:
@@ -61,15 +66,21 @@ def _few(config: GenerationConfig) -> GenerationConfig:
     return short
 
 
-def _generate(model: Any, prompts: list[list[int]], config: GenerationConfig) -> int:
-    """Tokens that a static batch brought."""
+def _generate(model: Any, prompts: list[list[int]], config: GenerationConfig) -> Done:
+    """A static batch."""
     ids = torch.tensor(prompts, device=model.device)
+    start = time.perf_counter()
     output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-    return int(output.shape[0] * (output.shape[1] - ids.shape[1]))
+    num_tokens = output.shape[0] * (output.shape[1] - ids.shape[1])
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+    return Done(num_tokens, time.perf_counter() - start)
 
 
-def _continuous(model: Any, prompts: list[list[int]], config: GenerationConfig) -> int:
-    """Tokens that transformers' continuous batching brought."""
+def _continuous(model: Any, prompts: list[list[int]], config: GenerationConfig) -> Done:
+    """transformers' continuous batching, timed from its first request's start: each call makes cache and graphs anew,
+    as our engine does once and before.
+    """
     if model.device.type == "cpu":
         raise NotImplementedError("on a CPU its default cache takes most of the memory")
     config = GenerationConfig(max_new_tokens=config.max_new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
@@ -78,4 +89,5 @@ def _continuous(model: Any, prompts: list[list[int]], config: GenerationConfig) 
     wanted = len(prompts) * config.max_new_tokens
     if num_tokens < wanted:
         raise RuntimeError(f"{num_tokens} tokens came, {wanted} were asked for")
-    return num_tokens
+    starts, ends = zip(*(output.lifespan for output in outputs.values()), strict=True)
+    return Done(num_tokens, max(ends) - min(starts))

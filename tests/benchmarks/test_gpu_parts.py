@@ -19,9 +19,9 @@ from tests.workers.execute.conftest import quick_interpreter as quick_interprete
 
 pytest.importorskip("triton")
 
-kernels, numerics, runs, setting, step_times = (  # not checked for types, as no benchmark is
+kernels, numerics, peers, runs, setting, step_times = (  # not checked for types, as no benchmark is
     importlib.import_module(f"benchmarks.gpu.{name}")
-    for name in ("kernels", "numerics", "runs", "setting", "step_times")
+    for name in ("kernels", "numerics", "peers", "runs", "setting", "step_times")
 )
 gpu_check = importlib.import_module("benchmarks.gpu_check")
 ROOT = Path(__file__).parents[2]
@@ -229,3 +229,16 @@ def test_a_timed_step_reads_and_writes_pages_that_there_are() -> None:
     inputs = step_times._inputs(loaded, step_times.Step(3, 0, 50))
     assert inputs.block_tables.max() <= 9
     assert inputs.positions[50:100].tolist() == list(range(50))
+
+
+def test_a_peer_is_not_timed_while_it_makes_its_cache() -> None:
+    """By the times that its requests began and ended."""
+
+    def generate_batch(prompts: list[list[int]], **_: Any) -> dict[int, Any]:
+        spans = [(10.0 + i, 12.0 + i) for i in range(len(prompts))]
+        return {i: types.SimpleNamespace(generated_tokens=[1] * 4, lifespan=span) for i, span in enumerate(spans)}
+
+    model = types.SimpleNamespace(device=types.SimpleNamespace(type="cuda"), generate_batch=generate_batch)
+    config = peers.GenerationConfig(max_new_tokens=4, min_new_tokens=4)
+    assert peers._continuous(model, [[1], [2], [3]], config) == (12, 4.0)
+    assert peers._attempt(peers._continuous, model, [[1], [2], [3]], config) == 3.0
