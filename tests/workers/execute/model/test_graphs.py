@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -204,6 +206,22 @@ def test_after_a_failed_capture_the_next_ones_share_another_pool(cuda: Cuda) -> 
     for _ in range(2):
         capture(lambda: None)
     assert cuda.num_pools == 2
+
+
+def test_the_graph_of_a_failed_capture_outlives_who_captured_it(cuda: Cuda) -> None:
+    """The allocator of pinned memory has its address, and no end of that capture is ever told to it."""
+    graphs: list[weakref.ref[Any]] = []
+
+    class Noted(Cuda.CUDAGraph):
+        def __init__(self) -> None:
+            graphs.append(weakref.ref(self))
+
+    cuda.CUDAGraph = Noted
+    with pytest.raises(CaptureFailed):
+        CudaGraphCapture()(wait_for_the_device)
+    CudaGraphCapture()(lambda: None)
+    gc.collect()
+    assert [graph() is not None for graph in graphs] == [True, False]
 
 
 def test_a_device_that_is_lost_while_it_captures_is_no_failed_capture(monkeypatch: pytest.MonkeyPatch) -> None:
