@@ -111,21 +111,26 @@ class DeviceRunner(StepRunner):
 
     @torch.inference_mode()
     def capture_graphs(self, progress: Callable[[int, int], None]) -> None:
-        """Records the graphs of greedy steps; those of other kinds are recorded when they are first of use.
+        """Records the graphs of greedy steps, and the largest of other kinds; smaller ones of these are recorded when
+        they are of use. They find their memory there then: by rising size, each would take more beside the last.
 
         A model that cannot be recorded runs without graphs.
         """
         if self._graphs is not None:
-            self._capture(self._keys(self._router.buckets, [SamplingKind.GREEDY]), progress)
+            smaller = self._keys(self._router.buckets[:-1], [SamplingKind.GREEDY])
+            self._capture([*self._largest_keys(), *smaller], progress)
 
     @torch.inference_mode()
     def capture_largest(self) -> int:
         if self._graphs is None:
             return 0
-        kinds = (SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT)
-        keys = self._keys(self._router.buckets[-1:], kinds)
+        keys = self._largest_keys()
         self._capture(keys, lambda _done, _total: None)
         return 0 if self._graphs is None else len(keys) * (len(self._router.buckets) - 1)
+
+    def _largest_keys(self) -> list[GraphKey]:
+        kinds = (SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT)
+        return self._keys(self._router.buckets[-1:], kinds)
 
     def _keys(self, buckets: Iterable[int], kinds: Iterable[SamplingKind]) -> list[GraphKey]:
         return [GraphKey(*key) for key in product(buckets, kinds, self._adapted)]

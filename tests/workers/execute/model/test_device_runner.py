@@ -19,9 +19,10 @@ from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model import overhead
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.device_runner import DeviceRunner
-from triptych.workers.execute.model.graphs import CaptureFailed, GraphCapture, Replay
+from triptych.workers.execute.model.graphs import CaptureFailed, GraphCapture, GraphKey, Replay
 from triptych.workers.execute.model.pool import PoolSize
 from triptych.workers.execute.model.step_runner import trash_prefill
+from triptych.workers.execute.sampling.kinds import SamplingKind
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 
@@ -242,7 +243,25 @@ def test_the_largest_steps_with_adapters_are_measured_where_there_are_any(is_ada
     assert noted == ([[1] * 8, [1] * 4] if is_adapted else [])
     runner.capture_graphs(lambda done, total: None)
     assert runner._graphs is not None
-    assert runner._graphs.num_graphs == 3 << is_adapted
+    assert runner._graphs.num_graphs == 5 << is_adapted
+
+
+def test_before_any_other_graph_come_the_largest_of_every_kind() -> None:
+    """Whatever is captured later fits into their memory."""
+    captured: list[GraphKey] = []
+
+    runner = make_runner(NextToken(), capture=lambda run: run)
+    assert runner._graphs is not None
+    make_run = runner._graphs._make_run
+
+    def note(key: GraphKey) -> Replay:
+        captured.append(key)
+        return make_run(key)
+
+    runner._graphs._make_run = note
+    runner.capture_graphs(lambda done, total: None)
+    assert {key.kind for key in captured[:3]} == set(SamplingKind) - {SamplingKind.HOST}
+    assert [key.num_rows for key in captured] == [4, 4, 4, 2, 1]
 
 
 @pytest.mark.parametrize(
