@@ -61,6 +61,18 @@ def test_a_whole_row_in_order_has_ties_by_rising_id() -> None:
     assert torch.equal(values, scores.gather(1, ids))
 
 
+@pytest.mark.parametrize("num_logits", [1, 2 * VOCAB_SIZE, 7 * VOCAB_SIZE])
+def test_rows_that_are_sorted_in_parts_say_the_same(num_logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [make_row([1, 2, 3], seed=i, **params) for i, params in enumerate(ROWS["cut"])]
+    logits = 4 * torch.randn(len(rows), VOCAB_SIZE).to(DEVICE)
+    table = torch.from_numpy(columns(rows, VOCAB_SIZE)).to(DEVICE)
+    expected = sample(logits, table, SamplingKind.CUT).token_ids
+    monkeypatch.setattr("triptych.workers.execute.sampling.device._PART", num_logits)
+    with Operators() as operators:
+        assert torch.equal(sample(logits, table, SamplingKind.CUT).token_ids, expected)
+    assert operators.counts["sort"] == -(-len(rows) // max(1, num_logits // VOCAB_SIZE))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["greedy", "drawn", "cut"])
 def test_of_the_whole_vocabulary_of_a_model_the_same_is_chosen_in_a_graph_too(kind: str) -> None:
