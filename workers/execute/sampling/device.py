@@ -54,7 +54,7 @@ def sample(logits: torch.Tensor, table: torch.Tensor, kind: SamplingKind) -> Sam
     if kind is SamplingKind.CUT:
         is_cut = (top_k < logits.shape[1]) | (top_p < 1)
         size = max(1, _PART // logits.shape[1])
-        parts = zip(scores.split(size), table.split(size, dim=1), strict=True)
+        parts = zip(torch.split(scores, size), torch.split(table, size, dim=1), strict=True)
         drawn = torch.where(is_cut[:, 0], torch.cat([_draw_cut(*part) for part in parts]), drawn)
     # A row that is not a number may point anywhere, and its token is the next step's input before anybody looks at it.
     drawn = drawn.clamp(0, logits.shape[1] - 1)
