@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from benchmarks.cpu_models import num_step_weights, num_weights
 from benchmarks.gpu.runs import Lengths, Loaded, load, run, summary
 from benchmarks.gpu.setting import Notes, Setting
+from benchmarks.gpu.step_times import step_times
+
+SAMPLED = {  # beside greedy: what a graph ends with, and what follows one
+    "drawn": {"temperature": 1.0},
+    "top_p": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+}
 
 
 def nano_lengths(setting: Setting) -> list[Lengths]:
@@ -47,8 +54,16 @@ def small(setting: Setting, note: Notes) -> None:
     note("overlapped_equals_serial", texts[0] == texts[1])
     peer = summary(setting, "qwen3-0.6b", run(setting, loaded, peer_lengths(setting)))
     note("peer_workload", peer)
-    loaded.runner._graphs = None  # type: ignore[attr-defined]
+    for name, sampling in SAMPLED.items():
+        # Once before, until the graphs of this kind are there.
+        run(setting, loaded, [(num_in, setting.size(40, 2)) for num_in, _ in batch], seed=98, sampling=sampling)
+        done = run(setting, loaded, batch, sampling=sampling)
+        note(f"batch_32_{name}", summary(setting, "qwen3-0.6b", done))
+    runner: Any = loaded.runner
+    graphs, runner._graphs = runner._graphs, None
     note("batch_32_without_graphs", summary(setting, "qwen3-0.6b", run(setting, loaded, batch)))
+    runner._graphs = graphs
+    note("step_times", step_times(setting, loaded))  # last: a profiler may slow down what comes after it
 
 
 def large(setting: Setting, note: Notes) -> None:
@@ -66,6 +81,7 @@ def large(setting: Setting, note: Notes) -> None:
     note("prefill_of_matmul", rate and round(2 * layers * num_prompt_tokens / prompt.elapsed_s / rate, 4))
     note("throughput", summary(setting, "qwen3-8b", run(setting, loaded, even_lengths(setting, 1024))))
     note("peer_workload", summary(setting, "qwen3-8b", run(setting, loaded, peer_lengths(setting))))
+    note("step_times", step_times(setting, loaded))
 
 
 def one_stream(setting: Setting, name: str, loaded: Loaded, weight_bytes: int = 2) -> dict[str, float | None]:
@@ -90,8 +106,10 @@ def deterministic(setting: Setting, note: Notes) -> None:
     del loaded
     loaded = load(setting, "qwen3-8b", deterministic=True)
     warm(setting, loaded)
-    # A quarter of the workload's output: prompts weigh more, so the rate is a lower bound.
-    note("throughput", summary(setting, "qwen3-8b", run(setting, loaded, even_lengths(setting, 256))))
+    # A quarter of the output first, where prompts weigh more: a lower bound, should no time be left for the whole.
+    for num_out in (256, 1024):
+        done = run(setting, loaded, even_lengths(setting, num_out))
+        note("throughput", {"num_out": num_out, **summary(setting, "qwen3-8b", done)})
 
 
 def fp8(setting: Setting, note: Notes) -> None:

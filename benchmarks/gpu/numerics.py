@@ -23,6 +23,7 @@ TESTS = [
     "tests/workers/execute/kernels/test_triton_experts.py",
     "tests/workers/execute/attention/test_triton_attention.py",
     "tests/workers/execute/sampling/test_device.py",
+    "tests/workers/execute/model/test_page_moves.py",
 ]
 DRY_TESTS = ["tests/workers/execute/attention/test_triton_attention.py", "-k", "touches or padded"]
 LIMIT_S = 120.0  # below the part's budget, so that what has failed by then is still told

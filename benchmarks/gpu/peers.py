@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from benchmarks.gpu.models import peer_lengths
 from benchmarks.gpu.runs import make_sequences
-from benchmarks.gpu.setting import Notes, Setting
+from benchmarks.gpu.setting import Notes, Setting, give_back
 
 ATTENTION = ("sdpa", "flash_attention_2", "flash_attention_3")
 
@@ -24,7 +24,7 @@ def peers_large(setting: Setting, note: Notes) -> None:
 
 
 def _peers(setting: Setting, note: Notes, name: str, implementations: tuple[str, ...]) -> None:
-    """Output tokens a second of ``generate`` on a static batch, then of continuous batching."""
+    """Output tokens a second of continuous batching, with which we compare, then of ``generate`` on a static batch."""
     folder = setting.checkpoint(name)
     prompts = [s.tokens[: s.num_prompt_tokens].tolist() for s in make_sequences(peer_lengths(setting))]
     num_out = peer_lengths(setting)[0][1]
@@ -32,6 +32,7 @@ def _peers(setting: Setting, note: Notes, name: str, implementations: tuple[str,
         max_new_tokens=num_out, min_new_tokens=num_out, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
     for implementation in implementations:
+        give_back()
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.float32 if setting.is_dry else torch.bfloat16, attn_implementation=implementation
@@ -39,7 +40,8 @@ def _peers(setting: Setting, note: Notes, name: str, implementations: tuple[str,
         except Exception as error:  # what is not installed is no peer here
             note(f"{implementation}", f"{type(error).__name__}: {str(error)[:200]}")
             continue
-        for kind, function in (("generate", _generate), ("continuous_batching", _continuous)):
+        for kind, function in (("continuous_batching", _continuous), ("generate", _generate)):
+            model.set_attn_implementation(implementation)  # as the other may have left another one
             note(f"{implementation} {kind}", _attempt(function, model, prompts, config))
         del model
 
@@ -47,11 +49,15 @@ def _peers(setting: Setting, note: Notes, name: str, implementations: tuple[str,
 def _attempt(function: Any, model: Any, prompts: list[list[int]], config: GenerationConfig) -> Any:
     try:
         function(model, prompts[:2], _few(config))
-        start = time.perf_counter()
-        num_tokens = function(model, prompts, config)
-        return round(num_tokens / (time.perf_counter() - start), 1)
+        done = function(model, prompts, config)
+        return round(done.num_tokens / done.seconds, 1)
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
+
+
+class Done(NamedTuple):
+    num_tokens: int  # that came
+    seconds: float
 
 
 def _few(config: GenerationConfig) -> GenerationConfig:
@@ -60,15 +66,21 @@ def _few(config: GenerationConfig) -> GenerationConfig:
     return short
 
 
-def _generate(model: Any, prompts: list[list[int]], config: GenerationConfig) -> int:
-    """Tokens that a static batch brought."""
+def _generate(model: Any, prompts: list[list[int]], config: GenerationConfig) -> Done:
+    """A static batch."""
     ids = torch.tensor(prompts, device=model.device)
+    start = time.perf_counter()
     output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-    return int(output.shape[0] * (output.shape[1] - ids.shape[1]))
+    num_tokens = output.shape[0] * (output.shape[1] - ids.shape[1])
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+    return Done(num_tokens, time.perf_counter() - start)
 
 
-def _continuous(model: Any, prompts: list[list[int]], config: GenerationConfig) -> int:
-    """Tokens that transformers' continuous batching brought."""
+def _continuous(model: Any, prompts: list[list[int]], config: GenerationConfig) -> Done:
+    """transformers' continuous batching, timed from its first request's start: each call makes cache and graphs anew,
+    as our engine does once and before.
+    """
     if model.device.type == "cpu":
         raise NotImplementedError("on a CPU its default cache takes most of the memory")
     config = GenerationConfig(max_new_tokens=config.max_new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
@@ -77,4 +89,5 @@ def _continuous(model: Any, prompts: list[list[int]], config: GenerationConfig) 
     wanted = len(prompts) * config.max_new_tokens
     if num_tokens < wanted:
         raise RuntimeError(f"{num_tokens} tokens came, {wanted} were asked for")
-    return num_tokens
+    starts, ends = zip(*(output.lifespan for output in outputs.values()), strict=True)
+    return Done(num_tokens, max(ends) - min(starts))

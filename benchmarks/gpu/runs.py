@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from benchmarks.cpu_models import num_step_weights, num_weights
-from benchmarks.gpu.setting import Setting
+from benchmarks.gpu.setting import Setting, give_back
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine
@@ -44,6 +45,7 @@ def load(
 ) -> Loaded:
     """The random model of that shape on the fused decoder, its graphs captured; ``options`` are of ``ModelConfig``."""
     folder = setting.checkpoint(name)
+    give_back()
     rows = setting.size(rows, 2)
     scheduler_config = SchedulerConfig(
         max_num_seqs=rows,
@@ -77,8 +79,8 @@ def load(
     return Loaded(runner, card, scheduler_config, loaded_at - start, time.perf_counter() - loaded_at)
 
 
-def make_sequences(lengths: Items[Lengths], *, seed: int = 0) -> list[Sequence]:
-    """Greedy requests of random tokens that end by their length alone."""
+def make_sequences(lengths: Items[Lengths], *, seed: int = 0, **sampling: Any) -> list[Sequence]:
+    """Requests of random tokens that end by their length alone, greedy unless ``sampling`` says otherwise."""
     rng = np.random.default_rng(seed)
     sequences = []
     for index, (num_in, num_out) in enumerate(lengths):
@@ -90,7 +92,7 @@ def make_sequences(lengths: Items[Lengths], *, seed: int = 0) -> list[Sequence]:
                 tokens=tokens,
                 num_prompt_tokens=num_in,
                 num_tokens=num_in,
-                params=SamplingParams(max_tokens=num_out, ignore_eos=True),
+                params=SamplingParams(max_tokens=num_out, ignore_eos=True, **sampling),
                 seed=index,
                 arrival=index,
             )
@@ -181,6 +183,7 @@ class Run(NamedTuple):
     plans: list[Plan]
     idle_share: float
     num_graph_steps: int
+    num_preemptions: int
     sequences: list[Sequence]
 
     @property
@@ -196,11 +199,12 @@ def run(
     seed: int = 0,
     depth: int = 1,
     adapters: Items[int] = (),
+    sampling: Mapping[str, Any] = MappingProxyType({}),
     **config: Any,
 ) -> Run:
     """All requests at once, until the last is done. ``config`` changes the scheduler's.
 
-    ``adapters`` has one for each, counted from 1; 0: none.
+    ``adapters`` has one for each, counted from 1; 0: none. ``sampling`` are parameters of all of them.
     """
     card, runner = loaded.card, TimedRunner(loaded.runner, on_gpu=not setting.is_dry)
     fields = {name: getattr(loaded.scheduler_config, name) for name in loaded.scheduler_config.__dataclass_fields__}
@@ -213,7 +217,7 @@ def run(
     )
     engine = Engine(scheduler, runner, depth=depth)
     num_graph_steps = getattr(loaded.runner, "num_graph_steps", 0)
-    waiting, plans = make_sequences(lengths, seed=seed), []
+    waiting, plans = make_sequences(lengths, seed=seed, **sampling), []
     sequences = list(waiting)
     for sequence, adapter in zip(sequences, adapters, strict=False):
         sequence.adapter = adapter
@@ -230,7 +234,7 @@ def run(
                 engine.release(key)
     elapsed_s = time.perf_counter() - start
     num_graph_steps = getattr(loaded.runner, "num_graph_steps", 0) - num_graph_steps
-    return Run(elapsed_s, plans, runner.idle_share(), num_graph_steps, sequences)
+    return Run(elapsed_s, plans, runner.idle_share(), num_graph_steps, engine.stats.num_preemptions, sequences)
 
 
 def floor_s(setting: Setting, name: str, plans: list[Plan], *, weight_bytes: float = 2.0) -> float | None:
@@ -260,4 +264,6 @@ def summary(setting: Setting, name: str, done: Run) -> dict[str, Any]:
         "idle_share": round(done.idle_share, 4),
         "steps": len(done.plans),
         "graph_steps": done.num_graph_steps,
+        "preemptions": done.num_preemptions,  # more than none where the memory does not hold all requests
+        "graph_share": round(done.num_graph_steps / len(done.plans), 4),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -67,6 +68,15 @@ def require(*modules: str) -> None:
     missing = [_PACKAGES.get(name, name) for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise SystemExit(f"needs {', '.join(missing)}: not installed here")
+
+
+def give_back() -> None:
+    """What was dropped goes back to the device. A runner and its graphs refer to each other, so that of two models in
+    a row the second would find no room beside the pages of the first.
+    """
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 class Notes:

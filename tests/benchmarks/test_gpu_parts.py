@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ from tests.workers.execute.conftest import quick_interpreter as quick_interprete
 
 pytest.importorskip("triton")
 
-kernels, numerics, runs, setting = (  # not checked for types, as no benchmark is
-    importlib.import_module(f"benchmarks.gpu.{name}") for name in ("kernels", "numerics", "runs", "setting")
+kernels, numerics, peers, runs, setting, step_times = (  # not checked for types, as no benchmark is
+    importlib.import_module(f"benchmarks.gpu.{name}")
+    for name in ("kernels", "numerics", "peers", "runs", "setting", "step_times")
 )
+gpu_check = importlib.import_module("benchmarks.gpu_check")
 ROOT = Path(__file__).parents[2]
 
 
@@ -113,6 +117,14 @@ def test_kernels_are_tested_without_packages_that_only_processes_need(tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_models_run_on_every_way_without_packages_that_only_processes_need() -> None:
+    ways = "from triptych.workers.execute.model import device_runner, fused_build, transformers_build"
+    parts = ", ".join(sorted({part.module for part in gpu_check.PARTS}))
+    code = f"import sys; sys.modules.update(zmq=None, msgpack=None); from benchmarks.gpu import {parts}; {ways}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
 def test_no_test_of_another_distribution_is_taken_for_ours(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "__init__.py").touch()
@@ -172,3 +184,61 @@ def test_a_step_is_timed_from_its_first_computation_and_marked_once() -> None:
     assert log == ["upload", "mark", "compute", "mark"]
     inner.launch(None)
     assert log[4:] == ["upload", "compute"]
+
+
+class Model:
+    """Refers to itself, as a runner and its graphs do."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_a_model_that_was_dropped_is_gone_before_the_next_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU its pages are most of the memory, and no collection comes by itself."""
+    model = Model()
+    is_there, seen = weakref.ref(model), []
+    del model
+
+    def build(*_: Any, **__: Any) -> None:
+        seen.append(is_there() is not None)
+        raise MemoryError
+
+    monkeypatch.setattr(setting.Setting, "checkpoint", lambda *_: tmp_path)
+    monkeypatch.setattr(runs, "build_runner", build)
+    with pytest.raises(MemoryError):
+        runs.load(setting.Setting(tmp_path, is_dry=True), "qwen3-0.6b")
+    assert seen == [False]
+
+
+def test_kernels_of_a_step_are_told_by_the_time_they_take() -> None:
+    events = [
+        types.SimpleNamespace(key=key, count=count, self_device_time_total=us)
+        for key, count, us in (("short", 3, 30.0), ("on the host", 9, 0.0), ("long", 6, 3000.0))
+    ]
+    assert step_times.summed(events) == {"kernels_ms": 1.01, "kernels": {"long": [2.0, 1.0], "short": [1.0, 0.01]}}
+
+
+def test_a_timed_step_reads_and_writes_pages_that_there_are() -> None:
+    loaded = types.SimpleNamespace(card=types.SimpleNamespace(page_size=16, num_pages=9))
+    inputs = step_times._inputs(loaded, step_times.Step(2, 19, 1))
+    assert inputs.block_tables.tolist() == [[1, 2], [3, 4]]
+    assert inputs.slot_mapping.tolist() == [2 * 16 + 3, 4 * 16 + 3]
+    assert (inputs.num_decodes, inputs.positions.tolist(), inputs.context_lens.tolist()) == (2, [19, 19], [20, 20])
+    inputs = step_times._inputs(loaded, step_times.Step(3, 0, 50))
+    assert inputs.block_tables.max() <= 9
+    assert inputs.positions[50:100].tolist() == list(range(50))
+
+
+def test_a_peer_is_not_timed_while_it_makes_its_cache() -> None:
+    """By the times that its requests began and ended."""
+
+    def generate_batch(prompts: list[list[int]], **_: Any) -> dict[int, Any]:
+        spans = [(10.0 + i, 12.0 + i) for i in range(len(prompts))]
+        return {i: types.SimpleNamespace(generated_tokens=[1] * 4, lifespan=span) for i, span in enumerate(spans)}
+
+    model = types.SimpleNamespace(device=types.SimpleNamespace(type="cuda"), generate_batch=generate_batch)
+    config = peers.GenerationConfig(max_new_tokens=4, min_new_tokens=4)
+    assert peers._continuous(model, [[1], [2], [3]], config) == (12, 4.0)
+    assert peers._attempt(peers._continuous, model, [[1], [2], [3]], config) == 3.0

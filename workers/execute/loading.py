@@ -122,6 +122,8 @@ def _build_torch_runner(
     )
     context.set_phase("warming")
     step_s = runner.warm_up()
-    if is_first:  # a later life serves at once, and makes its graphs as they are used
+    if is_first:
         runner.capture_graphs(context.page.progress)
+    else:  # it serves at once, and makes its graphs as they are used, in the memory of the largest
+        runner.capture_largest()
     return runner, card, step_s

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.cards import CARD
-from triptych.protocol.config import ModelConfig, PipelineConfig, SchedulerConfig
+from triptych.protocol.config import CacheConfig, ModelConfig, PipelineConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
+from triptych.workers.execute import loading
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.loading import (
     CPU_MIXED_PREFILL_TOKENS,
@@ -61,3 +64,23 @@ def test_proposals_need_kernels_that_check_them_to_the_bit(kind: type[HashRunner
     with pytest.raises(ConfigError, match=f"is 4, the limit for transformers on {device} is 0"):
         check_speculation(SchedulerConfig(num_speculative_tokens=4), runner, card)
     check_speculation(SchedulerConfig(), runner, card)
+
+
+@pytest.mark.parametrize(("is_first", "captured"), [(True, "all"), (False, "largest")])
+def test_a_later_life_makes_no_graph_but_those_whose_memory_the_others_share(
+    is_first: bool, captured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    runner = SimpleNamespace(
+        warm_up=lambda: 0.5,
+        capture_graphs=lambda _progress: done.append("all"),
+        capture_largest=lambda: done.append("largest"),
+    )
+    context: Any = SimpleNamespace(
+        config=PipelineConfig(), board=SimpleNamespace(is_degraded=False), run_dir=tmp_path,
+        page=SimpleNamespace(progress=None), set_phase=lambda _phase: None,
+    )  # fmt: skip
+    monkeypatch.setattr("triptych.workers.execute.model.build.build_runner", lambda *_, **__: (runner, CARD))
+    built, _, step_s = loading._build_torch_runner(context, CacheConfig(), is_first=is_first)
+    assert built is runner
+    assert (done, step_s) == ([captured], 0.5)

@@ -31,6 +31,8 @@ from .step_runner import StepRunner, trash_decodes, trash_prefill, trash_scores,
 
 logger = logging.getLogger(__name__)
 
+_SMALLER = 4  # times is the next prefill to warm up with: no kernel's tile is chosen for a narrower range of sizes
+
 
 class _Pending(NamedTuple):
     """A launched step: what the device writes for the host, and when it is there."""
@@ -89,13 +91,17 @@ class DeviceRunner(StepRunner):
     def warm_up(self) -> float:
         """As ``StepRunner.warm_up``; besides, what sampling and scoring take at most is taken once.
 
-        And what steps outside of graphs need: decodes of short contexts have a kernel of their own.
+        And what steps outside of graphs need: decodes of short contexts have a kernel of their own, smaller prefills
+        other tiles of a product. Each is compiled or loaded when it is first met.
         """
         seconds = super().warm_up()
         decodes = trash_decodes(self._decode_rows)
         if True in self._adapted:
             prefill = trash_prefill(self._prefill_tokens, max_len=self._max_model_len)
             seconds = max(seconds, *(self.seconds_of(with_adapter(inputs)) for inputs in (prefill, decodes)))
+        num_tokens = self._prefill_tokens
+        while (num_tokens := num_tokens // _SMALLER) > 1:
+            self._step(trash_prefill(num_tokens, max_len=self._max_model_len))
         self._step(dataclasses.replace(decodes, sample_rows=decodes.sample_rows[:0], sampled=[]))
         for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.5)):
             nobody = dataclasses.replace(decodes.sampled[0], params=params)
@@ -105,21 +111,26 @@ class DeviceRunner(StepRunner):
 
     @torch.inference_mode()
     def capture_graphs(self, progress: Callable[[int, int], None]) -> None:
-        """Records the graphs of greedy steps; those of other kinds are recorded when they are first of use.
+        """Records the graphs of greedy steps, and the largest of other kinds; smaller ones of these are recorded when
+        they are of use. They find their memory there then: by rising size, each would take more beside the last.
 
         A model that cannot be recorded runs without graphs.
         """
         if self._graphs is not None:
-            self._capture(self._keys(self._router.buckets, [SamplingKind.GREEDY]), progress)
+            smaller = self._keys(self._router.buckets[:-1], [SamplingKind.GREEDY])
+            self._capture([*self._largest_keys(), *smaller], progress)
 
     @torch.inference_mode()
     def capture_largest(self) -> int:
         if self._graphs is None:
             return 0
-        kinds = (SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT)
-        keys = self._keys(self._router.buckets[-1:], kinds)
+        keys = self._largest_keys()
         self._capture(keys, lambda _done, _total: None)
         return 0 if self._graphs is None else len(keys) * (len(self._router.buckets) - 1)
+
+    def _largest_keys(self) -> list[GraphKey]:
+        kinds = (SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT)
+        return self._keys(self._router.buckets[-1:], kinds)
 
     def _keys(self, buckets: Iterable[int], kinds: Iterable[SamplingKind]) -> list[GraphKey]:
         return [GraphKey(*key) for key in product(buckets, kinds, self._adapted)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
+from ....protocol.errors import ConfigError
 from ..attention.device_step import upload
 from ..attention.triton import TritonAttention
 from ..step import Int32, StepInputs
@@ -123,17 +125,31 @@ def _self_test(decoder: FusedDecoder, weights: FusedWeights, oracle: Oracle, ada
     """Run three short sequences in two ragged steps, without an adapter and with each, and compare with transformers.
 
     Raises:
-        Unsupported: the logits differ; the text says by how much.
+        Unsupported: the logits differ, and the text says by how much; or the kernels cannot be compiled or run here.
     """
     format_, sequences = weights.format, random_sequences(weights.spec.vocab_size)
-    oracle.check(
-        lambda number: _said(decoder, weights.spec, sequences, number),
-        sequences,
-        adapters,
-        dtype=format_.dtype,
-        limit=_FP8_TOLERANCE if format_.is_fp8 else _TOLERANCES[format_.dtype],
-        may_round=format_.dtype.itemsize == 2 and not format_.is_fp8,
-    )
+    with _refusing():
+        oracle.check(
+            lambda number: _said(decoder, weights.spec, sequences, number),
+            sequences,
+            adapters,
+            dtype=format_.dtype,
+            limit=_FP8_TOLERANCE if format_.is_fp8 else _TOLERANCES[format_.dtype],
+            may_round=format_.dtype.itemsize == 2 and not format_.is_fp8,
+        )
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Whatever a first run raises is a reason to refuse this model here, as what a device has too little of for a
+    kernel. After an error of the device itself transformers' modules cannot run either.
+    """
+    try:
+        yield
+    except (Unsupported, ConfigError, torch.AcceleratorError):
+        raise
+    except Exception as error:
+        raise Unsupported(f"they failed at the first run: {type(error).__name__}: {error}") from error
 
 
 @torch.inference_mode()

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -48,9 +48,12 @@ class GraphCapture(Protocol):
 class CudaGraphCapture:
     """CUDA graphs of one memory pool: what one needs while it runs, the others use too, since one runs at a time."""
 
+    # For as long as the process lives, as does the allocator of pinned memory, which goes on asking them whether they
+    # capture: the runner that the memory is measured with is gone by the time of the next answer.
+    _failed: ClassVar[list[torch.cuda.CUDAGraph]] = []
+
     def __init__(self) -> None:
         self._pool: Any = None
-        self._failed: list[torch.cuda.CUDAGraph] = []  # kept: the allocator may still ask them whether they capture
 
     def __call__(self, run: Replay) -> Replay:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
@@ -78,8 +81,13 @@ class CudaGraphCapture:
         """
         torch.cuda.set_stream(stream)
         torch.cuda.synchronize()  # raises where the device itself is lost
+        device = torch.cuda.current_device()
         with suppress(RuntimeError):  # of a torch that has done so
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+            torch._C._cuda_endAllocateToPool(device, self._pool)
+        # The same state once more, but not one that counts for a capture: else the next random number that torch draws
+        # on the device is an internal error, too.
+        generator = torch.cuda.default_generators[device]
+        generator.graphsafe_set_state(generator.clone_state())
 
 
 def decode_buckets(max_rows: int) -> list[int]:

@@ -64,7 +64,7 @@ class StepRunner(ABC):
         return
 
     def capture_largest(self) -> int:
-        """Makes those graphs only whose memory all others share; how many others there may be."""
+        """Makes those graphs only whose memory all others share; how many others there may be. None but on a GPU."""
         return 0
 
     def warm_up(self) -> float:

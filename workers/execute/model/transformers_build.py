@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -23,12 +24,14 @@ from .group import Group
 from .loader import load_model
 from .lora import Adapter
 from .pool import LayerShape, PoolSize, allocate_pool
-from .ranks import LeadingRunner, Ranks
 from .runner import TorchRunner
 from .self_test import switch_to_pages
 from .step_runner import StepRunner
 from .threads import num_threads
 from .torch_lora import TorchAdapters
+
+if TYPE_CHECKING:
+    from .ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +70,8 @@ class ModelOnPages:
         sampler = Sampler(self.facts.eos_token_ids)
         runner = TorchRunner(self.model, layers, sampler, **sizes)
         if ranks is not None:
+            from .ranks import LeadingRunner  # here, since nothing else in this process needs msgpack to compute
+
             runner = LeadingRunner(ranks, self.model, layers, sampler, **sizes)
         runner.adapters = self.adapters
         return runner

@@ -18,6 +18,7 @@ from .kinds import SamplingKind
 from .rng import uniforms
 
 NUM_COLUMNS = 5
+_PART = 1 << 23  # logits that are sorted at once: what that takes is some hundred bytes each, and is kept free for it
 
 
 class Sampled(NamedTuple):
@@ -52,7 +53,9 @@ def sample(logits: torch.Tensor, table: torch.Tensor, kind: SamplingKind) -> Sam
     drawn = invert_whole(_above(scores.exp(), min_p.float()), numbers)
     if kind is SamplingKind.CUT:
         is_cut = (top_k < logits.shape[1]) | (top_p < 1)
-        drawn = torch.where(is_cut[:, 0], _draw_cut(scores, table), drawn)
+        size = max(1, _PART // logits.shape[1])
+        parts = zip(torch.split(scores, size), torch.split(table, size, dim=1), strict=True)
+        drawn = torch.where(is_cut[:, 0], torch.cat([_draw_cut(*part) for part in parts]), drawn)
     # A row that is not a number may point anywhere, and its token is the next step's input before anybody looks at it.
     drawn = drawn.clamp(0, logits.shape[1] - 1)
     return Sampled(torch.where(temperature[:, 0] > 0, drawn, tokens), greatest)

@@ -70,11 +70,8 @@ class Sampler:
             index = slice(rows[0], rows[0] + 1) if len(rows) == 1 else rows
             tokens[index] = _draw(logits[index], [sequences[row] for row in rows], lengths[rows])
         token_ids = tokens.cpu().numpy().astype(np.int32)
-        logprobs = {
-            row: _logprobs(raw[i], int(token_ids[row]), sequences[row].params.logprobs or 0)
-            for i, row in enumerate(asked)
-            if row not in failed
-        }
+        logprobs = _logprobs(raw, {row: sequences[row].params.logprobs or 0 for row in asked}, token_ids)
+        logprobs = {row: found for row, found in logprobs.items() if row not in failed}
         candidates = {row: _likeliest(logits[row], sequences[row]) for row in beams if row not in failed}
         return StepResult(token_ids, logprobs, failed, candidates)
 
@@ -123,7 +120,19 @@ def _filters(params: list[SamplingParams], *, vocab_size: int, device: torch.dev
     )
 
 
-def _logprobs(raw: torch.Tensor, token_id: int, count: int) -> TokenLogprobs:
-    """Of one row of the raw log-softmax [V]: the chosen token's, and the ``count`` greatest."""
-    best = raw.topk(min(count, len(raw)))
-    return TokenLogprobs(float(raw[token_id]), best.indices.cpu().numpy().astype(np.int32), best.values.cpu().numpy())
+def _logprobs(raw: torch.Tensor, counts: dict[int, int], token_ids: Int32) -> dict[int, TokenLogprobs]:
+    """Of the chosen tokens, and so many of the greatest: by row of the step, for the raw log-softmax [N, V] of these.
+
+    Rows that want as many are looked at together, since a device is waited for each time it is asked.
+    """
+    found: dict[int, TokenLogprobs] = {}
+    rows = list(counts)
+    for count in sorted(set(counts.values())):
+        which = [i for i, row in enumerate(rows) if counts[row] == count]
+        part = raw if len(which) == len(rows) else raw[which]
+        chosen = torch.from_numpy(token_ids[[rows[i] for i in which]].astype(np.int64)).to(raw.device)
+        best = part.topk(min(count, raw.shape[1]))
+        columns = part.gather(1, chosen[:, None])[:, 0], best.indices.int(), best.values
+        for i, own, ids, values in zip(which, *(column.cpu().numpy() for column in columns), strict=True):
+            found[rows[i]] = TokenLogprobs(float(own), ids, values)
+    return {row: found[row] for row in rows}

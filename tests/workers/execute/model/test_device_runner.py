@@ -19,9 +19,10 @@ from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model import overhead
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.device_runner import DeviceRunner
-from triptych.workers.execute.model.graphs import CaptureFailed, GraphCapture, Replay
+from triptych.workers.execute.model.graphs import CaptureFailed, GraphCapture, GraphKey, Replay
 from triptych.workers.execute.model.pool import PoolSize
 from triptych.workers.execute.model.step_runner import trash_prefill
+from triptych.workers.execute.sampling.kinds import SamplingKind
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.sequence import Key, Sequence
 
@@ -45,7 +46,7 @@ class Fails(NextToken):
 def make_runner(forward: NextToken, capture: GraphCapture | None = None, **options: Any) -> DeviceRunner:
     return DeviceRunner(
         [], forward, Sampler(()), device=torch.device("cpu"), max_sampled=8, max_pages=16, capture=capture,
-        prefill_tokens=8, decode_rows=4, **options,
+        **{"prefill_tokens": 8, "decode_rows": 4, **options},
     )  # fmt: skip
 
 
@@ -242,7 +243,25 @@ def test_the_largest_steps_with_adapters_are_measured_where_there_are_any(is_ada
     assert noted == ([[1] * 8, [1] * 4] if is_adapted else [])
     runner.capture_graphs(lambda done, total: None)
     assert runner._graphs is not None
-    assert runner._graphs.num_graphs == 3 << is_adapted
+    assert runner._graphs.num_graphs == 5 << is_adapted
+
+
+def test_before_any_other_graph_come_the_largest_of_every_kind() -> None:
+    """Whatever is captured later fits into their memory."""
+    captured: list[GraphKey] = []
+
+    runner = make_runner(NextToken(), capture=lambda run: run)
+    assert runner._graphs is not None
+    make_run = runner._graphs._make_run
+
+    def note(key: GraphKey) -> Replay:
+        captured.append(key)
+        return make_run(key)
+
+    runner._graphs._make_run = note
+    runner.capture_graphs(lambda done, total: None)
+    assert {key.kind for key in captured[:3]} == set(SamplingKind) - {SamplingKind.HOST}
+    assert [key.num_rows for key in captured] == [4, 4, 4, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -271,6 +290,31 @@ def test_decodes_outside_of_graphs_are_warmed_up_too(capture: GraphCapture | Non
     noted.clear()
     runner.warm_up()
     assert (4, 1) in noted
+
+
+def test_smaller_prefills_are_warmed_up_too() -> None:
+    """A tile that only they take would be compiled while somebody waits."""
+
+    class Notes(NextToken):
+        def __call__(self, step: DeviceStep, token_ids: torch.Tensor) -> torch.Tensor:
+            noted.add(len(token_ids))
+            return super().__call__(step, token_ids)
+
+    noted: set[int] = set()
+    make_runner(Notes(), prefill_tokens=544).warm_up()
+    assert {544, 136, 34, 8, 2} <= noted
+
+
+@pytest.mark.parametrize(("num_experts", "num_chosen"), [(128, 8), (8, 2), (64, 8)])
+@pytest.mark.parametrize("budget", [544, 2304, 4096])
+def test_every_tile_of_an_experts_product_is_warmed_up(num_experts: int, num_chosen: int, budget: int) -> None:
+    experts = pytest.importorskip("triptych.workers.execute.kernels.triton_experts")
+
+    def tile(num_tokens: int) -> Any:
+        return experts.expert_tile(num_tokens * num_chosen, num_experts, torch.bfloat16, is_invariant=False)
+
+    warm = [budget // 4**i for i in range(6) if budget // 4**i > 1]
+    assert {tile(n) for n in range(2, budget + 1)} == {tile(n) for n in warm}
 
 
 def test_on_a_cpu_nothing_is_measured() -> None:

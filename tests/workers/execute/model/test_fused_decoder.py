@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import HAS_GPU
@@ -128,6 +129,19 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], why: str, tmp_path: 
         make_engine("llama", tmp_path, **options)
 
 
+def test_kernels_that_fail_at_the_first_run_are_a_reason_to_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``auto`` the next way is taken then, as for a family whose logits differ."""
+
+    def ask_for_too_much(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of resource: shared memory")
+
+    monkeypatch.setattr("triptych.workers.execute.model.fused_decoder.rotate_and_write", ask_for_too_much)
+    with pytest.raises(ConfigError, match=r"failed at the first run: RuntimeError: out of resource: shared memory"):
+        make_engine("qwen2", tmp_path)
+
+
 def test_fp8_experts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="it has experts, which the fused decoder has not in fp8"):
         make_engine("mixtral", tmp_path, quantization="fp8")
@@ -148,6 +162,18 @@ def test_fp8_error_is_that_of_three_bits() -> None:
     errors = (product - expected).norm(dim=0) / expected.norm(dim=0)
     assert errors.mean() < 0.05
     assert errors.max() < 0.15  # of every output, small ones too
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7])
+def test_the_devices_scaled_product_takes_what_it_is_given(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's own checks of layouts, scales and types for a device that need not be there."""
+    monkeypatch.setattr("triptych.workers.execute.model.fp8.scaled", defined_scaled)
+    with FakeTensorMode():
+        half: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
+        parts = [Fp8Projection.quantize(torch.empty(n, 64, **half)) for n in (96, 32)]
+        projection = Fp8Projection.merge(parts, torch.empty(128, **half), torch.bfloat16)
+        output = projection(torch.empty(num_tokens, 64, **half))
+        assert (output.shape, output.dtype, output.device.type) == ((num_tokens, 128), torch.bfloat16, "cuda")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

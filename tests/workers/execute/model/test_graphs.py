@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -110,6 +112,19 @@ def test_a_capture_that_fails_while_serving_is_told_once_and_not_tried_again(cap
     assert caplog.text.count("operation not permitted when stream is capturing") == 1
 
 
+class Random:
+    """A generator of random numbers, whose state counts them for the capture under way."""
+
+    def __init__(self) -> None:
+        self.is_capturing = False
+
+    def clone_state(self) -> Random:
+        return Random()
+
+    def graphsafe_set_state(self, state: Random) -> None:
+        self.is_capturing = state.is_capturing
+
+
 class Cuda:
     """A torch.cuda whose captures are made invalid by what raises in them, and then raise where they end.
 
@@ -122,6 +137,7 @@ class Cuda:
         self.recording: set[int] = set()
         self.recording_pinned: set[int] = set()
         self.num_pools = 0
+        self.default_generators = [Random()]
 
     class CUDAGraph:
         def replay(self) -> None: ...
@@ -148,12 +164,14 @@ class Cuda:
         for recording in (self.recording, self.recording_pinned):
             assert pool not in recording, "already recording to this pool"
             recording.add(pool)
+        self.default_generators[0].is_capturing = True
         try:
             yield
         except RuntimeError as error:
             raise torch.AcceleratorError("operation failed due to a previous error during capture") from error
         self.recording.remove(pool)
         self.recording_pinned.remove(pool)
+        self.default_generators[0].is_capturing = False
         self.stream = before
 
     def synchronize(self) -> None:
@@ -177,6 +195,7 @@ def test_a_failed_capture_says_why_and_leaves_the_device_as_it_was(cuda: Cuda) -
     with pytest.raises(CaptureFailed, match="not permitted when stream is capturing"):
         CudaGraphCapture()(wait_for_the_device)
     assert (cuda.stream, cuda.recording) == ("ours", set())
+    assert not cuda.default_generators[0].is_capturing
 
 
 def test_after_a_failed_capture_the_next_ones_share_another_pool(cuda: Cuda) -> None:
@@ -187,6 +206,22 @@ def test_after_a_failed_capture_the_next_ones_share_another_pool(cuda: Cuda) -> 
     for _ in range(2):
         capture(lambda: None)
     assert cuda.num_pools == 2
+
+
+def test_the_graph_of_a_failed_capture_outlives_who_captured_it(cuda: Cuda) -> None:
+    """The allocator of pinned memory has its address, and no end of that capture is ever told to it."""
+    graphs: list[weakref.ref[Any]] = []
+
+    class Noted(Cuda.CUDAGraph):
+        def __init__(self) -> None:
+            graphs.append(weakref.ref(self))
+
+    cuda.CUDAGraph = Noted
+    with pytest.raises(CaptureFailed):
+        CudaGraphCapture()(wait_for_the_device)
+    CudaGraphCapture()(lambda: None)
+    gc.collect()
+    assert [graph() is not None for graph in graphs] == [True, False]
 
 
 def test_a_device_that_is_lost_while_it_captures_is_no_failed_capture(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +237,7 @@ def test_a_step_that_waits_for_the_device_is_not_captured_and_the_device_goes_on
         capture(lambda: x.sum().item())  # type: ignore[arg-type]
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     torch.cuda.empty_cache()
+    assert torch.rand(4, device="cuda").isfinite().all()
     replay = capture(lambda: x.add_(1))  # type: ignore[arg-type]
     replay()
     assert x.tolist() == [2.0] * 4

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.conftest import HAS_GPU
 from tests.tiny import VOCAB_SIZE, make_tiny_model
 from tests.workers.execute.factories import make_scheduler, make_sequence, run
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
@@ -21,6 +22,7 @@ from triptych.workers.execute.model.moves import PageMover
 from triptych.workers.execute.scheduling.moves import Moves
 from triptych.workers.execute.scheduling.sequence import Sequence
 
+DEVICE = "cuda" if HAS_GPU else "cpu"
 PAGE_SIZE = 8
 
 
@@ -85,7 +87,7 @@ def test_a_text_does_not_depend_on_where_its_pages_were(folder: Path, options: d
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
 def test_what_comes_back_from_the_host_is_bit_for_bit_what_went_away(dtype: torch.dtype) -> None:
-    cache = LayerCache(torch.randn(6, 4, 2, 8).to(dtype), torch.randn(6, 4, 2, 8).to(dtype))
+    cache = LayerCache(*(torch.randn(6, 4, 2, 8).to(DEVICE, dtype) for _ in range(2)))
     before = [pages[[2, 4]].clone() for pages in cache]
     mover = PageMover(list(cache), num_host_pages=3)
     mover(Moves(swap_out=((2, 1), (4, 0))))
@@ -93,6 +95,13 @@ def test_what_comes_back_from_the_host_is_bit_for_bit_what_went_away(dtype: torc
         pages.zero_()
     mover(Moves(swap_in=((5, 1), (2, 0))))
     assert all(torch.equal(pages[[5, 2]], kept) for pages, kept in zip(cache, before, strict=True))
+
+
+def test_pages_are_copied_on_the_device() -> None:
+    pages = torch.randn(6, 4, 2, 8, device=DEVICE)
+    before = pages.clone()
+    PageMover([pages])(Moves(copies=((2, 4), (3, 1))))
+    assert torch.equal(pages, before[[0, 3, 2, 3, 2, 5]])
 
 
 class OnDevice(torch.Tensor):

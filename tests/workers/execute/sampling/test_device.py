@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.conftest import HAS_GPU
 from tests.workers.execute.sampling.rows import make_row
+from triptych.workers.execute.model.graphs import CudaGraphCapture
 from triptych.workers.execute.sampling.device import columns, sample
 from triptych.workers.execute.sampling.draw import in_order
 from triptych.workers.execute.sampling.kinds import SamplingKind, kind_of
 from triptych.workers.execute.sampling.sampler import Sampler
 
+DEVICE = "cuda" if HAS_GPU else "cpu"
 VOCAB_SIZE = 1000
 ROWS: dict[str, list[dict[str, Any]]] = {
     "greedy": [{}, {}],
@@ -37,24 +41,58 @@ def test_the_device_chooses_what_the_host_would(kind: str) -> None:
     for seed in range(20):
         rows = [make_row([1, 2, 3], seed=7 * seed + i, **params) for i, params in enumerate(ROWS[kind])]
         torch.manual_seed(seed)
-        logits = 4 * torch.randn(len(rows), VOCAB_SIZE)
+        logits = 4 * torch.randn(len(rows), VOCAB_SIZE).to(DEVICE)
         logits[:, 100:110] = logits[:, 90:91]  # ties
         assert kind_of(rows).name.lower() == kind
-        table = torch.from_numpy(columns(rows, VOCAB_SIZE))
+        table = torch.from_numpy(columns(rows, VOCAB_SIZE)).to(DEVICE)
         chosen = sample(logits.clone(), table, kind_of(rows)).token_ids
         assert chosen.tolist() == Sampler(()).sample(logits, rows).token_ids.tolist()
 
 
 def test_a_whole_row_in_order_has_ties_by_rising_id() -> None:
     torch.manual_seed(0)
-    scores = torch.randint(-20, 0, (5, VOCAB_SIZE)).float()
+    scores = torch.randint(-20, 0, (5, VOCAB_SIZE)).float().to(DEVICE)
     scores[1, ::3] = -torch.inf
     scores[2] = 0.0
     scores[3, ::2] = -0.0
     values, ids = in_order(scores, VOCAB_SIZE)
-    expected = np.stack([np.lexsort((np.arange(VOCAB_SIZE), -row)) for row in scores.numpy()])
+    expected = np.stack([np.lexsort((np.arange(VOCAB_SIZE), -row)) for row in scores.cpu().numpy()])
     assert ids.tolist() == expected.tolist()
     assert torch.equal(values, scores.gather(1, ids))
+
+
+@pytest.mark.parametrize("num_logits", [1, 2 * VOCAB_SIZE, 7 * VOCAB_SIZE])
+def test_rows_that_are_sorted_in_parts_say_the_same(num_logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [make_row([1, 2, 3], seed=i, **params) for i, params in enumerate(ROWS["cut"])]
+    logits = 4 * torch.randn(len(rows), VOCAB_SIZE).to(DEVICE)
+    table = torch.from_numpy(columns(rows, VOCAB_SIZE)).to(DEVICE)
+    expected = sample(logits, table, SamplingKind.CUT).token_ids
+    monkeypatch.setattr("triptych.workers.execute.sampling.device._PART", num_logits)
+    with Operators() as operators:
+        assert torch.equal(sample(logits, table, SamplingKind.CUT).token_ids, expected)
+    assert operators.counts["sort"] == -(-len(rows) // max(1, num_logits // VOCAB_SIZE))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["greedy", "drawn", "cut"])
+def test_of_the_whole_vocabulary_of_a_model_the_same_is_chosen_in_a_graph_too(kind: str) -> None:
+    """In the size that is served, where other kernels of sums and sorts are taken."""
+    vocab_size, num_rows = 151_936, 40
+    rows = [make_row([1, 2, 3], seed=i, **params) for i, params in zip(range(num_rows), cycle(ROWS[kind]))]
+    logits = 4 * torch.randn(num_rows, vocab_size, device=DEVICE)
+    table = torch.from_numpy(columns(rows, vocab_size)).to(DEVICE)
+    expected = Sampler(()).sample(logits.clone(), rows).token_ids.tolist()
+    found = torch.zeros(num_rows, dtype=torch.int64, device=DEVICE)
+
+    def run() -> None:
+        found.copy_(sample(logits, table, kind_of(rows)).token_ids)
+
+    run()
+    assert found.tolist() == expected
+    if kind != "cut":  # which no graph ends with
+        found.zero_()
+        CudaGraphCapture()(run)()
+        assert found.tolist() == expected
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -78,7 +116,7 @@ def test_a_whole_row_is_sorted_once() -> None:
 
 def test_a_row_does_not_depend_on_the_kind_its_company_asks_for() -> None:
     rows = [make_row([1, 2], seed=i, temperature=1.0) for i in range(50)]
-    logits, table = torch.randn(50, VOCAB_SIZE), torch.from_numpy(columns(rows, VOCAB_SIZE))
+    logits, table = torch.randn(50, VOCAB_SIZE).to(DEVICE), torch.from_numpy(columns(rows, VOCAB_SIZE)).to(DEVICE)
     drawn, cut = (sample(logits, table, kind).token_ids for kind in (SamplingKind.DRAWN, SamplingKind.CUT))
     assert torch.equal(drawn, cut)
 
@@ -86,7 +124,7 @@ def test_a_row_does_not_depend_on_the_kind_its_company_asks_for() -> None:
 @pytest.mark.parametrize("kind", [SamplingKind.GREEDY, SamplingKind.DRAWN, SamplingKind.CUT])
 def test_a_row_that_is_not_a_number_shows_and_spoils_no_other(kind: SamplingKind) -> None:
     rows = [make_row([1, 2], seed=i, temperature=1.0, top_k=9) for i in range(3)]
-    logits, table = torch.randn(3, VOCAB_SIZE), torch.from_numpy(columns(rows, VOCAB_SIZE))
+    logits, table = torch.randn(3, VOCAB_SIZE).to(DEVICE), torch.from_numpy(columns(rows, VOCAB_SIZE)).to(DEVICE)
     expected = sample(logits.clone(), table, kind).token_ids
     logits[1, 5] = torch.nan
     sampled = sample(logits, table, kind)

@@ -209,6 +209,29 @@ def test_logprobs_of_zero_alternatives_give_the_chosen_only() -> None:
     assert len(result.logprobs[0].token_ids) == 0
 
 
+def test_rows_that_want_as_many_logprobs_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device is waited for each time it is asked. Each row gets what it gets alone."""
+    rows = [make_row(seed=i, temperature=1.0, logprobs=count) for i, count in enumerate((2, 5, None, 2))]
+    logits, topk, num_asked = make_logits(4), torch.Tensor.topk, 0
+    alone = [sample(logits[i : i + 1], row).logprobs.get(0) for i, row in enumerate(rows)]
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal num_asked
+        num_asked += 1
+        return topk(*arguments)
+
+    monkeypatch.setattr(torch.Tensor, "topk", counted)
+    together = sample(logits, *rows).logprobs
+    assert num_asked == 2
+    assert list(together) == [0, 1, 3]
+    for row, found in together.items():
+        expected = alone[row]
+        assert expected is not None
+        assert found.chosen == expected.chosen
+        assert found.token_ids.tolist() == expected.token_ids.tolist()
+        assert found.logprobs.tolist() == expected.logprobs.tolist()
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
 def test_row_that_is_not_finite_fails_alone(bad: float) -> None:
     logits = make_logits(3)
