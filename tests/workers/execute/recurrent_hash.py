@@ -44,6 +44,6 @@ class RecurrentHashRunner(HashRunner):
 
 def _add_up(hidden: torch.Tensor, cache: Any) -> torch.Tensor:
     """[S, L, 1], each with those before it, and the state [S, 1] of all before these."""
-    sums = cache.get_recurrent_state(0)[:, None] + hidden.cumsum(dim=1)
+    sums: torch.Tensor = cache.get_recurrent_state(0)[:, None] + hidden.cumsum(dim=1)
     cache.update_recurrent_state(sums[:, -1], 0)
     return sums

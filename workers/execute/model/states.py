@@ -26,7 +26,7 @@ class StateKey(NamedTuple):
 
     module: int  # the recurrent modules of a model are numbered in their order
     kind: str  # "conv" or "recurrent"
-    index: int  # some modules have several of a kind
+    which: int  # some modules have several of a kind
 
 
 class StateShape(NamedTuple):

@@ -80,7 +80,8 @@ def test_adapters_change_recurrent_layers_too_and_only_for_who_asked(tmp_path: P
 @pytest.mark.parametrize("family", ["qwen3_5_text", "jamba"])
 def test_the_runner_of_a_device_hands_states_on(family: str, tmp_path: Path) -> None:
     checkpoint, device = make_tiny_model(family, tmp_path / "model"), torch.device("cpu")
-    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model = loaded.eval()
     kernel = TritonAttention(device)
     memory = switch_to_pages(model, kernel, max_model_len=64)
     layers = PagedLayers(kernel, allocate_pool(memory.pages, NUM_PAGES, page_size=PAGE_SIZE, device=device))
