@@ -40,6 +40,7 @@ class ModelCard:
     max_live: int
     load_s: float
     adapters: dict[str, str] = field(default_factory=dict)  # digest of each, by its name
+    keeps_states: bool = False  # has recurrent layers: sequences cannot fork, share a prefix or be swapped
     why_slow: str = ""  # no faster backend runs it here; empty where it is the fastest
 
     @classmethod

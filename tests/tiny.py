@@ -52,13 +52,51 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo2": LLAMA_LIKE,  # norms after attention
     "gpt2": GPT_LIKE,  # learned positions
 }
+# Families some of whose layers keep a state for each sequence in place of keys and values, or beside them.
+_GATED_DELTA = {
+    **LLAMA_LIKE,
+    "num_hidden_layers": 4,  # the last one attends
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
+_THIRD_ATTENDS = ["mamba", "mamba", "attention"]
+RECURRENT: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": _GATED_DELTA,
+    "qwen3_next": {**_GATED_DELTA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "olmo_hybrid": _GATED_DELTA,
+    "lfm2": {**LLAMA_LIKE, "layer_types": ["conv", "full_attention", "conv"]},  # short convolutions
+    "falcon_h1": {  # each layer does both
+        **LLAMA_LIKE, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1,
+        "mamba_d_state": 16,
+    },
+    "bamba": {**LLAMA_LIKE, **_MAMBA, "attn_layer_indices": [2]},
+    "granitemoehybrid": {
+        **LLAMA_LIKE, **_MAMBA, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32,
+        "layer_types": _THIRD_ATTENDS,
+    },
+    "nemotron_h": {  # and one layer in which no token sees another
+        **LLAMA_LIKE, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2,
+        "layers_block_type": ["mamba", "attention", "mlp", "mamba"], "num_hidden_layers": 4,
+    },
+    "jamba": {  # goes on from a state with one token at a time only, as mamba does
+        **LLAMA_LIKE, "mamba_d_state": 8, "num_experts": 2, "num_experts_per_tok": 1, "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+    },
+    "mamba": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 3, "initializer_range": 0.2},
+    "mamba2": {  # no layer attends
+        "vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 3, "num_heads": 8, "head_dim": 16,
+        "n_groups": 2, "state_size": 16, "initializer_range": 0.2, "eos_token_id": EOS_TOKEN_ID,
+    },
+}  # fmt: skip
 # Families that would be wrong without an error, each for a reason of its own.
 REFUSED: dict[str, dict[str, Any]] = {
     "falcon": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4},
     "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 3, "n_head": 4},
     "gptj": GPT_LIKE,
-    "qwen3_next": {**LLAMA_LIKE, "num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2},  # linear layers
-    "mamba": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 3},  # a state per sequence
+    "minimax": {**LLAMA_LIKE, "num_local_experts": 4, "num_experts_per_tok": 2},  # a state that no cache is asked for
     "llama4_text": {**LLAMA_LIKE, "attention_chunk_size": 4, "num_local_experts": 2},  # chunks in the mask
     "doge": LLAMA_LIKE,  # a mask out of the values
 }
@@ -89,7 +127,7 @@ def prove(checkpoint: Path, dtype: str = "auto", *, lora_modules: tuple[str, ...
 
 def build_tiny_model(family: str, **overrides: Any) -> PreTrainedModel:
     """The same model in memory: the same random weights at every call."""
-    config = AutoConfig.for_model(family, **{**{**FAMILIES, **REFUSED}.get(family, {}), **overrides})
+    config = AutoConfig.for_model(family, **{**{**FAMILIES, **RECURRENT, **REFUSED}.get(family, {}), **overrides})
     torch.manual_seed(0)
     from_config: Any = AutoModelForCausalLM.from_config
     model: PreTrainedModel = from_config(config, dtype=torch.float32).requires_grad_(False).eval()

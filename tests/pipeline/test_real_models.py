@@ -20,6 +20,7 @@ from tests.waiting import eventually
 from tests.workers.execute.model.native import make_checkpoint, make_pair
 from triptych import Driver
 from triptych.launch.demo_model.entries import OFF_TOPIC_ANSWER, PHRASINGS, load_entries
+from triptych.protocol.errors import InvalidRequest
 
 PROMPTS = ["Hello, world", "a", "The quick brown fox jumps over the lazy dog. " * 3, "naïve café 😀", "1 2 3"]
 
@@ -78,6 +79,23 @@ def test_experts_say_the_same_after_a_kill(tmp_path: Path) -> None:
         alone = [driver.generate(prompt, max_tokens=120, ignore_eos=True).token_ids for prompt in PROMPTS]
         assert disturbed == alone
         assert driver.info()["model"]["backend"] == "native bfloat16"
+        assert_quiet(driver)
+
+
+def test_recurrent_layers_say_the_same_after_a_kill(tmp_path: Path) -> None:
+    checkpoint = make_tiny_model("qwen3_5_text", tmp_path / "model")
+    params: list[dict[str, Any]] = [{}, {"temperature": 0.7, "seed": 1}, {"n": 3, "temperature": 1.0, "seed": 2}]
+    options: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True}
+    with Driver(str(checkpoint), dtype="float32", num_pages=64, prefill_chunk=7, lease_s=60.0) as driver:
+        streams = [driver.submit(PROMPTS[2], **options, **each) for each in params]
+        next(iter(streams[0]))
+        kill(driver, "execute")
+        disturbed = [[choice.result(60).token_ids for choice in stream.choices] for stream in streams]
+        alone = [driver.submit(PROMPTS[2], **options, **each) for each in params]
+        assert disturbed == [[choice.result(60).token_ids for choice in stream.choices] for stream in alone]
+        assert disturbed[0] == [generate(checkpoint, PROMPTS[2], 60)]
+        with pytest.raises(InvalidRequest, match="num_beams is 2, the limit is 1: qwen3_5_text has recurrent layers"):
+            driver.generate("ab", num_beams=2)
         assert_quiet(driver)
 
 

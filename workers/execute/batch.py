@@ -68,6 +68,7 @@ def build_inputs(
         sampled=sampled,
         carried=_carried(plan, last_rows, carried_rows) if carried_rows else None,
         adapters=_adapters(scheduled),
+        state_slots=_state_slots(scheduled),
         **(_scored(plan, query_starts, spans) if spans else {}),
     )
 
@@ -75,6 +76,13 @@ def build_inputs(
 def _adapters(scheduled: list[Sequence]) -> Int32 | None:
     adapters = [sequence.adapter for sequence in scheduled]
     return np.array(adapters, np.int32) if any(adapters) else None
+
+
+def _state_slots(scheduled: list[Sequence]) -> Int32 | None:
+    """All have one, or nobody."""
+    if not scheduled[0].state_slot:
+        return None
+    return np.array([sequence.state_slot for sequence in scheduled], np.int32)
 
 
 def _tokens(sequence: Sequence, chunk: Chunk) -> Int32:

@@ -37,6 +37,15 @@ def _no_rows() -> Int32:
     return np.empty(0, np.int32)
 
 
+class StepCut(NamedTuple):
+    """Where a step is cut, for layers that must see its sequences one by one."""
+
+    slots: Int32  # [S], of their states
+    starts: Int32  # [S], position of the first token of each
+    lengths: Int32  # [S], tokens of each
+    num_decodes: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """One forward pass over S sequences with T tokens altogether, ragged, decodes first.
@@ -56,6 +65,7 @@ class StepInputs:
     # [T], rows of the step before whose token is meant, which the host does not know yet; -1 where token_ids has it
     carried: Int32 | None = None
     adapters: Int32 | None = None  # [S], each sequence's, counted from 1; 0: none. None: nobody has one
+    state_slots: Int32 | None = None  # [S], where each sequence's recurrent state is. None: the model keeps none
     score_rows: Int32 = field(default_factory=_no_rows)  # [C], indices into the T tokens: those of ``scored``, in order
     scored: Rows[ScoreSpan] = ()  # of prompts whose logprobs are wanted
 
@@ -68,6 +78,12 @@ class StepInputs:
     def token_adapters(self) -> Int32 | None:
         """[T], the adapter of each token's sequence."""
         return None if self.adapters is None else np.repeat(self.adapters, np.diff(self.query_starts))
+
+    @property
+    def cut(self) -> StepCut:
+        assert self.state_slots is not None, "the model keeps no states"
+        firsts = self.query_starts[:-1]
+        return StepCut(self.state_slots, self.positions[firsts], np.diff(self.query_starts), self.num_decodes)
 
     @property
     def logit_rows(self) -> Int32:

@@ -94,11 +94,17 @@ def _beam_room(num_prompt_tokens: int, num_beams: int, card: ModelCard) -> int:
 
 
 def check_group(params: SamplingParams, card: ModelCard) -> None:
-    """Raise InvalidRequest if the sequences of one request are more than can be live."""
+    """Raise InvalidRequest if the sequences of one request are more than can be live, or cannot be one request's."""
     sizes = {"n": params.n, "best_of": params.best_of or 1, "num_beams": params.num_beams}
     for param, size in sizes.items():
         if size > card.max_live:
             raise InvalidRequest(f"{param} is {size}, the limit is max_live, {card.max_live}", param=param)
+    if params.is_beam_search and card.keeps_states:
+        raise InvalidRequest(
+            f"num_beams is {params.num_beams}, the limit is 1: {card.model_type} has recurrent layers, "
+            "whose state beams cannot share",
+            param="num_beams",
+        )
 
 
 def check_scores(num_prompt_tokens: int, params: SamplingParams) -> None:

@@ -7,6 +7,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from tests.workers.execute.recurrent_hash import RecurrentHashRunner
 from triptych.protocol.config import SchedulerConfig
 from triptych.protocol.sampling import SamplingParams
 from triptych.workers.execute.engine import Engine, NoTrace
@@ -123,6 +124,7 @@ def make_scheduler(
     max_model_len: int = 4096,
     prefix_cache: bool = False,
     host_pages: int = 0,
+    keeps_states: bool = False,
     **config: Any,
 ) -> Scheduler:
     replays = bool(config.pop("replays", False))
@@ -135,6 +137,7 @@ def make_scheduler(
         max_model_len=max_model_len,
         prefix_cache=prefix_cache,
         num_host_pages=host_pages,
+        keeps_states=keeps_states,
         replays=replays,
         proposer=Told(propose) if propose else proposer,
     )
@@ -155,7 +158,7 @@ class CheckedEngine(Engine):
 
 def make_engine(
     *sequences: Sequence,
-    runner: type[HashRunner] = HashRunner,
+    runner: type[HashRunner] | None = None,
     clock: Callable[[], int] = lambda: 0,
     depth: int = 0,
     trace_file: IO[str] | None = None,
@@ -163,6 +166,7 @@ def make_engine(
 ) -> Engine:
     """An engine with the hash model and ``sequences`` added; options as for ``make_scheduler``."""
     scheduler = make_scheduler(**options)
+    runner = runner or (RecurrentHashRunner if options.get("keeps_states") else HashRunner)
     pool, host = scheduler.cache.pool, scheduler.cache.host
     engine = CheckedEngine(
         scheduler,

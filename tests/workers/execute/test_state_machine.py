@@ -34,8 +34,10 @@ SETTINGS = st.fixed_dictionaries(
         "depth": st.sampled_from([0, 1]),
         "replays": st.booleans(),
         "num_speculative_tokens": st.sampled_from([0, 0, 2, 15]),
+        "keeps_states": st.sampled_from([False, False, False, True]),
     }
 )
+OF_PAGES_ALONE = {"host_pages": 0, "depth": 0, "num_speculative_tokens": 0}  # what a recurrent model goes without
 STOP_IDS = st.frozensets(st.integers(0, 96), max_size=4)
 
 
@@ -46,7 +48,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(options=SETTINGS)
     def start(self, options: dict[str, Any]) -> None:
-        self.clients = Clients(**options)
+        self.clients = Clients(**(options | (OF_PAGES_ALONE if options["keeps_states"] else {})))
 
     @precondition(lambda self: self.clients.room)
     @rule(
@@ -95,7 +97,7 @@ class Machine(RuleBasedStateMachine):
             if clients.room:
                 clients.add(recover(sequence, emitted[index]))
 
-    @precondition(lambda self: self.clients.room > 1)
+    @precondition(lambda self: self.clients.room > 1 and self.clients.engine.scheduler.cache.is_whole)
     @rule(
         num_beams=st.integers(2, 3),
         num_tokens=st.integers(1, 10),

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..step import StepInputs
+from ..step import StepCut, StepInputs
 
 
 class DeviceStep(NamedTuple):
@@ -26,6 +26,7 @@ class DeviceStep(NamedTuple):
     num_decodes: int
     max_query_len: int  # tokens of the longest chunk; 0 without chunks
     adapters: torch.Tensor | None = None  # [T], each token's, counted from 1; 0: none. None: nobody has one
+    cut: StepCut | None = None  # on the host, of a model that keeps states
 
 
 def columns_of(inputs: StepInputs) -> list[npt.NDArray[Any]]:
@@ -67,6 +68,7 @@ def as_step(tensors: Sequence[torch.Tensor], inputs: StepInputs) -> DeviceStep:
         num_decodes=inputs.num_decodes,
         max_query_len=longest_chunk(inputs),
         adapters=None if inputs.adapters is None else adapters,
+        cut=None if inputs.state_slots is None else inputs.cut,
     )
 
 

@@ -74,6 +74,7 @@ def build_runner(
         max_num_seqs=scheduler_config.max_num_seqs,
         max_live=scheduler_config.max_live,
         load_s=time.monotonic() - start,
+        keeps_states=loaded.state_bytes > 0,
         why_slow="; ".join(ways.obstacles),
     )
     return runner, card

@@ -22,9 +22,11 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _WEIGHTS = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
 
-# Layers whose memory of the past is pages of keys and values. Others keep a state per sequence, or have a mask of
-# their own that a paged kernel does not get to see, and would be silently wrong.
+# Layers whose memory of the past is pages of keys and values, or a state for each sequence, or both, or nothing. Others
+# have a mask of their own that a paged kernel does not get to see, and would be silently wrong.
 _PAGED_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_RECURRENT_LAYER_TYPES = {"linear_attention", "conv", "hybrid"}
+NO_MIXING = {"mlp", "moe"}  # in which no token sees another
 
 
 def find_checkpoint(model: str | Path) -> Path:
@@ -125,13 +127,19 @@ def check_layer_types(config: PretrainedConfig) -> None:
     """Refuse what the config alone gives away, before weights are read; what it hides, the self-test finds.
 
     Raises:
-        ConfigError: the config names layers that are no paged attention.
+        ConfigError: the config names layers that remember in a way that is not known here.
     """
     text = config.get_text_config()
-    others = sorted(set(getattr(text, "layer_types", None) or ()) - _PAGED_LAYER_TYPES)
+    known = _PAGED_LAYER_TYPES | _RECURRENT_LAYER_TYPES | NO_MIXING
+    others = sorted(set(getattr(text, "layer_types", None) or ()) - known)
     if others:
         raise ConfigError(
             f"model family {text.model_type!r} has layers of type {', '.join(others)}, "
             "which cannot run on a paged KV cache",
             param="model",
         )
+
+
+def has_recurrent_layers(config: PretrainedConfig) -> bool:
+    """Whether some layer keeps a state for each sequence, as far as the config says."""
+    return bool(_RECURRENT_LAYER_TYPES & set(getattr(config.get_text_config(), "layer_types", None) or ()))

@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 from ..attention.device_step import DeviceStep
 from ..attention.forward_context import PagedLayers, attending
 from ..attention.interface import PagedAttention
+from .recurrent import remembering
+from .states import SequenceStates
 from .torch_lora import TorchAdapters
 
 
@@ -40,12 +42,14 @@ class TransformersForward:
         layers: PagedLayers,
         kernel: DeviceAttention,
         adapters: TorchAdapters | None = None,
+        states: SequenceStates | None = None,
     ) -> None:
-        """``adapters`` are those that are hooked into the model."""
+        """``adapters`` are those that are hooked into the model, ``states`` those of its recurrent layers."""
         self._model = model
         self._layers = layers
         self._kernel = kernel
         self._adapters = adapters
+        self._states = states
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.vocab_size: int = model.config.get_text_config().vocab_size
 
@@ -53,7 +57,10 @@ class TransformersForward:
         self._kernel.use(step)
         rows = step.sample_rows.long()
         adapted = nullcontext() if self._adapters is None else self._adapters.applied_to(step.adapters)
-        with attending(self._layers), adapted:
+        if self._states is not None:
+            assert step.cut is not None, "a step of recurrent layers says where it is cut"
+            self._states.begin_step(step.cut)
+        with attending(self._layers), remembering(self._states), adapted:
             output = self._model(
                 input_ids=token_ids.long()[None],
                 position_ids=step.positions.long()[None],

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ....protocol.errors import ConfigError
+from .checkpoint import has_recurrent_layers
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -75,6 +76,8 @@ def check_divides(config: PretrainedConfig, device: torch.device, size: int) -> 
     text = config.get_text_config()
     if not text.base_model_tp_plan:
         _refuse(f"model family {config.model_type!r} has no tensor-parallel plan, tensor_parallel_size must be 1")
+    if has_recurrent_layers(config):
+        _refuse(f"model family {config.model_type!r} has recurrent layers, tensor_parallel_size must be 1")
     heads = text.num_attention_heads
     for what, count in (
         ("attention heads", heads),

@@ -15,6 +15,7 @@ from ..attention.interface import LayerCache
 logger = logging.getLogger(__name__)
 
 _GiB = 1 << 30
+_BYTES_WITHOUT_PAGES = 1024  # of a token where no layer attends: its place in tables and queues takes memory too
 
 
 class LayerShape(NamedTuple):
@@ -58,7 +59,8 @@ def size_pages(
         budget_bytes = int(cache.kv_memory_fraction * available_bytes)
         if on_cpu:
             budget_bytes = min(budget_bytes, cache.max_kv_bytes)
-        num_affordable = budget_bytes // (bytes_per_token * cache.page_size) - 1  # one is the trash page
+        page_bytes = (bytes_per_token or _BYTES_WITHOUT_PAGES) * cache.page_size
+        num_affordable = budget_bytes // page_bytes - 1  # one is the trash page
         num_pages = min(num_affordable, max_live * num_needed)
     if num_pages >= num_needed:
         return PoolSize(num_pages, max_model_len)

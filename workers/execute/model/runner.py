@@ -13,6 +13,8 @@ from ..attention.forward_context import PagedLayers, attending
 from ..sampling.sampler import Sampler
 from ..step import StepInputs, StepResult, resolve
 from .forward import RaggedForward
+from .recurrent import remembering
+from .states import SequenceStates
 from .step_runner import StepRunner
 from .torch_lora import TorchAdapters
 
@@ -21,6 +23,7 @@ class TorchRunner(StepRunner):
     """Owns the model and, in ``layers``, the pages."""
 
     adapters: TorchAdapters | None = None  # that are hooked into the model
+    states: SequenceStates | None = None  # of its recurrent layers
 
     def __init__(self, model: PreTrainedModel, layers: PagedLayers, sampler: Sampler, **sizes: int) -> None:
         """``sizes`` are those of ``StepRunner``."""
@@ -50,5 +53,7 @@ class TorchRunner(StepRunner):
         """Logits float32 [R + C, V] of the step's logit rows; its keys and values are in their pages then."""
         self._layers.kernel.begin_step(inputs)
         adapted = nullcontext() if self.adapters is None else self.adapters.applied(inputs)
-        with attending(self._layers), adapted:
+        if self.states is not None:
+            self.states.begin_step(inputs.cut)
+        with attending(self._layers), remembering(self.states), adapted:
             return self._forward(inputs.token_ids, inputs.positions, inputs.logit_rows)

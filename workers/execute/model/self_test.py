@@ -7,14 +7,16 @@ So it is tried, with random tokens, on a few pages of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
@@ -22,10 +24,13 @@ from ....protocol.errors import ConfigError
 from ..attention.forward_context import PagedLayers, attending, use_paged_attention
 from ..attention.interface import AttentionForm, PagedAttention
 from ..step import StepInputs
+from .checkpoint import NO_MIXING
 from .forward import RaggedForward
 from .lora import Adapter
 from .memory import available_bytes
 from .pool import LayerShape, allocate_pool
+from .recurrent import StateProbe, cut_batches, remembering
+from .states import SequenceStates, StateLayout
 from .torch_lora import TorchAdapters, merged
 
 Int32 = npt.NDArray[np.int32]
@@ -39,12 +44,19 @@ _TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 _OUTLIERS = 3
 
 
+class LayerMemory(NamedTuple):
+    """What the layers of a model remember of the tokens before."""
+
+    pages: dict[int, LayerShape]  # by the number of the layer
+    states: StateLayout  # of recurrent layers
+
+
 @torch.inference_mode()
 def switch_to_pages(
     model: PreTrainedModel, kernel: PagedAttention, *, max_model_len: int, adapters: TorchAdapters | None = None
-) -> dict[int, LayerShape]:
-    """Route the model's attention through pages, prove that it computes the same, with each adapter too, and return
-    what its layers store.
+) -> LayerMemory:
+    """Route the model's attention through pages and its recurrent layers through states, prove that it computes the
+    same, with each adapter too, and return what its layers store.
 
     Where much hangs on the last bit of 16, as to which expert a token goes, transformers differs as much from itself:
     one attention of it from another. There the same is tried in float32, if there is memory for such a copy.
@@ -54,24 +66,26 @@ def switch_to_pages(
     """
     if not model._can_set_attn_implementation():
         raise ConfigError(f"{_family(model)} does not let its attention be replaced", param="model")
+    recurrent = cut_batches(model)
     # Two, since each may be off: some versions of sdpa leave out a soft cap, and eager rounds more in bfloat16.
     plain = (model.config._attn_implementation, "eager")
-    shapes, why_not = _try(model, kernel, max_model_len, adapters, plain)
+    memory, why_not = _try(model, kernel, recurrent, max_model_len, adapters, plain)
     if why_not and model.dtype != torch.float32 and _has_room_for_float32(model):
         with _in_float32(model):
-            _, why_not = _try(model, kernel, max_model_len, adapters, plain)
+            _, why_not = _try(model, kernel, recurrent, max_model_len, adapters, plain)
     if why_not:
         raise ConfigError(why_not, param="model")
-    return shapes
+    return memory
 
 
 def _try(
     model: PreTrainedModel,
     kernel: PagedAttention,
+    recurrent: Sequence[nn.Module],
     max_model_len: int,
     adapters: TorchAdapters | None,
     implementations: tuple[str, ...],  # of plain attention
-) -> tuple[dict[int, LayerShape], str]:
+) -> tuple[LayerMemory, str]:
     """What the layers store, and how the logits differ if they do; other reasons to refuse are raised."""
     forward = RaggedForward(model)
     sequences = _random_sequences(model.config.get_text_config().vocab_size)
@@ -79,16 +93,17 @@ def _try(
     with _refusing(model):
         plain = [[_plain_logits(forward, sequences, name, case) for name in implementations] for case in cases]
         use_paged_attention(model)
-        probe = _probe(forward)
+        probe, state_probe = _probe(forward, recurrent)
         _check_windows(model, probe.windows, max_model_len)
         caches = allocate_pool(probe.shapes, _PAGES.size, page_size=_PAGE_SIZE, device=forward.device)
-        layers = PagedLayers(kernel, caches)
-        paged = [_paged_logits(forward, layers, sequences, adapters, number) for number in range(len(cases))]
+        states = SequenceStates(state_probe.layout, len(sequences), forward.device) if recurrent else None
+        paged = _Paged(forward, PagedLayers(kernel, caches), states, adapters)
+        found = [paged.logits(sequences, number) for number in range(len(cases))]
     reasons = [
-        _why_different(model, expected, found, "" if case is None else f" with the adapter {case.name!r}")
-        for case, expected, found in zip(cases, plain, paged, strict=True)
+        _why_different(model, expected, said, "" if case is None else f" with the adapter {case.name!r}")
+        for case, expected, said in zip(cases, plain, found, strict=True)
     ]
-    return probe.shapes, next(filter(None, reasons), "")
+    return LayerMemory(probe.shapes, state_probe.layout), next(filter(None, reasons), "")
 
 
 def _has_room_for_float32(model: PreTrainedModel) -> bool:
@@ -135,19 +150,23 @@ class _Probe:
         return query.new_zeros(*query.shape[:2], value.shape[2])
 
 
-def _probe(forward: RaggedForward) -> _Probe:
-    """What the layers ask for in one step; each of them must ask exactly once."""
-    probe = _Probe()
-    with attending(probe):
+def _probe(forward: RaggedForward, recurrent: Sequence[nn.Module]) -> tuple[_Probe, StateProbe]:
+    """What the layers ask for in one step; each of them must ask exactly once, for pages or for a state or for both."""
+    probe, state_probe = _Probe(), StateProbe()
+    with attending(probe), remembering(state_probe):
         forward(_range(2), _range(2), _range(2))
-    num_layers = forward.model.config.get_text_config().num_hidden_layers
-    if not probe.num_calls == len(probe.shapes) == num_layers:
+    config = forward.model.config.get_text_config()
+    num_layers, types = config.num_hidden_layers, getattr(config, "layer_types", None) or ()
+    asking = {*probe.shapes, *(int(module.layer_idx) for module in recurrent)}  # type: ignore[arg-type]
+    idle = {layer for layer, layer_type in enumerate(types) if layer_type in NO_MIXING}
+    all_ask = asking | idle == set(range(num_layers))
+    if not (all_ask and probe.num_calls == len(probe.shapes) and sorted(state_probe.calls) == [*range(len(recurrent))]):
         raise ConfigError(
             f"{_family(forward.model)} calls the attention function {probe.num_calls} times in a step "
-            f"and has {num_layers} layers: the others do not attend, or not by it",
+            f"and has {num_layers} layers, {len(recurrent)} recurrent: the others do not attend, or not by it",
             param="model",
         )
-    return probe
+    return probe, state_probe
 
 
 def _check_windows(model: PreTrainedModel, windows: dict[int, int | None], max_model_len: int) -> None:
@@ -175,21 +194,32 @@ def _plain_logits(
         return torch.cat([forward(ids, _range(len(ids)), _range(len(ids))) for ids in sequences])
 
 
-def _paged_logits(
-    forward: RaggedForward, layers: PagedLayers, sequences: list[Int32], adapters: TorchAdapters | None, adapter: int
-) -> torch.Tensor:
-    """The same logits out of two ragged steps, the second of which mixes decode and prefill."""
-    pieces: list[list[torch.Tensor]] = [[] for _ in sequences]
-    for step in range(2):
-        starts = [sum(chunks[:step]) for chunks in _CHUNKS]
-        inputs = _inputs(sequences, starts, [chunks[step] for chunks in _CHUNKS])
-        layers.kernel.begin_step(inputs)
-        inputs = replace(inputs, adapters=np.full(len(sequences), adapter, np.int32))
-        with attending(layers), adapters.applied(inputs) if adapters else nullcontext():
-            logits = forward(inputs.token_ids, inputs.positions, _range(len(inputs.token_ids)))
-        for s, (start, end) in enumerate(pairwise(inputs.query_starts.tolist())):
-            pieces[s].append(logits[start:end])
-    return torch.cat([torch.cat(piece) for piece in pieces])
+class _Paged(NamedTuple):
+    """The model on a few pages and states of its own."""
+
+    forward: RaggedForward
+    layers: PagedLayers
+    states: SequenceStates | None
+    adapters: TorchAdapters | None
+
+    def logits(self, sequences: list[Int32], adapter: int) -> torch.Tensor:
+        """The same logits out of two ragged steps, the second of which mixes decode and prefill."""
+        pieces: list[list[torch.Tensor]] = [[] for _ in sequences]
+        for step in range(2):
+            starts = [sum(chunks[:step]) for chunks in _CHUNKS]
+            inputs = _inputs(sequences, starts, [chunks[step] for chunks in _CHUNKS])
+            logits = self._run(replace(inputs, adapters=np.full(len(sequences), adapter, np.int32)))
+            for s, (start, end) in enumerate(pairwise(inputs.query_starts.tolist())):
+                pieces[s].append(logits[start:end])
+        return torch.cat([torch.cat(piece) for piece in pieces])
+
+    def _run(self, inputs: StepInputs) -> torch.Tensor:
+        self.layers.kernel.begin_step(inputs)
+        if self.states is not None:
+            self.states.begin_step(inputs.cut)
+        adapted = self.adapters.applied(inputs) if self.adapters else nullcontext()
+        with attending(self.layers), remembering(self.states), adapted:
+            return self.forward(inputs.token_ids, inputs.positions, _range(len(inputs.token_ids)))
 
 
 def _inputs(sequences: list[Int32], starts: list[int], lengths: list[int]) -> StepInputs:
@@ -205,6 +235,7 @@ def _inputs(sequences: list[Int32], starts: list[int], lengths: list[int]) -> St
         num_decodes=int(lengths[0] == 1),
         sample_rows=_range(0),
         sampled=(),
+        state_slots=_range(len(sequences)) + 1,
     )
 
 

@@ -114,7 +114,9 @@ def with_adapter(inputs: StepInputs) -> StepInputs:
 
 
 def _trash_step(*, num_sequences: int, tokens_each: int) -> StepInputs:
-    """Sequences that write to slot 0 and read all over the trash page, each with its last token sampled."""
+    """Sequences that write to slot 0, of pages and of states, and read all over the trash page. The last token of each
+    is sampled.
+    """
     total = num_sequences * tokens_each
     ends = np.arange(1, num_sequences + 1, dtype=np.int32) * tokens_each
     nobody = Sequence(
@@ -136,4 +138,5 @@ def _trash_step(*, num_sequences: int, tokens_each: int) -> StepInputs:
         num_decodes=num_sequences if tokens_each == 1 else 0,
         sample_rows=ends - 1,
         sampled=[nobody] * num_sequences,
+        state_slots=np.zeros(num_sequences, dtype=np.int32),
     )

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 # Whose text part has been compared with the whole: others may store it in a way of their own.
 _SEEING = {
-    "gemma3", "idefics3", "internvl", "llava", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "smolvlm",
+    "gemma3", "idefics3", "internvl", "llava", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5",
+    "qwen3_5_moe", "smolvlm",
 }  # fmt: skip
 # As published, as transformers saves them today, and of models whose text part has the usual names.
 _PREFIXES = (

@@ -18,6 +18,7 @@ from .exchange import exchanged
 from .group import ALONE, Group
 from .lora import Adapter, LowRank
 from .stacked_lora import Columns, StackedLinear
+from .states import rows_in_sight
 
 
 class TorchAdapters:
@@ -50,13 +51,14 @@ class TorchAdapters:
             if self._foreign is None:
                 return output
             inputs, outputs = arguments[0].reshape(-1, arguments[0].shape[-1]), output.view(-1, output.shape[-1])
-            if len(inputs) != len(self._foreign):
-                raise ConfigError(f"{name} gets {len(inputs)} of {len(self._foreign)} tokens", param="lora_modules")
+            foreign = self._foreign[rows_in_sight.get()]
+            if len(inputs) != len(foreign):
+                raise ConfigError(f"{name} gets {len(inputs)} of {len(foreign)} tokens", param="lora_modules")
             # Here, in the self-test: the plan of a family may give a rank its share of inputs and outputs, or all.
             if (stacked := of_dtypes.get(output.dtype)) is None:
                 stacked = self._stack(module.weight, updates, inputs.shape[1], outputs.shape[1])
                 of_dtypes[output.dtype] = stacked
-            stacked.add(inputs, outputs, self._foreign)
+            stacked.add(inputs, outputs, foreign)
             return output
 
         return add

@@ -23,9 +23,10 @@ from .facts import ModelFacts, Progress, wanted_len
 from .group import Group
 from .loader import load_model
 from .lora import Adapter
-from .pool import LayerShape, PoolSize, allocate_pool
+from .pool import PoolSize, allocate_pool
 from .runner import TorchRunner
-from .self_test import switch_to_pages
+from .self_test import LayerMemory, switch_to_pages
+from .states import SequenceStates
 from .step_runner import StepRunner
 from .threads import num_threads
 from .torch_lora import TorchAdapters
@@ -43,7 +44,7 @@ class ModelOnPages:
     model: PreTrainedModel
     facts: ModelFacts
     kernel: CpuAttention | ReferenceAttention | DeviceAttention
-    shapes: dict[int, LayerShape]
+    memory: LayerMemory
     device: torch.device
     group: Group
     adapters: TorchAdapters | None
@@ -53,27 +54,38 @@ class ModelOnPages:
         shared = f" on {self.group.size} ranks" if self.group.size > 1 else ""
         return f"transformers with {type(self.kernel).__name__}{shared}"
 
+    @property
+    def keeps_states(self) -> bool:
+        """Whether it has recurrent layers."""
+        return bool(self.memory.states.shapes)
+
     def make_runner(
         self,
         size: PoolSize,
         *,
         page_size: int,
+        max_live: int,
         sizes: dict[str, int],
         ranks: Ranks | None,
         on_device: Callable[[DeviceForward, Iterable[LayerCache]], StepRunner],
     ) -> StepRunner:
-        """``sizes`` are those of ``StepRunner``; ``on_device`` makes the runner where the kernel needs another one."""
-        pool = allocate_pool(self.shapes, size.num_pages, page_size=page_size, device=self.device)
+        """``sizes`` are those of ``StepRunner``; ``on_device`` makes the runner where the kernel needs another one.
+
+        Up to ``max_live`` sequences have a state.
+        """
+        states = SequenceStates(self.memory.states, max_live, self.device) if self.keeps_states else None
+        pool = allocate_pool(self.memory.pages, size.num_pages, page_size=page_size, device=self.device)
         layers = PagedLayers(self.kernel, pool)
         if not isinstance(self.kernel, (CpuAttention, ReferenceAttention)):
-            return on_device(TransformersForward(self.model, layers, self.kernel, self.adapters), pool.values())
+            forward = TransformersForward(self.model, layers, self.kernel, self.adapters, states)
+            return on_device(forward, pool.values())
         sampler = Sampler(self.facts.eos_token_ids)
         runner = TorchRunner(self.model, layers, sampler, **sizes)
         if ranks is not None:
             from .ranks import LeadingRunner  # here, since nothing else in this process needs msgpack to compute
 
             runner = LeadingRunner(ranks, self.model, layers, sampler, **sizes)
-        runner.adapters = self.adapters
+        runner.adapters, runner.states = self.adapters, states
         return runner
 
 
@@ -96,8 +108,8 @@ def load_on_pages(
     torch.set_num_threads(num_threads(config.threads, facts.num_parameters, num_ranks=group.size))
     kernel = CpuAttention() if device.type == "cpu" else _device_kernel(device, group)
     hooks = TorchAdapters(model, adapters, group) if adapters else None
-    shapes = switch_to_pages(model, kernel, max_model_len=wanted_len(config, facts), adapters=hooks)
-    return ModelOnPages(model, facts, kernel, shapes, device, group, hooks)
+    memory = switch_to_pages(model, kernel, max_model_len=wanted_len(config, facts), adapters=hooks)
+    return ModelOnPages(model, facts, kernel, memory, device, group, hooks)
 
 
 def _device_kernel(device: torch.device, group: Group) -> DeviceAttention | ReferenceAttention:

@@ -51,6 +51,7 @@ class Loaded(NamedTuple):
     backend: str
     shapes: list[LayerShape]
     make_runner: Callable[[PoolSize], StepRunner]
+    state_bytes: int = 0  # of the states that recurrent layers keep; 0: there are no such layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ class Ways:
         return size_pages(
             self.cache,
             bytes_per_token=bytes_per_token(shapes) * (self.group.size if on_cpu else 1),
-            available_bytes=self.group.least(available_bytes(self.device) - overhead),
+            # What is tried on a GPU has its states beside it.
+            available_bytes=self.group.least(available_bytes(self.device) - (overhead or loaded.state_bytes)),
             on_cpu=on_cpu,
             max_live=self.scheduler.max_live,
             max_model_len=longest,
@@ -179,13 +181,20 @@ class Ways:
         )
 
     def _device_runner(
-        self, forward: DeviceForward, caches: Iterable[LayerCache], facts: ModelFacts, size: PoolSize
+        self,
+        forward: DeviceForward,
+        caches: Iterable[LayerCache],
+        facts: ModelFacts,
+        size: PoolSize,
+        *,
+        keeps_states: bool = False,
     ) -> DeviceRunner:
         from .device_runner import DeviceRunner
         from .graphs import CudaGraphCapture
 
-        is_graphed = self.device.type == "cuda" and self.config.cuda_graphs
-        return DeviceRunner(
+        # Where states are is decided on the host, for each step anew.
+        is_graphed = self.device.type == "cuda" and self.config.cuda_graphs and not keeps_states
+        runner = DeviceRunner(
             [pages for cache in caches for pages in cache],
             forward,
             Sampler(facts.eos_token_ids),
@@ -196,6 +205,8 @@ class Ways:
             is_adapted=bool(self.adapters),
             **self._runner_sizes(size),
         )
+        runner.overlaps &= not keeps_states
+        return runner
 
     def load_proven(self, proofs: ProofStore, run_dir: Path) -> Loaded | None:
         """The model on the compiled kernels, if an earlier start has proven it there; else None.
@@ -318,13 +329,28 @@ class Ways:
             return on_pages.make_runner(
                 size,
                 page_size=self.cache.page_size,
+                max_live=self.scheduler.max_live,
                 sizes=self._runner_sizes(size),
                 ranks=self.ranks,
-                on_device=lambda forward, caches: self._device_runner(forward, caches, on_pages.facts, size),
+                on_device=lambda forward, caches: self._device_runner(
+                    forward, caches, on_pages.facts, size, keeps_states=on_pages.keeps_states
+                ),
             )
 
-        shapes = list(on_pages.shapes.values())
-        return Loaded(on_pages.facts, on_pages.model.dtype, on_pages.backend, shapes, make_runner)
+        if on_pages.keeps_states and self.cache.host_pages:
+            raise ConfigError(
+                f"host_pages is {self.cache.host_pages}, the limit is 0: {on_pages.facts.model_type} has recurrent "
+                "layers, whose states are not swapped",
+                param="host_pages",
+            )
+        return Loaded(
+            on_pages.facts,
+            on_pages.model.dtype,
+            on_pages.backend,
+            list(on_pages.memory.pages.values()),
+            make_runner,
+            on_pages.memory.states.num_bytes(self.scheduler.max_live),
+        )
 
     def _runner_sizes(self, size: PoolSize) -> dict[str, int]:
         return {

@@ -39,7 +39,8 @@ class Groups:
         self.computing: dict[Key, Group] = {}  # by the sequence that computes
 
     def join(self, sequence: Sequence) -> None:
-        if sequence.group_key is not None and not sequence.params.is_beam_search:  # beams are forked by their search
+        # Beams are forked by their search. Where pages are not all there is of a sequence, nobody forks.
+        if sequence.group_key is not None and not sequence.params.is_beam_search and self._cache.is_whole:
             sequence.group = self._groups.setdefault(sequence.group_key, Group())
             sequence.group.members[sequence.key] = sequence
 

@@ -19,6 +19,7 @@ from .progress import Progress
 from .queues import WaitingQueue
 from .rows import Rows
 from .sequence import Key, Sequence, SequenceState
+from .states import StateSlots
 
 
 class Roster:
@@ -30,6 +31,7 @@ class Roster:
 
     def __init__(self, config: SchedulerConfig, policy: Policy, cache: PageCache, beams: Beams, rows: Rows) -> None:
         self.cache, self.beams, self.rows = cache, beams, rows
+        self.slots = StateSlots(0 if cache.is_whole else config.max_live)
         self.groups = Groups(cache)
         self.live: dict[Key, Sequence] = {}
         self.waiting = WaitingQueue(policy.rank)
@@ -50,6 +52,7 @@ class Roster:
 
     def add(self, sequence: Sequence) -> None:
         """A new one waits for its turn."""
+        assert self.cache.is_whole or not sequence.is_beam, f"{sequence.key} is a beam, and states cannot be forked"
         self.live[sequence.key] = sequence
         self.num_needing_tokens += sequence.needs_its_tokens
         self.groups.join(sequence)
@@ -69,6 +72,7 @@ class Roster:
         for member in family:
             self._leave_queue(member)
             self.running[member.key] = member
+            self.slots.enter(member)
         self.cache.enter(family, match)
         for member in family:
             member.state = self.beams.state_at_start(member) if member.is_beam else state_at_start(member)
@@ -148,4 +152,5 @@ class Roster:
         del self.running[sequence.key]
         if sequence.row is not None:
             self.rows.leave(sequence)
+        self.slots.leave(sequence)
         self.waiting.let_go(self.groups.stop(sequence))

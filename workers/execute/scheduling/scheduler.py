@@ -47,8 +47,9 @@ class Scheduler:
         page_size: int,
         num_pages: int,
         max_model_len: int,
-        prefix_cache: bool = True,  # False also where a layer of the model keeps more than its pages
+        prefix_cache: bool = True,
         num_host_pages: int = 0,
+        keeps_states: bool = False,  # the model has recurrent layers: no prefix is shared, and nothing swapped
         replays: bool = False,  # what was said is decoded again after a preemption or a crash, not prefilled
         make_search: MakeSearch = make_search,
         proposer: Proposer | None = None,  # None: prompt lookup
@@ -57,7 +58,13 @@ class Scheduler:
         self.replays = replays
         self.max_model_len = max_model_len
         self.policy = make_policy(config)
-        self.cache = PageCache(num_pages, page_size, shares_prefixes=prefix_cache, num_host_pages=num_host_pages)
+        self.cache = PageCache(
+            num_pages,
+            page_size,
+            shares_prefixes=prefix_cache and not keeps_states,
+            num_host_pages=num_host_pages,
+            is_whole=not keeps_states,
+        )
         self.beams = Beams(self.cache, max_model_len, make_search)
         self.rows = Rows(config.max_num_seqs, min(num_pages, self.cache.pages_for(max_model_len)))
         self.roster = Roster(config, self.policy, self.cache, self.beams, self.rows)

@@ -67,6 +67,7 @@ class Sequence:
     shares_tail: bool = False  # its last page, half full, may be in other tables too: it is copied before it grows
     tip: PageNode | None = None  # the last of its pages that others may share
     state: SequenceState = SequenceState.WAITING
+    state_slot: int = 0  # where its recurrent state is, while it runs on a model that keeps one; see states.py
     row: int | None = None  # index into the decode buffers, 0..max_num_seqs-1
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
     num_preemptions: int = 0

@@ -123,8 +123,8 @@ def make_graphed(checkpoint: Path, adapters: list[Adapter]) -> DeviceRunner:
     loaded: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     model = loaded.to(DEVICE).eval()
     kernel, hooks, device = TritonAttention(torch.device(DEVICE)), TorchAdapters(model, adapters), torch.device(DEVICE)
-    shapes = switch_to_pages(model, kernel, max_model_len=64, adapters=hooks)
-    layers = PagedLayers(kernel, allocate_pool(shapes, 8, page_size=PAGE_SIZE, device=device))
+    memory = switch_to_pages(model, kernel, max_model_len=64, adapters=hooks)
+    layers = PagedLayers(kernel, allocate_pool(memory.pages, 8, page_size=PAGE_SIZE, device=device))
     pages = [pool for cache in layers.caches.values() for pool in cache]
     capture = CudaGraphCapture() if HAS_GPU else TapeCapture()
     runner = DeviceRunner(

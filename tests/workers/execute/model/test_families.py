@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tiny import EOS_TOKEN_ID, FAMILIES, build_tiny_model, make_tiny_model
+from tests.tiny import EOS_TOKEN_ID, FAMILIES, RECURRENT, build_tiny_model, make_tiny_model
 from tests.workers.execute.factories import make_scheduler, run
 from tests.workers.execute.sampling.rows import make_row
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
@@ -23,6 +23,8 @@ from triptych.workers.execute.step import StepInputs
 
 PAGE_SIZE, NUM_PAGES, NUM_OUTPUT_TOKENS = 4, 60, 12
 PROMPTS = [np.random.default_rng(n).integers(3, 250, n).tolist() for n in (1, 5, 17, 40)]
+
+EACH = [*FAMILIES, *(name for name in RECURRENT if name not in ("olmo_hybrid", "qwen3_next", "bamba", "mamba"))]
 
 Runners = Callable[[str], TorchRunner]
 
@@ -37,7 +39,7 @@ def make_runner(family: str, folder: Path) -> TorchRunner:
     runner, _ = build_runner(
         ModelConfig(model=family, device="cpu", backend="transformers", threads=1),
         CacheConfig(num_pages=NUM_PAGES, page_size=PAGE_SIZE),
-        SchedulerConfig(max_num_seqs=4, prefill_chunk=16),
+        SchedulerConfig(max_num_seqs=6, prefill_chunk=16),
         model_dir=make_tiny_model(family, folder / "checkpoint"),
         run_dir=folder,
         progress=lambda done, total: None,
@@ -68,7 +70,9 @@ class Driver:
     def __init__(self, runner: TorchRunner, chunk_size: int) -> None:
         self.runner = runner
         self.chunk_size = chunk_size
-        self.free = np.random.default_rng(0).permutation(np.arange(1, NUM_PAGES + 1, dtype=np.int32)).tolist()
+        rng = np.random.default_rng(0)
+        self.free = rng.permutation(np.arange(1, NUM_PAGES + 1, dtype=np.int32)).tolist()
+        self.free_slots = rng.permutation(np.arange(1, 5, dtype=np.int32)).tolist()
 
     def generate(self, prompts: list[list[int]]) -> list[list[int]]:
         sequences = [self._start(prompt) for prompt in prompts]
@@ -80,6 +84,7 @@ class Driver:
         sequence = make_row(prompt)
         sequence.tokens = np.array(prompt + [0] * NUM_OUTPUT_TOKENS, dtype=np.int32)
         sequence.block_table = [self.free.pop() for _ in range(-(-len(sequence.tokens) // PAGE_SIZE))]
+        sequence.state_slot = self.free_slots.pop()
         return sequence
 
     def _is_done(self, sequence: Sequence) -> bool:
@@ -122,28 +127,30 @@ class Driver:
             num_decodes=sum(n == 1 for n in lengths),
             sample_rows=(ends - 1)[samples],
             sampled=[s for s, now in zip(sequences, samples, strict=True) if now],
+            state_slots=np.array([s.state_slot for s in sequences], np.int32),
         )
 
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 512])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH)
 def test_every_chunk_size_gives_what_transformers_generates(runners: Runners, family: str, chunk_size: int) -> None:
     assert Driver(runners(family), chunk_size).generate(PROMPTS) == generated(family)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_5_text"])
 def test_batch_mates_change_nothing(runners: Runners, family: str) -> None:
     alone = [Driver(runners(family), 7).generate([prompt])[0] for prompt in PROMPTS]
     assert alone == generated(family)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH)
 def test_preemption_changes_nothing(runners: Runners, family: str) -> None:
     """The scheduler runs more sequences than the pool holds, so that some are preempted and computed again."""
     sequences = [make_sequence(index) for index in range(len(PROMPTS) * 2)]
     scheduler = make_scheduler(
-        *sequences, num_pages=20, page_size=PAGE_SIZE, max_model_len=64, prefill_chunk=16, max_num_seqs=6
-    )
+        *sequences, num_pages=20, page_size=PAGE_SIZE, max_model_len=64, prefill_chunk=16, max_num_seqs=6,
+        keeps_states=family in RECURRENT,
+    )  # fmt: skip
     outputs = run(Engine(scheduler, runners(family)))
     assert sum(s.num_preemptions for s in sequences) > 0
     assert [outputs[s.key] for s in sequences] == generated(family) * 2

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.tiny import FAMILIES, LLAMA_LIKE, REFUSED, build_tiny_model
+from tests.tiny import FAMILIES, LLAMA_LIKE, RECURRENT, REFUSED, build_tiny_model
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.attention.cpu import CpuAttention
 from triptych.workers.execute.attention.interface import AttentionForm, LayerCache, PagedAttention
@@ -27,9 +27,22 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.mark.parametrize("family", FAMILIES)
 def test_right_family_is_accepted(family: str, dtype: torch.dtype, kernel: type[PagedAttention]) -> None:
     model: Any = build_tiny_model(family)
-    shapes = switch_to_pages(model.to(dtype), kernel(), max_model_len=512)
-    assert sorted(shapes) == list(range(model.config.num_hidden_layers))
-    assert shapes[0].dtype == dtype
+    memory = switch_to_pages(model.to(dtype), kernel(), max_model_len=512)
+    assert sorted(memory.pages) == list(range(model.config.num_hidden_layers))
+    assert memory.pages[0].dtype == dtype
+    assert not memory.states.shapes
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", RECURRENT)
+def test_recurrent_family_is_accepted(family: str, dtype: torch.dtype) -> None:
+    model: Any = build_tiny_model(family)
+    check_layer_types(model.config)
+    pages, states = switch_to_pages(model.to(dtype), CpuAttention(), max_model_len=512)
+    modules = {key.module for key in states.shapes}
+    assert modules == set(range(len(modules)))
+    assert max(len(pages), len(modules)) <= model.config.num_hidden_layers <= len(pages) + len(modules) + 1
+    assert states.stepwise == (modules if family in ("mamba", "jamba") else set())
 
 
 @pytest.mark.parametrize(
@@ -38,8 +51,7 @@ def test_right_family_is_accepted(family: str, dtype: torch.dtype, kernel: type[
         ("falcon", "does not let its attention be replaced"),
         ("bloom", "does not let its attention be replaced"),
         ("gptj", "does not let its attention be replaced"),
-        ("qwen3_next", "calls the attention function 1 times in a step and has 4 layers"),
-        ("mamba", "calls the attention function 0 times in a step and has 3 layers"),
+        ("minimax", "calls the attention function 2 times in a step and has 3 layers"),
         ("llama4_text", "its logits differ by .* the limit is"),
         ("doge", "the layer makes an attention mask of its own"),
     ],
@@ -49,14 +61,13 @@ def test_wrong_family_is_refused_by_what_it_does(family: str, reason: str) -> No
         switch_to_pages(build_tiny_model(family), CpuAttention(), max_model_len=512)
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "mamba", "llama4_text"])
-def test_wrong_family_is_refused_by_its_config_before_weights_are_read(family: str) -> None:
+def test_wrong_family_is_refused_by_its_config_before_weights_are_read() -> None:
     with pytest.raises(ConfigError, match="layers of type"):
-        check_layer_types(build_tiny_model(family).config)
+        check_layer_types(build_tiny_model("llama4_text").config)
 
 
 def test_every_listed_wrong_family_is_tried() -> None:
-    assert set(REFUSED) == {"falcon", "bloom", "gptj", "qwen3_next", "mamba", "llama4_text", "doge"}
+    assert set(REFUSED) == {"falcon", "bloom", "gptj", "minimax", "llama4_text", "doge"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -86,8 +97,8 @@ def test_where_rounding_alone_decides_much_float32_is_compared() -> None:
     places = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
     update = LowRank(torch.randn(8, 64), torch.randn(64, 8) / 100)
     adapters = TorchAdapters(model, [Adapter("a", {"model.layers.2.self_attn.q_proj": update})])
-    shapes = switch_to_pages(model, CpuAttention(), max_model_len=512, adapters=adapters)
-    assert {shape.dtype for shape in shapes.values()} == {torch.bfloat16}
+    memory = switch_to_pages(model, CpuAttention(), max_model_len=512, adapters=adapters)
+    assert {shape.dtype for shape in memory.pages.values()} == {torch.bfloat16}
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == places  # no copies stay
 
@@ -109,5 +120,5 @@ def test_window_that_the_layers_do_not_pass_on_is_refused_where_it_matters(max_m
 
 
 def test_shapes_are_those_of_each_layer() -> None:
-    shapes = switch_to_pages(build_tiny_model("llama"), CpuAttention(), max_model_len=512)
-    assert shapes[1] == LayerShape(num_kv_heads=2, key_dim=16, value_dim=16, dtype=torch.float32)
+    memory = switch_to_pages(build_tiny_model("llama"), CpuAttention(), max_model_len=512)
+    assert memory.pages[1] == LayerShape(num_kv_heads=2, key_dim=16, value_dim=16, dtype=torch.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +82,19 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the text mode
         {"vision_config": {**_QWEN_VIT, "deepstack_visual_indexes": [0]}, "tie_word_embeddings": False},
     ),
 }
+_OF_QWEN3_5 = {"vision_config": _QWEN_VIT, "tie_word_embeddings": False}
+RECURRENT = {  # which run on transformers' modules only
+    "qwen3_5": ({**tiny.RECURRENT["qwen3_5_text"], "model_type": "qwen3_5_text"}, _OF_QWEN3_5),
+    "qwen3_5_moe": (
+        {**tiny.RECURRENT["qwen3_next"], "model_type": "qwen3_5_moe_text", "shared_expert_intermediate_size": 32},
+        _OF_QWEN3_5,
+    ),
+}
 
 
 def make_seeing(family: str, folder: Path) -> Any:
     """A random float32 checkpoint in ``folder``, and the model."""
-    of_text, of_whole = MODELS[family]
+    of_text, of_whole = (MODELS | RECURRENT)[family]
     config = AutoConfig.for_model(family.split()[-1], text_config={**tiny.LLAMA_LIKE, **of_text}, **of_whole)
     torch.manual_seed(0)
     model: Any = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
@@ -100,7 +109,8 @@ def say(folder: Path, requests: list[Sequence], **options: Any) -> tuple[list[li
         ModelConfig(model=str(folder), device="cpu", **options), CacheConfig(num_pages=64), SchedulerConfig(),
         model_dir=folder, run_dir=folder.parent, progress=lambda done, total: None,
     )  # fmt: skip
-    outputs = run(Engine(make_scheduler(*requests, num_pages=64, page_size=16, max_model_len=512), runner))
+    options = {"num_pages": 64, "page_size": 16, "max_model_len": 512, "keeps_states": card.keeps_states}
+    outputs = run(Engine(make_scheduler(*requests, **options), runner))
     return [outputs[request.key] for request in requests], card
 
 
@@ -112,8 +122,10 @@ def expected(model: Any) -> list[list[int]]:
     return [greedy(model, request.tokens[: request.num_prompt_tokens].tolist(), 16) for request in requests()]
 
 
-@pytest.mark.parametrize("backend", ["native", "transformers"])
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize(
+    ("family", "backend"),
+    [*product(MODELS, ["native", "transformers"]), *((family, "transformers") for family in RECURRENT)],
+)
 def test_greedy_tokens_are_those_of_the_whole_model(
     family: str, backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

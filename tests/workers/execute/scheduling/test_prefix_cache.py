@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.workers.execute.factories import (
@@ -19,7 +21,7 @@ from triptych.workers.execute.scheduling.scheduler import Scheduler
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 
-def said_before(num_tokens: int = 16, **options: int) -> Scheduler:
+def said_before(num_tokens: int = 16, **options: Any) -> Scheduler:
     """A scheduler that has served one prompt of speaker 0, and holds nothing but what it remembers."""
     scheduler = make_scheduler(
         make_sequence(0, speaker=0, num_tokens=num_tokens, max_tokens=1), prefix_cache=True, prefill_chunk=64, **options

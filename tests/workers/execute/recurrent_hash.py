@@ -1,0 +1,49 @@
+"""The hash model as a recurrent one: what it says depends on a state in the sequence's slot, and on no page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from triptych.workers.execute.hash_lm import HashRunner
+from triptych.workers.execute.model.states import SequenceStates, StateKey, StateLayout, StateShape
+from triptych.workers.execute.step import Int32, StepCut, StepInputs, resolve
+
+NUM_SLOTS = 64
+LAYOUT = StateLayout({StateKey(0, "recurrent", 0): StateShape((1,), torch.int64)}, frozenset())
+
+
+class RecurrentHashRunner(HashRunner):
+    """Says what ``HashRunner`` says. A state of somebody else, or one that has seen too little or too much, shows."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._states = SequenceStates(LAYOUT, NUM_SLOTS, torch.device("cpu"))
+        self._sums = np.empty(0, np.int64)  # [T], of the step, each with all that came before it
+        self._cut: StepCut | None = None
+
+    def launch(self, inputs: StepInputs) -> None:
+        resolved = resolve(inputs, self._last_tokens)
+        self._states.begin_step(resolved.cut)
+        hidden = torch.from_numpy((resolved.positions + np.int64(1)) * resolved.token_ids)
+        self._sums = self._states.mix(0, _add_up, hidden[None, :, None])[0, :, 0].numpy()
+        self._cut = resolved.cut
+        owners = np.arange(len(resolved.context_lens), dtype=np.int32)[:, None]
+        super().launch(replace(inputs, block_tables=owners))
+
+    def _read(self, block_table: Int32, num_tokens: int) -> int:
+        """The hash of a sequence of this step, whose number stands for its block table."""
+        assert self._cut is not None, "a step was launched"
+        owner = int(block_table[0])
+        first = int(self._cut.lengths[:owner].sum())
+        return int(self._sums[first + num_tokens - 1 - int(self._cut.starts[owner])])
+
+
+def _add_up(hidden: torch.Tensor, cache: Any) -> torch.Tensor:
+    """[S, L, 1], each with those before it, and the state [S, 1] of all before these."""
+    sums: torch.Tensor = cache.get_recurrent_state(0)[:, None] + hidden.cumsum(dim=1)
+    cache.update_recurrent_state(sums[:, -1], 0)
+    return sums

@@ -1,0 +1,187 @@
+"""The states of recurrent layers: what each sequence that runs is remembered by, in slots of a fixed size.
+
+Axes: S sequences of a step, N slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ....protocol.errors import ConfigError
+from ..step import StepCut
+
+_NOBODY = -1
+
+# Of the step that is computed, those that a recurrent module sees at this moment; other modules see all of them.
+rows_in_sight: ContextVar[slice] = ContextVar("triptych_rows_in_sight", default=slice(None))
+
+
+class StateKey(NamedTuple):
+    """One tensor of a sequence's state."""
+
+    module: int  # the recurrent modules of a model are numbered in their order
+    kind: str  # "conv" or "recurrent"
+    which: int  # some modules have several of a kind
+
+
+class StateShape(NamedTuple):
+    """What such a tensor holds of one sequence."""
+
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return torch.Size(self.sizes).numel() * self.dtype.itemsize
+
+
+class StateLayout(NamedTuple):
+    """What the recurrent layers of a model keep."""
+
+    shapes: Mapping[StateKey, StateShape]
+    stepwise: frozenset[int]  # modules that go on from a state with one token at a time only
+
+    def num_bytes(self, num_slots: int) -> int:
+        """Of the states of so many sequences."""
+        return _num_rows(num_slots) * sum(shape.num_bytes for shape in self.shapes.values())
+
+
+Mixer = Callable[[torch.Tensor, Any], torch.Tensor]  # (hidden [S, L, C], a cache as transformers has it) -> [S, L, ...]
+
+
+def _num_rows(num_slots: int) -> int:
+    """Two for each slot and for the trash slot, and one that is nobody's."""
+    return 2 * (num_slots + 1) + 1
+
+
+class SequenceStates:
+    """States in slots 1..N, and in slot 0 what padding leaves there.
+
+    A slot has two rows. A step reads the one that holds the state up to where the step begins, and writes to the
+    other, so a step that failed can be run again, as a whole or in parts, like one that only writes to pages.
+    """
+
+    def __init__(self, layout: StateLayout, num_slots: int, device: torch.device) -> None:
+        """
+        Raises:
+            ConfigError: the device has not that much memory.
+        """
+        self._device = device
+        self._stepwise = layout.stepwise
+        self._num_slots = num_slots + 1  # with the trash slot
+        self._ends = np.full((2, self._num_slots), _NOBODY, np.int64)  # how many tokens the state of a row has seen
+        num_rows = _num_rows(num_slots)
+        try:
+            self._rows = {
+                key: torch.empty(num_rows, *shape.sizes, dtype=shape.dtype, device=device)
+                for key, shape in layout.shapes.items()
+            }
+        except RuntimeError as error:  # torch.OutOfMemoryError, and what the CPU allocator raises
+            size = layout.num_bytes(num_slots) / (1 << 30)
+            raise ConfigError(
+                f"the states of {num_slots} sequences take {size:.2f} GiB, more than {device} has",
+                param="max_num_seqs",
+            ) from error
+        for rows in self._rows.values():
+            rows[-1] = 0  # the state of a sequence that has said nothing
+        self._of_module: dict[int, list[StateKey]] = {}
+        for key in layout.shapes:
+            self._of_module.setdefault(key.module, []).append(key)
+        self._cut: StepCut | None = None
+        self._reads = self._writes = torch.empty(0, dtype=torch.int64)
+
+    def begin_step(self, cut: StepCut) -> None:
+        """Find the states with which a step begins, and places for those with which it ends.
+
+        Raises:
+            AssertionError: a sequence goes on from a state that nobody has kept.
+        """
+        slots, starts = cut.slots, cut.starts
+        is_fresh = starts == 0
+        ends = self._ends[:, slots]
+        row = (ends[1] == starts).astype(np.int64)  # 0 or 1: which of the slot's two
+        is_known = is_fresh | (ends[0] == starts) | (ends[1] == starts)
+        assert is_known.all(), f"no state up to token {starts[~is_known]} in slot {slots[~is_known]}, but {ends}"
+        reads = np.where(is_fresh, 2 * self._num_slots, row * self._num_slots + slots)
+        self._ends[row[is_fresh], slots[is_fresh]] = _NOBODY  # of whoever had the slot before
+        self._ends[1 - row, slots] = starts + cut.lengths
+        self._cut = cut
+        self._reads = torch.from_numpy(reads).to(self._device)
+        self._writes = torch.from_numpy((1 - row) * self._num_slots + slots).to(self._device)
+
+    def mix(self, number: int, run: Mixer, hidden: torch.Tensor) -> torch.Tensor:
+        """See ``recurrent.LayerStates``: decodes together, then each chunk by itself."""
+        cut = self._cut
+        assert cut is not None, "begin_step comes first"
+        pieces: list[torch.Tensor] = []
+        end = cut.num_decodes
+        if end:
+            cache = self._load(number, slice(end))
+            pieces.append(_run(run, hidden[0, :end, None], cache, slice(end))[:, 0])
+            self._store(cache, slice(end))
+        for index in range(cut.num_decodes, len(cut.lengths)):
+            first, end = end, end + int(cut.lengths[index])
+            cache = self._load(number, slice(index, index + 1))
+            step = 1 if number in self._stepwise and cut.starts[index] else end - first
+            for row in range(first, end, step):
+                pieces.append(_run(run, hidden[:, row : row + step], cache, slice(row, row + step))[0])
+            self._store(cache, slice(index, index + 1))
+        return torch.cat(pieces)[None]
+
+    def _load(self, number: int, which: slice) -> StepCache:
+        """States of the module of that number, of sequences ``which`` of the step."""
+        reads = self._reads[which]
+        return StepCache(number, {key: self._rows[key].index_select(0, reads) for key in self._of_module[number]})
+
+    def _store(self, cache: StepCache, which: slice) -> None:
+        for key, states in cache.states.items():
+            self._rows[key].index_copy_(0, self._writes[which], states)
+
+
+def _run(run: Mixer, hidden: torch.Tensor, cache: StepCache, rows: slice) -> torch.Tensor:
+    token = rows_in_sight.set(rows)
+    try:
+        return run(hidden, cache)
+    finally:
+        rows_in_sight.reset(token)
+
+
+class StepCache:
+    """What a module takes for transformers' cache: the states of the sequences that it computes now.
+
+    A sequence that has said nothing has a state of zeros, which is what such a module begins with.
+    """
+
+    def __init__(self, number: int, states: dict[StateKey, torch.Tensor]) -> None:
+        self._number = number
+        self.states = states  # [S, ...]; the module may write to them
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        return self.states.get(StateKey(self._number, "conv", state_idx))
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        return self.states.get(StateKey(self._number, "recurrent", state_idx))
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None
+    ) -> torch.Tensor:
+        """The inputs of the convolution so far, with ``conv_states`` [S, C, L] at their end; the last are kept."""
+        key = StateKey(self._number, "conv", state_idx)
+        known = self.states[key]
+        inputs = torch.cat([known, conv_states], dim=-1)
+        self.states[key] = inputs[..., -known.shape[-1] :]
+        return inputs
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0
+    ) -> torch.Tensor:
+        self.states[StateKey(self._number, "recurrent", state_idx)] = recurrent_states
+        return recurrent_states
