@@ -13,8 +13,8 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizer
 from .checkpoint import check_weights, context_limit, read_config
 from .decoder_spec import DecoderSpec, Unsupported, describe_decoder
 from .facts import ModelFacts
-from .four_bits import open_tensors
 from .native_weights import Checkpoint
+from .stored_weights import open_tensors
 from .text_part import text_config
 
 _HEAD = "lm_head.weight"

@@ -28,7 +28,7 @@ from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model import probe
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.decoder_spec import describe_decoder
-from triptych.workers.execute.model.four_bits import open_tensors
+from triptych.workers.execute.model.stored_weights import open_tensors
 from triptych.workers.execute.model.native_decoder import NativeDecoder
 from triptych.workers.execute.model.native_weights import PackedWeights
 from triptych.workers.execute.model.ropes import find_ropes
