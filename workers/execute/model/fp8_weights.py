@@ -2,7 +2,8 @@
 
 Only weights are stored so; what the scales of activations and of keys and values are for, products and pages in FP8,
 does not happen here, and they are left where they are. Sources: "FP8 Formats for Deep Learning", Micikevicius et al.,
-2022; "DeepSeek-V3 Technical Report", 2024, section 3.3, for blocks; "float-quantized" of compressed-tensors.
+2022; "DeepSeek-V3 Technical Report", 2024, section 3.3, for blocks; "OCP Microscaling Formats (MX) Specification",
+version 1.0, 2023, for scales that are powers of two; "float-quantized" of compressed-tensors.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from .text_part import text_names
 
 _FP8 = "F8_E4M3"  # as safetensors calls it
 _SCALES = ("_scale_inv", "_scale")  # behind the name of a weight; both are what its numbers are multiplied by
-_SCALE_TYPES = ("F32", "BF16", "F16", "F8_E8M0")
+_SCALE_TYPES = ("F32", "BF16", "F16", "F8_E8M0", "U8")  # the last one holds exponents too, as MXFP8 is published
 _NOT_NEEDED = {  # of activations, keys and values
     "activation_scale", "input_scale", "input_scale_ub", "output_scale", "q_scale", "k_scale", "v_scale", "kv_scale",
 }  # fmt: skip
 _OF_WEIGHTS = re.compile(r"(.*_)?(weight_(global_)?scale(_\w+)?|scale_inv|weight_zero_point|qscale_\w+)")
 _COMPRESSED = {"float-quantized", "naive-quantized"}
-_USUAL_BLOCK = (128, 128)
+_USUAL_BLOCKS = {"fp8": (128, 128), "mxfp8": (1, 32)}  # where the config has no number
 
 
 class Block(NamedTuple):
@@ -77,7 +78,8 @@ class Fp8Checkpoint(Checkpoint):
                 grids = " or ".join(str(block.grid(shapes[name])) for block in blocks if len(shapes[name]) > 1)
                 raise ConfigError(f"{text} {known} have {grids or 'none'}", param="model")
             self._blocks[name], self._scales[name] = fitting[0], scale
-        check_types(folder, {name: type_ for name, type_ in types.items() if name not in self._scales})
+        understood = {*self._scales, *self._scales.values()}
+        check_types(folder, {name: type_ for name, type_ in types.items() if name not in understood})
         self._check_rest()
 
     def _scale_name(self, name: str) -> str:
@@ -136,6 +138,8 @@ class Fp8Checkpoint(Checkpoint):
 
     def _scale_of(self, name: str) -> torch.Tensor:
         stored = super().__getitem__(self._scales[name])
+        if stored.dtype == torch.uint8:
+            stored = stored.view(torch.float8_e8m0fnu)
         scales = stored.float().reshape(self._blocks[name].grid(self.shape(name)))
         if not torch.isfinite(scales).all():
             raise ConfigError(f"{self._scales[name]} has scales that are no finite numbers", param="model")
@@ -149,11 +153,11 @@ def fp8_blocks(settings: Mapping[str, Any]) -> list[Block] | None:
         Unsupported: it says something of weights in FP8 that is not known here.
     """
     method = settings.get("quant_method")
-    if method == "fp8":
+    if method in _USUAL_BLOCKS:
         if (kind := settings.get("expert_dtype", "fp8")) != "fp8":
             raise Unsupported(f"its experts are quantised by {kind}")
         if "weight_block_size" not in settings:
-            return [_TENSOR, Block(*_USUAL_BLOCK)]
+            return [_TENSOR, Block(*_USUAL_BLOCKS[method])]
         return [_TENSOR if (size := settings["weight_block_size"]) is None else _block(size)]
     if method == "fbgemm_fp8":
         return [_CHANNEL]
@@ -192,7 +196,7 @@ def _of_strategy(weights: Mapping[str, Any]) -> Block:
     if strategy == "channel":
         return _CHANNEL
     if strategy == "block":
-        return _block(weights.get("block_structure") or _USUAL_BLOCK)
+        return _block(weights["block_structure"])
     if strategy == "group":
         return _block((1, weights["group_size"]))
     raise Unsupported(f"its weights are quantised by compressed-tensors, by {strategy}")
@@ -217,7 +221,9 @@ def check_types(folder: Path, types: Mapping[str, str]) -> None:
     """
     for name, type_ in types.items():
         if type_.startswith(("F8", "F6", "F4")):
-            raise Unsupported(f"{name} in {folder} is of type {type_}, and its config does not say what that stands for")
+            raise Unsupported(
+                f"{name} in {folder} is of type {type_}, and its config does not say what that stands for"
+            )
 
 
 @cache

@@ -26,7 +26,7 @@ from .checkpoint import check_layer_types, check_weights, context_limit, read_co
 from .facts import ModelFacts, Progress
 from .fp8_weights import Fp8Checkpoint, is_of_quantised
 from .group import ALONE, Group
-from .stored_weights import open_for_modules, read_settings
+from .stored_weights import kind_of, open_for_modules, read_settings
 from .text_part import RENAMINGS, text_config
 
 
@@ -52,12 +52,12 @@ def load_model(
         ConfigError: something is missing, damaged or not known.
     """
     whole = config = read_config(folder)
+    check_layer_types(whole)
     check_weights(folder)
     tensors = open_for_modules(folder)
     is_read_plainly = tensors is not None or read_settings(folder) is None  # else the whole config says how
     if is_read_plainly and type(text := text_config(whole)) in MODEL_FOR_CAUSAL_LM_MAPPING:
         config = text  # eyes and ears would take memory for nothing
-    check_layer_types(config)
     with _reporting(progress), _quiet() if config is not whole else nullcontext():
         model: Any = _read_weights(folder, config, dtype, group, tensors)
     return LoadedModel(model.to(device), _facts(model, tokenizer))
@@ -93,15 +93,23 @@ def _read_weights(
         else:
             loaded = _from_tensors(folder, tensors, options)
     except Exception as error:  # foreign code of hundreds of families: whatever it raises, this model cannot be used
-        raise ConfigError(f"cannot load {config.model_type!r} from {folder}: {error}", param="model") from error
+        text = f"cannot load {config.model_type!r} from {folder}{_quantised(folder)}: {error}"
+        raise ConfigError(text, param="model") from error
     model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:  # transformers only warns, and leaves them random
         raise ConfigError(f"the weights in {folder} lack {len(missing)} tensors, {missing[0]!r} first", param="model")
     if scales := sorted(name for name in report["unexpected_keys"] if is_of_quantised(name)):
-        raise ConfigError(f"{len(scales)} tensors of quantised weights were not used, {scales[0]!r} first", param="model")
+        raise ConfigError(
+            f"{len(scales)} tensors of quantised weights were not used, {scales[0]!r} first", param="model"
+        )
     ready: PreTrainedModel = model.eval().requires_grad_(False)
     return ready
+
+
+def _quantised(folder: Path) -> str:
+    settings = read_settings(folder)
+    return "" if settings is None else f", whose weights are quantised by {kind_of(settings)}"
 
 
 def _from_tensors(folder: Path, tensors: Fp8Checkpoint, options: dict[str, Any]) -> tuple[PreTrainedModel, Any]:

@@ -83,7 +83,7 @@ class Oracle(NamedTuple):
 class _Modules:
     def __init__(self, oracle: Oracle, dtype: torch.dtype) -> None:
         self._spec = oracle.spec
-        self._model = _mapped_model(oracle, dtype)
+        self._model = mapped_model(oracle, dtype)
 
         def read(name: str) -> torch.Tensor:
             return (oracle.made[name]() if name in oracle.made else oracle.tensors[name]).to(dtype)
@@ -113,7 +113,7 @@ def relative_difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
     return float((logits - expected).abs().max() / expected.abs().max())
 
 
-def _mapped_model(oracle: Oracle, dtype: torch.dtype) -> PreTrainedModel:
+def mapped_model(oracle: Oracle, dtype: torch.dtype) -> PreTrainedModel:
     """The model with these tensors as its weights, where they are: there is no second copy of those of ``dtype``.
 
     In place of those that are made there is nothing.
@@ -126,7 +126,9 @@ def _mapped_model(oracle: Oracle, dtype: torch.dtype) -> PreTrainedModel:
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)  # type: ignore[no-untyped-call]
     known = model.state_dict()
-    tensors = {name: oracle.tensors[name].to(dtype) for name in oracle.tensors.keys() & known.keys() - oracle.made.keys()}
+    tensors = {
+        name: oracle.tensors[name].to(dtype) for name in oracle.tensors.keys() & known.keys() - oracle.made.keys()
+    }
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     device = next(iter(tensors.values())).device

@@ -85,17 +85,22 @@ def open_for_modules(folder: Path) -> Fp8Checkpoint | None:
     except Unsupported as error:
         raise ConfigError(str(error), param="model") from error
     if not _is_known_to_transformers(settings):
-        kind = " ".join(str(settings[name]) for name in ("quant_method", "quant_algo", "format") if settings.get(name))
-        raise ConfigError(f"its weights are quantised by {kind or 'nobody knows what'}", param="model")
+        raise ConfigError(f"its weights are quantised by {kind_of(settings)}", param="model")
     return None
+
+
+def kind_of(settings: Mapping[str, Any]) -> str:
+    """What a quantization_config calls itself."""
+    names = ("quant_method", "quant_algo", "format")
+    return " ".join(str(settings[name]) for name in names if settings.get(name)) or "something without a name"
 
 
 def _is_known_to_transformers(settings: dict[str, Any]) -> bool:
     """Others it would take for plain numbers."""
-    from transformers.quantizers import AutoHfQuantizer  # here: a proven checkpoint does without
+    from transformers.quantizers.auto import AutoHfQuantizer  # here: a proven checkpoint does without
 
     try:
-        return bool(AutoHfQuantizer.supports_quant_method(settings))
+        return bool(AutoHfQuantizer.supports_quant_method(settings))  # type: ignore[no-untyped-call]
     except ValueError:  # no method is named
         return False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -10,13 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
 
-from tests.workers.execute.model.native import make_checkpoint
+from tests.workers.execute.model.native import change_config, changed_tensors, make_checkpoint
 
 FP8 = torch.float8_e4m3fn
 BLOCK = 128
-ODD = {"hidden_size": 160, "intermediate_size": 200, "head_dim": 16}  # no multiples of a block
+ODD: dict[str, Any] = {"hidden_size": 160, "intermediate_size": 200, "head_dim": 16}  # no multiples of a block
 Tensors = dict[str, torch.Tensor]
 
 
@@ -110,30 +108,26 @@ FORMS = {
         ALL, ALL, "weight_scale", one, {"input_scale": torch.tensor(0.02)},
     ),
 }  # fmt: skip
-_LINEAR = re.compile(r".*\.(\w+_proj|experts\.\d+\.w\d)\.weight")
+_LINEAR = re.compile(r".*layers\.\d+\.(self_attn|mlp|block_sparse_moe)\.(.+\.)?(\w+_proj|w\d)\.weight")
 
 
-def make_fp8_pair(family: str, form: str, folder: Path, prefix: str = "", **sizes: Any) -> tuple[Path, Path]:
+def make_fp8_pair(family: str, form: str, folder: Path, **sizes: Any) -> tuple[Path, Path]:
     """A checkpoint in that form, and a plain one in float32 of the same weights. Its head and embedding stay."""
     plain = make_checkpoint(family, folder / "plain", **sizes)
-    shutil.copytree(plain, folder / "stored")
-    kind, stored = FORMS[form], {}
-    tensors = load_file(plain / "model.safetensors")
-    for name in list(tensors):
-        if not _LINEAR.fullmatch(name):
-            stored[name] = tensors[name].clone()
-            continue
-        numbers, scales = in_fp8(tensors[name], kind.rows, kind.columns)
-        parts = {"weight": numbers, kind.scale: kind.shape(scales), **{k: v.clone() for k, v in kind.others.items()}}
-        stored |= {name.removesuffix("weight") + part: values for part, values in parts.items()}
-        rounded = parts[kind.scale].reshape(scales.shape)
-        tensors[name] = dequantised(numbers, rounded, kind.rows, kind.columns).float()
-    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
-    save_file({prefix + name: values for name, values in stored.items()}, folder / "stored" / "model.safetensors")
-    change_config(folder / "stored", quantization_config=kind.settings)
-    return folder / "stored", plain
+    return store_in_fp8(plain, form, folder / "stored"), plain
 
 
-def change_config(folder: Path, **changes: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+def store_in_fp8(plain: Path, form: str, stored: Path) -> Path:
+    """The plain checkpoint in that form, which changes to what weights stand for then. What sees stays as it is."""
+    shutil.copytree(plain, stored)
+    kind = FORMS[form]
+    with changed_tensors(plain) as tensors, changed_tensors(stored) as parts:
+        for name in [name for name in tensors if _LINEAR.fullmatch(name) and "vision" not in name]:
+            numbers, scales = in_fp8(tensors[name], kind.rows, kind.columns)
+            module, as_stored = name.removesuffix("weight"), kind.shape(scales)
+            parts |= {name: numbers, module + kind.scale: as_stored}
+            parts |= {module + other: value.clone() for other, value in kind.others.items()}
+            rounded = as_stored.reshape(scales.shape)
+            tensors[name] = dequantised(numbers, rounded, kind.rows, kind.columns).float()
+    change_config(stored, quantization_config=kind.settings)
+    return stored
