@@ -47,7 +47,10 @@ def _has_head(tensors: Checkpoint) -> bool:
     """
     if tensors.has_four_bits(_HEAD):
         return True
-    return _HEAD in tensors and not torch.equal(tensors[_HEAD], tensors[DecoderSpec.embedding])
+    if _HEAD not in tensors:
+        return False
+    head, embedding = tensors[_HEAD], tensors[DecoderSpec.embedding]
+    return head.dtype != embedding.dtype or not torch.equal(head, embedding)
 
 
 def choose_dtype(config: PretrainedConfig, name: str, known: Collection[torch.dtype]) -> torch.dtype:

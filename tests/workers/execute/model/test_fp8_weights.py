@@ -172,6 +172,8 @@ def test_a_head_in_fp8_runs_as_well(tmp_path: Path) -> None:
         numbers, scales = in_fp8(tensors["lm_head.weight"], BLOCK, BLOCK)
         tensors |= {"lm_head.weight": numbers, "lm_head.weight_scale_inv": scales}
         wanted["lm_head.weight"] = dequantised(numbers, scales, BLOCK, BLOCK).float()
+        tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].bfloat16()
+        wanted["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].float()
     assert say(stored)[0] == say(stored, backend="transformers")[0] == expected(plain)
 
 
