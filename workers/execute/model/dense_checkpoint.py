@@ -13,8 +13,8 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizer
 from .checkpoint import check_weights, context_limit, read_config
 from .decoder_spec import DecoderSpec, Unsupported, describe_decoder
 from .facts import ModelFacts
-from .four_bits import open_tensors
 from .native_weights import Checkpoint
+from .stored_weights import open_tensors
 from .text_part import text_config
 
 _HEAD = "lm_head.weight"
@@ -47,7 +47,10 @@ def _has_head(tensors: Checkpoint) -> bool:
     """
     if tensors.has_four_bits(_HEAD):
         return True
-    return _HEAD in tensors and not torch.equal(tensors[_HEAD], tensors[DecoderSpec.embedding])
+    if _HEAD not in tensors:
+        return False
+    head, embedding = tensors[_HEAD], tensors[DecoderSpec.embedding]
+    return head.dtype != embedding.dtype or not torch.equal(head, embedding)
 
 
 def choose_dtype(config: PretrainedConfig, name: str, known: Collection[torch.dtype]) -> torch.dtype:

@@ -6,7 +6,6 @@ Sources: the packing of AutoGPTQ, of AutoAWQ's GEMM kernels, and "pack-quantized
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -20,35 +19,12 @@ from ..kernels.matrix import FourBits
 from ..kernels.structures import GROUP_INPUTS, Format
 from .decoder_spec import Unsupported
 from .native_weights import Checkpoint
-from .stacked_experts import StackedExperts
 
 Array = npt.NDArray[Any]
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place in its word of each of eight outputs
 _GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # what is stored is so much less
 _BITS = 4
-_STACKED = {"gpt_oss"}  # families that store all experts of a layer as one tensor
-
-
-def open_tensors(folder: Path) -> Checkpoint:
-    """The tensors of a checkpoint directory, whose config.json is known to be there.
-
-    Raises:
-        Unsupported: its weights are quantised in a way that is not known here.
-        ConfigError: something of its quantised weights is missing or damaged.
-    """
-    file = folder / "config.json"
-    config = json.loads(file.read_text())
-    settings, is_stacked = config.get("quantization_config"), config.get("model_type") in _STACKED
-    if settings is None:
-        return StackedExperts(folder) if is_stacked else Checkpoint(folder)
-    if is_stacked and isinstance(settings, dict) and settings.get("quant_method") == "mxfp4":
-        return StackedExperts(folder)
-    try:
-        layout, group_size = _layout(settings)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ConfigError(f"quantization_config in {file} is damaged: {error!r}", param="model") from error
-    return QuantisedCheckpoint(folder, layout, group_size)
 
 
 class Weights(NamedTuple):
@@ -65,7 +41,7 @@ class QuantisedCheckpoint(Checkpoint):
 
     quantised_format = Format.INT4
 
-    def __init__(self, folder: Path, layout: _Layout, group_size: int) -> None:
+    def __init__(self, folder: Path, layout: Layout, group_size: int) -> None:
         super().__init__(folder)
         self._layout, self._group_size = layout, group_size
         shapes, first = super().shapes(), layout.parts[0]
@@ -140,7 +116,7 @@ class QuantisedCheckpoint(Checkpoint):
             raise Unsupported(f"the inputs of {module} are grouped by their activations (desc_act), not in their order")
 
 
-class _Layout:
+class Layout:
     """How one of these tools stores a linear layer."""
 
     parts: tuple[str, ...]  # tensors it has in any case, its numbers first
@@ -163,7 +139,7 @@ class _Layout:
         raise NotImplementedError
 
 
-class _Gptq(_Layout):
+class _Gptq(Layout):
     parts = ("qweight", "qzeros", "scales")
     optional = ("g_idx",)
 
@@ -182,7 +158,7 @@ class _Gptq(_Layout):
         return Weights(numbers, parts["scales"].T, zeros.astype(np.float32), parts.get("g_idx"))
 
 
-class _Awq(_Layout):
+class _Awq(Layout):
     parts = ("qweight", "qzeros", "scales")
 
     def shape(self, packed: tuple[int, ...]) -> tuple[int, int]:
@@ -193,7 +169,7 @@ class _Awq(_Layout):
         return Weights(np.ascontiguousarray(numbers), parts["scales"].T, zeros.astype(np.float32), None)
 
 
-class _PackQuantized(_Layout):
+class _PackQuantized(Layout):
     optional = ("weight_zero_point", "weight_g_idx", "weight_shape")
 
     def __init__(self, *, is_symmetric: bool, is_reordered: bool) -> None:
@@ -213,10 +189,14 @@ class _PackQuantized(_Layout):
         return Weights(numbers, scales, zeros, parts.get("weight_g_idx"))
 
 
-def _layout(settings: Mapping[str, Any]) -> tuple[_Layout, int]:
-    """What the config says about the weights: their layout, and inputs of a group or -1: all."""
+def find_layout(settings: Mapping[str, Any]) -> tuple[Layout, int]:
+    """What the quantization_config says about the weights: their layout, and inputs of a group or -1: all.
+
+    Raises:
+        Unsupported: they are quantised in a way that is not known here.
+    """
     method = settings.get("quant_method")
-    layout: _Layout
+    layout: Layout
     if method == "gptq":
         version = str(settings.get("checkpoint_format") or "gptq")
         layout = _Gptq(version, is_reordered=bool(settings.get("desc_act")))
@@ -235,7 +215,7 @@ def _layout(settings: Mapping[str, Any]) -> tuple[_Layout, int]:
     return layout, group_size
 
 
-def _of_scheme(settings: Mapping[str, Any]) -> tuple[_Layout, Any, Any]:
+def _of_scheme(settings: Mapping[str, Any]) -> tuple[Layout, Any, Any]:
     """Layout, bits and group size of the one scheme of all layers."""
     schemes = list((settings.get("config_groups") or {}).values())
     if (

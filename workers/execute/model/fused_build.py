@@ -79,8 +79,9 @@ def load_fused(
         return FusedDecoder(weights, kernel, list(pool.values()), ropes=ropes, adapters=stacked)
 
     # Of fp8 there is no copy in the model's type on the device: the mapped files are read instead, by the CPU.
-    plain_weights = checkpoint if format_.is_fp8 else weights.views
-    oracle = Oracle(config, spec, plain_weights)
+    oracle = Oracle(config, spec, weights.views)
+    if format_.is_fp8:
+        oracle = Oracle(config, spec, checkpoint, checkpoint.made(spec.matrices()))
     _self_test(make_decoder(NUM_PAGES, NUM_POSITIONS, PAGE_SIZE), weights, oracle, adapters)
     name = "fp8" if format_.is_fp8 else str(format_.dtype).removeprefix("torch.")
     return FusedModel(

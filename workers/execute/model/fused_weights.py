@@ -97,7 +97,8 @@ class FusedLoader:
         self._format = format_
         self._device = device
         self._progress = progress
-        self._done, self._total = 0, len(spec.tensors())
+        self._shapes = spec.tensors()
+        self._done, self._total = 0, len(self._shapes)
         self._views: dict[str, torch.Tensor] = {}
 
     def load(self) -> FusedWeights:
@@ -169,7 +170,7 @@ class FusedLoader:
 
     def _concatenate(self, names: Sequence[str]) -> torch.Tensor:
         """The tensors of these names one below the other."""
-        shapes = [self._checkpoint[name].shape for name in names]
+        shapes = [self._shapes[name] for name in names]
         rows = [shape[0] for shape in shapes]
         merged = torch.empty(sum(rows), *shapes[0][1:], dtype=self._format.dtype, device=self._device)
         for name, place in zip(names, torch.split(merged, rows), strict=True):

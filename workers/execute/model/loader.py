@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -22,7 +24,9 @@ from transformers.utils import logging as transformers_logging
 from ....protocol.errors import ConfigError
 from .checkpoint import check_layer_types, check_weights, context_limit, read_config
 from .facts import ModelFacts, Progress
+from .fp8_weights import Fp8Checkpoint, is_of_quantised
 from .group import ALONE, Group
+from .stored_weights import kind_of, open_for_modules, read_settings
 from .text_part import RENAMINGS, text_config
 
 
@@ -48,12 +52,14 @@ def load_model(
         ConfigError: something is missing, damaged or not known.
     """
     whole = config = read_config(folder)
-    if type(text := text_config(whole)) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        config = text  # eyes and ears would take memory for nothing
-    check_layer_types(config)
+    check_layer_types(whole)
     check_weights(folder)
+    tensors = open_for_modules(folder)
+    is_read_plainly = tensors is not None or read_settings(folder) is None  # else the whole config says how
+    if is_read_plainly and type(text := text_config(whole)) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        config = text  # eyes and ears would take memory for nothing
     with _reporting(progress), _quiet() if config is not whole else nullcontext():
-        model: Any = _read_weights(folder, config, dtype, group)
+        model: Any = _read_weights(folder, config, dtype, group, tensors)
     return LoadedModel(model.to(device), _facts(model, tokenizer))
 
 
@@ -68,27 +74,73 @@ def _quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(level)
 
 
-def _read_weights(folder: Path, config: PretrainedConfig, dtype: str, group: Group) -> PreTrainedModel:
+def _read_weights(
+    folder: Path, config: PretrainedConfig, dtype: str, group: Group, tensors: Fp8Checkpoint | None
+) -> PreTrainedModel:
+    """Those of ``tensors``, if there are any, in place of those in ``folder``."""
+    options: dict[str, Any] = {
+        "config": config,
+        "dtype": dtype if dtype == "auto" else getattr(torch, dtype),
+        "use_safetensors": True,
+        "local_files_only": True,
+        "output_loading_info": True,
+        "key_mapping": RENAMINGS if config.get_text_config() is config else None,
+        **_of_group(group),
+    }
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-            key_mapping=RENAMINGS if config.get_text_config() is config else None,
-            **_of_group(group),
-        )
+        if tensors is None:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **options)
+        else:
+            loaded = _from_tensors(folder, tensors, options)
     except Exception as error:  # foreign code of hundreds of families: whatever it raises, this model cannot be used
-        raise ConfigError(f"cannot load {config.model_type!r} from {folder}: {error}", param="model") from error
+        text = f"cannot load {config.model_type!r} from {folder}{_quantised(folder)}: {error}"
+        raise ConfigError(text, param="model") from error
     model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:  # transformers only warns, and leaves them random
         raise ConfigError(f"the weights in {folder} lack {len(missing)} tensors, {missing[0]!r} first", param="model")
+    if scales := sorted(name for name in report["unexpected_keys"] if is_of_quantised(name)):
+        raise ConfigError(
+            f"{len(scales)} tensors of quantised weights were not used, {scales[0]!r} first", param="model"
+        )
     ready: PreTrainedModel = model.eval().requires_grad_(False)
     return ready
+
+
+def _quantised(folder: Path) -> str:
+    settings = read_settings(folder)
+    return "" if settings is None else f", whose weights are quantised by {kind_of(settings)}"
+
+
+def _from_tensors(folder: Path, tensors: Fp8Checkpoint, options: dict[str, Any]) -> tuple[PreTrainedModel, Any]:
+    """As ``from_pretrained``, which would read a quantised directory in its own way if it knew of it."""
+    config = options["config"]
+    for each in (config, config.get_text_config()):
+        if hasattr(each, "quantization_config"):
+            del each.quantization_config
+    if options["dtype"] == "auto" and config.dtype is None:
+        options = {**options, "dtype": torch.float32}
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model, report = model_class.from_pretrained(
+        None, state_dict={name: _Unread(tensors, name) for name in tensors}, **options
+    )
+    with suppress(OSError):  # there is no such file: it is that of the config
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return model, report
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """A tensor as transformers takes it from a file: read as far as it is wanted, once its place is known."""
+
+    tensors: Fp8Checkpoint
+    name: str
+
+    def __getitem__(self, place: Any) -> torch.Tensor:
+        return self.tensors[self.name][place]
+
+    def get_shape(self) -> list[int]:
+        return list(self.tensors.shape(self.name))
 
 
 def _of_group(group: Group) -> dict[str, DistributedConfig]:

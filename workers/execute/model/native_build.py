@@ -15,13 +15,13 @@ from ..kernels.structures import Format
 from .checkpoint import check_weights
 from .decoder_spec import DecoderSpec, Unsupported
 from .facts import Progress
-from .four_bits import open_tensors
 from .lora import Adapter
 from .native_decoder import NativeDecoder
 from .native_lora import PackedAdapters
 from .native_weights import Checkpoint, PackedWeights
 from .pool import LayerShape
 from .proof import Proof
+from .stored_weights import open_tensors
 from .threads import num_threads
 
 _TILE_TOKENS = 16  # of a page, see kernels/src/pages.h

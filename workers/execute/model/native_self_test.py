@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from .decoder_spec import DecoderSpec
 from .lora import Adapter
 from .native_decoder import NativeDecoder
 from .native_lora import PackedAdapters
-from .native_weights import PackedWeights
+from .native_weights import Checkpoint, PackedWeights
 from .oracle import Oracle, Said
 from .probe import NUM_PAGES, NUM_POSITIONS, PAGE_SIZE, paged_rows, random_sequences
 from .ropes import find_ropes
@@ -29,7 +29,7 @@ def check_native(
     library: ctypes.CDLL,
     weights: PackedWeights,
     config: PretrainedConfig,
-    checkpoint: Mapping[str, torch.Tensor],
+    checkpoint: Checkpoint,
     *,
     num_threads: int,
     packed: PackedAdapters | None = None,
@@ -54,7 +54,8 @@ def check_native(
         eight_bit_pages=eight_bit_pages,
     )
     spec, sequences = weights.spec, random_sequences(weights.spec.vocab_size)
-    return Oracle(config, spec, checkpoint, weights.quantised()).check(
+    instead = {**checkpoint.made(spec.matrices()), **weights.quantised()}
+    return Oracle(config, spec, checkpoint, instead).check(
         lambda number: _said(decoder, spec, sequences, number),
         sequences,
         adapters,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import accumulate
@@ -24,6 +24,7 @@ from .give_back import forget_mapped
 from .text_part import text_names
 
 _PER_LAYER_BYTES = 1 << 12  # for the ends of cache lines
+Names = Callable[[Iterable[str]], Mapping[str, str]]  # of tensors in files: as they are wanted -> as they are stored
 
 
 class Checkpoint(Mapping[str, torch.Tensor]):
@@ -34,7 +35,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
     quantised_format: Format | None = None  # in which matrices of layers are stored, if not as plain numbers
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, names: Names = text_names) -> None:
         files: dict[str, Any] = {}
         self._paths = weight_files(folder)
         with ExitStack() as stack:
@@ -42,7 +43,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
                 file = stack.enter_context(safe_open(path, framework="pt"))
                 files.update(dict.fromkeys(file.keys(), file))
             stack.pop_all()  # they stay open as long as this object lives
-        self._stored = text_names(files)
+        self._stored = names(files)
         self._files = {name: files[stored] for name, stored in self._stored.items()}
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -63,8 +64,23 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         """A weight of which ``has_four_bits`` is true."""
         raise KeyError(name)
 
+    def made(self, names: Iterable[str]) -> dict[str, Callable[[], torch.Tensor]]:
+        """Those of these tensors that are made whenever they are read, instead of lying in a mapped file."""
+        return {}
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(file.get_slice(self._stored[name]).get_shape()) for name, file in self._files.items()}
+        return {name: self.shape(name) for name in self._files}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor as it is stored."""
+        return tuple(self._slice(name).get_shape())
+
+    def types(self) -> dict[str, str]:
+        """Of all tensors as they are stored, by safetensors' names: "F32", "BF16", ..."""
+        return {name: self._slice(name).get_dtype() for name in self._files}
+
+    def _slice(self, name: str) -> Any:
+        return self._files[name].get_slice(self._stored[name])
 
     def forget(self) -> None:
         """Gives back the memory of what was read; what is read again, as rows of the embedding, comes from the file.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ class Oracle(NamedTuple):
     config: PretrainedConfig
     spec: DecoderSpec
     tensors: Mapping[str, torch.Tensor]  # by the checkpoint's names; those of that type are used where they are
-    quantised: Mapping[str, Callable[[], torch.Tensor]] = {}  # what the decoder has in place of some of them
+    made: Mapping[str, Callable[[], torch.Tensor]] = {}  # what takes the place of some, whenever it is used
 
     def check(
         self,
@@ -76,22 +77,22 @@ class Oracle(NamedTuple):
     def _has_room(self) -> bool:
         """For the same weights in float32, twice: so much is left to others."""
         device = self.tensors[self.spec.embedding].device
-        return available_bytes(device) > 8 * sum(tensor.numel() for tensor in self.tensors.values())
+        return available_bytes(device) > 8 * sum(map(prod, self.spec.tensors().values()))
 
 
 class _Modules:
     def __init__(self, oracle: Oracle, dtype: torch.dtype) -> None:
         self._spec = oracle.spec
-        self._model = mapped_model(oracle.config, oracle.tensors, dtype)
+        self._model = mapped_model(oracle, dtype)
 
         def read(name: str) -> torch.Tensor:
-            return (oracle.quantised[name]() if name in oracle.quantised else oracle.tensors[name]).to(dtype)
+            return (oracle.made[name]() if name in oracle.made else oracle.tensors[name]).to(dtype)
 
         attach_experts(self._model, oracle.spec, read)
         modules = {name.removesuffix(".weight") for name in self._model.state_dict()}
         self._weights = {
-            module: lambda _, unpack=unpack: unpack()
-            for name, unpack in oracle.quantised.items()
+            module: lambda _, make=make: make()
+            for name, make in oracle.made.items()
             if (module := name.removesuffix(".weight")) in modules
         }
 
@@ -112,10 +113,12 @@ def relative_difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
     return float((logits - expected).abs().max() / expected.abs().max())
 
 
-def mapped_model(
-    config: PretrainedConfig, checkpoint: Mapping[str, torch.Tensor], dtype: torch.dtype
-) -> PreTrainedModel:
-    """The model with these tensors as its weights, where they are: there is no second copy of those of ``dtype``."""
+def mapped_model(oracle: Oracle, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with these tensors as its weights, where they are: there is no second copy of those of ``dtype``.
+
+    In place of those that are made there is nothing.
+    """
+    config = oracle.config
     # The attention of torch has no cap, and no sinks: models with these do not support it.
     has_cap = getattr(config, "attn_logit_softcapping", None) is not None
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -123,7 +126,9 @@ def mapped_model(
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)  # type: ignore[no-untyped-call]
     known = model.state_dict()
-    tensors = {name: checkpoint[name].to(dtype) for name in checkpoint if name in known}
+    tensors = {
+        name: oracle.tensors[name].to(dtype) for name in oracle.tensors.keys() & known.keys() - oracle.made.keys()
+    }
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     device = next(iter(tensors.values())).device

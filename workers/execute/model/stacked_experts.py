@@ -73,7 +73,7 @@ class StackedExperts(Checkpoint):
             text = f"{text}, its scales {self._stacks.get(scales)}"
             raise ConfigError(f"{text}; a group has {_GROUP_BYTES} bytes, and a scale", param="model")
         for name in (stack, scales):
-            if self._files[name].get_slice(self._stored[name]).get_dtype() != "U8":
+            if self._slice(name).get_dtype() != "U8":
                 raise ConfigError(f"{name} in {folder} has other elements than bytes", param="model")
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -110,5 +110,5 @@ class StackedExperts(Checkpoint):
         return Mxfp4(numbers.numpy(), scales.numpy())
 
     def _of_expert(self, stack: str, expert: int) -> torch.Tensor:
-        part: torch.Tensor = self._files[stack].get_slice(self._stored[stack])[expert]
+        part: torch.Tensor = self._slice(stack)[expert]
         return part

@@ -28,10 +28,10 @@ from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model import probe
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.decoder_spec import describe_decoder
-from triptych.workers.execute.model.four_bits import open_tensors
 from triptych.workers.execute.model.native_decoder import NativeDecoder
 from triptych.workers.execute.model.native_weights import PackedWeights
 from triptych.workers.execute.model.ropes import find_ropes
+from triptych.workers.execute.model.stored_weights import open_tensors
 from triptych.workers.execute.model.threads import Worth
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import Int32, StepInputs
@@ -164,10 +164,14 @@ def in_mxfp4(checkpoint: Path, twin: Path) -> Path:
             scales = torch.randint(119, 123, groups, dtype=torch.uint8, generator=generator)
             tensors |= {f"{name}_blocks": numbers, f"{name}_scales": scales}
             plain[name] = convert_moe_packed_tensors(numbers, scales, dtype=torch.float32).contiguous()
-    file = checkpoint / "config.json"
     settings = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": settings}))
+    change_config(checkpoint, quantization_config=settings)
     return checkpoint
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 @contextmanager

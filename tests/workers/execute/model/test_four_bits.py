@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import prove
-from tests.workers.execute.model.native import PAGE_SIZE, changed_tensors, in_sixteenths, make_checkpoint, make_inputs
+from tests.workers.execute.model.native import (
+    PAGE_SIZE,
+    change_config,
+    changed_tensors,
+    in_sixteenths,
+    make_checkpoint,
+    make_inputs,
+)
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.model.decoder_spec import Unsupported
 from triptych.workers.execute.model.native_build import NativeModel, NativeSetting, load_proven
@@ -100,16 +106,11 @@ def make_pair(family: str, layout: str, folder: Path, **settings: Any) -> tuple[
     return folder / "stored", plain
 
 
-def change_config(folder: Path, **changes: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-
-def load(folder: Path, quantization: str = "none") -> NativeModel:
+def load(folder: Path, quantization: str = "none", dtype: str = "auto") -> NativeModel:
     setting = NativeSetting(
         quantization=quantization, page_size=PAGE_SIZE, threads=2, progress=lambda done, total: None
     )
-    return load_native(folder, load_tokenizer(folder), dtype="auto", setting=setting)
+    return load_native(folder, load_tokenizer(folder), dtype=dtype, setting=setting)
 
 
 def logits(model: NativeModel) -> npt.NDArray[np.float32]:
@@ -159,8 +160,9 @@ def test_a_proven_one_starts_again(tmp_path: Path) -> None:
     ("gptq", {"group_size": "128"}, "groups of '128' inputs, which is no multiple of 64"),
     ("gptq", {"checkpoint_format": "marlin"}, "quantised by gptq marlin"),
     ("awq", {"version": "gemv"}, "quantised by awq gemv"),
-    ("awq", {"quant_method": "fp8"}, "quantised by fp8"),
-    ("compressed-tensors", {"format": "float-quantized"}, "quantised by compressed-tensors float-quantized"),
+    ("awq", {"quant_method": "bitsandbytes"}, "quantised by bitsandbytes"),
+    ("compressed-tensors", {"format": "int-quantized"}, "quantised by compressed-tensors int-quantized"),
+    ("compressed-tensors", {"format": "float-quantized"}, "not in 8 bits of floating point"),
     ("compressed-tensors", {"config_groups": {"a": SCHEME, "b": SCHEME}}, "several schemes"),
     ("compressed-tensors", {"config_groups": {"a": {**SCHEME, "output_activations": {"num_bits": 8}}}}, "not only in"),
     ("compressed-tensors", {"transform_config": {"config_groups": {"R4": {}}}}, "activations are transformed"),

@@ -28,8 +28,8 @@ from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.decoder_spec import DecoderSpec, describe_decoder
 from triptych.workers.execute.model.expert_modules import ExpertStack, FollowedChoices
-from triptych.workers.execute.model.four_bits import open_tensors
 from triptych.workers.execute.model.native_decoder import NativeDecoder
+from triptych.workers.execute.model.stored_weights import open_tensors
 
 Int32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]

@@ -25,10 +25,10 @@ from triptych.workers.execute.model import native_proof, proof, ways
 from triptych.workers.execute.model.build import build_runner, rehearse
 from triptych.workers.execute.model.checkpoint import read_config
 from triptych.workers.execute.model.decoder_spec import DecoderSpec, describe_decoder
-from triptych.workers.execute.model.four_bits import open_tensors
 from triptych.workers.execute.model.native_self_test import check_native
 from triptych.workers.execute.model.proof import ProofStore
 from triptych.workers.execute.model.ropes import find_ropes
+from triptych.workers.execute.model.stored_weights import open_tensors
 
 Start = Callable[[str], ModelCard]
 

@@ -15,6 +15,7 @@ from tests.workers.execute.model.native import (
     EVERY_STEP,
     PLAINLY,
     NativeEngine,
+    change_config,
     changed_tensors,
     in_mxfp4,
     make_checkpoint,
@@ -22,7 +23,7 @@ from tests.workers.execute.model.native import (
     make_request,
     pack,
 )
-from tests.workers.execute.model.test_four_bits import change_config, load
+from tests.workers.execute.model.test_four_bits import load
 from tests.workers.execute.model.test_native_experts import (
     NUM_PAGES,
     NUM_TOKENS,
@@ -37,8 +38,8 @@ from triptych.workers.execute.kernels.compile import available_levels
 from triptych.workers.execute.kernels.structures import Format
 from triptych.workers.execute.model.decoder_spec import Unsupported
 from triptych.workers.execute.model.expert_modules import FollowedChoices
-from triptych.workers.execute.model.four_bits import open_tensors
 from triptych.workers.execute.model.native_decoder import NativeDecoder
+from triptych.workers.execute.model.stored_weights import open_tensors
 
 SIZES = {
     "hidden_size": 96,

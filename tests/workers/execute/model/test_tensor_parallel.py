@@ -17,6 +17,7 @@ import pytest
 from tests.adapters import ATTENTION, make_adapter
 from tests.tiny import LLAMA_LIKE, make_tiny_model
 from tests.workers.execute.factories import make_scheduler, make_sequences, run
+from tests.workers.execute.model.fp8_checkpoints import make_fp8_pair
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.engine import Engine
@@ -97,6 +98,17 @@ def test_two_ranks_say_what_one_says_until_one_dies(tmp_path: Path, monkeypatch:
         assert heads_of(runner) == {1}, "each rank has its share of the pages"
         check_death(runner, deaths)
     assert not list(tmp_path.glob("ranks-*"))
+
+
+@pytest.mark.slow
+def test_each_rank_takes_its_share_of_weights_in_fp8(tmp_path: Path) -> None:
+    folder, _ = make_fp8_pair("qwen3_moe", "blocks", tmp_path, hidden_size=160, moe_intermediate_size=136)
+    prompt = replace(trash_prefill(16), token_ids=np.arange(3, 19, dtype=np.int32))
+    logits = []
+    for num_ranks in (1, 2):
+        with runner_of(folder, tmp_path, num_ranks) as runner:
+            logits.append(runner.compute_logits(prompt).numpy())
+    np.testing.assert_allclose(logits[1], logits[0], atol=1e-4)
 
 
 def heads_of(runner: TorchRunner) -> set[int]:

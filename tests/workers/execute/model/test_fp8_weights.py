@@ -1,0 +1,349 @@
+"""Checkpoints in FP8, against plain ones of what their weights stand for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from tests.conftest import HAS_GPU
+from tests.workers.execute.factories import make_scheduler, run
+from tests.workers.execute.model.fp8_checkpoints import (
+    ALL,
+    BLOCK,
+    FORMS,
+    FP8,
+    ODD,
+    dequantised,
+    in_fp8,
+    make_fp8_pair,
+    scheme,
+    store_in_fp8,
+)
+from tests.workers.execute.model.native import (
+    PLAINLY,
+    change_config,
+    changed_tensors,
+    greedy,
+    make_checkpoint,
+    make_request,
+    shorten_self_test,
+)
+from tests.workers.execute.model.test_four_bits import load, logits
+from tests.workers.execute.model.test_text_part import make_seeing
+from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
+from triptych.protocol.errors import ConfigError
+from triptych.protocol.model_card import ModelCard
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.model.build import build_runner
+from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder
+from triptych.workers.execute.model.oracle import Oracle, mapped_model
+from triptych.workers.execute.model.stored_weights import open_for_modules, open_tensors
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": ODD,
+    "qwen3": {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64},
+    "ministral3": ODD,
+    "qwen3_moe": {"hidden_size": 160, "moe_intermediate_size": 136},
+    "mixtral": {"hidden_size": 136, "intermediate_size": 144},
+}
+DOWN = "model.layers.0.mlp.down_proj.weight"
+
+
+def say(folder: Path, **options: Any) -> tuple[list[list[int]], ModelCard]:
+    """Greedy tokens of three prompts, together, by the runner of the checkpoint."""
+    runner, card = build_runner(
+        ModelConfig(model=str(folder), **{"device": "cpu", "dtype": "float32", **options}),
+        CacheConfig(num_pages=64), SchedulerConfig(max_num_seqs=4, prefill_chunk=32),
+        model_dir=folder, run_dir=folder.parent, progress=lambda done, total: None,
+    )  # fmt: skip
+    requests = [make_request(index, length, 12) for index, length in enumerate((1, 20, 45))]
+    outputs = run(Engine(make_scheduler(*requests, num_pages=64, page_size=16, max_model_len=512), runner))
+    return [outputs[request.key] for request in requests], card
+
+
+def expected(plain: Path) -> list[list[int]]:
+    """What transformers generates in float32."""
+    model: Any = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, **PLAINLY)
+    requests = [make_request(index, length, 12) for index, length in enumerate((1, 20, 45))]
+    return [greedy(model, request.tokens[: request.num_prompt_tokens].tolist(), 12) for request in requests]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tokens_are_those_of_transformers_with_what_the_weights_stand_for(form: str, tmp_path: Path) -> None:
+    stored, plain = make_fp8_pair("llama", form, tmp_path, **ODD)
+    tokens, card = say(stored)
+    assert card.backend == "native float32"
+    assert tokens == say(stored, backend="transformers")[0] == expected(plain)
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("form", ["blocks", "tensors", "channels"])
+def test_families_say_the_same_by_kernels_and_by_modules(family: str, form: str, tmp_path: Path) -> None:
+    stored, plain = make_fp8_pair(family, form, tmp_path, **MODELS[family])
+    tokens, card = say(stored)
+    assert card.backend == "native float32"
+    assert card.num_parameters == sum(tensor.numel() for tensor in load_file(plain / "model.safetensors").values())
+    by_modules, card = say(stored, backend="transformers")
+    assert "transformers" in card.backend
+    assert tokens == by_modules == expected(plain)
+
+
+@pytest.mark.parametrize("options", [
+    {"dtype": "bfloat16"}, {"dtype": "float32"}, {"quantization": "int8"}, {"quantization": "int4"},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_logits_have_the_bits_of_the_plain_checkpoint(family: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Weights are rounded once: to bfloat16, to 8 bits or to 4."""
+    stored, plain = make_fp8_pair(family, "blocks", tmp_path, **MODELS[family])
+    assert np.array_equal(logits(load(stored, **options)), logits(load(plain, **options)))
+
+
+SIZES = st.integers(1, 300)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.tuples(SIZES, SIZES), block=st.sampled_from([(128, 128), (1, ALL), (ALL, ALL), (7, 33)]), data=st.data()
+)
+def test_every_weight_is_its_number_times_the_scale_of_its_block(
+    shape: tuple[int, int], block: tuple[int, int], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder, seed = tmp_path_factory.mktemp("weights"), data.draw(st.integers(0, 1 << 30))
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    numbers[(numbers & 127) == 127] = 0  # no numbers
+    scales = torch.rand(-(-shape[0] // block[0]), -(-shape[1] // block[1]), generator=generator)
+    save_file({"a.weight": numbers.view(FP8), "a.weight_scale_inv": scales}, folder / "model.safetensors")
+    size = [min(each, of) for each, of in zip(block, shape, strict=True)]
+    (folder / "config.json").write_text(
+        json.dumps({"quantization_config": {"quant_method": "fp8", "weight_block_size": size}})
+    )
+    found = open_tensors(folder)["a.weight"]
+    assert torch.equal(found, dequantised(numbers.view(FP8), scales, *block).float())
+
+
+def test_scales_may_be_the_exponents_of_two(tmp_path: Path) -> None:
+    stored, _ = make_fp8_pair("llama", "blocks", tmp_path, num_hidden_layers=1, **ODD)
+    change_config(stored, quantization_config={"quant_method": "mxfp8", "modules_to_not_convert": ["lm_head"]})
+    with changed_tensors(stored) as tensors:
+        for name in [name for name in tensors if name.endswith("_scale_inv")]:
+            numbers = tensors[name.removesuffix("_scale_inv")]
+            size = (len(numbers), -(-numbers.shape[1] // 32))
+            tensors[name] = torch.randint(117, 121, size, dtype=torch.uint8)
+    scales = torch.exp2(tensors[f"{DOWN}_scale_inv"].double() - 127)
+    assert torch.equal(open_tensors(stored)[DOWN], dequantised(tensors[DOWN], scales, 1, 32).float())
+    assert say(stored)[1].backend == "native float32"
+
+
+@pytest.mark.parametrize("type_", [torch.bfloat16, torch.float16, torch.float8_e8m0fnu], ids=str)
+def test_scales_may_have_other_types(type_: torch.dtype, tmp_path: Path) -> None:
+    stored, plain = make_fp8_pair("llama", "blocks", tmp_path, num_hidden_layers=1, **ODD)
+    with changed_tensors(stored) as tensors, changed_tensors(plain) as wanted:
+        numbers = tensors[DOWN]
+        scales = tensors[f"{DOWN}_scale_inv"] = (tensors[f"{DOWN}_scale_inv"] * 1.3).to(type_)
+        wanted[DOWN] = dequantised(numbers, scales.float(), BLOCK, BLOCK).float()
+    assert torch.equal(open_tensors(stored)[DOWN], load_file(plain / "model.safetensors")[DOWN])
+
+
+def test_experts_in_one_tensor_have_blocks_of_their_own(tmp_path: Path) -> None:
+    stored, _ = make_fp8_pair("llama", "blocks", tmp_path, num_hidden_layers=1)
+    parts = [in_fp8(torch.randn(160, 200), BLOCK, BLOCK) for _ in range(3)]
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    numbers = torch.stack([numbers.view(torch.uint8) for numbers, _ in parts]).view(FP8)
+    with changed_tensors(stored) as tensors:
+        tensors |= {name: numbers, f"{name}_scale_inv": torch.stack([scales for _, scales in parts])}
+    wanted = [dequantised(*part, BLOCK, BLOCK).float() for part in parts]
+    assert torch.equal(open_tensors(stored)[name], torch.stack(wanted))
+
+
+def test_a_head_in_fp8_runs_as_well(tmp_path: Path) -> None:
+    stored, plain = make_fp8_pair("llama", "blocks", tmp_path, **ODD)
+    with changed_tensors(stored) as tensors, changed_tensors(plain) as wanted:
+        numbers, scales = in_fp8(tensors["lm_head.weight"], BLOCK, BLOCK)
+        tensors |= {"lm_head.weight": numbers, "lm_head.weight_scale_inv": scales}
+        wanted["lm_head.weight"] = dequantised(numbers, scales, BLOCK, BLOCK).float()
+        tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].bfloat16()
+        wanted["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].float()
+    assert say(stored)[0] == say(stored, backend="transformers")[0] == expected(plain)
+
+
+def test_what_modelopt_says_in_a_file_of_its_own_is_read(tmp_path: Path) -> None:
+    stored, plain = make_fp8_pair("llama", "modelopt", tmp_path, **ODD)
+    config = json.loads((stored / "config.json").read_text())
+    del config["quantization_config"]
+    (stored / "config.json").write_text(json.dumps(config))
+    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (stored / "hf_quant_config.json").write_text(json.dumps(said))
+    assert say(stored)[0] == say(stored, backend="transformers")[0] == expected(plain)
+
+
+def test_the_self_test_makes_a_weight_only_while_it_is_used(tmp_path: Path) -> None:
+    stored, _ = make_fp8_pair("qwen3", "blocks", tmp_path, **MODELS["qwen3"])
+    config, tensors = AutoConfig.from_pretrained(stored), open_tensors(stored)
+    spec = describe_decoder(config, tensors.shapes())
+    model = mapped_model(Oracle(config, spec, tensors, tensors.made(spec.matrices())), torch.bfloat16)
+    lacking = {name for name, parameter in model.named_parameters() if parameter.is_meta}
+    assert lacking == set(spec.matrices())
+
+
+def test_the_fused_decoder_has_what_the_weights_stand_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    shorten_self_test(monkeypatch)
+    small = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    stored, plain = make_fp8_pair("llama", "blocks", tmp_path, **ODD, **small)
+    device = "cuda" if HAS_GPU else "cpu"
+    tokens, card = say(stored, backend="fused", device=device)
+    assert (card.backend, tokens) == ("fused float32", expected(plain))
+
+
+def test_the_fused_decoder_quantises_it_again_by_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from triptych.workers.execute.model.fused_weights import Format, FusedLoader
+
+    stored, plain = make_fp8_pair("llama", "channels", tmp_path, num_hidden_layers=1, **ODD)
+    with changed_tensors(plain) as wanted:
+        wanted_weight = wanted[DOWN]
+    tensors = open_tensors(stored)
+    spec = describe_decoder(AutoConfig.from_pretrained(stored), tensors.shapes())
+    loader = FusedLoader(
+        spec, tensors, format_=Format(torch.float32, is_fp8=True), device=torch.device("cpu"),
+        progress=lambda done, total: None,
+    )  # fmt: skip
+    down: Any = loader.load().layers[0].mlp
+    found = down.down.weight.values.float() * down.down.weight.scales
+    # The greatest of each output has the greatest number already: nothing is rounded a second time.
+    assert torch.allclose(found, wanted_weight, rtol=1e-6)
+
+
+Change = Callable[[dict[str, torch.Tensor]], object]
+
+
+def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    return lambda tensors: tensors.update({name: change(tensors[name])})
+
+
+def nan_last(scales: torch.Tensor) -> torch.Tensor:
+    scales[-1] = float("nan")
+    return scales
+
+
+@pytest.mark.parametrize("backend", ["native", "transformers"])
+@pytest.mark.parametrize(("form", "change", "reason"), [
+    ("blocks", lambda t: t.pop(f"{DOWN}_scale_inv"), f"{DOWN} is in FP8 and has 0 scales, not one: {DOWN}_scale_inv"),
+    ("blocks", lambda t: t.update({f"{DOWN}_scale": torch.ones(2, 2)}), f"{DOWN} is in FP8 and has 2 scales"),
+    ("blocks", changed(f"{DOWN}_scale_inv", lambda s: s[:1].clone()), rf"{DOWN}_scale_inv in .* has shape \(1, 2\), "),
+    ("channels", changed(f"{DOWN}_scale", lambda s: s[:9].clone()), r"weights \(160, 200\) in blocks of 1 x all have "),
+    ("blocks", changed(f"{DOWN}_scale_inv", nan_last), f"{DOWN}_scale_inv has scales that are no finite numbers"),
+    ("tensors", changed(f"{DOWN}_scale_inv", lambda s: s / 0), f"{DOWN}_scale_inv has scales that are no finite"),
+])  # fmt: skip
+def test_damage_is_told_by_name(backend: str, form: str, change: Change, reason: str, tmp_path: Path) -> None:
+    stored, _ = make_fp8_pair("llama", form, tmp_path, num_hidden_layers=1, **ODD)
+    with changed_tensors(stored) as tensors:
+        change(tensors)
+    with pytest.raises(ConfigError, match=reason):
+        say(stored, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["native", "transformers"])
+@pytest.mark.parametrize(("form", "change", "reason"), [
+    ("blocks", changed(f"{DOWN}_scale_inv", torch.Tensor.int), f"{DOWN}_scale_inv is of type I32, which is none of"),
+    ("blocks", lambda t: t.update({f"{DOWN}_scale_2": torch.ones(1)}), f"nobody knows what {DOWN}_scale_2 does"),
+    ("blocks", lambda t: t.update({"lm_head.weight_scale": torch.ones(1)}), "nobody knows what lm_head.weight_scale"),
+    ("channels", lambda t: t.update({f"{DOWN}_zero_point": torch.ones(160, 1)}), f"what {DOWN}_zero_point does"),
+    ("blocks", changed(DOWN, lambda t: t.float().to(torch.float8_e5m2)), "nobody knows|F8_E5M2"),
+])  # fmt: skip
+def test_what_would_be_left_out_is_refused(
+    backend: str, form: str, change: Change, reason: str, tmp_path: Path
+) -> None:
+    stored, _ = make_fp8_pair("llama", form, tmp_path, num_hidden_layers=1, **ODD)
+    with changed_tensors(stored) as tensors:
+        change(tensors)
+    with pytest.raises(ConfigError, match=reason):
+        say(stored, backend=backend)
+
+
+FLOATS = scheme("channel")
+GROUP = FLOATS["config_groups"]["group_0"]
+
+
+@pytest.mark.parametrize("backend", ["auto", "transformers"])
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quantised by modelopt NVFP4"),
+    ({"quant_method": "fp8", "expert_dtype": "fp4"}, "its experts are quantised by fp4"),
+    ({"quant_method": "fp9"}, "quantised by fp9"),
+    ({"quant_method": None}, "quantised by"),
+    ({"quant_method": "fp8", "weight_block_size": [128]}, "quantization_config in .* is damaged"),
+    ({"quant_method": "fp8", "weight_block_size": [128, "128"]}, "quantization_config in .* is damaged"),
+    ({**FLOATS, "format": "mxfp8-quantized"}, "mxfp8-quantized"),
+    ({**FLOATS, "format": "nvfp4-pack-quantized"}, "nvfp4-pack-quantized"),
+    ({**FLOATS, "config_groups": {"a": GROUP, "b": {**GROUP, "format": "pack-quantized"}}}, "and pack-quantized"),
+    ({**FLOATS, "config_groups": {"a": {"weights": {**GROUP["weights"], "symmetric": False}}}}, "not symmetric"),
+    ({**FLOATS, "config_groups": {"a": {"weights": {**GROUP["weights"], "num_bits": 4}}}}, "not in 8 bits"),
+    ({**FLOATS, "config_groups": {"a": {"weights": {**GROUP["weights"], "strategy": "token"}}}}, "by token"),
+    ({**FLOATS, "transform_config": {"config_groups": {"R4": {}}}}, "transformed"),
+    ({**FLOATS, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse"),
+], ids=str)  # fmt: skip
+def test_other_quantisations_are_refused_by_name(backend: str, changes: Any, reason: str, tmp_path: Path) -> None:
+    stored, _ = make_fp8_pair("llama", "channels", tmp_path, num_hidden_layers=1)
+    change_config(stored, quantization_config=changes)
+    with pytest.raises(ConfigError, match=reason):
+        say(stored, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["auto", "transformers"])
+def test_fp8_of_which_the_config_knows_nothing_is_refused(backend: str, tmp_path: Path) -> None:
+    stored, _ = make_fp8_pair("llama", "blocks", tmp_path, num_hidden_layers=1)
+    change_config(stored, quantization_config=None)
+    with pytest.raises(ConfigError, match="is of type F8_E4M3, and its config does not say what that stands for"):
+        say(stored, backend=backend)
+
+
+def test_scales_that_transformers_does_not_use_are_refused(tmp_path: Path) -> None:
+    plain = make_checkpoint("llama", tmp_path / "plain", num_hidden_layers=1)
+    with changed_tensors(plain) as tensors:
+        tensors[f"{DOWN}_scale"] = torch.ones(64, 1)
+    with pytest.raises(ConfigError, match=f"1 tensors of quantised weights were not used, '{DOWN}_scale' first"):
+        say(plain, backend="transformers")
+
+
+@pytest.mark.parametrize("backend", ["native", "transformers"])
+def test_the_text_part_of_a_model_that_sees_is_in_fp8(backend: str, tmp_path: Path) -> None:
+    """As Ministral 3 is published."""
+    make_seeing("ministral3 in mistral3", tmp_path / "plain")
+    stored = store_in_fp8(tmp_path / "plain", "tensors", tmp_path / "stored")
+    whole: Any = AutoModelForImageTextToText.from_pretrained(tmp_path / "plain")
+    requests = [make_request(index, length, 12) for index, length in enumerate((1, 20, 45))]
+    wanted = [greedy(whole, request.tokens[: request.num_prompt_tokens].tolist(), 12) for request in requests]
+    tokens, card = say(stored, backend=backend)
+    assert tokens == wanted
+    assert card.backend.startswith(backend)
+
+
+def test_names_are_those_of_files_for_modules_and_plain_for_kernels(tmp_path: Path) -> None:
+    make_seeing("ministral3 in mistral3", tmp_path / "plain")
+    stored = store_in_fp8(tmp_path / "plain", "tensors", tmp_path / "stored")
+    for_modules, for_kernels = open_for_modules(stored), open_tensors(stored)
+    assert for_modules is not None
+    with changed_tensors(tmp_path / "plain") as tensors:
+        assert set(for_modules) == set(tensors)
+    assert torch.equal(for_modules[f"language_model.{DOWN}"], for_kernels[DOWN])
+
+
+def test_unsupported_is_what_the_kernels_say(tmp_path: Path) -> None:
+    stored, _ = make_fp8_pair("llama", "blocks", tmp_path, num_hidden_layers=1)
+    change_config(stored, quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4"})
+    with pytest.raises(Unsupported, match="quantised by modelopt NVFP4"):
+        load(stored)
+    change_config(stored, quantization_config="fp8")
+    with pytest.raises(ConfigError, match=r"quantization_config in .* is damaged: it is 'fp8'"):
+        open_tensors(stored)
