@@ -1,4 +1,4 @@
-"""What execute writes down of each step: tokens, ends and times into the journal, one message for summarize."""
+"""What execute writes down of each step: tokens, ends and times into the journal, and rows for summarize."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from ...protocol.journal.tokens import (
     read_tokens,
     was_scheduled,
 )
-from ...protocol.messages import FINISH_REASONS, StepDone
+from ...protocol.messages import FINISH_REASONS
 from .engine import StepOutputs
+from .reports import StepRows
 from .scheduling.plan import Plan
 from .scheduling.progress import Progress
 from .scheduling.sequence import Key, Sequence
@@ -42,12 +43,11 @@ class _Columns(NamedTuple):
 
     keys: list[Key]
     slots: npt.NDArray[np.int64]
-    slot_bytes: bytes  # as messages have them
-    generation_bytes: bytes
+    generations: npt.NDArray[np.int64]
 
 
 class Bookkeeper:
-    """Turns requests into sequences, and the engine's outputs into journal entries and messages."""
+    """Turns requests into sequences, and the engine's outputs into journal entries and rows of messages."""
 
     def __init__(self, journal: Journal, *, eos_token_ids: frozenset[int], adapters: Iterable[str] = ()) -> None:
         self._journal = journal
@@ -146,8 +146,8 @@ class Bookkeeper:
             if key not in self._views:
                 self._writer.finish(*key, "abort")
 
-    def record(self, outputs: StepOutputs) -> StepDone | None:
-        """Write a step into the journal; the message that tells summarize, or None if there is nothing to tell."""
+    def record(self, outputs: StepOutputs) -> StepRows | None:
+        """Write a step into the journal; what summarize is to hear of it, or None if there is nothing to tell."""
         plan, progress = outputs.plan, outputs.progress
         self._note_schedule(outputs)
         self._note_chunks(outputs.plan)
@@ -170,7 +170,7 @@ class Bookkeeper:
         ends = self._write_ends(outputs)
         if not (len(token_ids) or ends):
             return None
-        return self._message(plan.step, outputs.collected_at, indices, token_ids, ends)
+        return self._rows(outputs, indices, token_ids, ends)
 
     def _note_recovery(self, key: Key, times: TokenTimes) -> None:
         """A request that ran before was interrupted by a crash, since its last token or since it was scheduled.
@@ -261,10 +261,10 @@ class Bookkeeper:
             self._writer.finish(*key, *end)
         return {key: reason for key, (reason, _) in ends.items()}
 
-    def _message(
-        self, step: int, now_ns: int, indices: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32],
+    def _rows(
+        self, outputs: StepOutputs, indices: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32],
         ends: dict[Key, str],
-    ) -> StepDone:  # fmt: skip
+    ) -> StepRows:  # fmt: skip
         columns, reasons = self._columns, bytes(len(token_ids))
         if ends:
             silent = [key for key in ends if key not in set(columns.keys)]
@@ -275,19 +275,10 @@ class Bookkeeper:
             last_rows = {key: row for row, key in enumerate(columns.keys)}
             numbers = {last_rows[key]: FINISH_REASONS.index(reason) for key, reason in ends.items()}
             reasons = bytes(numbers.get(row, 0) for row in range(len(columns.keys)))
-        return StepDone(
-            step,
-            now_ns,
-            columns.slot_bytes,
-            columns.generation_bytes,
-            indices.astype("<u4").tobytes(),
-            token_ids.astype("<i4").tobytes(),
-            reasons,
-        )
+        step, at = outputs.plan.step, outputs.collected_at
+        return StepRows(step, at, columns.slots, columns.generations, indices, token_ids, reasons)
 
 
 def _columns(keys: list[Key]) -> _Columns:
     slots, generations = np.array(keys, np.int64).reshape(-1, 2).T
-    return _Columns(
-        list(keys), np.ascontiguousarray(slots), slots.astype("<u4").tobytes(), generations.astype("<u4").tobytes()
-    )
+    return _Columns(list(keys), np.ascontiguousarray(slots), np.ascontiguousarray(generations))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import secrets
 import time
 from typing import Any, TextIO
@@ -23,7 +24,7 @@ from .bookkeeping import Bookkeeper
 from .engine import Engine, NoTrace, StepOutputs
 from .grammar.intake import GrammarIntake
 from .grammar.matcher import GrammarCompiler
-from .loading import load_runner, settle_scheduling
+from .loading import load_runner, settle_interval_ms, settle_scheduling
 from .quarantine import Quarantine
 from .reports import Reports
 from .scheduling.audit import measure_memory
@@ -38,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 IDLE_STEP_S = 0.001  # when there is work and none of it can be done, which the scheduler rules out
 COMPILE_S = 30.0  # on a GPU a step may be the first to need some kernel or graph
-SHORT_STEP_NS = 500_000  # of a shorter one summarize may hear with the next
 PATIENCE_STEPS = 20  # a step that takes so many times as long as usual counts as hung
 
 
@@ -130,7 +130,7 @@ class Execute:
         self._showing = Showing(context.board.view, self._engine)
         self._set_patience()
         self._links = context.links("summarize")
-        self._reports = Reports(self._links)
+        self._reports = Reports(self._links, interval_ms=settle_interval_ms(context.config, card))
         self._grammars = GrammarIntake(GrammarCompiler(context.run_dir, card), self._links.bell())
         self._poller = self._links.poller(self._grammars.bell.file, *context.stop_files)
 
@@ -165,23 +165,26 @@ class Execute:
             self._poller.wait(IDLE_STEP_S)
             return
         outputs = self._engine.collect()
-        message = self._books.record(outputs)
+        rows = self._books.record(outputs)
         self._intent.end()
         if self._flushes:
             self._context.flush_journal()
-        if message is not None:
-            self._reports.add(message)
-        self._reports.send(may_hold=self._may_hold(outputs))
+        if rows is not None:
+            self._reports.add(rows)
+        self._reports.send(next_in_s=self._next_in_s(outputs))
         if self._quarantine.is_on:
             self._put_back(self._quarantine.observe(outputs.plan, outputs.progress))
         self._count(outputs)
 
-    def _may_hold(self, outputs: StepOutputs) -> bool:
-        """Whether the next step is likely to be over as quickly as this one."""
-        next_plan = self._engine.latest_plan
-        is_short = outputs.collected_at - outputs.began_at < SHORT_STEP_NS
-        has_prompts = next_plan is not None and next_plan.num_prefill_tokens > 0
-        return is_short and self._engine.has_work and not has_prompts and not outputs.progress.finished
+    def _next_in_s(self, outputs: StepOutputs) -> float:
+        """When the next step is likely to be over, if it may be told together with this one."""
+        progress, next_plan = outputs.progress, self._engine.latest_plan
+        has_ends = progress.finished or progress.expired or progress.failed
+        # First tokens are from steps with prompts; and how long such a one will take nobody knows.
+        has_prompts = outputs.plan.prefills or (next_plan is not None and next_plan.prefills)
+        if has_ends or has_prompts or not self._engine.has_work:
+            return math.inf
+        return (outputs.collected_at - outputs.began_at) / 1e9
 
     def _launch(self) -> None:
         """Plans and launches what may be in flight now. With suspects about, one step at a time."""
@@ -189,7 +192,7 @@ class Execute:
             plan = self._engine.plan()
             if plan is None:
                 return
-            if plan.num_prefill_tokens:
+            if plan.prefills:
                 self._reports.send()
             self._intent.begin(plan, self._engine.scheduler.rows)
             self._engine.launch(plan)
