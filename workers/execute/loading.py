@@ -13,8 +13,8 @@ from ..process import WorkerContext
 from .hash_model import build_hash_runner
 from .step import Runner
 
-STREAM_INTERVAL_MS = 1.0
-CPU_STREAM_INTERVAL_MS = 10.0  # there the processors that tell of a step are those that compute the next one
+REPORT_INTERVAL_MS = 1.0
+CPU_REPORT_INTERVAL_MS = 10.0  # there the processors that tell of a step are those that compute the next one
 NUM_DRAFTED = 4  # tokens that a draft model guesses of each answer in a step
 CPU_MIXED_PREFILL_TOKENS = 128  # on a CPU prompts take so long that every token of others would wait for a whole chunk
 
@@ -63,9 +63,9 @@ def settle_scheduling(config: PipelineConfig, card: ModelCard) -> SchedulerConfi
 
 def settle_interval_ms(config: PipelineConfig, card: ModelCard) -> float:
     """How long tokens of short steps may wait for those of the next ones."""
-    if config.service.stream_interval_ms is not None:
-        return config.service.stream_interval_ms
-    return CPU_STREAM_INTERVAL_MS if card.device == "cpu" else STREAM_INTERVAL_MS
+    if config.service.report_interval_ms is not None:
+        return config.service.report_interval_ms
+    return CPU_REPORT_INTERVAL_MS if card.device == "cpu" else REPORT_INTERVAL_MS
 
 
 def check_speculation(config: SchedulerConfig, runner: Runner, card: ModelCard) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import NamedTuple
 
@@ -14,9 +13,9 @@ from ...protocol.messages import StepDone
 
 
 class StepRows(NamedTuple):
-    """What one step brought, a row a token or end; those of one sequence in order."""
+    """What steps brought, a row a token or end; those of one sequence in order."""
 
-    step: int
+    step: int  # the last
     collected_at: int
     slots: npt.NDArray[np.int64]  # [n], as all columns
     generations: npt.NDArray[np.int64]
@@ -30,43 +29,37 @@ class Reports:
 
     One wakes a thread of ZeroMQ here, summarize, and each client that follows, and its rows cost each of them about as
     much as tokens do: where a step takes less than a few milliseconds, and the processors that tell are those that
-    compute, that is a good part of it. Whether a message is held or lost, the journal has its tokens already.
+    compute, that is a good part of it.
     """
 
     def __init__(self, links: Links, *, interval_ms: float) -> None:
         self._links = links
         self._interval_s = interval_ms / 1e3
-        self._held: list[StepRows] = []
-        self._due = 0.0  # until then what comes may be held
+        self._due = 0.0  # when the interval since the last one is over
 
-    def add(self, rows: StepRows) -> None:
-        self._held.append(rows)
-
-    def send(self, *, next_in_s: float = math.inf) -> None:
-        """Send what is there, unless somebody will call again in ``next_in_s``, and that is before the interval is
-        over: so nobody hears of a token later than the interval after it was known.
+    def may_wait(self, next_in_s: float) -> bool:
+        """Whether what is known now can be told in ``next_in_s``, when there will be more: before the interval is over,
+        so that nobody hears of a token later than the interval after it was known.
         """
-        if not self._held:
-            return
-        now = time.monotonic()
-        if now + next_in_s < self._due:
-            return
-        self._due = now + self._interval_s
-        held, self._held = self._held, []
-        self._links.send("summarize", _message(held))
+        return time.monotonic() + next_in_s < self._due
+
+    def send(self, parts: list[StepRows]) -> None:
+        """Tell the rows of all. Whether the message is lost, the journal has them already."""
+        self._due = time.monotonic() + self._interval_s
+        self._links.send("summarize", _message(parts))
 
 
-def _message(held: list[StepRows]) -> StepDone:
-    """The rows of all; the tokens of a sequence stand together, in order, so that its reader has them at once."""
-    _, _, slots, generations, indices, token_ids, reasons = rows = held[-1]
-    if len(held) > 1:
-        slots, generations, indices, token_ids = map(np.concatenate, zip(*(each[2:6] for each in held), strict=True))
+def _message(parts: list[StepRows]) -> StepDone:
+    """The tokens of a sequence stand together, in order, so that its reader has them at once."""
+    step, collected_at, slots, generations, indices, token_ids, reasons = parts[-1]
+    if len(parts) > 1:
+        slots, generations, indices, token_ids = map(np.concatenate, zip(*(part[2:6] for part in parts), strict=True))
         order = np.argsort(slots, kind="stable")
         slots, generations, indices, token_ids = slots[order], generations[order], indices[order], token_ids[order]
-        reasons = np.frombuffer(b"".join(each.reasons for each in held), np.uint8)[order].tobytes()
+        reasons = np.frombuffer(b"".join(part.reasons for part in parts), np.uint8)[order].tobytes()
     return StepDone(
-        rows.step,
-        rows.collected_at,
+        step,
+        collected_at,
         slots.astype("<u4").tobytes(),
         generations.astype("<u4").tobytes(),
         indices.astype("<u4").tobytes(),

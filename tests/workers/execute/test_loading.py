@@ -13,9 +13,9 @@ from triptych.protocol.errors import ConfigError
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.loading import (
     CPU_MIXED_PREFILL_TOKENS,
-    CPU_STREAM_INTERVAL_MS,
+    CPU_REPORT_INTERVAL_MS,
     NUM_DRAFTED,
-    STREAM_INTERVAL_MS,
+    REPORT_INTERVAL_MS,
     check_speculation,
     find_folders,
     settle_interval_ms,
@@ -41,14 +41,14 @@ def test_on_a_cpu_prompts_take_little_of_a_step(device: str, options: dict[str, 
 @pytest.mark.parametrize(
     ("device", "asked", "settled"),
     [
-        ("cpu", None, CPU_STREAM_INTERVAL_MS),
-        ("cuda:0", None, STREAM_INTERVAL_MS),
+        ("cpu", None, CPU_REPORT_INTERVAL_MS),
+        ("cuda:0", None, REPORT_INTERVAL_MS),
         ("cpu", 0.0, 0.0),
         ("cuda", 5.0, 5.0),
     ],
 )
 def test_a_cpu_tells_of_short_steps_less_often(device: str, asked: float | None, settled: float) -> None:
-    config = PipelineConfig(service=ServiceConfig(stream_interval_ms=asked))
+    config = PipelineConfig(service=ServiceConfig(report_interval_ms=asked))
     assert settle_interval_ms(config, replace(CARD, device=device)) == settled
 
 

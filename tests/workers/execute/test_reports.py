@@ -14,6 +14,8 @@ from tests.simulation.clock import installed
 from tests.simulation.processes import Worker
 from tests.simulation.world import World
 from triptych.protocol.channels import Links
+from triptych.protocol.intent import Intent
+from triptych.protocol.journal.layout import split_word
 from triptych.protocol.journal.requests import RequestWriter
 from triptych.protocol.messages import StepDone
 from triptych.workers.execute.engine import StepOutputs
@@ -55,7 +57,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 def tell(world: World, interval_ms: float) -> None:
-    world.config = replace(world.config, service=replace(world.config.service, stream_interval_ms=interval_ms))
+    world.config = replace(world.config, service=replace(world.config.service, report_interval_ms=interval_ms))
 
 
 def begin(world: World) -> Execute:
@@ -147,6 +149,48 @@ def test_ends_and_first_tokens_wait_for_nobody(world: World, monkeypatch: pytest
     assert all(any(end <= at < end + STEP_NS // 10 for end in steps_end_at) for at in urgent)
 
 
+def test_what_is_told_is_in_the_journal_and_on_the_disk_if_that_is_asked_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = replace(world.config.service, journal="/disk", journal_flush="step")
+    world.config = replace(world.config, service=service)
+    sent, execute = Sent(world, monkeypatch), begin(world)
+    num_on_disk, flushes_before = 0, list[int]()
+
+    def flush() -> None:
+        nonlocal num_on_disk
+        num_on_disk = split_word(world.journal.tokens_words[0])[0]
+        flushes_before.append(len(sent.messages))
+
+    monkeypatch.setattr(execute._journal, "flush", flush)
+    add(execute, world, num_tokens=60)
+    while execute._engine.has_work:
+        execute.wait()
+        execute.turn()
+        assert num_on_disk == sum(map(len, sent.messages))
+    assert flushes_before == list(range(len(sent.messages))), "one a message, before it"
+
+
+def test_before_a_request_is_adopted_everything_is_written(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The intent then says nothing of how many steps are lost if one in flight kills."""
+    execute, num_adopted = begin(world), 0
+    begin_one = Intent.begin_one
+
+    def begin_one_with_a_look(intent: Intent, key: int) -> None:
+        nonlocal num_adopted
+        num_adopted += 1
+        assert not execute._books.num_unwritten
+        begin_one(intent, key)
+
+    monkeypatch.setattr(Intent, "begin_one", begin_one_with_a_look)
+    for _ in range(3):
+        add(execute, world, num_tokens=100)
+        for _ in range(15):
+            execute.turn()
+    assert execute._books.num_unwritten
+    assert num_adopted == 3
+
+
 def test_nothing_is_held_while_a_prompt_is_computed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step with a prompt may take a second, whatever the last ones took."""
     sent, execute = Sent(world, monkeypatch), begin(world)
@@ -156,7 +200,8 @@ def test_nothing_is_held_while_a_prompt_is_computed(world: World, monkeypatch: p
         nonlocal num_prompts
         if any(launched.plan.num_prefill_tokens for launched in execute._engine._in_flight):
             num_prompts += 1
-            assert not execute._reports._held
+            assert not execute._books.num_unwritten
+            assert not execute._books._rows
         return collect()
 
     monkeypatch.setattr(execute._engine, "collect", collect_with_a_look)
