@@ -140,6 +140,7 @@ class Run:
             outputs = engine.collect()
             before = clock()
             books.record(outputs)
+            books.take_rows()
             intent.end()
             self.recovery_s += clock() - before
             self.num_steps += 1

@@ -37,16 +37,16 @@ class Blame:
         When somebody is named these are two: this one, and the one that made a suspect of him.
         """
         intent = self._board.intent(role)
-        keys = intent.read() if internal else []
+        keys, num_ahead = (intent.read(), intent.num_ahead) if internal else ([], 0)
         intent.clear()
-        has_named = self._note_digests(keys) if role == "prepare" else self._note_requests(role, keys)
+        has_named = self._note_digests(keys) if role == "prepare" else self._note_requests(role, keys, num_ahead)
         return 2 if has_named else 0
 
-    def _note_requests(self, role: str, keys: list[int]) -> bool:
+    def _note_requests(self, role: str, keys: list[int], num_ahead: int) -> bool:
         num_suspects, has_named = 0, False
         is_alone = len(set(map(self._request_of, keys))) == 1
         for key in keys:
-            deaths = self._deaths.add(role, key, is_alone=is_alone)
+            deaths = self._deaths.add(role, key, is_alone=is_alone, num_ahead=num_ahead)
             num_suspects += deaths is not None
             if deaths == POISONED:
                 has_named = True

@@ -31,8 +31,11 @@ class Intent:
         """Those besides; they too stay until the next call."""
         self._write(1 + _LIST_WORDS, keys)
 
-    def begin(self) -> None:
-        self._words[0] = 1
+    def begin(self, *, num_ahead: int = 0) -> None:
+        """``num_ahead``: undertakings that came to their end, and that nothing is written of yet: after a death they
+        are done again before this one is.
+        """
+        self._words[0] = 1 + num_ahead
 
     def end(self) -> None:
         """What was begun did no harm."""
@@ -49,6 +52,11 @@ class Intent:
         if not self._words[0]:
             return []
         return list(dict.fromkeys([*self._read(1), *self._read(1 + _LIST_WORDS)]))
+
+    @property
+    def num_ahead(self) -> int:
+        """As it was told when this began."""
+        return max(self._words[0] - 1, 0)
 
     def clear(self) -> None:
         self._words[0] = self._words[1] = self._words[1 + _LIST_WORDS] = 0

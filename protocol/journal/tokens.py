@@ -16,7 +16,7 @@ from .requests import RequestView, logprob_words
 MULTIPLIER = 0x01000193  # odd, so that no token is ever multiplied away
 MASK = 0xFFFFFFFF
 SHORT = 32  # for fewer tokens a loop is done before numpy has begun
-FEW = 4  # rows of a step, the same
+FEW = 4  # tokens of a step, or of several, the same
 _LOST = ("preempted_ns", "recovered_ns", "lost_early_ns")
 
 
@@ -28,10 +28,16 @@ def check_of(generation: int, tokens: npt.NDArray[np.int32]) -> int:
         for token in tokens.tolist():
             check = check * MULTIPLIER + token + 1 & MASK
         return check
-    powers = np.ones(n + 1, np.uint32)
-    np.multiply.accumulate(np.full(n, MULTIPLIER, np.uint32), out=powers[1:])
+    powers = _powers(n)
     values = tokens.view(np.uint32) + np.uint32(1)
     return (generation * int(powers[n]) + int(np.sum(values * powers[:n][::-1], dtype=np.uint32))) & MASK
+
+
+def _powers(n: int) -> npt.NDArray[np.uint32]:
+    """MULTIPLIER to the power of 0 to ``n``."""
+    powers = np.ones(n + 1, np.uint32)
+    np.multiply.accumulate(np.full(n, MULTIPLIER, np.uint32), out=powers[1:])
+    return powers
 
 
 class _Places(NamedTuple):
@@ -74,24 +80,38 @@ class TokenWriter:
     def publish(
         self, slots: Slots, indices: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32], now_ns: int
     ) -> None:
-        """Write one token for each slot at its index, then the words that make them true.
+        """Write one token for each slot at its index, then the words that make them true."""
+        self.publish_steps(slots, indices, token_ids[None], np.array([now_ns]))
+
+    def publish_steps(
+        self,
+        slots: Slots,
+        starts: npt.NDArray[np.int64],
+        token_ids: npt.NDArray[np.int32],
+        times_ns: npt.NDArray[np.int64],
+    ) -> None:
+        """The same for several steps at once: ``token_ids`` [k, n] of step j at its time, from ``starts`` [n] on.
 
         The same ``slots`` in the same array, which nobody writes to, need not be looked up again.
         """
-        if len(slots) <= FEW:
-            self.publish_in_order(slots, indices, token_ids, now_ns)
+        if token_ids.size <= FEW:
+            for step, now_ns in enumerate(times_ns.tolist()):
+                self.publish_in_order(slots, starts + step, token_ids[step], now_ns)
             return
         words = self._journal.words
-        tokens = token_ids.view(np.uint32)
+        tokens, num_steps = token_ids.view(np.uint32), len(token_ids)
         places = self._places
         if places is None or slots is not places.slots:
             places = _Places(slots, self._tokens_at[slots], self._times_at[slots], self._accepted_at[slots])
             self._places = places
-        words.put(places.tokens_at + indices, tokens)  # a fifth faster than words[...] = over many pages
-        words.put(places.times_at + indices, now_ns // TIME_UNIT_NS - places.accepted_at)
-        checks = self._checks[slots] * MULTIPLIER + tokens + 1
+        at = starts + np.arange(num_steps)[:, None]
+        words.put(places.tokens_at + at, tokens)  # a fifth faster than words[...] = over many pages
+        words.put(places.times_at + at, times_ns[:, None] // TIME_UNIT_NS - places.accepted_at)
+        powers = _powers(num_steps)
+        news = np.sum((tokens + np.uint32(1)) * powers[num_steps - 1 :: -1, None], axis=0, dtype=np.uint32)
+        checks = self._checks[slots] * powers[num_steps] + news
         self._checks[slots] = checks
-        self._journal.tokens_words[slots] = (indices + 1) << 32 | checks
+        self._journal.tokens_words[slots] = (starts + num_steps) << 32 | checks
 
     def publish_in_order(
         self, slots: Slots, indices: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32], now_ns: int

@@ -10,7 +10,8 @@ import pytest
 from tests.protocol.factories import TIMES, accept, make_record
 from triptych.driver.blame import Blame
 from triptych.protocol.board import Board
-from triptych.protocol.journal.deaths import POISONED, held_against
+from triptych.protocol.journal.deaths import MAX_AHEAD, POISONED, held_against, note_survival, num_ahead
+from triptych.protocol.journal.deaths import suspects as slots_of_suspects
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.requests import RequestWriter
 
@@ -94,6 +95,21 @@ def test_the_beams_of_a_search_are_named_together_for_they_never_run_alone(board
         explained.append(blame.note_death("execute", internal=True))
     assert explained == [0, 2]
     assert [held_against(journal, "execute", *key) for key in keys] == [POISONED] * 2
+
+
+def test_with_the_death_it_is_noted_how_far_the_worker_was_ahead_of_the_journal(board: Board, journal: Journal) -> None:
+    """So many tokens a suspect says again, alone, before the one that killed."""
+    key = accept(RequestWriter(journal), journal, make_record()).slot, 1
+    blame = Blame(board, journal)
+    for deaths, ahead in enumerate((12, MAX_AHEAD + 5), 1):
+        board.intent("execute").set_others([key[0] << 32 | key[1], 99 << 32])
+        board.intent("execute").begin(num_ahead=ahead)
+        blame.note_death("execute", internal=True)
+        assert num_ahead(journal, "execute", *key) == min(ahead, MAX_AHEAD)
+        assert held_against(journal, "execute", *key) == deaths
+        note_survival(journal, "execute", *key)
+        assert held_against(journal, "execute", *key) == 0
+        assert slots_of_suspects(journal, "execute") == []
 
 
 def test_suspects_of_two_requests_are_not_named_together(board: Board, journal: Journal) -> None:

@@ -47,6 +47,7 @@ LIMITS: list[tuple[str, Any, Any, Any, Any]] = [
     ("max_frame_bytes", 1023, 1024, None, (1 << 30) + 1),
     ("max_pending_bytes", (8 << 20) - 1, 8 << 20, None, None),
     ("window_tokens", 0, 1, 1 << 20, (1 << 20) + 1),
+    ("report_interval_ms", -0.1, 0, 1000, 1000.1),
     ("grammar_timeout_s", 0.04, 0.05, 60, 61),
     ("grammar_bytes", (1 << 20) - 1, 1 << 20, 1 << 40, (1 << 40) + 1),
     ("lease_s", 0.04, 0.05, 86_400.0, 86_401.0),

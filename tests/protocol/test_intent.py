@@ -28,6 +28,16 @@ def test_an_intent_is_seen_by_another_process_s_board(board: Board, tmp_path: Pa
     assert Board(tmp_path / "board").intent("execute").read() == []
 
 
+def test_what_was_done_and_not_written_is_known_until_the_next_undertaking(board: Board) -> None:
+    intent = board.intent("execute")
+    intent.set_standing([1])
+    for num_ahead in (0, 17):
+        intent.begin(num_ahead=num_ahead)
+        assert (intent.read(), intent.num_ahead) == ([1], num_ahead)
+    intent.end()
+    assert intent.num_ahead == 0
+
+
 def test_one_alone_replaces_what_was_there(board: Board) -> None:
     intent = board.intent("summarize")
     intent.set_standing([1, 2, 3])

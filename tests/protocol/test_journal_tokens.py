@@ -90,6 +90,29 @@ def test_steps_of_any_rows_are_read_as_if_written_one_by_one(steps: list[dict[in
         assert words == [(len(tokens), hash_of(1, tokens)) for tokens in expected]
 
 
+@settings(max_examples=50, deadline=None)
+@given(st.data(), st.integers(1, 3), st.integers(1, CAPACITY - 1))
+def test_several_steps_at_once_are_read_as_if_written_one_by_one(data: st.DataObject, n: int, k: int) -> None:
+    token_ids = np.array(data.draw(st.lists(st.lists(TOKEN_IDS, min_size=n, max_size=n), min_size=k, max_size=k)))
+    slots, starts = np.arange(n), np.arange(n) % 2  # some have said a token already
+    times_ns = TIMES.accepted_ns + TIME_UNIT_NS * np.arange(1, k + 1)
+    read = []
+    for is_at_once in (False, True):
+        with tempfile.TemporaryDirectory() as folder:
+            journal, views, writer = adopted(Path(folder), num_requests=n)
+            for view in views[1::2]:
+                say(writer, view, 7)
+            if is_at_once:
+                writer.publish_steps(slots, starts, token_ids.astype(np.int32), times_ns)
+            else:
+                for step, (row, now_ns) in enumerate(zip(token_ids.astype(np.int32), times_ns.tolist(), strict=True)):
+                    writer.publish(slots, starts + step, row, now_ns)
+            times = [read_times(journal, view, k + view.slot % 2).tokens_ns.tolist() for view in views]
+            read.append(([said(journal, view) for view in views], times))
+    assert read[0] == read[1]
+    assert read[0][0] == [[*[7] * (slot % 2), *column] for slot, column in enumerate(token_ids.T.tolist())]
+
+
 def test_nothing_was_said_before_the_adoption(tmp_path: Path) -> None:
     journal = make_journal(tmp_path)
     assert said(journal, accept(RequestWriter(journal), journal)) is None

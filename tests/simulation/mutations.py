@@ -13,6 +13,7 @@ from triptych.driver.blame import Blame
 from triptych.driver.exchange import Exchange
 from triptych.driver.stream import Assembly
 from triptych.protocol import messages as m
+from triptych.protocol.intent import Intent
 from triptych.protocol.journal.layout import ACCEPTED, FREE, extent, split_word, word
 from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestWriter
@@ -184,6 +185,14 @@ def kills_from_outside_blame(patch: Patch) -> None:
     patch.setattr(Blame, "note_death", lambda self, role, *, internal: real(self, role, internal=True))
 
 
+def suspects_are_acquitted_by_tokens_that_were_known_before_the_death(patch: Patch) -> None:
+    """execute does not say how many steps it has done and not written down, which are done again before the one that
+    kills.
+    """
+    real = Intent.begin
+    patch.setattr(Intent, "begin", lambda self, *, num_ahead=0: real(self))
+
+
 def choices_are_taken_from_those_who_were_found(patch: Patch) -> None:
     """A new life of summarize ranks the candidates that it has found so far, and does not wait for the others."""
     patch.setattr(Choices, "are_complete", True)
@@ -251,6 +260,7 @@ MUTATIONS = by_name(
     answers_end_before_their_tokens_are_counted,
     nobody_is_blamed,
     kills_from_outside_blame,
+    suspects_are_acquitted_by_tokens_that_were_known_before_the_death,
     choices_are_taken_from_those_who_were_found,
     only_a_beam_that_fails_now_ends_its_search,
     who_aborts_a_choice_aborts_all,

@@ -91,6 +91,7 @@ def _config(rng: random.Random) -> PipelineConfig:
     service = ServiceConfig(
         max_queue=rng.choice((2, 16, 16)),
         window_tokens=rng.choice((2, 256)),
+        report_interval_ms=10.0,
         lease_s=rng.choice((0.6, 1.5)),
         max_records=rng.randrange(3, 14),
         arena_bytes=1 << 16,

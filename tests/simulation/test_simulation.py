@@ -28,6 +28,7 @@ FOUND_BY = {  # any of the seeds will do; that which found a mistake last is tri
     "what_has_ended_goes_on_in_a_new_life": 24,
     "new_connections_are_not_noticed": 62,
     "kills_from_outside_blame": 82,
+    "suspects_are_acquitted_by_tokens_that_were_known_before_the_death": 23,
     "choices_are_taken_from_those_who_were_found": 12,
     "only_a_beam_that_fails_now_ends_its_search": 146,
     "unknown_is_unknown": 23,

@@ -1,4 +1,4 @@
-"""What execute writes down of each step: tokens, ends and times into the journal, one message for summarize."""
+"""What execute writes down of each step: tokens, ends and times into the journal, and rows for summarize."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from ...protocol.journal.tokens import (
     read_tokens,
     was_scheduled,
 )
-from ...protocol.messages import FINISH_REASONS, StepDone
+from ...protocol.messages import FINISH_REASONS
 from .engine import StepOutputs
+from .reports import StepRows
 from .scheduling.plan import Plan
 from .scheduling.progress import Progress
 from .scheduling.sequence import Key, Sequence
@@ -42,12 +43,11 @@ class _Columns(NamedTuple):
 
     keys: list[Key]
     slots: npt.NDArray[np.int64]
-    slot_bytes: bytes  # as messages have them
-    generation_bytes: bytes
+    generations: npt.NDArray[np.int64]
 
 
 class Bookkeeper:
-    """Turns requests into sequences, and the engine's outputs into journal entries and messages."""
+    """Turns requests into sequences, and the engine's outputs into journal entries and rows of messages."""
 
     def __init__(self, journal: Journal, *, eos_token_ids: frozenset[int], adapters: Iterable[str] = ()) -> None:
         self._journal = journal
@@ -59,6 +59,8 @@ class Bookkeeper:
         self._interruptions: dict[Key, _Interruption] = {}
         self._search_times: dict[Key, list[int]] = {}  # of the steps of a beam search, by the key of its group
         self._columns = _columns([])
+        self._unwritten: list[StepOutputs] = []  # of the same rows, a token each, and nothing else
+        self._rows: list[StepRows] = []  # written, and not taken
 
     def adopt(self, view: RequestView) -> Sequence:
         """The sequence of a request, with the tokens it has from an earlier life of this process, if any."""
@@ -121,6 +123,7 @@ class Bookkeeper:
 
     def put_back(self, key: Key) -> None:
         """Forget a request that goes on later, adopted once more."""
+        self.write()
         self._views.pop(key, None)
         if (sequence := self._sequences.pop(key, None)) is not None and sequence.group_key is not None:
             self._search_times.pop(sequence.group_key, None)
@@ -146,8 +149,59 @@ class Bookkeeper:
             if key not in self._views:
                 self._writer.finish(*key, "abort")
 
-    def record(self, outputs: StepOutputs) -> StepDone | None:
-        """Write a step into the journal; the message that tells summarize, or None if there is nothing to tell."""
+    @property
+    def num_unwritten(self) -> int:
+        """Steps of which nothing is in the journal yet."""
+        return len(self._unwritten)
+
+    def record(self, outputs: StepOutputs) -> None:
+        """Take a step. One that brought nothing but tokens of the same rows as the last is written with the next ones:
+        by ``write``, or before anything else is.
+        """
+        if self._is_plain(outputs):
+            if self._unwritten and outputs.progress.keys != self._unwritten[0].progress.keys:
+                self.write()
+            self._unwritten.append(outputs)
+        else:
+            self.write()
+            self._write_step(outputs)
+
+    def _is_plain(self, outputs: StepOutputs) -> bool:
+        plan, progress = outputs.plan, outputs.progress
+        has_others = len(plan.chunks) > plan.num_decodes or plan.starts or plan.preempted or self._interruptions
+        has_ends = progress.finished or progress.expired or progress.failed
+        has_more = outputs.logprobs or outputs.scores or progress.choices
+        return bool(progress.keys) and not (has_others or has_ends or has_more)
+
+    def take_rows(self) -> list[StepRows]:
+        """What summarize is to hear of the steps since the last call; all of it is in the journal."""
+        self.write()
+        rows, self._rows = self._rows, []
+        return rows
+
+    def write(self) -> None:
+        """Write down what is not written yet."""
+        if not self._unwritten:
+            return
+        steps, self._unwritten = self._unwritten, []
+        first, last = steps[0].progress, steps[-1]
+        slots, generations = self._columns_of(first.keys)
+        starts, k = np.array(first.token_indices, np.int64), len(steps)
+        token_ids = np.array([step.progress.token_ids for step in steps], np.int32)
+        times_ns = np.array([step.collected_at for step in steps], np.int64)
+        self._writer.publish_steps(slots, starts, token_ids, times_ns)
+        rows = StepRows(
+            last.plan.step,
+            last.collected_at,
+            slots.repeat(k),
+            generations.repeat(k),
+            (starts[:, None] + np.arange(k)).ravel(),
+            token_ids.T.ravel(),
+            bytes(token_ids.size),
+        )
+        self._rows.append(rows)
+
+    def _write_step(self, outputs: StepOutputs) -> None:
         plan, progress = outputs.plan, outputs.progress
         self._note_schedule(outputs)
         self._note_chunks(outputs.plan)
@@ -156,21 +210,24 @@ class Bookkeeper:
         for key, scores in outputs.scores.items():
             if key in self._views:
                 self._writer.publish_scores(self._views[key], scores.start, scores.columns)
-        if progress.keys != self._columns.keys:
-            self._columns = _columns(progress.keys)
+        slots, _ = self._columns_of(progress.keys)
         indices = np.array(progress.token_indices, np.int64)
         token_ids = np.array(progress.token_ids, np.int32)
         if len(token_ids):
             publish = self._writer.publish_in_order if plan.has_proposals else self._writer.publish
-            publish(self._columns.slots, indices, token_ids, outputs.collected_at)
+            publish(slots, indices, token_ids, outputs.collected_at)
         self._note_searches(outputs)
         for key, found in progress.hypotheses.items():  # in the order of their records, so that the last comes last
             times_ns = self._times_of(key, len(found.tokens), outputs.collected_at)
             self._writer.publish_all(self._views[key], found.tokens, times_ns, score=found.score)
         ends = self._write_ends(outputs)
-        if not (len(token_ids) or ends):
-            return None
-        return self._message(plan.step, outputs.collected_at, indices, token_ids, ends)
+        if len(token_ids) or ends:
+            self._rows.append(self._rows_of(outputs, indices, token_ids, ends))
+
+    def _columns_of(self, keys: list[Key]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        if keys != self._columns.keys:
+            self._columns = _columns(keys)
+        return self._columns.slots, self._columns.generations
 
     def _note_recovery(self, key: Key, times: TokenTimes) -> None:
         """A request that ran before was interrupted by a crash, since its last token or since it was scheduled.
@@ -261,10 +318,10 @@ class Bookkeeper:
             self._writer.finish(*key, *end)
         return {key: reason for key, (reason, _) in ends.items()}
 
-    def _message(
-        self, step: int, now_ns: int, indices: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32],
+    def _rows_of(
+        self, outputs: StepOutputs, indices: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32],
         ends: dict[Key, str],
-    ) -> StepDone:  # fmt: skip
+    ) -> StepRows:  # fmt: skip
         columns, reasons = self._columns, bytes(len(token_ids))
         if ends:
             silent = [key for key in ends if key not in set(columns.keys)]
@@ -275,19 +332,10 @@ class Bookkeeper:
             last_rows = {key: row for row, key in enumerate(columns.keys)}
             numbers = {last_rows[key]: FINISH_REASONS.index(reason) for key, reason in ends.items()}
             reasons = bytes(numbers.get(row, 0) for row in range(len(columns.keys)))
-        return StepDone(
-            step,
-            now_ns,
-            columns.slot_bytes,
-            columns.generation_bytes,
-            indices.astype("<u4").tobytes(),
-            token_ids.astype("<i4").tobytes(),
-            reasons,
-        )
+        step, at = outputs.plan.step, outputs.collected_at
+        return StepRows(step, at, columns.slots, columns.generations, indices, token_ids, reasons)
 
 
 def _columns(keys: list[Key]) -> _Columns:
     slots, generations = np.array(keys, np.int64).reshape(-1, 2).T
-    return _Columns(
-        list(keys), np.ascontiguousarray(slots), slots.astype("<u4").tobytes(), generations.astype("<u4").tobytes()
-    )
+    return _Columns(list(keys), np.ascontiguousarray(slots), np.ascontiguousarray(generations))

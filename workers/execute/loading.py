@@ -13,6 +13,8 @@ from ..process import WorkerContext
 from .hash_model import build_hash_runner
 from .step import Runner
 
+REPORT_INTERVAL_MS = 1.0
+CPU_REPORT_INTERVAL_MS = 10.0  # there the processors that tell of a step are those that compute the next one
 NUM_DRAFTED = 4  # tokens that a draft model guesses of each answer in a step
 CPU_MIXED_PREFILL_TOKENS = 128  # on a CPU prompts take so long that every token of others would wait for a whole chunk
 
@@ -57,6 +59,13 @@ def settle_scheduling(config: PipelineConfig, card: ModelCard) -> SchedulerConfi
     if leaves_it and card.device == "cpu" and scheduler.policy != "prefill_first":
         return replace(scheduler, mixed_prefill_tokens=CPU_MIXED_PREFILL_TOKENS)
     return scheduler
+
+
+def settle_interval_ms(config: PipelineConfig, card: ModelCard) -> float:
+    """How long tokens of short steps may wait for those of the next ones."""
+    if config.service.report_interval_ms is not None:
+        return config.service.report_interval_ms
+    return CPU_REPORT_INTERVAL_MS if card.device == "cpu" else REPORT_INTERVAL_MS
 
 
 def check_speculation(config: SchedulerConfig, runner: Runner, card: ModelCard) -> None:

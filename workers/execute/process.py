@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import secrets
 import time
 from typing import Any, TextIO
@@ -11,7 +12,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from ...protocol import messages as m
-from ...protocol.errors import ConfigError, JournalError, Poisoned
+from ...protocol.errors import JournalError, Poisoned
 from ...protocol.journal.deaths import POISONED, held_against, num_deaths
 from ...protocol.journal.layout import DISPATCHED
 from ...protocol.journal.releases import is_released
@@ -23,7 +24,7 @@ from .bookkeeping import Bookkeeper
 from .engine import Engine, NoTrace, StepOutputs
 from .grammar.intake import GrammarIntake
 from .grammar.matcher import GrammarCompiler
-from .loading import load_runner, settle_scheduling
+from .loading import load_runner, settle_interval_ms, settle_scheduling
 from .quarantine import Quarantine
 from .reports import Reports
 from .scheduling.audit import measure_memory
@@ -32,13 +33,13 @@ from .scheduling.sequence import Key, Sequence
 from .showing import Showing
 from .step import Runner
 from .step_intent import StepIntent
-from .trace import StepTrace
+from .trace import StepTrace, open_trace
 
 logger = logging.getLogger(__name__)
 
 IDLE_STEP_S = 0.001  # when there is work and none of it can be done, which the scheduler rules out
 COMPILE_S = 30.0  # on a GPU a step may be the first to need some kernel or graph
-SHORT_STEP_NS = 500_000  # of a shorter one summarize may hear with the next
+LOOK_S = 0.01  # between short steps, so often: what is to be shown, also that this process lives
 PATIENCE_STEPS = 20  # a step that takes so many times as long as usual counts as hung
 
 
@@ -49,22 +50,6 @@ def run(context: WorkerContext) -> None:
         execute = Execute(context, runner, card, step_s=step_s)
         context.set_phase("ready")
         execute.run()
-
-
-def _open_trace(path: str | None) -> TextIO | None:
-    """
-    Raises:
-        ConfigError: no trace can be written there.
-    """
-    if path is None:
-        return None
-    try:
-        file = open(path, "a", buffering=1)  # noqa: SIM115, closed with the links
-    except OSError as error:
-        raise ConfigError(f"the trace {path!r} cannot be written: {error.strerror}", param="trace") from error
-    if file.tell():
-        file.write("\n")  # an earlier life may have been killed in the middle of a line
-    return file
 
 
 def _make_trace(file: TextIO, scheduler: Scheduler, model: str) -> StepTrace:
@@ -84,7 +69,8 @@ class Execute:
     """Steps as long as there is work, and waits for a message when there is none.
 
     Whatever it holds is in the journal too: a new life takes every request that prepare dispatched and summarize did
-    not release, with the tokens it has, and goes on.
+    not release, with the tokens it has, and goes on. Only of the last short steps nothing may be there yet: nobody was
+    told of their tokens, and the next life makes the same again.
     """
 
     def __init__(self, context: WorkerContext, runner: Runner, card: ModelCard, *, step_s: float) -> None:
@@ -101,7 +87,7 @@ class Execute:
             replays=must_replay(context.config.scheduler.recovery, runner),
             proposer=runner.proposer,
         )
-        self._trace_file = _open_trace(context.config.scheduler.trace)
+        self._trace_file = open_trace(context.config.scheduler.trace)
         trace = NoTrace() if self._trace_file is None else _make_trace(self._trace_file, scheduler, card.model)
         # A trace tells steps one by one, so that they can be replayed.
         overlaps = context.config.model.overlap and runner.overlaps and self._trace_file is None
@@ -121,7 +107,7 @@ class Execute:
             context.journal, eos_token_ids=frozenset(card.eos_token_ids), adapters=self._adapters
         )  # fmt: skip
         self._held: dict[int, int] = {}  # adopted and not released: slot -> generation
-        self._next_scan = 0.0
+        self._next_scan = self._next_look = 0.0
         self._step_s = step_s
         self._num_steps = 0
         self._num_tokens = 0
@@ -131,7 +117,7 @@ class Execute:
         self._showing = Showing(context.board.view, self._engine)
         self._set_patience()
         self._links = context.links("summarize")
-        self._reports = Reports(self._links)
+        self._reports = Reports(self._links, interval_ms=settle_interval_ms(context.config, card))
         self._grammars = GrammarIntake(GrammarCompiler(context.run_dir, card), self._links.bell())
         self._poller = self._links.poller(self._grammars.bell.file, *context.stop_files)
 
@@ -148,10 +134,14 @@ class Execute:
                     self._trace_file.close()
 
     def wait(self) -> None:
+        now = time.monotonic()
+        if now < self._next_look and self._engine.has_work:
+            return
+        self._next_look = now + LOOK_S
         patience = self._stats.publish_if_due()
         self._showing.show_if_due()
         if not self._engine.has_work:
-            self._reports.send()
+            self._tell()
             due_s = 0.0 if self._quarantine.has_next else max(0.0, self._next_scan - time.monotonic())
             self._poller.wait(min(patience, due_s))
             self._grammars.bell.silence()
@@ -162,27 +152,34 @@ class Execute:
             return
         self._launch()
         if self._engine.num_in_flight == 0:
-            self._reports.send()
+            self._tell()
             self._poller.wait(IDLE_STEP_S)
             return
         outputs = self._engine.collect()
-        message = self._books.record(outputs)
+        self._books.record(outputs)
         self._intent.end()
-        if self._flushes:
-            self._context.flush_journal()
-        if message is not None:
-            self._reports.add(message)
-        self._reports.send(may_hold=self._may_hold(outputs))
+        self._tell(next_in_s=self._next_in_s(outputs))
         if self._quarantine.is_on:
             self._put_back(self._quarantine.observe(outputs.plan, outputs.progress))
         self._count(outputs)
 
-    def _may_hold(self, outputs: StepOutputs) -> bool:
-        """Whether the next step is likely to be over as quickly as this one."""
-        next_plan = self._engine.latest_plan
-        is_short = outputs.collected_at - outputs.began_at < SHORT_STEP_NS
-        has_prompts = next_plan is not None and next_plan.num_prefill_tokens > 0
-        return is_short and self._engine.has_work and not has_prompts and not outputs.progress.finished
+    def _next_in_s(self, outputs: StepOutputs) -> float:
+        """When the next step is likely to be over, if it may be told together with this one."""
+        progress, next_plan = outputs.progress, self._engine.latest_plan
+        has_ends = progress.finished or progress.expired or progress.failed
+        # First tokens are from steps with prompts; and how long such a one will take nobody knows.
+        has_prompts = outputs.plan.prefills or (next_plan is not None and next_plan.prefills)
+        if has_ends or has_prompts or not self._engine.has_work:
+            return math.inf
+        return (outputs.collected_at - outputs.began_at) / 1e9
+
+    def _tell(self, *, next_in_s: float = math.inf) -> None:
+        """Write down what is known and tell summarize, unless that can be done with what is known in ``next_in_s``."""
+        if self._reports.may_wait(next_in_s) or not (rows := self._books.take_rows()):
+            return
+        if self._flushes:
+            self._context.flush_journal()
+        self._reports.send(rows)
 
     def _launch(self) -> None:
         """Plans and launches what may be in flight now. With suspects about, one step at a time."""
@@ -190,9 +187,9 @@ class Execute:
             plan = self._engine.plan()
             if plan is None:
                 return
-            if plan.num_prefill_tokens:
-                self._reports.send()
-            self._intent.begin(plan, self._engine.scheduler.rows)
+            if plan.prefills:
+                self._tell()
+            self._intent.begin(plan, self._engine.scheduler.rows, num_ahead=self._books.num_unwritten)
             self._engine.launch(plan)
 
     def _receive(self) -> None:
@@ -258,6 +255,7 @@ class Execute:
             return
         if not self._has_room(view):
             return  # a later scan takes it
+        self._books.write()  # it takes the place of what is written down of the steps in flight
         self._intent.begin_one((slot, view.generation))
         sequence = self._books.adopt(view)
         self._intent.end_one()

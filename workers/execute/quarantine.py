@@ -10,7 +10,7 @@ from collections import deque
 from typing import NamedTuple
 
 from ...protocol.errors import JournalError
-from ...protocol.journal.deaths import note_survival, suspects
+from ...protocol.journal.deaths import note_survival, num_ahead, suspects
 from ...protocol.journal.layout import Journal
 from ...protocol.journal.requests import RequestView, read_request, slots_of_group
 from .scheduling.plan import Plan
@@ -32,9 +32,9 @@ class Quarantine:
     """The suspects of earlier lives, in order of arrival. Nobody else is adopted while ``is_on``.
 
     They come one by one, but for the beams of a search, which take their steps together or not at all. Each takes
-    ``num_steps``: as many tokens as the last life may have been ahead of what it had written, with steps in flight and
-    with guesses, so that the one that killed is among them. A search goes on to its end: it began anew, and nobody
-    knows how far it was.
+    as many tokens as the last life may have been ahead of what it had written, so that the one that killed is among
+    them: ``num_steps`` for those in flight and for guesses, and those that the life itself has told of before it died.
+    A search goes on to its end: it began anew, and nobody knows how far it was.
     """
 
     def __init__(self, journal: Journal, *, num_steps: int) -> None:
@@ -73,7 +73,8 @@ class Quarantine:
         """``key`` was adopted; of interest only if it was chosen."""
         if key in self._chosen.keys:
             self._current.add(key)
-            self._num_left = math.inf if self._chosen.is_search else self._num_steps
+            num_steps = self._num_steps + num_ahead(self._journal, "execute", *key)
+            self._num_left = math.inf if self._chosen.is_search else num_steps
 
     def observe(self, plan: Plan, progress: Progress) -> list[Key]:
         """Those that have come through: they took their steps alone, or ended. They leave until all have."""

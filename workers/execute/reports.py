@@ -1,51 +1,68 @@
-"""What summarize hears of the steps: a message each, or one for several where steps are very short."""
+"""What summarize hears of the steps: a message each, or one for several where steps are short."""
 
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from ...protocol.channels import Links
 from ...protocol.messages import StepDone
 
-MIN_INTERVAL_S = 0.001  # between two messages, as long as steps are shorter than that
+
+class StepRows(NamedTuple):
+    """What steps brought, a row a token or end; those of one sequence in order."""
+
+    step: int  # the last
+    collected_at: int
+    slots: npt.NDArray[np.int64]  # [n], as all columns
+    generations: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int64]
+    token_ids: npt.NDArray[np.int32]
+    reasons: bytes  # indices into FINISH_REASONS
 
 
 class Reports:
     """Messages on their way to summarize.
 
-    One wakes a thread of ZeroMQ here, summarize, and each client that follows; where a step takes a tenth of a
-    millisecond, that costs more than the step. Whether a message is held or lost, the journal has its tokens already.
+    One wakes a thread of ZeroMQ here, summarize, and each client that follows, and its rows cost each of them about as
+    much as tokens do: where a step takes less than a few milliseconds, and the processors that tell are those that
+    compute, that is a good part of it.
     """
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: Links, *, interval_ms: float) -> None:
         self._links = links
-        self._held: list[StepDone] = []
-        self._next = 0.0
+        self._interval_s = interval_ms / 1e3
+        self._due = 0.0  # when the interval since the last one is over
 
-    def add(self, message: StepDone) -> None:
-        self._held.append(message)
+    def may_wait(self, next_in_s: float) -> bool:
+        """Whether what is known now can be told in ``next_in_s``, when there will be more: before the interval is over,
+        so that nobody hears of a token later than the interval after it was known.
+        """
+        return time.monotonic() + next_in_s < self._due
 
-    def send(self, *, may_hold: bool = False) -> None:
-        """Send what is there. ``may_hold``: not before the interval has passed; somebody will call again soon."""
-        if not self._held:
-            return
-        now = time.monotonic()
-        if may_hold and now < self._next:
-            return
-        self._next = now + MIN_INTERVAL_S
-        held, self._held = self._held, []
-        self._links.send("summarize", held[0] if len(held) == 1 else _joined(held))
+    def send(self, parts: list[StepRows]) -> None:
+        """Tell the rows of all. Whether the message is lost, the journal has them already."""
+        self._due = time.monotonic() + self._interval_s
+        self._links.send("summarize", _message(parts))
 
 
-def _joined(messages: list[StepDone]) -> StepDone:
-    """The rows of all, in order."""
-    last = messages[-1]
+def _message(parts: list[StepRows]) -> StepDone:
+    """The tokens of a sequence stand together, in order, so that its reader has them at once."""
+    step, collected_at, slots, generations, indices, token_ids, reasons = parts[-1]
+    if len(parts) > 1:
+        slots, generations, indices, token_ids = map(np.concatenate, zip(*(part[2:6] for part in parts), strict=True))
+        order = np.argsort(slots, kind="stable")
+        slots, generations, indices, token_ids = slots[order], generations[order], indices[order], token_ids[order]
+        reasons = np.frombuffer(b"".join(part.reasons for part in parts), np.uint8)[order].tobytes()
     return StepDone(
-        last.step,
-        last.finished_ns,
-        b"".join(m.slots for m in messages),
-        b"".join(m.generations for m in messages),
-        b"".join(m.indices for m in messages),
-        b"".join(m.token_ids for m in messages),
-        b"".join(m.finish_reasons for m in messages),
+        step,
+        collected_at,
+        slots.astype("<u4").tobytes(),
+        generations.astype("<u4").tobytes(),
+        indices.astype("<u4").tobytes(),
+        token_ids.astype("<i4").tobytes(),
+        reasons,
     )

@@ -31,8 +31,10 @@ class StepIntent:
         self._version = -1  # of the rows that are the standing list
         self._has_others = False
 
-    def begin(self, plan: Plan, rows: Rows) -> None:
-        """A step is about to be launched, perhaps behind others."""
+    def begin(self, plan: Plan, rows: Rows, *, num_ahead: int = 0) -> None:
+        """A step is about to be launched, perhaps behind others. ``num_ahead``: that were collected before it, and of
+        which nothing is written yet.
+        """
         others = [*plan.chunks[plan.num_decodes :]]
         for earlier in self._in_flight:
             # Its decodes are on the standing list, unless somebody left the rows or the list was used otherwise since.
@@ -45,7 +47,7 @@ class StepIntent:
         if rows.version != self._version:
             self._version = rows.version
             self._intent.set_standing([_number(sequence.key) for sequence in rows.seated])
-        self._intent.begin()
+        self._intent.begin(num_ahead=num_ahead)
 
     def end(self) -> None:
         """The oldest step in flight did no harm. Its rows stay written down until the next step or the last end."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import logging
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 import numpy as np
 
+from ...protocol.errors import ConfigError
 from .engine import StepOutputs
 from .scheduling.audit import take_stats
 from .scheduling.plan import Plan
@@ -30,6 +31,23 @@ from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Int32, Key, Sequence
 
 logger = logging.getLogger(__name__)
+
+
+def open_trace(path: str | None) -> TextIO | None:
+    """The file that a trace is written to, or goes on in.
+
+    Raises:
+        ConfigError: no trace can be written there.
+    """
+    if path is None:
+        return None
+    try:
+        file = open(path, "a", buffering=1)  # noqa: SIM115, closed with the links
+    except OSError as error:
+        raise ConfigError(f"the trace {path!r} cannot be written: {error.strerror}", param="trace") from error
+    if file.tell():
+        file.write("\n")  # an earlier life may have been killed in the middle of a line
+    return file
 
 
 class Writable(Protocol):

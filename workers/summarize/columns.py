@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,34 @@ def rows_of(step: StepDone) -> Iterator[tuple[int, int, int, int, int]]:
         step.finish_reasons,
         strict=True,
     )
+
+
+class Run(NamedTuple):
+    """Tokens of one sequence that follow one another."""
+
+    slot: int
+    generation: int
+    start: int  # index of the first in the answer
+    token_ids: list[int]
+    reason: int  # index into FINISH_REASONS, 0 where it goes on
+
+
+def runs_of(step: StepDone) -> Iterator[Run]:
+    """The rows of a step, or of several that are told at once, as runs."""
+    rows = rows_of(step)
+    if (first := next(rows, None)) is None:
+        return
+    slot, generation, start, token_id, reason = first
+    token_ids = [token_id]
+    for row in rows:
+        if row[2] == start + len(token_ids) and row[0] == slot and row[1] == generation:
+            token_ids.append(row[3])
+            reason = row[4]
+        else:
+            yield Run(slot, generation, start, token_ids, reason)
+            slot, generation, start, token_id, reason = row
+            token_ids = [token_id]
+    yield Run(slot, generation, start, token_ids, reason)
 
 
 def columns_of(keys: list[tuple[int, int]]) -> tuple[bytes, bytes]:

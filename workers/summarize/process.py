@@ -28,7 +28,7 @@ from ...protocol.run_dir import follow_endpoint
 from ..process import TICK_S, StatsPublisher, WorkerContext, heard, wait_for_model
 from .answer import Answer
 from .choices import Choices, Requests, unknown
-from .columns import rows_of
+from .columns import runs_of
 from .deadlines import Deadlines
 from .delivery import RETRY_S, Delivery
 from .ends import Ends
@@ -151,20 +151,21 @@ class Summarize:
         self._stats.changed = True
         now_ns = self._journal.now_ns()
         num_new = 0
-        for slot, generation, index, token_id, reason in rows_of(step):
+        for slot, generation, start, token_ids, reason in runs_of(step):
             answer = self._answers.get(slot)
             if answer is None or answer.view.generation != generation:
                 if not self._is_newer(slot, generation):
-                    self._figures.num_stale_tokens += 1
+                    self._figures.num_stale_tokens += len(token_ids)
                     continue
                 answer = self._discover_slot(slot)
             if answer is None or answer.stream.finish_reason is not None:
                 continue
-            if index == answer.num_seen:
-                num_new += self._push(answer, (token_id,), now_ns)
-            elif index > answer.num_seen:
+            stop = start + len(token_ids)
+            if start <= answer.num_seen < stop:
+                num_new += self._push(answer, token_ids[answer.num_seen - start :], now_ns)
+            elif start > answer.num_seen:
                 self._catch_up(answer)
-            if reason and answer.num_seen > index:
+            if reason and answer.num_seen >= stop:
                 self._ends.end(answer, m.FINISH_REASONS[reason])
         self._figures.add_tokens(num_new)
 

@@ -12,7 +12,8 @@ from tests.simulation.clock import installed
 from tests.simulation.processes import Worker
 from tests.simulation.world import World
 from tests.workers.execute.factories import Told
-from triptych.protocol.journal.deaths import DeathWriter
+from triptych.protocol.journal.deaths import DeathWriter, held_against
+from triptych.protocol.journal.layout import word
 from triptych.protocol.journal.releases import ReleaseWriter
 from triptych.protocol.journal.requests import RequestView, RequestWriter
 from triptych.protocol.journal.tokens import TokenWriter, read_finish
@@ -105,6 +106,19 @@ def test_a_beam_search_that_came_through_a_run_of_its_own_goes_on(world: World) 
         DeathWriter(world.journal).add("execute", slot << 32 | generation, is_alone=False)
     run(make_execute(world), num_turns=20)
     assert [read_finish(world.journal, *key) for key in keys] == [("length", "")] * 2
+
+
+@pytest.mark.parametrize("ahead", [0, 4])
+def test_a_suspect_takes_the_steps_that_were_lost_and_the_one_that_killed(world: World, ahead: int) -> None:
+    view = dispatch(world)
+    key = view.slot, view.generation
+    DeathWriter(world.journal).add("execute", word(*key), is_alone=False, num_ahead=ahead)
+    execute = make_execute(world)
+    num_turns = 0
+    while held_against(world.journal, "execute", *key):
+        run(execute, num_turns=1)
+        num_turns += 1
+    assert num_turns == 1 + ahead
 
 
 @pytest.mark.parametrize("is_suspect", [False, True])

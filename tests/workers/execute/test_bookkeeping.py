@@ -12,9 +12,10 @@ from tests.protocol.factories import TIMES, accept, make_journal, make_record
 from tests.workers.execute.factories import make_engine
 from triptych.protocol.journal.layout import Journal
 from triptych.protocol.journal.requests import RequestView, RequestWriter, read_request
-from triptych.protocol.journal.tokens import TokenWriter, read_finish, read_times
+from triptych.protocol.journal.tokens import TokenWriter, read_finish, read_times, read_tokens
 from triptych.protocol.record import RequestRecord
 from triptych.workers.execute.bookkeeping import Bookkeeper
+from triptych.workers.execute.engine import Engine, StepOutputs
 from triptych.workers.execute.scheduling.sequence import Sequence
 
 
@@ -36,12 +37,63 @@ def test_nothing_is_written_for_who_was_let_go_since_the_step_was_planned(tmp_pa
     outputs = engine.collect()
     assert {start.key for start in plan.starts} == {gone, expired, there}
     outputs.progress.expired[expired] = "its deadline has passed"
-    message = books.record(outputs)
-    assert message is not None
+    books.record(outputs)
+    [rows] = books.take_rows()
     assert journal.records["scheduled_ns"][[gone[0], expired[0]]].tolist() == [0, 0]
     assert journal.records["scheduled_ns"][there[0]] == outputs.launched_at
     assert [read_finish(journal, *key) for key in (gone, expired)] == [("abort", "")] * 2
-    assert message.slots == there[0].to_bytes(4, "little")
+    assert rows.slots.tolist() == [there[0]]
+
+
+def test_steps_that_brought_only_tokens_are_written_together(tmp_path: Path) -> None:
+    journal, clock = make_journal(tmp_path), itertools.count(10**9, 10**6)
+    books = Bookkeeper(journal, eos_token_ids=frozenset())
+    views = dispatched(journal, [make_record(name) for name in "ab"])
+    engine = make_engine(*map(books.adopt, views), clock=lambda: next(clock))
+    steps = [next_step(engine) for _ in range(5)]
+    for step in steps:
+        books.record(step)
+    assert books.num_unwritten == 4
+    assert [len(said(journal, view)) for view in views] == [1, 1], "what has a prompt in it is written at once"
+    rows = books.take_rows()
+    assert books.num_unwritten == 0
+    for row, view in enumerate(views):
+        tokens = [step.progress.token_ids[row] for step in steps]
+        assert said(journal, view) == tokens
+        assert read_times(journal, view, 5).tokens_ns.tolist() == [step.collected_at for step in steps]
+        told = [zip(part.slots, part.indices, part.token_ids, strict=True) for part in rows]
+        assert [(i, t) for part in told for slot, i, t in part if slot == view.slot] == list(enumerate(tokens))
+
+
+def test_what_is_not_written_yet_is_written_before_an_end(tmp_path: Path) -> None:
+    """After it the record is somebody else's."""
+    journal = make_journal(tmp_path)
+    books = Bookkeeper(journal, eos_token_ids=frozenset())
+    view, other = dispatched(journal, [make_record("a"), make_record("b")])
+    engine = make_engine(books.adopt(view), books.adopt(other))
+    for _ in range(3):
+        books.record(next_step(engine))
+    key = view.slot, view.generation
+    engine.release(key)
+    books.let_go(key)
+    assert [len(said(journal, each)) for each in (view, other)] == [3, 3]
+    assert read_finish(journal, *key) == ("abort", "")
+    books.record(next_step(engine))
+    assert books.num_unwritten == 1
+    books.take_rows()
+    assert [len(said(journal, each)) for each in (view, other)] == [3, 4]
+
+
+def next_step(engine: Engine) -> StepOutputs:
+    outputs = engine.step()
+    assert outputs is not None
+    return outputs
+
+
+def said(journal: Journal, view: RequestView) -> list[int]:
+    tokens = read_tokens(journal, view)
+    assert tokens is not None
+    return [int(token) for token in tokens]
 
 
 def test_after_a_crash_a_request_has_begun_with_the_first_of_its_sequences(tmp_path: Path) -> None:
@@ -122,7 +174,8 @@ def test_a_torn_time_of_an_earlier_life_costs_nobody_anything(tmp_path: Path) ->
     books = Bookkeeper(journal, eos_token_ids=frozenset())
     outputs = make_engine(books.adopt(view)).step()
     assert outputs is not None
-    assert books.record(outputs) is not None
+    books.record(outputs)
+    assert len(books.take_rows()) == 1
     assert read_times(journal, view, 0).recovered_ns == 0
 
 

@@ -10,15 +10,18 @@ from typing import Any
 import pytest
 
 from tests.cards import CARD
-from triptych.protocol.config import CacheConfig, ModelConfig, PipelineConfig, SchedulerConfig
+from triptych.protocol.config import CacheConfig, ModelConfig, PipelineConfig, SchedulerConfig, ServiceConfig
 from triptych.protocol.errors import ConfigError
 from triptych.workers.execute import loading
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.loading import (
     CPU_MIXED_PREFILL_TOKENS,
+    CPU_REPORT_INTERVAL_MS,
     NUM_DRAFTED,
+    REPORT_INTERVAL_MS,
     check_speculation,
     find_folders,
+    settle_interval_ms,
     settle_scheduling,
 )
 
@@ -36,6 +39,20 @@ from triptych.workers.execute.loading import (
 def test_on_a_cpu_prompts_take_little_of_a_step(device: str, options: dict[str, Any], settled: int | None) -> None:
     config = settle_scheduling(PipelineConfig(scheduler=SchedulerConfig(**options)), replace(CARD, device=device))
     assert config.mixed_prefill_tokens == settled
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "settled"),
+    [
+        ("cpu", None, CPU_REPORT_INTERVAL_MS),
+        ("cuda:0", None, REPORT_INTERVAL_MS),
+        ("cpu", 0.0, 0.0),
+        ("cuda", 5.0, 5.0),
+    ],
+)
+def test_a_cpu_tells_of_short_steps_less_often(device: str, asked: float | None, settled: float) -> None:
+    config = PipelineConfig(service=ServiceConfig(report_interval_ms=asked))
+    assert settle_interval_ms(config, replace(CARD, device=device)) == settled
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from triptych.protocol.journal.releases import (
 from triptych.protocol.journal.requests import RequestWriter, read_request
 from triptych.protocol.journal.tokens import TokenWriter
 from triptych.workers.process import HEARING_S
+from triptych.workers.summarize.columns import runs_of
 from triptych.workers.summarize.process import Summarize
 
 KEY = (0, 1)
@@ -134,6 +135,48 @@ def test_a_damaged_record_is_told_once_and_taken_when_it_is_whole(
     world.journal.records["crc"][0] ^= 1
     turn_after(world, body, 300_000_000)
     assert list(body._answers) == [0]
+
+
+# -- several tokens of a sequence at once
+
+
+def told(*rows: tuple[int, int, int]) -> m.StepDone:
+    """Index, token and finish reason, of the one request."""
+    return step_of(*((*KEY, *row) for row in rows))
+
+
+def step_of(*rows: tuple[int, int, int, int, int]) -> m.StepDone:
+    slots, generations, indices, token_ids = (np.array([row[i] for row in rows], "<u4").tobytes() for i in range(4))
+    return m.StepDone(1, 0, slots, generations, indices, token_ids, bytes(row[4] for row in rows))
+
+
+@pytest.mark.parametrize(("num_known", "num_new"), [(0, 4), (1, 3), (4, 0), (5, 0)])
+def test_of_a_run_of_tokens_those_are_taken_that_are_not_known(world: World, num_known: int, num_new: int) -> None:
+    """A look into the journal may have been quicker than the message."""
+    say(world, *[TIMES.accepted_ns] * num_known)
+    body = begin(world)
+    body._step_done(told(*[(index, 5, 0) for index in range(4)]))
+    [answer] = body._answers.values()
+    assert answer.stream.token_ids == [5] * max(num_known, 4)
+    assert body._collect()["tokens"] == num_new
+
+
+def test_a_run_behind_a_gap_is_taken_from_the_journal_with_the_gap(world: World) -> None:
+    body = begin(world)
+    say(world, *[TIMES.accepted_ns] * 4)
+    body._step_done(told((2, 5, 0), (3, 5, m.FINISH_REASONS.index("length"))))
+    [answer] = body._answers.values()
+    assert answer.stream.token_ids == [5] * 4
+    assert read_release(world.journal, *KEY) == (4, "length")
+
+
+def test_rows_are_one_run_as_long_as_one_sequence_goes_on() -> None:
+    step = step_of(
+        (0, 7, 3, 10, 0), (0, 7, 4, 11, 0), (1, 7, 5, 12, 0), (1, 8, 6, 13, 0), (0, 7, 5, 14, 2), (0, 7, 7, 15, 0)
+    )
+    runs = [(0, 7, 3, [10, 11], 0), (1, 7, 5, [12], 0), (1, 8, 6, [13], 0), (0, 7, 5, [14], 2), (0, 7, 7, [15], 0)]
+    assert list(runs_of(step)) == runs
+    assert list(runs_of(step_of())) == []
 
 
 # -- what an earlier life has said
