@@ -169,7 +169,8 @@ class Execute:
         has_ends = progress.finished or progress.expired or progress.failed
         # First tokens are from steps with prompts; and how long such a one will take nobody knows.
         has_prompts = outputs.plan.prefills or (next_plan is not None and next_plan.prefills)
-        if has_ends or has_prompts or not self._engine.has_work:
+        # What a suspect has said before it kills again is all that its client will get.
+        if has_ends or has_prompts or self._quarantine.is_on or not self._engine.has_work:
             return math.inf
         return (outputs.collected_at - outputs.began_at) / 1e9
 
