@@ -80,8 +80,17 @@ class TokenWriter:
     def publish(
         self, slots: Slots, indices: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32], now_ns: int
     ) -> None:
-        """Write one token for each slot at its index, then the words that make them true."""
-        self.publish_steps(slots, indices, token_ids[None], np.array([now_ns]))
+        """Write one token for each slot at its index, then the words that make them true.
+
+        The same ``slots`` in the same array, which nobody writes to, need not be looked up again.
+        """
+        if len(slots) <= FEW:
+            self.publish_in_order(slots, indices, token_ids, now_ns)
+            return
+        words, places, tokens = self._journal.words, self._places_of(slots), token_ids.view(np.uint32)
+        words.put(places.tokens_at + indices, tokens)  # a fifth faster than words[...] = over many pages
+        words.put(places.times_at + indices, now_ns // TIME_UNIT_NS - places.accepted_at)
+        self._count(slots, indices + 1, self._checks[slots] * MULTIPLIER + tokens + 1)
 
     def publish_steps(
         self,
@@ -90,28 +99,31 @@ class TokenWriter:
         token_ids: npt.NDArray[np.int32],
         times_ns: npt.NDArray[np.int64],
     ) -> None:
-        """The same for several steps at once: ``token_ids`` [k, n] of step j at its time, from ``starts`` [n] on.
-
-        The same ``slots`` in the same array, which nobody writes to, need not be looked up again.
-        """
-        if token_ids.size <= FEW:
+        """The same for several steps at once: ``token_ids`` [k, n] of step j at its time, from ``starts`` [n] on."""
+        num_steps = len(token_ids)
+        if num_steps == 1 or token_ids.size <= FEW:  # a sum over steps is of no use, and takes as long again
             for step, now_ns in enumerate(times_ns.tolist()):
-                self.publish_in_order(slots, starts + step, token_ids[step], now_ns)
+                self.publish(slots, starts + step, token_ids[step], now_ns)
             return
-        words = self._journal.words
-        tokens, num_steps = token_ids.view(np.uint32), len(token_ids)
+        words, places, tokens = self._journal.words, self._places_of(slots), token_ids.view(np.uint32)
+        at = starts + np.arange(num_steps)[:, None]
+        words.put(places.tokens_at + at, tokens)
+        words.put(places.times_at + at, times_ns[:, None] // TIME_UNIT_NS - places.accepted_at)
+        powers = _powers(num_steps)
+        news = np.sum((tokens + np.uint32(1)) * powers[num_steps - 1 :: -1, None], axis=0, dtype=np.uint32)
+        self._count(slots, starts + num_steps, self._checks[slots] * powers[num_steps] + news)
+
+    def _places_of(self, slots: Slots) -> _Places:
         places = self._places
         if places is None or slots is not places.slots:
             places = _Places(slots, self._tokens_at[slots], self._times_at[slots], self._accepted_at[slots])
             self._places = places
-        at = starts + np.arange(num_steps)[:, None]
-        words.put(places.tokens_at + at, tokens)  # a fifth faster than words[...] = over many pages
-        words.put(places.times_at + at, times_ns[:, None] // TIME_UNIT_NS - places.accepted_at)
-        powers = _powers(num_steps)
-        news = np.sum((tokens + np.uint32(1)) * powers[num_steps - 1 :: -1, None], axis=0, dtype=np.uint32)
-        checks = self._checks[slots] * powers[num_steps] + news
+        return places
+
+    def _count(self, slots: Slots, counts: npt.NDArray[np.int64], checks: npt.NDArray[np.uint32]) -> None:
+        """The words that make so many tokens of each slot true."""
         self._checks[slots] = checks
-        self._journal.tokens_words[slots] = (starts + num_steps) << 32 | checks
+        self._journal.tokens_words[slots] = counts << 32 | checks
 
     def publish_in_order(
         self, slots: Slots, indices: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32], now_ns: int
