@@ -79,7 +79,11 @@ class Fp8Checkpoint(Checkpoint):
                 grids = " or ".join(str(block.grid(shapes[name])) for block in blocks if len(shapes[name]) > 1)
                 raise ConfigError(f"{text} {known} have {grids or 'none'}", param="model")
             self._blocks[name], self._scales[name] = fitting[0], scale
-        understood = {*self._scales, *self._scales.values()}
+        scales = set(self._scales.values())
+        self._wanted = dict.fromkeys(
+            n for n in self._files if n not in scales and n.rpartition(".")[2] not in _NOT_NEEDED
+        )
+        understood = {*self._scales, *scales}
         check_types(folder, {name: type_ for name, type_ in types.items() if name not in understood})
         self._check_rest()
 
@@ -101,18 +105,17 @@ class Fp8Checkpoint(Checkpoint):
             if is_of_quantised(name) or (module in modules and part not in ("weight", "bias")):
                 raise Unsupported(f"nobody knows what {name} does to its weights, which are in FP8")
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._wanted  # a mapping would make the weight, to see whether it is there
+
     def __iter__(self) -> Iterator[str]:
-        scales = set(self._scales.values())
-        return (
-            name for name in super().__iter__() if name not in scales and name.rpartition(".")[2] not in _NOT_NEEDED
-        )
+        return iter(self._wanted)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._wanted)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        stored = super().shapes()
-        return {name: stored[name] for name in self}
+        return {name: self.shape(name) for name in self}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """
