@@ -34,14 +34,14 @@ class PageCache:
         num_host_pages: int = 0,
         is_whole: bool = True,  # False: a layer keeps more of a sequence than its pages, so nobody goes on from these
     ) -> None:
-        assert is_whole or not (shares_prefixes or num_host_pages), "pages alone are of no use to others"
+        assert is_whole or not num_host_pages, "pages alone are of no use on the host"
         self.pool = PagePool(num_pages, page_size, self._on_evict)
         self.limbo = Limbo(self.pool)
         self.index = PrefixIndex(page_size)
         self.host = HostPool(num_host_pages)
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
-        self.shares_prefixes = shares_prefixes
+        self.shares_prefixes = shares_prefixes and is_whole
         self.is_whole = is_whole
         self._moves = MovesDraft()
         # A step swaps in one direction. Who wants to swap in, and cannot because pages went out, has the next step.

@@ -59,11 +59,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.policy = make_policy(config)
         self.cache = PageCache(
-            num_pages,
-            page_size,
-            shares_prefixes=prefix_cache and not keeps_states,
-            num_host_pages=num_host_pages,
-            is_whole=not keeps_states,
+            num_pages, page_size, shares_prefixes=prefix_cache, num_host_pages=num_host_pages, is_whole=not keeps_states
         )
         self.beams = Beams(self.cache, max_model_len, make_search)
         self.rows = Rows(config.max_num_seqs, min(num_pages, self.cache.pages_for(max_model_len)))
