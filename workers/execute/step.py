@@ -80,8 +80,10 @@ class StepInputs:
         return None if self.adapters is None else np.repeat(self.adapters, np.diff(self.query_starts))
 
     @property
-    def cut(self) -> StepCut:
-        assert self.state_slots is not None, "the model keeps no states"
+    def cut(self) -> StepCut | None:
+        """None where no sequence has a state."""
+        if self.state_slots is None:
+            return None
         firsts = self.query_starts[:-1]
         return StepCut(self.state_slots, self.positions[firsts], np.diff(self.query_starts), self.num_decodes)
 

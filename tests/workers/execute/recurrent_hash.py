@@ -27,6 +27,7 @@ class RecurrentHashRunner(HashRunner):
 
     def launch(self, inputs: StepInputs) -> None:
         resolved = resolve(inputs, self._last_tokens)
+        assert resolved.cut is not None, "every sequence has a slot"
         self._states.begin_step(resolved.cut)
         hidden = torch.from_numpy((resolved.positions + np.int64(1)) * resolved.token_ids)
         self._sums = self._states.mix(0, _add_up, hidden[None, :, None])[0, :, 0].numpy()

@@ -68,7 +68,7 @@ def as_step(tensors: Sequence[torch.Tensor], inputs: StepInputs) -> DeviceStep:
         num_decodes=inputs.num_decodes,
         max_query_len=longest_chunk(inputs),
         adapters=None if inputs.adapters is None else adapters,
-        cut=None if inputs.state_slots is None else inputs.cut,
+        cut=inputs.cut,
     )
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..attention.device_step import DeviceStep
 from ..attention.forward_context import PagedLayers, attending
 from ..attention.interface import PagedAttention
-from .recurrent import remembering
+from .recurrent import going_on
 from .states import SequenceStates
 from .torch_lora import TorchAdapters
 
@@ -57,10 +57,7 @@ class TransformersForward:
         self._kernel.use(step)
         rows = step.sample_rows.long()
         adapted = nullcontext() if self._adapters is None else self._adapters.applied_to(step.adapters)
-        if self._states is not None:
-            assert step.cut is not None, "a step of recurrent layers says where it is cut"
-            self._states.begin_step(step.cut)
-        with attending(self._layers), remembering(self._states), adapted:
+        with attending(self._layers), going_on(self._states, step.cut), adapted:
             output = self._model(
                 input_ids=token_ids.long()[None],
                 position_ids=step.positions.long()[None],

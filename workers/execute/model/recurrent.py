@@ -23,7 +23,8 @@ from torch import nn
 from transformers import Cache, PreTrainedModel
 
 from ....protocol.errors import ConfigError
-from .states import Mixer, StateKey, StateLayout, StateShape, StepCache
+from ..step import StepCut
+from .states import Mixer, SequenceStates, StateKey, StateLayout, StateShape, StepCache
 
 _CACHE_NAMES = ("cache_params", "past_key_values")  # of the argument that is the cache
 _UPDATES = {"update_conv_state", "update_recurrent_state"}  # what only a module with a state asks it for
@@ -50,6 +51,16 @@ def remembering(states: LayerStates | None) -> Iterator[None]:
         _current.reset(token)
 
 
+@contextmanager
+def going_on(states: SequenceStates | None, cut: StepCut | None) -> Iterator[None]:
+    """In this block the model computes one step, from what ``states`` has of its sequences; None: it keeps none."""
+    if states is not None:
+        assert cut is not None, "a step of recurrent layers says where it is cut"
+        states.begin_step(cut)
+    with remembering(states):
+        yield
+
+
 def cut_batches(model: PreTrainedModel) -> list[nn.Module]:
     """The recurrent modules of ``model``, in their order. From now on they do what ``remembering`` says.
 
@@ -63,15 +74,16 @@ def cut_batches(model: PreTrainedModel) -> list[nn.Module]:
             param="model",
         )
     for number, module in enumerate(modules):
-        module.forward = partial(_forward, number, module.forward)
+        module.forward = partial(_forward, number, module.forward, inspect.signature(module.forward))
     return modules
 
 
-def _forward(number: int, forward: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+def _forward(
+    number: int, forward: Callable[..., torch.Tensor], signature: inspect.Signature, *args: Any, **kwargs: Any
+) -> torch.Tensor:
     states = _current.get()
     if states is None:
         return forward(*args, **kwargs)
-    signature = inspect.signature(forward)
     bound = signature.bind(*args, **kwargs)
     cache_name = next(name for name in _CACHE_NAMES if name in signature.parameters)
 

@@ -13,7 +13,7 @@ from ..attention.forward_context import PagedLayers, attending
 from ..sampling.sampler import Sampler
 from ..step import StepInputs, StepResult, resolve
 from .forward import RaggedForward
-from .recurrent import remembering
+from .recurrent import going_on
 from .states import SequenceStates
 from .step_runner import StepRunner
 from .torch_lora import TorchAdapters
@@ -53,7 +53,5 @@ class TorchRunner(StepRunner):
         """Logits float32 [R + C, V] of the step's logit rows; its keys and values are in their pages then."""
         self._layers.kernel.begin_step(inputs)
         adapted = nullcontext() if self.adapters is None else self.adapters.applied(inputs)
-        if self.states is not None:
-            self.states.begin_step(inputs.cut)
-        with attending(self._layers), remembering(self.states), adapted:
+        with attending(self._layers), going_on(self.states, inputs.cut), adapted:
             return self._forward(inputs.token_ids, inputs.positions, inputs.logit_rows)

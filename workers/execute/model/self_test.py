@@ -29,7 +29,7 @@ from .forward import RaggedForward
 from .lora import Adapter
 from .memory import available_bytes
 from .pool import LayerShape, allocate_pool
-from .recurrent import StateProbe, cut_batches, remembering
+from .recurrent import StateProbe, cut_batches, going_on, remembering
 from .states import SequenceStates, StateLayout
 from .torch_lora import TorchAdapters, merged
 
@@ -215,10 +215,8 @@ class _Paged(NamedTuple):
 
     def _run(self, inputs: StepInputs) -> torch.Tensor:
         self.layers.kernel.begin_step(inputs)
-        if self.states is not None:
-            self.states.begin_step(inputs.cut)
         adapted = self.adapters.applied(inputs) if self.adapters else nullcontext()
-        with attending(self.layers), remembering(self.states), adapted:
+        with attending(self.layers), going_on(self.states, inputs.cut), adapted:
             return self.forward(inputs.token_ids, inputs.positions, _range(len(inputs.token_ids)))
 
 
