@@ -127,6 +127,10 @@ class CacheConfig:
     kv_memory_fraction: float = _option(0.5, "of the memory that is free once the weights are loaded")
     prefix_cache: bool = _option(True, "share the pages of equal prefixes")
     host_pages: int = _option(0, "KV pages in host memory, for what is swapped out or evicted")
+    state_snapshots: int | None = _option(
+        None,
+        "states of recurrent layers that are kept for prompts that begin alike; by default half of max_num_seqs",
+    )
     max_kv_bytes: int = _option(4 << 30, "on a CPU never more than this, so that a default start is polite")
 
     def __post_init__(self) -> None:
@@ -140,6 +144,8 @@ class CacheConfig:
             f"kv_memory_fraction is {self.kv_memory_fraction}, the limits are above 0 and 1",
         )
         _between("host_pages", self.host_pages, 0, 2**31 - 1)
+        if self.state_snapshots is not None:
+            _between("state_snapshots", self.state_snapshots, 0, 2**20)
         _between("max_kv_bytes", self.max_kv_bytes, 1 << 20)
 
 

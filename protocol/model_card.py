@@ -40,8 +40,13 @@ class ModelCard:
     max_live: int
     load_s: float
     adapters: dict[str, str] = field(default_factory=dict)  # digest of each, by its name
-    keeps_states: bool = False  # has recurrent layers: sequences cannot fork, share a prefix or be swapped
+    num_snapshots: int | None = None  # states of recurrent layers that are kept for others; None: it has none
     why_slow: str = ""  # no faster backend runs it here; empty where it is the fastest
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether it has recurrent layers, so that sequences cannot fork or be swapped."""
+        return self.num_snapshots is not None
 
     @classmethod
     def read(cls, run_dir: Path) -> ModelCard | None:

@@ -12,7 +12,8 @@ import numpy as np
 from .scheduling.plan import Chunk, Plan
 from .scheduling.rows import Rows
 from .scheduling.sequence import Key, Sequence
-from .step import Int32, ScoreSpan, StepInputs
+from .scheduling.states import Segment
+from .step import Int32, ScoreSpan, StepCut, StepInputs
 
 _NONE_CARRIED: Mapping[Key, int] = MappingProxyType({})
 
@@ -68,7 +69,7 @@ def build_inputs(
         sampled=sampled,
         carried=_carried(plan, last_rows, carried_rows) if carried_rows else None,
         adapters=_adapters(scheduled),
-        state_slots=_state_slots(scheduled),
+        cut=_cut(plan, scheduled),
         **(_scored(plan, query_starts, spans) if spans else {}),
     )
 
@@ -78,11 +79,15 @@ def _adapters(scheduled: list[Sequence]) -> Int32 | None:
     return np.array(adapters, np.int32) if any(adapters) else None
 
 
-def _state_slots(scheduled: list[Sequence]) -> Int32 | None:
-    """All have one, or nobody."""
-    if not scheduled[0].state_slot:
+def _cut(plan: Plan, scheduled: list[Sequence]) -> StepCut | None:
+    """All have rows for their states, or nobody."""
+    if scheduled[0].state_rows is None:
         return None
-    return np.array([sequence.state_slot for sequence in scheduled], np.int32)
+    segments: list[Segment] = []
+    for sequence, chunk in zip(scheduled, plan.chunks, strict=True):
+        assert sequence.state_rows is not None, f"{sequence.key} runs without rows"
+        segments += sequence.state_rows.segments(chunk.start, chunk.num_tokens)
+    return StepCut.of(segments, num_decodes=plan.num_decodes)
 
 
 def _tokens(sequence: Sequence, chunk: Chunk) -> Int32:

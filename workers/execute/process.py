@@ -83,7 +83,7 @@ class Execute:
             max_model_len=card.max_model_len,
             prefix_cache=context.config.cache.prefix_cache,
             num_host_pages=context.config.cache.host_pages,
-            keeps_states=card.keeps_states,
+            num_snapshots=card.num_snapshots,
             replays=must_replay(context.config.scheduler.recovery, runner),
             proposer=runner.proposer,
         )

@@ -14,6 +14,7 @@ from .scheduling.beam_search import Candidates
 from .scheduling.moves import Moves
 from .scheduling.proposals import Proposer
 from .scheduling.sequence import Key, Sequence
+from .scheduling.states import Segment
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -38,12 +39,21 @@ def _no_rows() -> Int32:
 
 
 class StepCut(NamedTuple):
-    """Where a step is cut, for layers that must see its sequences one by one."""
+    """Where a step is cut, for layers that must see its sequences one by one.
 
-    slots: Int32  # [S], of their states
-    starts: Int32  # [S], position of the first token of each
-    lengths: Int32  # [S], tokens of each
+    In G segments, side by side: one for each sequence, and more where a snapshot of its state is wanted in between.
+    """
+
+    reads: Int32  # [G], rows of the states before them; of no meaning where a sequence begins
+    writes: Int32  # [G], rows of the states after them, which later ones of the same sequence may read
+    starts: Int32  # [G], position of the first token of each
+    lengths: Int32  # [G], tokens of each
     num_decodes: int
+
+    @classmethod
+    def of(cls, segments: list[Segment], *, num_decodes: int) -> StepCut:
+        reads, writes, starts, lengths = np.array(segments, np.int32).T.copy()
+        return cls(reads, writes, starts, lengths, num_decodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +75,7 @@ class StepInputs:
     # [T], rows of the step before whose token is meant, which the host does not know yet; -1 where token_ids has it
     carried: Int32 | None = None
     adapters: Int32 | None = None  # [S], each sequence's, counted from 1; 0: none. None: nobody has one
-    state_slots: Int32 | None = None  # [S], where each sequence's recurrent state is. None: the model keeps none
+    cut: StepCut | None = None  # None: the model keeps no states
     score_rows: Int32 = field(default_factory=_no_rows)  # [C], indices into the T tokens: those of ``scored``, in order
     scored: Rows[ScoreSpan] = ()  # of prompts whose logprobs are wanted
 
@@ -78,14 +88,6 @@ class StepInputs:
     def token_adapters(self) -> Int32 | None:
         """[T], the adapter of each token's sequence."""
         return None if self.adapters is None else np.repeat(self.adapters, np.diff(self.query_starts))
-
-    @property
-    def cut(self) -> StepCut | None:
-        """None where no sequence has a state."""
-        if self.state_slots is None:
-            return None
-        firsts = self.query_starts[:-1]
-        return StepCut(self.state_slots, self.positions[firsts], np.diff(self.query_starts), self.num_decodes)
 
     @property
     def logit_rows(self) -> Int32:

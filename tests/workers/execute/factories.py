@@ -124,7 +124,7 @@ def make_scheduler(
     max_model_len: int = 4096,
     prefix_cache: bool = False,
     host_pages: int = 0,
-    keeps_states: bool = False,
+    num_snapshots: int | None = None,
     **config: Any,
 ) -> Scheduler:
     replays = bool(config.pop("replays", False))
@@ -137,7 +137,7 @@ def make_scheduler(
         max_model_len=max_model_len,
         prefix_cache=prefix_cache,
         num_host_pages=host_pages,
-        keeps_states=keeps_states,
+        num_snapshots=num_snapshots,
         replays=replays,
         proposer=Told(propose) if propose else proposer,
     )
@@ -166,7 +166,7 @@ def make_engine(
 ) -> Engine:
     """An engine with the hash model and ``sequences`` added; options as for ``make_scheduler``."""
     scheduler = make_scheduler(**options)
-    runner = runner or (RecurrentHashRunner if options.get("keeps_states") else HashRunner)
+    runner = runner or (RecurrentHashRunner if options.get("num_snapshots") is not None else HashRunner)
     pool, host = scheduler.cache.pool, scheduler.cache.host
     engine = CheckedEngine(
         scheduler,

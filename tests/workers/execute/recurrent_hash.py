@@ -1,4 +1,4 @@
-"""The hash model as a recurrent one: what it says depends on a state in the sequence's slot, and on no page."""
+"""The hash model as a recurrent one: what it says depends on the state in a row, and on no page."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 from triptych.workers.execute.hash_lm import HashRunner
 from triptych.workers.execute.model.states import SequenceStates, StateKey, StateLayout, StateShape
-from triptych.workers.execute.step import Int32, StepCut, StepInputs, resolve
+from triptych.workers.execute.step import Int32, StepInputs, resolve
 
-NUM_SLOTS = 64
+NUM_ROWS = 256
 LAYOUT = StateLayout({StateKey(0, "recurrent", 0): StateShape((1,), torch.int64)}, frozenset())
 
 
@@ -21,26 +21,25 @@ class RecurrentHashRunner(HashRunner):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._states = SequenceStates(LAYOUT, NUM_SLOTS, torch.device("cpu"))
+        self._states = SequenceStates(LAYOUT, NUM_ROWS, torch.device("cpu"))
         self._sums = np.empty(0, np.int64)  # [T], of the step, each with all that came before it
-        self._cut: StepCut | None = None
+        self._inputs: StepInputs | None = None
 
     def launch(self, inputs: StepInputs) -> None:
         resolved = resolve(inputs, self._last_tokens)
-        assert resolved.cut is not None, "every sequence has a slot"
+        assert resolved.cut is not None, "every sequence has rows"
         self._states.begin_step(resolved.cut)
         hidden = torch.from_numpy((resolved.positions + np.int64(1)) * resolved.token_ids)
         self._sums = self._states.mix(0, _add_up, hidden[None, :, None])[0, :, 0].numpy()
-        self._cut = resolved.cut
+        self._inputs = resolved
         owners = np.arange(len(resolved.context_lens), dtype=np.int32)[:, None]
         super().launch(replace(inputs, block_tables=owners))
 
     def _read(self, block_table: Int32, num_tokens: int) -> int:
         """The hash of a sequence of this step, whose number stands for its block table."""
-        assert self._cut is not None, "a step was launched"
-        owner = int(block_table[0])
-        first = int(self._cut.lengths[:owner].sum())
-        return int(self._sums[first + num_tokens - 1 - int(self._cut.starts[owner])])
+        assert self._inputs is not None, "a step was launched"
+        first = int(self._inputs.query_starts[int(block_table[0])])
+        return int(self._sums[first + num_tokens - 1 - int(self._inputs.positions[first])])
 
 
 def _add_up(hidden: torch.Tensor, cache: Any) -> torch.Tensor:

@@ -34,7 +34,7 @@ SETTINGS = st.fixed_dictionaries(
         "depth": st.sampled_from([0, 1]),
         "replays": st.booleans(),
         "num_speculative_tokens": st.sampled_from([0, 0, 2, 15]),
-        "keeps_states": st.sampled_from([False, False, False, True]),
+        "num_snapshots": st.sampled_from([None, None, None, None, 0, 1, 3]),
     }
 )
 OF_PAGES_ALONE = {"host_pages": 0, "depth": 0, "num_speculative_tokens": 0}  # what a recurrent model goes without
@@ -48,7 +48,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(options=SETTINGS)
     def start(self, options: dict[str, Any]) -> None:
-        self.clients = Clients(**(options | (OF_PAGES_ALONE if options["keeps_states"] else {})))
+        self.clients = Clients(**(options | (OF_PAGES_ALONE if options["num_snapshots"] is not None else {})))
 
     @precondition(lambda self: self.clients.room)
     @rule(

@@ -74,7 +74,7 @@ def build_runner(
         max_num_seqs=scheduler_config.max_num_seqs,
         max_live=scheduler_config.max_live,
         load_s=time.monotonic() - start,
-        keeps_states=loaded.state_bytes > 0,
+        num_snapshots=ways.num_snapshots if loaded.state_bytes else None,
         why_slow="; ".join(ways.obstacles),
     )
     return runner, card

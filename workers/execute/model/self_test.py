@@ -23,7 +23,8 @@ from transformers import PreTrainedModel
 from ....protocol.errors import ConfigError
 from ..attention.forward_context import PagedLayers, attending, use_paged_attention
 from ..attention.interface import AttentionForm, PagedAttention
-from ..step import StepInputs
+from ..scheduling.states import Segment
+from ..step import StepCut, StepInputs
 from .checkpoint import NO_MIXING
 from .forward import RaggedForward
 from .lora import Adapter
@@ -37,6 +38,7 @@ Int32 = npt.NDArray[np.int32]
 
 _PAGE_SIZE = 4  # small, so that short sequences have several pages
 _CHUNKS = ((6, 1), (3, 8), (9, 2))  # tokens of each sequence in the first step and in the second
+_NUM_STATE_ROWS = 3 * len(_CHUNKS)
 _PAGES = np.array([[8, 2, 5], [1, 9, 3], [6, 4, 7]], dtype=np.int32)  # out of order, and none shared
 # Greatest difference allowed, relative to the greatest logit. Right families stay below half of it.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 1e-1}
@@ -96,7 +98,7 @@ def _try(
         probe, state_probe = _probe(forward, recurrent)
         _check_windows(model, probe.windows, max_model_len)
         caches = allocate_pool(probe.shapes, _PAGES.size, page_size=_PAGE_SIZE, device=forward.device)
-        states = SequenceStates(state_probe.layout, len(sequences), forward.device) if recurrent else None
+        states = SequenceStates(state_probe.layout, _NUM_STATE_ROWS, forward.device) if recurrent else None
         paged = _Paged(forward, PagedLayers(kernel, caches), states, adapters)
         found = [paged.logits(sequences, number) for number in range(len(cases))]
     reasons = [
@@ -233,8 +235,21 @@ def _inputs(sequences: list[Int32], starts: list[int], lengths: list[int]) -> St
         num_decodes=int(lengths[0] == 1),
         sample_rows=_range(0),
         sampled=(),
-        state_slots=_range(len(sequences)) + 1,
+        cut=StepCut.of(_segments(starts, lengths), num_decodes=int(lengths[0] == 1)),
     )
+
+
+def _segments(starts: list[int], lengths: list[int]) -> list[Segment]:
+    """The first step writes to rows 1, 2, 3, and the second one to 4, 5, 6. Longer chunks come by 7, 8, 9."""
+    segments, count = [], len(starts)
+    for sequence, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        read, write, half = 1 + sequence, 1 + sequence + (count if start else 0), length // 2
+        if half < 2:
+            segments.append(Segment(read, write, start, length))
+        else:
+            between = 1 + sequence + 2 * count
+            segments += [Segment(read, between, start, half), Segment(between, write, start + half, length - half)]
+    return segments
 
 
 def _why_different(model: PreTrainedModel, plain: list[torch.Tensor], paged: torch.Tensor, case: str) -> str:

@@ -1,6 +1,6 @@
-"""The states of recurrent layers: what each sequence that runs is remembered by, in slots of a fixed size.
+"""The states of recurrent layers: what sequences are remembered by, in rows of a fixed size.
 
-Axes: S sequences of a step, N slots.
+Axes: S sequences of a step, G segments of it, N rows.
 """
 
 from __future__ import annotations
@@ -46,49 +46,43 @@ class StateLayout(NamedTuple):
     shapes: Mapping[StateKey, StateShape]
     stepwise: frozenset[int]  # modules that go on from a state with one token at a time only
 
-    def num_bytes(self, num_slots: int) -> int:
-        """Of the states of so many sequences."""
-        return _num_rows(num_slots) * sum(shape.num_bytes for shape in self.shapes.values())
+    def num_bytes(self, num_rows: int) -> int:
+        """Of the states in rows 0..num_rows, and one of nobody."""
+        return (num_rows + 2) * sum(shape.num_bytes for shape in self.shapes.values())
 
 
 Mixer = Callable[[torch.Tensor, Any], torch.Tensor]  # (hidden [S, L, C], a cache as transformers has it) -> [S, L, ...]
 
 
-def _num_rows(num_slots: int) -> int:
-    """Two for each slot and for the trash slot, and one that is nobody's."""
-    return 2 * (num_slots + 1) + 1
-
-
 class SequenceStates:
-    """States in slots 1..N, and in slot 0 what padding leaves there.
+    """States in rows 1..N, and in row 0 what padding leaves there.
 
-    A slot has two rows. A step reads the one that holds the state up to where the step begins, and writes to the
-    other, so a step that failed can be run again, as a whole or in parts, like one that only writes to pages.
+    A segment reads one row and writes another one, so a step that failed can be run again, as a whole or in parts, like
+    one that only writes to pages.
     """
 
-    def __init__(self, layout: StateLayout, num_slots: int, device: torch.device) -> None:
+    def __init__(self, layout: StateLayout, num_rows: int, device: torch.device) -> None:
         """
         Raises:
             ConfigError: the device has not that much memory.
         """
         self._device = device
         self._stepwise = layout.stepwise
-        self._num_slots = num_slots + 1  # with the trash slot
-        self._ends = np.full((2, self._num_slots), _NOBODY, np.int64)  # how many tokens the state of a row has seen
-        num_rows = _num_rows(num_slots)
+        self._ends = np.full(num_rows + 1, _NOBODY, np.int64)  # how many tokens the state of a row has seen
+        self._nobody = num_rows + 1  # the row of a sequence that has said nothing
         try:
             self._rows = {
-                key: torch.empty(num_rows, *shape.sizes, dtype=shape.dtype, device=device)
+                key: torch.empty(num_rows + 2, *shape.sizes, dtype=shape.dtype, device=device)
                 for key, shape in layout.shapes.items()
             }
         except RuntimeError as error:  # torch.OutOfMemoryError, and what the CPU allocator raises
-            size = layout.num_bytes(num_slots) / (1 << 30)
+            size = layout.num_bytes(num_rows) / (1 << 30)
             raise ConfigError(
-                f"the states of {num_slots} sequences take {size:.2f} GiB, more than {device} has",
+                f"{num_rows} states of recurrent layers take {size:.2f} GiB, more than {device} has",
                 param="max_num_seqs",
             ) from error
         for rows in self._rows.values():
-            rows[-1] = 0  # the state of a sequence that has said nothing
+            rows[self._nobody] = 0
         self._of_module: dict[int, list[StateKey]] = {}
         for key in layout.shapes:
             self._of_module.setdefault(key.module, []).append(key)
@@ -96,26 +90,22 @@ class SequenceStates:
         self._reads = self._writes = torch.empty(0, dtype=torch.int64)
 
     def begin_step(self, cut: StepCut) -> None:
-        """Find the states with which a step begins, and places for those with which it ends.
+        """Compute this step next.
 
         Raises:
             AssertionError: a sequence goes on from a state that nobody has kept.
         """
-        slots, starts = cut.slots, cut.starts
-        is_fresh = starts == 0
-        ends = self._ends[:, slots]
-        row = (ends[1] == starts).astype(np.int64)  # 0 or 1: which of the slot's two
-        is_known = is_fresh | (ends[0] == starts) | (ends[1] == starts)
-        assert is_known.all(), f"no state up to token {starts[~is_known]} in slot {slots[~is_known]}, but {ends}"
-        reads = np.where(is_fresh, 2 * self._num_slots, row * self._num_slots + slots)
-        self._ends[row[is_fresh], slots[is_fresh]] = _NOBODY  # of whoever had the slot before
-        self._ends[1 - row, slots] = starts + cut.lengths
+        is_fresh = cut.starts == 0
+        self._ends[cut.writes] = cut.starts + cut.lengths  # first: of one sequence, segments go on from one another
+        ends = self._ends[cut.reads]
+        is_known = is_fresh | (ends == cut.starts)
+        assert is_known.all(), f"no state up to token {cut.starts[~is_known]}: rows {cut.reads} have seen {ends}"
         self._cut = cut
-        self._reads = torch.from_numpy(reads).to(self._device)
-        self._writes = torch.from_numpy((1 - row) * self._num_slots + slots).to(self._device)
+        self._reads = torch.from_numpy(np.where(is_fresh, self._nobody, cut.reads)).to(self._device, torch.long)
+        self._writes = torch.from_numpy(cut.writes).to(self._device, torch.long)
 
     def mix(self, number: int, run: Mixer, hidden: torch.Tensor) -> torch.Tensor:
-        """See ``recurrent.LayerStates``: decodes together, then each chunk by itself."""
+        """See ``recurrent.LayerStates``: decodes together, then each segment by itself."""
         cut = self._cut
         assert cut is not None, "begin_step comes first"
         pieces: list[torch.Tensor] = []
@@ -134,7 +124,7 @@ class SequenceStates:
         return torch.cat(pieces)[None]
 
     def _load(self, number: int, which: slice) -> StepCache:
-        """States of the module of that number, of sequences ``which`` of the step."""
+        """States of the module of that number before segments ``which`` of the step."""
         reads = self._reads[which]
         return StepCache(number, {key: self._rows[key].index_select(0, reads) for key in self._of_module[number]})
 

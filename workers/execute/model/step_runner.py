@@ -15,7 +15,8 @@ from ..grammar.masks import MaskMaker
 from ..scheduling.moves import Moves
 from ..scheduling.proposals import Proposer
 from ..scheduling.sequence import Sequence
-from ..step import ScoreSpan, StepInputs, StepResult
+from ..scheduling.states import NO_ROW, Segment
+from ..step import ScoreSpan, StepCut, StepInputs, StepResult
 from .moves import PageMover
 
 _OF_THE_DEVICE = ("CUDA error", "Triton Error [CUDA]")  # as torch and as Triton begin what the driver said
@@ -114,10 +115,10 @@ def with_adapter(inputs: StepInputs) -> StepInputs:
 
 
 def _trash_step(*, num_sequences: int, tokens_each: int) -> StepInputs:
-    """Sequences that write to slot 0, of pages and of states, and read all over the trash page. The last token of each
+    """Sequences that write to slot 0 and to row 0 of states, and read all over the trash page. The last token of each
     is sampled.
     """
-    total = num_sequences * tokens_each
+    total, num_decodes = num_sequences * tokens_each, num_sequences if tokens_each == 1 else 0
     ends = np.arange(1, num_sequences + 1, dtype=np.int32) * tokens_each
     nobody = Sequence(
         key=(0, 0),
@@ -135,8 +136,8 @@ def _trash_step(*, num_sequences: int, tokens_each: int) -> StepInputs:
         query_starts=np.concatenate([np.zeros(1, dtype=np.int32), ends]),
         context_lens=np.full(num_sequences, tokens_each, dtype=np.int32),
         block_tables=np.zeros((num_sequences, tokens_each), dtype=np.int32),
-        num_decodes=num_sequences if tokens_each == 1 else 0,
+        num_decodes=num_decodes,
         sample_rows=ends - 1,
         sampled=[nobody] * num_sequences,
-        state_slots=np.zeros(num_sequences, dtype=np.int32),
+        cut=StepCut.of([Segment(NO_ROW, NO_ROW, 0, tokens_each)] * num_sequences, num_decodes=num_decodes),
     )

@@ -64,16 +64,13 @@ class ModelOnPages:
         size: PoolSize,
         *,
         page_size: int,
-        max_live: int,
+        num_state_rows: int,
         sizes: dict[str, int],
         ranks: Ranks | None,
         on_device: Callable[[DeviceForward, Iterable[LayerCache]], StepRunner],
     ) -> StepRunner:
-        """``sizes`` are those of ``StepRunner``; ``on_device`` makes the runner where the kernel needs another one.
-
-        Up to ``max_live`` sequences have a state.
-        """
-        states = SequenceStates(self.memory.states, max_live, self.device) if self.keeps_states else None
+        """``sizes`` are those of ``StepRunner``; ``on_device`` makes the runner where the kernel needs another one."""
+        states = SequenceStates(self.memory.states, num_state_rows, self.device) if self.keeps_states else None
         pool = allocate_pool(self.memory.pages, size.num_pages, page_size=page_size, device=self.device)
         layers = PagedLayers(self.kernel, pool)
         if not isinstance(self.kernel, (CpuAttention, ReferenceAttention)):

@@ -15,6 +15,7 @@ from ....protocol.errors import ConfigError
 from ...importing import MODELS, TRANSFORMERS, importing
 from ..kernels.support import why_no_triton
 from ..sampling.sampler import Sampler
+from ..scheduling.states import num_state_rows
 from .checkpoint import read_config
 from .decoder_spec import Unsupported
 from .facts import ModelFacts, Progress, wanted_len
@@ -329,7 +330,7 @@ class Ways:
             return on_pages.make_runner(
                 size,
                 page_size=self.cache.page_size,
-                max_live=self.scheduler.max_live,
+                num_state_rows=self.num_state_rows,
                 sizes=self._runner_sizes(size),
                 ranks=self.ranks,
                 on_device=lambda forward, caches: self._device_runner(
@@ -349,8 +350,20 @@ class Ways:
             on_pages.backend,
             list(on_pages.memory.pages.values()),
             make_runner,
-            on_pages.memory.states.num_bytes(self.scheduler.max_live),
+            on_pages.memory.states.num_bytes(self.num_state_rows),
         )
+
+    @property
+    def num_snapshots(self) -> int:
+        """States that are kept for prompts that begin alike, if the model keeps any."""
+        if not self.cache.prefix_cache:
+            return 0
+        wanted = self.cache.state_snapshots
+        return self.scheduler.max_num_seqs // 2 if wanted is None else wanted
+
+    @property
+    def num_state_rows(self) -> int:
+        return num_state_rows(self.scheduler.max_live, self.num_snapshots)
 
     def _runner_sizes(self, size: PoolSize) -> dict[str, int]:
         return {

@@ -10,6 +10,7 @@ from ....protocol.config import SchedulerConfig
 from .chunks import note_chunk
 from .plan import Plan
 from .sequence import Key, Sequence, SequenceState
+from .states import StatePool
 
 if TYPE_CHECKING:
     from .scheduler import Scheduler
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 class LookAhead:
     """The one step, if any, whose sequences are advanced: each that it samples ends with a placeholder token."""
 
-    def __init__(self) -> None:
+    def __init__(self, states: StatePool) -> None:
+        self._states = states
         self._plan: Plan | None = None
 
     @property
@@ -43,6 +45,8 @@ class LookAhead:
             if sequence is None:
                 continue
             sequence.num_computed_tokens = start + num_tokens - len(proposed)
+            if sequence.state_rows is not None:
+                self._states.advance(sequence)
             if sequence.state is SequenceState.PREFILLING:
                 note_chunk(sequence)
             if samples and not sequence.is_beam:

@@ -122,7 +122,6 @@ def check(scheduler: Scheduler) -> None:
     waiting = list(scheduler.waiting)
     scheduler.cache.check(scheduler.running.values(), waiting)
     scheduler.rows.check()
-    scheduler.roster.slots.check(scheduler.running.values())
     assert {s.key for s in waiting} | set(scheduler.running) == set(scheduler.live), "live is not waiting and running"
     assert len(waiting) + len(scheduler.running) == len(scheduler.live), "a sequence waits and runs"
     num_swapped = sum(s.state is SequenceState.SWAPPED for s in waiting)
@@ -136,7 +135,7 @@ def check(scheduler: Scheduler) -> None:
 def _check_waiting(scheduler: Scheduler, sequence: Sequence) -> None:
     assert not sequence.block_table, f"{sequence.key} waits and holds {sequence.block_table}"
     assert sequence.row is None, f"{sequence.key} waits and holds row {sequence.row}"
-    assert not sequence.state_slot, f"{sequence.key} waits and holds the state in slot {sequence.state_slot}"
+    assert sequence.state_rows is None, f"{sequence.key} waits and holds {sequence.state_rows}"
     num_computed, is_swapped = sequence.num_computed_tokens, sequence.state is SequenceState.SWAPPED
     assert is_swapped or sequence.state is SequenceState.WAITING, f"{sequence.key} waits and is {sequence.state}"
     assert is_swapped == (num_computed > 0), f"{sequence.key} is {sequence.state} with {num_computed} computed"

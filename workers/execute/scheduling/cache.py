@@ -16,6 +16,7 @@ from .moves import Moves, MovesDraft
 from .pages import PagePool
 from .prefix import NO_MATCH, Match, PageNode, PrefixIndex
 from .sequence import Key, Sequence
+from .states import StatePool
 
 
 class PageCache:
@@ -32,17 +33,18 @@ class PageCache:
         *,
         shares_prefixes: bool = False,
         num_host_pages: int = 0,
-        is_whole: bool = True,  # False: a layer keeps more of a sequence than its pages, so nobody goes on from these
+        states: StatePool | None = None,  # None: pages are all that is kept of a sequence
     ) -> None:
-        assert is_whole or not num_host_pages, "pages alone are of no use on the host"
+        assert states is None or not num_host_pages, "pages alone are of no use on the host"
+        self.states = states or StatePool(0, 0, page_size)
+        self.is_whole = states is None  # otherwise nobody goes on from pages alone
         self.pool = PagePool(num_pages, page_size, self._on_evict)
         self.limbo = Limbo(self.pool)
         self.index = PrefixIndex(page_size)
         self.host = HostPool(num_host_pages)
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
-        self.shares_prefixes = shares_prefixes and is_whole
-        self.is_whole = is_whole
+        self.shares_prefixes = shares_prefixes and (self.is_whole or self.states.num_snapshots > 0)
         self._moves = MovesDraft()
         # A step swaps in one direction. Who wants to swap in, and cannot because pages went out, has the next step.
         self._is_kept_for_swap_in = False
@@ -73,7 +75,8 @@ class PageCache:
         if not self.shares_prefixes:
             return NO_MATCH
         if not sequence.host_table:
-            return self.index.match(sequence.tokens[: sequence.num_reusable_tokens], sequence.cache_salt)
+            match = self.index.match(sequence.tokens[: sequence.num_reusable_tokens], sequence.cache_salt)
+            return self.states.usable(match)
         # Swapped out with all it had computed: only what needs no swap-in is of use.
         match = self.index.match(sequence.tokens[: sequence.num_computed_tokens], sequence.cache_salt)
         return Match(list(takewhile(lambda node: node.page, match.nodes)))
@@ -106,7 +109,7 @@ class PageCache:
             num_pages -= self._num_in_use(node.page for node in match.nodes)
         if not self.has(num_pages):
             return False
-        if self._moves.swap_out and _swaps_in(sequences[0], match):
+        if self._moves.swap_out and (sequences[0].host_table or match.is_away):
             self._swap_in_is_wanted = True
             # Used just now, so evicted last: what is evicted while swap-outs rest is lost, with all that hangs on it.
             on_device = [node.page for node in match.nodes if node.page]
@@ -121,7 +124,7 @@ class PageCache:
         Those that were swapped out together, and only they, come back together.
         """
         sequence = sequences[0]
-        if _swaps_in(sequence, match):
+        if sequence.host_table or match.is_away:
             self._is_kept_for_swap_in = True
         # Held first, so that none of them is evicted to make room for another.
         self.pool.share([node.page for node in match.nodes if node.page])
@@ -138,6 +141,7 @@ class PageCache:
             if match.tail is not None:
                 self._copy_tail(sequence, match)
             self._count(sequence)
+        self.states.enter(sequence, match)
 
     def extend(self, sequence: Sequence, num_tokens: int) -> int:
         """Gives pages for the next ``num_tokens`` tokens, as far as there are any.
@@ -190,6 +194,7 @@ class PageCache:
                 table[index] = node.page
                 has_changed = True
         sequence.tip = node
+        self.states.publish(sequence)
         return has_changed
 
     def give_up(self, sequence: Sequence) -> None:
@@ -262,6 +267,7 @@ class PageCache:
         self.pool.check([sequence.block_table for sequence in running], self.limbo.tables())
         self.index.check(self.pool.idle_pages())
         self.host.check([sequence.host_table for sequence in waiting], self.index.nodes())
+        self.states.check(running, self.index.nodes())
         for sequence in running:
             node = sequence.tip
             while node is not None and node.depth:
@@ -390,8 +396,4 @@ class PageCache:
                 self.pool.forget(gone.page)
             if gone.host_page is not None:
                 self.host.take(gone)
-
-
-def _swaps_in(sequence: Sequence, match: Match) -> bool:
-    tail_is_away = match.tail is not None and not match.tail.page
-    return bool(sequence.host_table) or tail_is_away or any(not node.page for node in match.nodes)
+            self.states.forget(gone)

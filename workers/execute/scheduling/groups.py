@@ -39,10 +39,16 @@ class Groups:
         self.computing: dict[Key, Group] = {}  # by the sequence that computes
 
     def join(self, sequence: Sequence) -> None:
-        # Beams are forked by their search. Where pages are not all there is of a sequence, nobody forks.
-        if sequence.group_key is not None and not sequence.params.is_beam_search and self._cache.is_whole:
+        # Beams are forked by their search.
+        if sequence.group_key is not None and not sequence.params.is_beam_search and self._may_share(sequence):
             sequence.group = self._groups.setdefault(sequence.group_key, Group())
             sequence.group.members[sequence.key] = sequence
+
+    def _may_share(self, sequence: Sequence) -> bool:
+        """Whether others can go on from its prompt: where a state is kept too, only from a border of pages."""
+        return self._cache.is_whole or (
+            self._cache.shares_prefixes and sequence.num_prompt_tokens > self._cache.pool.page_size
+        )
 
     def leave(self, sequence: Sequence, *, is_sound: bool) -> None:
         """``sequence`` has ended, and its pages are in limbo if others may fork from them."""
@@ -94,7 +100,7 @@ class Groups:
     def find(self, sequence: Sequence) -> Match:
         """The most of a waiting sequence that is in pages already: a known prefix, or what a sibling has computed."""
         known = self._cache.find(sequence)
-        if sequence.group is None:
+        if sequence.group is None or not self._cache.is_whole:
             return known
         size = self._cache.pool.page_size
         return max((known, *self._forks(sequence, sequence.group)), key=lambda match: match.num_tokens(size))

@@ -34,6 +34,7 @@ class PageNode:
     page: int = TRASH_PAGE  # on the device, unless it is the trash page
     host_page: int | None = None
     children: dict[bytes, PageNode] = field(default_factory=dict)  # by their tokens
+    state_row: int = 0  # of the snapshot at its end, if there is one; see states.py
 
 
 class Match(NamedTuple):
@@ -42,9 +43,16 @@ class Match(NamedTuple):
     nodes: list[PageNode]
     tail: PageNode | None = None
     num_tail_tokens: int = 0
+    num_known_pages: int = 0  # where states are kept: of which only the nodes can be gone on from
 
     def num_tokens(self, page_size: int) -> int:
         return len(self.nodes) * page_size + self.num_tail_tokens
+
+    @property
+    def is_away(self) -> bool:
+        """Whether some of it is on the host only."""
+        tail_is_away = self.tail is not None and not self.tail.page
+        return tail_is_away or any(not node.page for node in self.nodes)
 
 
 NO_MATCH = Match([])

@@ -43,7 +43,7 @@ def describe_scheduler(scheduler: Scheduler) -> dict[str, Any]:
         "prefix_cache": cache.shares_prefixes,
         "num_host_pages": cache.host.num_pages,
         "replays": scheduler.replays,
-        "keeps_states": not cache.is_whole,
+        "num_snapshots": None if cache.is_whole else cache.states.num_snapshots,
     }
 
 
@@ -54,7 +54,7 @@ def rebuild_scheduler(wire: Mapping[str, Any], make_search: MakeSearch) -> Sched
         KeyError, TypeError, ConfigError: this is no description of a scheduler.
     """
     names = ("page_size", "num_pages", "max_model_len", "prefix_cache", "num_host_pages", "replays")
-    options = {name: wire[name] for name in names} | {"keeps_states": wire.get("keeps_states", False)}
+    options = {name: wire[name] for name in names} | {"num_snapshots": wire.get("num_snapshots")}
     return Scheduler(SchedulerConfig(**wire["scheduler"]), make_search=make_search, **options)
 
 

@@ -19,7 +19,6 @@ from .progress import Progress
 from .queues import WaitingQueue
 from .rows import Rows
 from .sequence import Key, Sequence, SequenceState
-from .states import StateSlots
 
 
 class Roster:
@@ -31,7 +30,6 @@ class Roster:
 
     def __init__(self, config: SchedulerConfig, policy: Policy, cache: PageCache, beams: Beams, rows: Rows) -> None:
         self.cache, self.beams, self.rows = cache, beams, rows
-        self.slots = StateSlots(0 if cache.is_whole else config.max_live)
         self.groups = Groups(cache)
         self.live: dict[Key, Sequence] = {}
         self.waiting = WaitingQueue(policy.rank)
@@ -72,7 +70,6 @@ class Roster:
         for member in family:
             self._leave_queue(member)
             self.running[member.key] = member
-            self.slots.enter(member)
         self.cache.enter(family, match)
         for member in family:
             member.state = self.beams.state_at_start(member) if member.is_beam else state_at_start(member)
@@ -152,5 +149,5 @@ class Roster:
         del self.running[sequence.key]
         if sequence.row is not None:
             self.rows.leave(sequence)
-        self.slots.leave(sequence)
+        self.cache.states.leave(sequence)
         self.waiting.let_go(self.groups.stop(sequence))

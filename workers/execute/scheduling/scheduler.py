@@ -31,6 +31,7 @@ from .roster import Roster
 from .rows import Rows
 from .sequence import Key, Sequence, SequenceState
 from .shared_prompts import is_being_computed
+from .states import StatePool
 
 MAX_FOLLOWERS = 64  # are looked at in a step: whoever waits behind them does not make a step slow
 _NONE_FAILED: Mapping[Key, str] = MappingProxyType({})
@@ -49,7 +50,7 @@ class Scheduler:
         max_model_len: int,
         prefix_cache: bool = True,
         num_host_pages: int = 0,
-        keeps_states: bool = False,  # the model has recurrent layers: no prefix is shared, and nothing swapped
+        num_snapshots: int | None = None,  # of states of recurrent layers; None: the model has no such layers
         replays: bool = False,  # what was said is decoded again after a preemption or a crash, not prefilled
         make_search: MakeSearch = make_search,
         proposer: Proposer | None = None,  # None: prompt lookup
@@ -58,8 +59,9 @@ class Scheduler:
         self.replays = replays
         self.max_model_len = max_model_len
         self.policy = make_policy(config)
+        states = None if num_snapshots is None else StatePool(config.max_live, num_snapshots * prefix_cache, page_size)
         self.cache = PageCache(
-            num_pages, page_size, shares_prefixes=prefix_cache, num_host_pages=num_host_pages, is_whole=not keeps_states
+            num_pages, page_size, shares_prefixes=prefix_cache, num_host_pages=num_host_pages, states=states
         )
         self.beams = Beams(self.cache, max_model_len, make_search)
         self.rows = Rows(config.max_num_seqs, min(num_pages, self.cache.pages_for(max_model_len)))
@@ -78,7 +80,7 @@ class Scheduler:
         self._expired: list[tuple[Key, str]] = []  # and not reported yet
         self._step = 0
         self.completed_step = 0
-        self.ahead = LookAhead()
+        self.ahead = LookAhead(self.cache.states)
         self._skips = Skips()
         self._schedule = {
             Phase.DECODES: self._schedule_decodes,
@@ -128,6 +130,7 @@ class Scheduler:
             self._break_stall(draft)
         self._count_skips(draft)
         self.proposals.add(draft, self.running, are_tokens_known=not self.ahead.is_under_way)
+        self.cache.states.mark(draft.prefills.values(), self.running)
         plan = draft.finish(self.cache.take_moves())
         if plan is not None:
             self._step = plan.step
@@ -194,8 +197,6 @@ class Scheduler:
         """A step took so long. Only of interest with ``itl_target_ms``."""
         if self._pace is not None and plan.chunks:
             self._pace.observe(plan, elapsed_ns)
-
-    # What plan() says in order, in detail.
 
     def _seat_ready(self) -> None:
         """Rows that are free, or that the policy takes back, go to sequences whose prompt is computed."""
@@ -320,8 +321,7 @@ class Scheduler:
         return verdict is not None
 
     def _follows(self, sequence: Sequence, computing: Iterable[Sequence]) -> bool:
-        match, page_size = self.roster.groups.find(sequence), self.cache.pool.page_size
-        return is_being_computed(sequence, match, computing, page_size)
+        return is_being_computed(sequence, self.roster.groups.find(sequence), computing, self.cache.pool.page_size)
 
     def _may_start(self, sequence: Sequence) -> Match | None:
         """What the cache knows of ``sequence``, or None as long as memory does not allow its start.

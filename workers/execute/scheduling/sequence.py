@@ -14,6 +14,7 @@ from .prefix import PageNode
 
 if TYPE_CHECKING:
     from .groups import Group
+    from .states import StateRows
 
 Int32 = npt.NDArray[np.int32]
 Key = tuple[int, int]  # (slot, generation) in the journal
@@ -67,7 +68,7 @@ class Sequence:
     shares_tail: bool = False  # its last page, half full, may be in other tables too: it is copied before it grows
     tip: PageNode | None = None  # the last of its pages that others may share
     state: SequenceState = SequenceState.WAITING
-    state_slot: int = 0  # where its recurrent state is, while it runs on a model that keeps one; see states.py
+    state_rows: StateRows | None = None  # of its recurrent state, while it runs on a model that keeps one
     row: int | None = None  # index into the decode buffers, 0..max_num_seqs-1
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
     num_preemptions: int = 0

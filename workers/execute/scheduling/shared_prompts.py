@@ -15,7 +15,8 @@ def is_being_computed(sequence: Sequence, match: Match, computing: Iterable[Sequ
     """Whether one of ``computing`` computes tokens of ``sequence`` after ``match``, and enough to wait for them.
 
     Waiting for them takes no longer than computing them again, and leaves the step to others. Only prompts are waited
-    for, never what is said, so the wait ends with the last chunk of the other.
+    for, never what is said, so the wait ends with the last chunk of the other. Where the model keeps states, that one
+    leaves its own where ``sequence`` goes on differently.
     """
     # It has pages of its own, or must be cut as it was the first time, or wants the logits of its prompt.
     if sequence.host_table or is_repeated(sequence) or not sequence.is_scored:
@@ -29,5 +30,7 @@ def is_being_computed(sequence: Sequence, match: Match, computing: Iterable[Sequ
             continue
         num_alike = num_common(sequence, other, end) // page_size * page_size
         if num_alike > num_there and num_alike >= least:
+            if other.state_rows is not None:
+                other.state_rows.wanted.add(num_alike)
             return True
     return False

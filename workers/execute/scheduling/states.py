@@ -1,40 +1,210 @@
-"""Places for what a model's recurrent layers remember of each sequence: one state, of a fixed size, and no pages.
+"""Rows for what a model's recurrent layers remember of a sequence: one state of a fixed size, and no pages.
 
-A state is that of all tokens up to one. It cannot be cut, so nobody shares a prefix of it, forks from it or takes it
-to the host: a sequence that has to begin again computes all of its tokens.
+A state is that of all tokens up to one, and cannot be cut. So a prefix can be shared only where somebody kept the state
+at its end: a *snapshot*, which belongs to the page whose tokens are the last that it has seen. A step reads one row and
+writes another one, so nothing has to be copied for it: the row is kept, and its sequence goes on in other ones.
+
+Sources: Pan et al. 2024 (Marconi: prefix caching for hybrid models), Kwon et al. 2023 (copy on write).
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
-from .sequence import Sequence
+from .prefix import Match, PageNode
+from .sequence import Key, Sequence
+
+if TYPE_CHECKING:
+    from .plan import Chunk
+
+NO_ROW = 0  # padding writes here; never handed out
 
 
-class StateSlots:
-    """Slots 1..num_slots, the lowest free one first; slot 0 is the trash slot, which padding uses.
+class Segment(NamedTuple):
+    """Tokens of one sequence that a recurrent layer computes from one state to the next."""
 
-    Invariant: a running sequence has a slot that nobody else has, a waiting one has none. There are none, and nobody
-    gets one, where the model keeps no states.
+    read: int  # row of the state before them; of no meaning where start is 0
+    write: int
+    start: int  # position of the first
+    num_tokens: int
+
+
+def num_state_rows(num_running: int, num_snapshots: int) -> int:
+    """Rows of which each sequence that runs has one to read and one to write, and some are for snapshots."""
+    return 2 * num_running + num_snapshots
+
+
+@dataclass(slots=True)
+class StateRows:
+    """The rows of one running sequence."""
+
+    next: int  # its next step writes here
+    current: int = NO_ROW  # the state of all that it has computed; none before its first step
+    wanted: set[int] = field(default_factory=set)  # numbers of tokens after which others may go on from its state
+    marks: list[tuple[int, int]] = field(default_factory=list)  # (number of tokens, row): snapshots of its next step
+    latest: PageNode | None = None  # that it has left a snapshot at
+
+    def segments(self, start: int, num_tokens: int) -> Iterator[Segment]:
+        """A chunk, cut where snapshots are made."""
+        read, end = self.current, start + num_tokens
+        for border, row in (*self.marks, (end, self.next)):
+            yield Segment(read, row, start, border - start)
+            read, start = row, border
+
+
+class StatePool:
+    """Rows 1..num_rows.
+
+    Invariant: a row is free, or as many hold it as are counted: running sequences, and a node whose snapshot it is.
+    Where rows run out the snapshot that nobody used for longest goes, so a running sequence always gets its own.
     """
 
-    def __init__(self, num_slots: int) -> None:
-        self.num_slots = num_slots
-        self._free = list(range(1, num_slots + 1))  # a heap
+    def __init__(self, num_running: int, num_snapshots: int, page_size: int) -> None:
+        """``num_running`` 0: the model keeps no states."""
+        self.num_rows = num_state_rows(num_running, num_snapshots) if num_running else 0
+        self.num_snapshots = num_snapshots
+        self._page_size = page_size
+        self._free = list(range(self.num_rows, 0, -1))  # a stack
+        self._refs = [0] * (self.num_rows + 1)
+        self._kept: OrderedDict[int, PageNode] = OrderedDict()  # rows of snapshots, the one to go first in front
+        self._num_marked = 0  # rows that sequences hold for snapshots to come
 
-    def enter(self, sequence: Sequence) -> None:
-        """Gives ``sequence`` a slot. What is in it is of somebody who is gone."""
-        if self.num_slots:
-            sequence.state_slot = heapq.heappop(self._free)
+    def usable(self, match: Match) -> Match:
+        """The part of ``match`` that a sequence can go on from."""
+        if not self.num_rows:
+            return match
+        num_nodes = len(match.nodes)
+        while num_nodes and not match.nodes[num_nodes - 1].state_row:
+            num_nodes -= 1
+        return Match(match.nodes[:num_nodes], num_known_pages=len(match.nodes))
+
+    def enter(self, sequence: Sequence, match: Match) -> None:
+        """``sequence`` starts from the snapshot at the end of ``match``. It will leave one where the pages end that it
+        has in common with others, and one at the last border of its prompt.
+        """
+        if not self.num_rows:
+            return
+        current = match.nodes[-1].state_row if match.nodes else NO_ROW
+        if current:
+            self._refs[current] += 1
+            self._kept.move_to_end(current)
+        sequence.state_rows = StateRows(self._take(), current)
+        if self.num_snapshots:
+            last_page = (sequence.num_prompt_tokens - 1) // self._page_size
+            sequence.state_rows.wanted |= {self._page_size * page for page in (match.num_known_pages, last_page)}
+
+    def mark(self, chunks: Iterable[Chunk], running: Mapping[Key, Sequence]) -> None:
+        """These chunks are planned: rows for the snapshots that each leaves behind, at its last border and where one is
+        wanted. That at its very end needs none: it is the state that the sequence goes on from.
+
+        A chunk that is cut may round differently, so one that may have to be computed again exactly so is not.
+        """
+        if not self.num_snapshots:
+            return
+        size = self._page_size
+        for key, start, num_tokens, *_ in chunks:
+            sequence, end = running[key], start + num_tokens
+            if (rows := sequence.state_rows) is None or sequence.replays:
+                continue
+            for border in sorted({end // size * size, *rows.wanted}):
+                if start < border < end and self._num_marked < self.num_snapshots:
+                    rows.marks.append((border, self._take()))
+                    self._num_marked += 1
+
+    def advance(self, sequence: Sequence) -> None:
+        """Its step is computed."""
+        if (rows := sequence.state_rows) is None:
+            return
+        before, rows.current = rows.current, rows.next
+        if before and self._refs[before] == 1:
+            rows.next = before
+        else:
+            self._drop(before)
+            rows.next = self._take()
+
+    def publish(self, sequence: Sequence) -> None:
+        """Lets others go on from where the step of ``sequence`` came by, up to its tip, the last of its full pages."""
+        rows, node = sequence.state_rows, sequence.tip
+        if rows is None or node is None:
+            return
+        self._num_marked -= len(rows.marks)
+        marks, rows.marks = rows.marks, []
+        if sequence.num_computed_tokens == node.depth * self._page_size:
+            self._refs[rows.current] += 1
+            marks.append((sequence.num_computed_tokens, rows.current))
+        for border, row in marks:
+            at: PageNode = node
+            while at.depth * self._page_size > border and at.parent is not None:
+                at = at.parent
+            self._keep(at, row, rows)
 
     def leave(self, sequence: Sequence) -> None:
-        if sequence.state_slot:
-            heapq.heappush(self._free, sequence.state_slot)
-            sequence.state_slot = 0
+        """``sequence`` gives way or has ended."""
+        if (rows := sequence.state_rows) is None:
+            return
+        for row in (rows.current, rows.next, *(row for _, row in rows.marks)):
+            self._drop(row)
+        self._num_marked -= len(rows.marks)
+        sequence.state_rows = None
 
-    def check(self, running: Iterable[Sequence]) -> None:
-        """Proves that every slot is free or of one running sequence."""
-        if self.num_slots:
-            slots = sorted([*self._free, *(sequence.state_slot for sequence in running)])
-            assert slots == list(range(1, self.num_slots + 1)), f"slots of states are lost or shared: {slots}"
+    def forget(self, node: PageNode) -> None:
+        """Nobody will find ``node`` any more."""
+        if node.state_row:
+            del self._kept[node.state_row]
+            self._drop(node.state_row)
+            node.state_row = NO_ROW
+
+    def check(self, running: Iterable[Sequence], nodes: Iterable[PageNode]) -> None:
+        """Proves the invariant.
+
+        Raises:
+            AssertionError: a row is lost, or counted wrongly.
+        """
+        held: Counter[int] = Counter()
+        num_marked = 0
+        for sequence in running:
+            assert (sequence.state_rows is None) == (self.num_rows == 0), f"{sequence.key}: {sequence.state_rows}"
+            if (rows := sequence.state_rows) is not None:
+                marked = [row for _, row in rows.marks]
+                num_marked += len(marked)
+                held.update([rows.next, *marked, *([rows.current] if rows.current else [])])
+                assert bool(rows.current) == (sequence.num_computed_tokens > 0), f"{sequence.key}: {rows}"
+        kept = {node.state_row: node for node in nodes if node.state_row}
+        assert kept == dict(self._kept), f"snapshots are {sorted(self._kept)}, nodes have {sorted(kept)}"
+        held.update(kept.keys())
+        assert num_marked == self._num_marked, f"{num_marked} rows are for snapshots to come, not {self._num_marked}"
+        for row in range(1, self.num_rows + 1):
+            num_free = self._free.count(row)
+            assert self._refs[row] == held[row], f"row {row} of states: {self._refs[row]} references, {held[row]} hold"
+            assert num_free == (not held[row]), f"row {row} of states is {num_free} times free, {held[row]} hold it"
+
+    def _keep(self, node: PageNode, row: int, rows: StateRows) -> None:
+        """Makes ``row`` the snapshot of ``node``, which takes over a reference to it. The one that the same sequence left
+        before is the first to go, unless it was wanted.
+        """
+        if node.state_row:
+            self._drop(row)
+            self._kept.move_to_end(node.state_row)
+        else:
+            node.state_row = row
+            self._kept[row] = node
+        before, rows.latest = rows.latest, node
+        is_wanted = before is not None and before.depth * self._page_size in rows.wanted
+        if before is not None and before is not node and before.state_row and not is_wanted:
+            self._kept.move_to_end(before.state_row, last=False)
+
+    def _take(self) -> int:
+        if not self._free:
+            self.forget(next(node for row, node in self._kept.items() if self._refs[row] == 1))
+        row = self._free.pop()
+        self._refs[row] = 1
+        return row
+
+    def _drop(self, row: int) -> None:
+        if row:
+            self._refs[row] -= 1
+            if not self._refs[row]:
+                self._free.append(row)

@@ -19,7 +19,8 @@ from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.model.build import build_runner
 from triptych.workers.execute.model.runner import TorchRunner
 from triptych.workers.execute.scheduling.sequence import Sequence
-from triptych.workers.execute.step import StepInputs
+from triptych.workers.execute.scheduling.states import Segment, StateRows
+from triptych.workers.execute.step import StepCut, StepInputs
 
 PAGE_SIZE, NUM_PAGES, NUM_OUTPUT_TOKENS = 4, 60, 12
 PROMPTS = [np.random.default_rng(n).integers(3, 250, n).tolist() for n in (1, 5, 17, 40)]
@@ -72,7 +73,7 @@ class Driver:
         self.chunk_size = chunk_size
         rng = np.random.default_rng(0)
         self.free = rng.permutation(np.arange(1, NUM_PAGES + 1, dtype=np.int32)).tolist()
-        self.free_slots = rng.permutation(np.arange(1, 5, dtype=np.int32)).tolist()
+        self.free_rows = rng.permutation(np.arange(1, 9, dtype=np.int32)).tolist()
 
     def generate(self, prompts: list[list[int]]) -> list[list[int]]:
         sequences = [self._start(prompt) for prompt in prompts]
@@ -84,7 +85,7 @@ class Driver:
         sequence = make_row(prompt)
         sequence.tokens = np.array(prompt + [0] * NUM_OUTPUT_TOKENS, dtype=np.int32)
         sequence.block_table = [self.free.pop() for _ in range(-(-len(sequence.tokens) // PAGE_SIZE))]
-        sequence.state_slot = self.free_slots.pop()
+        sequence.state_rows = StateRows(self.free_rows.pop(), self.free_rows.pop())
         return sequence
 
     def _is_done(self, sequence: Sequence) -> bool:
@@ -102,6 +103,15 @@ class Driver:
         for sequence, token in zip(inputs.sampled, self.runner.collect().token_ids, strict=True):
             sequence.tokens[sequence.num_tokens] = token
             sequence.num_tokens += 1
+
+    def _cut(self, sequences: list[Sequence], lengths: list[int]) -> StepCut:
+        segments: list[Segment] = []
+        for sequence, length in zip(sequences, lengths, strict=True):
+            rows = sequence.state_rows
+            assert rows is not None
+            segments += rows.segments(sequence.num_computed_tokens, length)
+            rows.current, rows.next = rows.next, rows.current
+        return StepCut.of(segments, num_decodes=sum(n == 1 for n in lengths))
 
     def _inputs(self, sequences: list[Sequence], lengths: list[int]) -> StepInputs:
         positions = [
@@ -127,7 +137,7 @@ class Driver:
             num_decodes=sum(n == 1 for n in lengths),
             sample_rows=(ends - 1)[samples],
             sampled=[s for s, now in zip(sequences, samples, strict=True) if now],
-            state_slots=np.array([s.state_slot for s in sequences], np.int32),
+            cut=self._cut(sequences, lengths),
         )
 
 
@@ -149,7 +159,7 @@ def test_preemption_changes_nothing(runners: Runners, family: str) -> None:
     sequences = [make_sequence(index) for index in range(len(PROMPTS) * 2)]
     scheduler = make_scheduler(
         *sequences, num_pages=20, page_size=PAGE_SIZE, max_model_len=64, prefill_chunk=16, max_num_seqs=6,
-        keeps_states=family in RECURRENT,
+        num_snapshots=2 if family in RECURRENT else None,
     )  # fmt: skip
     outputs = run(Engine(scheduler, runners(family)))
     assert sum(s.num_preemptions for s in sequences) > 0

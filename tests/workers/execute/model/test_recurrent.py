@@ -32,6 +32,7 @@ from triptych.workers.execute.model.states import SequenceStates, StateKey, Step
 from triptych.workers.execute.model.step_runner import StepRunner
 from triptych.workers.execute.sampling.sampler import Sampler
 from triptych.workers.execute.scheduling.sequence import Sequence
+from triptych.workers.execute.scheduling.states import num_state_rows
 
 NUM_PAGES, PAGE_SIZE, MAX_TOKENS = 40, 4, 12
 IN_RECURRENT_LAYERS = ("in_proj_qkv", "in_proj_z", "out_proj")
@@ -48,7 +49,7 @@ def build(checkpoint: Path, *, cache: dict[str, Any] | None = None, **model: Any
 
 def say(runner: StepRunner, *requests: Sequence, **options: Any) -> list[list[int]]:
     options = {"num_pages": NUM_PAGES, "page_size": PAGE_SIZE, "max_model_len": 160, "prefill_chunk": 5, **options}
-    outputs = run(Engine(make_scheduler(*requests, keeps_states=True, **options), runner))
+    outputs = run(Engine(make_scheduler(*requests, **{"num_snapshots": 0, **options}), runner))
     return [outputs[request.key] for request in requests]
 
 
@@ -115,7 +116,7 @@ def test_states_take_of_the_memory_for_pages(tmp_path: Path, monkeypatch: pytest
     checkpoint = make_tiny_model("qwen3_5_text", tmp_path / "model")
     sizes = {"num_pages": None, "max_kv_bytes": 1 << 40, "kv_memory_fraction": 1.0}
     model: Any = build_tiny_model("qwen3_5_text")
-    states = switch_to_pages(model, CpuAttention(), max_model_len=512).states.num_bytes(6)
+    states = switch_to_pages(model, CpuAttention(), max_model_len=512).states.num_bytes(num_state_rows(6, 2))
     page_bytes = 2 * 2 * 16 * 4 * PAGE_SIZE  # keys and values of the one layer that attends
     monkeypatch.setattr("triptych.workers.execute.model.ways.available_bytes", lambda device: states + 9 * page_bytes)
     _, card = build(checkpoint, cache=sizes)

@@ -109,7 +109,7 @@ def say(folder: Path, requests: list[Sequence], **options: Any) -> tuple[list[li
         ModelConfig(model=str(folder), device="cpu", **options), CacheConfig(num_pages=64), SchedulerConfig(),
         model_dir=folder, run_dir=folder.parent, progress=lambda done, total: None,
     )  # fmt: skip
-    options = {"num_pages": 64, "page_size": 16, "max_model_len": 512, "keeps_states": card.keeps_states}
+    options = {"num_pages": 64, "page_size": 16, "max_model_len": 512, "num_snapshots": card.num_snapshots}
     outputs = run(Engine(make_scheduler(*requests, **options), runner))
     return [outputs[request.key] for request in requests], card
 

@@ -1,4 +1,4 @@
-"""Sequences of a recurrent model: each that runs has a slot for its state, and goes on from no other one."""
+"""Sequences of a recurrent model: each that runs has rows for its state, and goes on from its own or a snapshot."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.workers.execute.factories import (
+    advance,
     expected_output,
     make_beams,
     make_engine,
@@ -18,64 +19,173 @@ from tests.workers.execute.factories import (
     run,
 )
 from tests.workers.execute.recurrent_hash import RecurrentHashRunner
+from triptych.workers.execute.engine import Engine
+from triptych.workers.execute.scheduling.audit import check
 from triptych.workers.execute.scheduling.sequence import Sequence
 from triptych.workers.execute.step import StepInputs
 
-
-def slots(*sequences: Sequence) -> list[int]:
-    return [sequence.state_slot for sequence in sequences]
-
-
-def test_who_runs_has_the_lowest_free_slot() -> None:
-    sequences = make_sequences(3, num_tokens=2)
-    scheduler = make_scheduler(*sequences, keeps_states=True)
-    scheduler.plan()
-    assert slots(*sequences) == [1, 2, 3]
-    scheduler.release(sequences[1].key)
-    late = make_sequence(9)
-    scheduler.add(late)
-    scheduler.plan()
-    assert slots(*sequences, late) == [1, 0, 3, 2]
+SHARES: dict[str, Any] = {"prefix_cache": True, "num_snapshots": 4}
+PAGE = 4  # tokens, in ``make_scheduler``
 
 
-def test_a_model_without_states_has_no_slots() -> None:
+def rows(sequence: Sequence) -> tuple[int, int]:
+    """The one that holds its state, and the one that its next step writes."""
+    assert sequence.state_rows is not None, f"{sequence.key} does not run"
+    return sequence.state_rows.current, sequence.state_rows.next
+
+
+def test_who_runs_has_a_row_to_read_and_one_to_write() -> None:
+    first, second = make_sequences(2, num_tokens=2)
+    scheduler = make_scheduler(first, second, num_snapshots=0)
+    advance(scheduler)
+    assert rows(first)[0]
+    assert len({*rows(first), *rows(second)}) == 4
+    before = rows(first)
+    advance(scheduler)
+    assert rows(first) == before[::-1]
+    scheduler.release(first.key)
+    assert first.state_rows is None
+    check(scheduler)
+
+
+def test_a_model_without_states_has_no_rows() -> None:
     sequence = make_sequence()
     make_scheduler(sequence).plan()
-    assert slots(sequence) == [0]
+    assert sequence.state_rows is None
 
 
 @pytest.mark.parametrize("policy", ["fifo", "prefill_first", "round_robin"])
 @pytest.mark.parametrize("chunk", [1, 3, 64])
 def test_preempted_sequences_say_what_they_would_have_said(policy: str, chunk: int) -> None:
     sequences = make_sequences(8, num_tokens=9, max_tokens=12)
-    engine = make_engine(*sequences[:6], keeps_states=True, num_pages=9, policy=policy, prefill_chunk=chunk)
+    engine = make_engine(*sequences[:6], num_snapshots=0, num_pages=9, policy=policy, prefill_chunk=chunk)
     outputs = run(engine)
     assert sum(s.num_preemptions for s in sequences) > 0
     assert outputs == {s.key: expected_output(s) for s in sequences[:6]}
 
 
-def test_equal_prompts_share_nothing() -> None:
-    sequences = [make_sequence(index, num_tokens=12, max_tokens=3, speaker=1) for index in range(3)]
-    engine = make_engine(*sequences, keeps_states=True, prefix_cache=True)
+def alike(*ends: int, num_tokens: int, max_tokens: int = 3) -> list[Sequence]:
+    """Sequences of one prompt but for its last token."""
+    sequences = [make_sequence(i, num_tokens=num_tokens, max_tokens=max_tokens, speaker=1) for i in range(len(ends))]
+    for sequence, end in zip(sequences, ends, strict=True):
+        sequence.tokens[num_tokens - 1] += end
+    return sequences
+
+
+def said(engine: Engine, *sequences: Sequence) -> list[int]:
+    """What of each prompt was found in the cache, once all have said what they should, one after the other."""
+    for sequence in sequences:
+        engine.add(sequence)
+        assert run(engine) == {sequence.key: expected_output(sequence)}
+        engine.release(sequence.key)
+        engine.check()
+    return [sequence.num_cached_tokens for sequence in sequences]
+
+
+def test_without_snapshots_equal_prompts_share_nothing() -> None:
+    sequences = alike(0, 0, 0, num_tokens=12)
+    engine = make_engine(*sequences, num_snapshots=0, prefix_cache=True)
     assert run(engine) == {s.key: expected_output(s) for s in sequences}
     assert sum(s.num_cached_tokens for s in sequences) == 0
 
 
-def test_samples_of_one_prompt_compute_it_each_for_himself() -> None:
-    sequences = make_group(0, 3, num_tokens=9, max_tokens=5, temperature=1.0)
-    engine = make_engine(*sequences, keeps_states=True)
+@pytest.mark.parametrize("chunk", [3, 8, 64])
+def test_a_prompt_that_was_said_before_is_not_computed_again(chunk: int) -> None:
+    sequences = alike(0, 0, 0, num_tokens=23)
+    assert said(make_engine(**SHARES, prefill_chunk=chunk), *sequences) == [0, 20, 20]
+
+
+def test_a_turn_goes_on_where_the_last_one_ended() -> None:
+    first = make_sequence(0, num_tokens=10, max_tokens=12)
+    engine = make_engine(**SHARES)
+    assert said(engine, first) == [0]
+    second = make_sequence(1, num_tokens=30)
+    second.tokens[:22] = first.tokens
+    assert said(engine, second) == [20]  # of 21 tokens that were computed
+
+
+def test_prompts_that_part_leave_a_state_where_they_do() -> None:
+    """The first does not know of others, the second finds pages and no state, and the third goes on from there."""
+    sequences = [make_sequence(i, num_tokens=40, speaker=1) for i in range(3)]
+    for index, sequence in enumerate(sequences):
+        sequence.tokens[17:40] += index
+    assert said(make_engine(**SHARES, prefill_chunk=64), *sequences) == [0, 0, 16]
+
+
+def test_prompts_that_come_together_wait_for_what_they_share() -> None:
+    sequences = [make_sequence(i, num_tokens=150, speaker=1, max_tokens=2) for i in range(3)]
+    for index, sequence in enumerate(sequences):
+        sequence.tokens[141:150] += index
+    engine = make_engine(*sequences, **SHARES, prefill_chunk=256, num_pages=200)
     assert run(engine) == {s.key: expected_output(s) for s in sequences}
+    assert [s.num_cached_tokens for s in sequences] == [0, 140, 140]
+
+
+def test_the_snapshot_that_nobody_used_for_longest_goes_first() -> None:
+    """Two rows a sequence that may run, and two for snapshots: prompts of others take those of the first."""
+    engine = make_engine(prefix_cache=True, num_snapshots=2, max_num_seqs=1)
+    often, once, *others = [make_sequence(i, num_tokens=9, max_tokens=1) for i in range(8)]
+    said(engine, often, once)
+    for index, other in enumerate(others):
+        again = make_sequence(20 + index, num_tokens=9, max_tokens=1)
+        again.tokens[:9] = often.tokens[:9]
+        assert said(engine, other, again) == [0, 8]
+    late = make_sequence(40, num_tokens=9, max_tokens=1)
+    late.tokens[:9] = once.tokens[:9]
+    assert said(engine, late) == [0]
+
+
+def test_a_snapshot_goes_with_its_page() -> None:
+    first, second = make_sequence(0, num_tokens=20, max_tokens=1), make_sequence(1, num_tokens=20, max_tokens=1)
+    engine = make_engine(**SHARES, num_pages=5)
+    assert said(engine, first, second) == [0, 0]
+    again = make_sequence(2, num_tokens=20, max_tokens=1)
+    again.tokens[:20] = first.tokens[:20]
+    assert said(engine, again) == [0]
+
+
+def test_a_preempted_sequence_goes_on_from_its_last_snapshot() -> None:
+    sequences = make_sequences(4, num_tokens=8, max_tokens=16)
+    engine = make_engine(*sequences, **SHARES, num_pages=14)
+    starts: dict[tuple[int, int], list[int]] = {}
+    outputs: dict[tuple[int, int], list[int]] = {s.key: [] for s in sequences}
+    while engine.has_work:
+        step = engine.step()
+        assert step is not None
+        for key, num_cached in step.plan.starts:
+            starts.setdefault(key, []).append(num_cached)
+        for key, token in step.progress.by_key().items():
+            outputs[key].append(token)
+        engine.check()
+    assert outputs == {s.key: expected_output(s) for s in sequences}
+    again = [cached for all_of_one in starts.values() for cached in all_of_one[1:]]
+    assert max(again, default=0) > 0
+
+
+def test_samples_of_one_prompt_compute_it_once() -> None:
+    sequences = make_group(0, 3, num_tokens=9, max_tokens=5, temperature=1.0)
+    engine = make_engine(*sequences, **SHARES)
+    assert run(engine) == {s.key: expected_output(s) for s in sequences}
+    assert [s.num_cached_tokens for s in sequences] == [0, 8, 8]
+
+
+def test_samples_of_a_prompt_too_short_to_share_do_not_wait() -> None:
+    sequences = make_group(0, 3, num_tokens=PAGE, max_tokens=5, temperature=1.0)
+    engine = make_engine(*sequences, **SHARES)
+    plan = engine.plan()
+    assert plan is not None
+    assert len(plan.chunks) == 3
 
 
 def test_a_recovered_sequence_computes_all_it_had_said() -> None:
     sequence = recover(make_sequence(0, num_tokens=5, max_tokens=9), 4)
-    engine = make_engine(sequence, keeps_states=True)
+    engine = make_engine(sequence, num_snapshots=0)
     assert run(engine) == {sequence.key: expected_output(sequence)}
 
 
 def test_beams_are_no_sequences_of_such_a_model() -> None:
     with pytest.raises(AssertionError, match="states cannot be forked"):
-        make_scheduler(*make_beams(0, 2), keeps_states=True)
+        make_scheduler(*make_beams(0, 2), num_snapshots=0)
 
 
 class FailsLate(RecurrentHashRunner):
@@ -92,7 +202,7 @@ class FailsLate(RecurrentHashRunner):
 def test_a_step_that_is_run_again_goes_on_from_the_states_before_it(chunk: int) -> None:
     sequences = make_sequences(4, num_tokens=6, max_tokens=12)
     sequences[2].tokens[4] = 96
-    options: dict[str, Any] = {"keeps_states": True, "prefill_chunk": chunk}
+    options: dict[str, Any] = {"num_snapshots": 0, "prefill_chunk": chunk}
     outputs = run(make_engine(*sequences, runner=FailsLate, **options))
     said = {s.key: expected_output(s) for s in sequences}
     spoken = [s for s in sequences if s is not sequences[2] and 96 not in said[s.key]]
