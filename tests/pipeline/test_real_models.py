@@ -20,7 +20,6 @@ from tests.waiting import eventually
 from tests.workers.execute.model.native import make_checkpoint, make_pair
 from triptych import Driver
 from triptych.launch.demo_model.entries import OFF_TOPIC_ANSWER, PHRASINGS, load_entries
-from triptych.protocol.errors import InvalidRequest
 
 PROMPTS = ["Hello, world", "a", "The quick brown fox jumps over the lazy dog. " * 3, "naïve café 😀", "1 2 3"]
 
@@ -94,15 +93,17 @@ def test_recurrent_layers_say_the_same_after_a_kill(tmp_path: Path) -> None:
         alone = [driver.submit(PROMPTS[2], **options, **each) for each in params]
         assert disturbed == [[choice.result(60).token_ids for choice in stream.choices] for stream in alone]
         assert disturbed[0] == [generate(checkpoint, PROMPTS[2], 60)]
-        with pytest.raises(InvalidRequest, match="num_beams is 2, the limit is 1: qwen3_5_text has recurrent layers"):
-            driver.generate("ab", num_beams=2)
+        again = driver.generate(PROMPTS[2], **options)
+        assert (again.token_ids, again.ledger["num_cached_tokens"] > 0) == (disturbed[0][0], True)
+        beams = driver.generate(PROMPTS[2], num_beams=3, max_tokens=12, ignore_eos=True)
+        assert beams.token_ids == generate(checkpoint, PROMPTS[2], 12, num_beams=3)
         assert_quiet(driver)
 
 
-def generate(folder: Path, prompt: str, num_tokens: int) -> list[int]:
+def generate(folder: Path, prompt: str, num_tokens: int, **options: Any) -> list[int]:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = AutoTokenizer.from_pretrained(folder)(prompt, return_tensors="pt").input_ids
-    output = model.generate(ids, max_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
+    output = model.generate(ids, max_new_tokens=num_tokens, do_sample=False, pad_token_id=0, **options)
     return [int(i) for i in output[0, ids.shape[1] :]]
 
 

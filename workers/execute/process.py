@@ -285,8 +285,6 @@ class Execute:
     def _too_many_beams(self, view: RequestView) -> str:
         """Why the search of this beam can never begin, for its beams go on together; empty if it can."""
         params, limit = view.record.params, self._engine.scheduler.config.max_live
-        if params.is_beam_search and not self._engine.scheduler.cache.is_whole:
-            return f"num_beams is {params.num_beams}, which was accepted for a model without recurrent layers"
         if not params.is_beam_search or params.num_beams <= limit:
             return ""
         return f"num_beams is {params.num_beams}, which was accepted for more rows; the limit is max_live, {limit}, now"

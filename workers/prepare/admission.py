@@ -99,12 +99,6 @@ def check_group(params: SamplingParams, card: ModelCard) -> None:
     for param, size in sizes.items():
         if size > card.max_live:
             raise InvalidRequest(f"{param} is {size}, the limit is max_live, {card.max_live}", param=param)
-    if params.is_beam_search and card.keeps_states:
-        raise InvalidRequest(
-            f"num_beams is {params.num_beams}, the limit is 1: {card.model_type} has recurrent layers, "
-            "whose state beams cannot share",
-            param="num_beams",
-        )
 
 
 def check_scores(num_prompt_tokens: int, params: SamplingParams) -> None:

@@ -160,6 +160,7 @@ class Beams:
                 heir.tokens[: parent.num_tokens] = parent.tokens[: parent.num_tokens]
                 heir.num_tokens = parent.num_tokens
                 self._cache.fork(heir, parent)
+                self._cache.states.fork(heir, parent)
         for heir, _, branch in heirs:
             heir.append(branch.token_id)
         return heirs

@@ -50,7 +50,6 @@ class Roster:
 
     def add(self, sequence: Sequence) -> None:
         """A new one waits for its turn."""
-        assert self.cache.is_whole or not sequence.is_beam, f"{sequence.key} is a beam, and states cannot be forked"
         self.live[sequence.key] = sequence
         self.num_needing_tokens += sequence.needs_its_tokens
         self.groups.join(sequence)

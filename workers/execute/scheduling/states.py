@@ -125,6 +125,16 @@ class StatePool:
             self._drop(before)
             rows.next = self._take()
 
+    def fork(self, child: Sequence, parent: Sequence) -> None:
+        """``child`` goes on from where ``parent`` is, in place of where it was itself."""
+        if parent.state_rows is None:
+            return
+        self._refs[parent.state_rows.current] += 1
+        if child.state_rows is None:
+            child.state_rows = StateRows(self._take())
+        self._drop(child.state_rows.current)
+        child.state_rows.current = parent.state_rows.current
+
     def publish(self, sequence: Sequence) -> None:
         """Lets others go on from where the step of ``sequence`` came by, up to its tip, the last of its full pages."""
         rows, node = sequence.state_rows, sequence.tip
@@ -182,8 +192,8 @@ class StatePool:
             assert num_free == (not held[row]), f"row {row} of states is {num_free} times free, {held[row]} hold it"
 
     def _keep(self, node: PageNode, row: int, rows: StateRows) -> None:
-        """Makes ``row`` the snapshot of ``node``, which takes over a reference to it. The one that the same sequence left
-        before is the first to go, unless it was wanted.
+        """Makes ``row``, and a reference to it, the snapshot of ``node``. The one that the same sequence left before is
+        the first to go, unless it was wanted.
         """
         if node.state_row:
             self._drop(row)

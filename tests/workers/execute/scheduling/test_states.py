@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.workers.execute.clients import Clients
 from tests.workers.execute.factories import (
     advance,
     expected_output,
@@ -183,9 +184,23 @@ def test_a_recovered_sequence_computes_all_it_had_said() -> None:
     assert run(engine) == {sequence.key: expected_output(sequence)}
 
 
-def test_beams_are_no_sequences_of_such_a_model() -> None:
-    with pytest.raises(AssertionError, match="states cannot be forked"):
-        make_scheduler(*make_beams(0, 2), num_snapshots=0)
+@pytest.mark.parametrize("num_pages", [10, 64], ids=["preempted", "at ease"])
+@pytest.mark.parametrize("options", [{"num_snapshots": 0}, SHARES], ids=["alone", "shared"])
+def test_beams_go_on_from_the_state_of_the_one_they_branch_from(num_pages: int, options: dict[str, Any]) -> None:
+    clients = Clients(**options, num_pages=num_pages, max_num_seqs=6)
+    clients.add_search(make_beams(0, 3, num_tokens=6, max_tokens=8))
+    clients.add_search(make_beams(10, 2, num_tokens=7, max_tokens=6, speaker=3))
+    clients.add(make_sequence(20, num_tokens=5, max_tokens=12))
+    assert len(clients.live) == 6
+    while clients.live:
+        clients.step()
+    assert (clients.engine.stats.num_preemptions > 0) == (num_pages == 10)
+
+
+def test_who_is_computed_again_exactly_so_is_cut_nowhere() -> None:
+    first, second = alike(0, 0, num_tokens=23)
+    engine = make_engine(**SHARES, prefill_chunk=8, replays=True)
+    assert said(engine, first, second) == [0, 16]
 
 
 class FailsLate(RecurrentHashRunner):
