@@ -46,9 +46,13 @@ from triptych.workers.execute.model.build import build_runner  # noqa: E402
 from triptych.workers.execute.scheduling.scheduler import Scheduler  # noqa: E402
 from triptych.workers.execute.scheduling.sequence import Sequence  # noqa: E402
 
-PROMPT_TOKENS, OUTPUT_TOKENS, TURNS = 64, 800, 5
-BATCHES = (1, 8, 32)
+PROMPT_TOKENS, TURNS = 64, 5
 BUSY = "while True: pass"
+
+
+class Work(NamedTuple):
+    batch: int
+    output_tokens: int  # of each
 
 
 class Run(NamedTuple):
@@ -60,18 +64,23 @@ class Run(NamedTuple):
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--turns", type=int, default=TURNS)
-    turns = arguments.parse_args().turns
-    config = PipelineConfig.from_options()
+    arguments.add_argument("--model", default="demo", help="a checkpoint, or the demo model")
+    arguments.add_argument("--dtype", default="auto")
+    arguments.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    arguments.add_argument("--output-tokens", type=int, default=800)
+    options = arguments.parse_args()
+    config = PipelineConfig.from_options(model=options.model, dtype=options.dtype)
     with tempfile.TemporaryDirectory() as folder, Driver(config=config) as driver:
         engine = make_engine(config, Path(folder))
-        results = {f"batch {batch}": compare(engine, driver, batch, turns) for batch in BATCHES}
-    about = environment("torch", "transformers", "pyzmq")
-    print(json.dumps({"what": "pipeline_overhead", **about, "turns": turns, "results": results}))
+        work = [Work(batch, options.output_tokens) for batch in options.batches]
+        results = {f"batch {each.batch}": compare(engine, driver, each, options.turns) for each in work}
+    about = environment("torch", "transformers", "pyzmq") | {"model": Path(options.model).name, "dtype": options.dtype}
+    print(json.dumps({"what": "pipeline_overhead", **about, "turns": options.turns, "results": results}))
 
 
 def make_engine(config: PipelineConfig, folder: Path) -> Engine:
     runner, card = build_runner(
-        config.model, config.cache, config.scheduler, model_dir=DEMO_CHECKPOINT, run_dir=folder,
+        config.model, config.cache, config.scheduler, model_dir=checkpoint_of(config), run_dir=folder,
         progress=lambda _done, _total: None,
     )  # fmt: skip
     runner.warm_up()
@@ -81,17 +90,21 @@ def make_engine(config: PipelineConfig, folder: Path) -> Engine:
     return Engine(scheduler, runner, depth=int(runner.overlaps))
 
 
-def compare(engine: Engine, driver: Driver, batch: int, turns: int) -> dict[str, Any]:
+def checkpoint_of(config: PipelineConfig) -> Path:
+    return DEMO_CHECKPOINT if config.model.model == "demo" else Path(config.model.model)
+
+
+def compare(engine: Engine, driver: Driver, work: Work, turns: int) -> dict[str, Any]:
     alone: list[Run] = []
     beside: list[Run] = []
     piped: list[Run] = []
-    run_engine(engine, batch, 0)
-    run_pipeline(driver, batch, 0)
+    run_engine(engine, work, 0)
+    run_pipeline(driver, work, 0)
     for turn in range(1, turns + 1):
-        alone.append(run_engine(engine, batch, 2 * turn))
-        piped.append(run_pipeline(driver, batch, turn))
+        alone.append(run_engine(engine, work, 2 * turn))
+        piped.append(run_pipeline(driver, work, turn))
         with busy_core():
-            beside.append(run_engine(engine, batch, 2 * turn + 1))
+            beside.append(run_engine(engine, work, 2 * turn + 1))
     return {
         "one_process": medians(alone),
         "one_process_beside_a_busy_core": medians(beside),
@@ -133,13 +146,13 @@ def processor_s(pid: int) -> float:
     return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
 
-def run_engine(engine: Engine, batch: int, turn: int) -> Run:
-    times: dict[int, list[float]] = {i: [] for i in range(batch)}
+def run_engine(engine: Engine, work: Work, turn: int) -> Run:
+    times: dict[int, list[float]] = {i: [] for i in range(work.batch)}
     used_s, began = time.process_time(), time.perf_counter()
-    for index, prompt in enumerate(random_prompts(batch, PROMPT_TOKENS, turn)):
-        tokens = np.zeros(PROMPT_TOKENS + OUTPUT_TOKENS, np.int32)
+    for index, prompt in enumerate(random_prompts(work.batch, PROMPT_TOKENS, turn)):
+        tokens = np.zeros(PROMPT_TOKENS + work.output_tokens, np.int32)
         tokens[:PROMPT_TOKENS] = prompt
-        params = SamplingParams(max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+        params = SamplingParams(max_tokens=work.output_tokens, ignore_eos=True)
         engine.add(
             Sequence(
                 key=(index, turn), tokens=tokens, num_prompt_tokens=PROMPT_TOKENS, num_tokens=PROMPT_TOKENS,
@@ -174,17 +187,17 @@ class Stopwatch:
         self.done.set()
 
 
-def run_pipeline(driver: Driver, batch: int, turn: int) -> Run:
+def run_pipeline(driver: Driver, work: Work, turn: int) -> Run:
     service = driver.config.service
     doors = submit_endpoint(driver.run_dir, service), follow_endpoint(driver.run_dir, service)
     session = Session(Connection(*doors)).start()
-    watches = [Stopwatch() for _ in range(batch)]
-    options = {"max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
+    watches = [Stopwatch() for _ in range(work.batch)]
+    options = {"max_tokens": work.output_tokens, "ignore_eos": True}
     pids = {role: pid for role, pid in driver.pids.items() if pid is not None}
     used_s = {role: processor_s(pid) for role, pid in pids.items()} | {"client": time.process_time()}
     began = time.perf_counter()
-    for index, (watch, prompt) in enumerate(zip(watches, random_prompts(batch, PROMPT_TOKENS, turn), strict=True)):
-        session.submit(f"b{batch}-{turn}-{index}", request_map(prompt, None, None, options), watch)
+    for index, (watch, prompt) in enumerate(zip(watches, random_prompts(work.batch, PROMPT_TOKENS, turn), strict=True)):
+        session.submit(f"b{work.batch}-{turn}-{index}", request_map(prompt, None, None, options), watch)
     for watch in watches:
         watch.done.wait()
     session.close()
@@ -195,10 +208,10 @@ def run_pipeline(driver: Driver, batch: int, turn: int) -> Run:
 
 
 def summarise(times: dict[int, list[float]], began: float, used_s: dict[str, float]) -> Run:
-    assert all(len(t) == OUTPUT_TOKENS for t in times.values()), "a request has too few tokens"
+    assert len({len(t) for t in times.values()}) == 1, "a request has too few tokens"
     gaps = np.concatenate([np.diff(t) for t in times.values()])
     elapsed = max(t[-1] for t in times.values()) - began
-    num_tokens = len(times) * OUTPUT_TOKENS
+    num_tokens = sum(map(len, times.values()))
     used_us = {role: used * 1e6 / num_tokens for role, used in used_s.items()}
     return Run(float(np.mean(gaps)) * 1e3, num_tokens / elapsed, used_us)
 
