@@ -29,6 +29,7 @@ LIMITS: list[tuple[str, Any, Any, Any, Any]] = [
     ("page_size", 0, 1, 4096, 8192),
     ("num_pages", 1, 2, 2**31 - 1, 2**31),
     ("host_pages", -1, 0, 2**31 - 1, 2**31),
+    ("state_snapshots", -1, 0, 2**20, 2**20 + 1),
     ("kv_memory_fraction", 0, 0.001, 1, 1.001),
     ("max_kv_bytes", (1 << 20) - 1, 1 << 20, None, None),
     ("max_num_seqs", 0, 1, 65_536, 65_537),

@@ -22,7 +22,10 @@ from tests.workers.execute.factories import (
 from tests.workers.execute.recurrent_hash import RecurrentHashRunner
 from triptych.workers.execute.engine import Engine
 from triptych.workers.execute.scheduling.audit import check
+from triptych.workers.execute.scheduling.plan import Chunk
+from triptych.workers.execute.scheduling.prefix import NO_MATCH, Match, PageNode, PrefixIndex
 from triptych.workers.execute.scheduling.sequence import Sequence
+from triptych.workers.execute.scheduling.states import StatePool
 from triptych.workers.execute.step import StepInputs
 
 SHARES: dict[str, Any] = {"prefix_cache": True, "num_snapshots": 4}
@@ -134,6 +137,30 @@ def test_the_snapshot_that_nobody_used_for_longest_goes_first() -> None:
     late = make_sequence(40, num_tokens=9, max_tokens=1)
     late.tokens[:9] = once.tokens[:9]
     assert said(engine, late) == [0]
+
+
+def test_a_snapshot_that_somebody_starts_from_is_not_evicted() -> None:
+    """Five rows, all taken: the older of two snapshots is in use, so the other one makes room."""
+    pool, index = StatePool(num_running=2, num_snapshots=1, page_size=PAGE), PrefixIndex(PAGE)
+    older, newer = (index.add(None, "", bytes([i]) * 4 * PAGE) for i in range(2))
+
+    def leave_snapshot(node: PageNode) -> None:
+        sequence = make_sequence(num_tokens=PAGE)
+        pool.enter(sequence, NO_MATCH)
+        pool.advance(sequence)
+        sequence.num_computed_tokens, sequence.tip = PAGE, node
+        pool.publish(sequence)
+        pool.leave(sequence)
+
+    first, second = make_sequence(0, num_tokens=9), make_sequence(1, num_tokens=9)
+    leave_snapshot(older)
+    pool.enter(first, Match([older]))
+    leave_snapshot(newer)
+    pool.enter(second, NO_MATCH)
+    pool.advance(second)
+    pool.mark([Chunk(second.key, 1, 5, samples=False)], {second.key: second})
+    assert older.state_row
+    assert not newer.state_row
 
 
 def test_a_snapshot_goes_with_its_page() -> None:
