@@ -1,6 +1,6 @@
 """Settings: frozen dataclasses, one per owner, checked when made and never changed afterwards.
 
-What is found out at run time (the number of pages, the context of the model) is not here: it is in ``model_card``.
+What is only known at run time (the number of pages, the model's context) is in ``model_card``.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ KV_DTYPES = ("auto", "int8")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 FLUSHES = ("none", "interval", "accept", "step")
 DEVICES = ("auto", "cpu", "cuda")
-MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0  # an answer that nobody reads takes room for so long
+MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0  # how long an unread answer occupies memory
 DEMO_MODEL = "demo"  # the checkpoint that ships with the package
 DEMO_CHECKPOINT = Path(__file__).parent.parent / "launch" / "demo_model" / "checkpoint"
 _DEVICE = re.compile(r"cuda:[0-9]{1,3}")
-HASH_MODEL = "hash-lm"  # no weights: a hash of the whole context, for tests of everything around a model
+HASH_MODEL = "hash-lm"  # no weights: a hash of the whole context, for testing everything around a model
 
 
 def _require(condition: bool, message: str) -> None:
@@ -50,13 +50,13 @@ def _one_of(name: str, value: str, names: tuple[str, ...]) -> None:
 
 
 def _option(default: Any, text: str) -> Any:
-    """A field and what it means; ``launch`` makes a flag of the same name out of it, with ``text`` as its help."""
+    """A field with a description; ``launch`` derives a flag of the same name, with ``text`` as its help."""
     return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which model, and in what form."""
+    """Which model, and in which form."""
 
     model: str = _option(DEMO_MODEL, "a local directory, a hub id, demo (ships with Triptych), or hash-lm (no weights)")
     dtype: str = _option("auto", f"{', '.join(DTYPES)}; auto is the checkpoint's own")
@@ -113,7 +113,7 @@ class ModelConfig:
 
     @property
     def adapters(self) -> tuple[LoraModule, ...]:
-        """What ``lora_modules`` says."""
+        """``lora_modules``, parsed."""
         return parse_modules(self.lora_modules)
 
 
@@ -145,7 +145,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """What a step may hold."""
+    """What a step may contain."""
 
     max_num_seqs: int = _option(32, "rows of a decode batch")
     prefill_chunk: int = _option(512, "tokens of one prompt in one step at most")
@@ -214,18 +214,18 @@ class SchedulerConfig:
 
     @property
     def arrivals_per_level(self) -> int:
-        """Later arrivals that outweigh one level of priority: 0 where the policy does not look at priorities."""
+        """Later arrivals that outweigh one level of priority; 0 if the policy ignores priorities."""
         return self.priority_ageing if self.policy == "priority" else 0
 
     @property
     def max_live(self) -> int:
-        """Sequences that may be in execute at once: a row each, and half as many prefilled ahead."""
+        """Sequences that execute may hold at once: one per row, and half as many again prefilled ahead."""
         return max(self.max_num_seqs + 1, 3 * self.max_num_seqs // 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceConfig:
-    """The border to the clients: endpoints and bounds."""
+    """The client-facing side: endpoints and limits."""
 
     submit: str | None = _option(
         None, "endpoint for requests: ipc://PATH instead of the one in the run directory, or tcp://HOST:PORT beside it"
@@ -277,7 +277,7 @@ class ServiceConfig:
 
     @property
     def max_client_records(self) -> int:
-        """Records of one client, with those that are kept for answers it does not read: others want some too."""
+        """Journal records one client may hold, including unread answers: leaves room for other clients."""
         return max(self.max_client_requests, self.max_records // 2)
 
     @property
@@ -287,18 +287,18 @@ class ServiceConfig:
 
     @property
     def flushes_steps(self) -> bool:
-        """Whether a token is on the disk before anybody is told of it."""
+        """Whether a token is on the disk before any client sees it."""
         return self.journal is not None and self.journal_flush == "step"
 
     @property
     def flush_interval_s(self) -> float | None:
-        """Between two flushes for which nobody waits; None where there are none."""
+        """Time between two background flushes; None if there are none."""
         return self.journal_flush_ms / 1e3 if self.journal is not None and self.journal_flush == "interval" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorConfig:
-    """When a worker counts as dead, and how often it is started again."""
+    """When a worker counts as dead, and how often it is restarted."""
 
     start_timeout_s: float = _option(600.0, "until every worker is ready")
     hang_s: float = _option(3.0, "without progress before a worker is killed; at least 20 steps are always waited for")
@@ -342,10 +342,10 @@ class PipelineConfig:
 
     @classmethod
     def from_options(cls, **options: Any) -> PipelineConfig:
-        """A config out of flat options: ``from_options(model="demo", page_size=16)``.
+        """A config from flat options: ``from_options(model="demo", page_size=16)``.
 
         Raises:
-            ConfigError: an option is unknown, or a value is of the wrong type or cannot work.
+            ConfigError: an option is unknown, or a value has the wrong type or is out of range.
         """
         parts: dict[str, dict[str, Any]] = {}
         hints = get_type_hints(cls)
@@ -354,7 +354,7 @@ class PipelineConfig:
             hint = get_type_hints(hints[owner])[name]
             if isinstance(value, os.PathLike):
                 value = os.fspath(value)
-            # As strictly as the workers, who read it from JSON: there it would be too late to say it to the caller.
+            # As strict as the workers, which read it from JSON: an error there would come too late for the caller.
             parts.setdefault(owner, {})[name] = checked(list(value) if isinstance(value, tuple) else value, hint, name)
         return cls(**{owner: hints[owner](**values) for owner, values in parts.items()})
 
@@ -365,7 +365,7 @@ class PipelineConfig:
     def from_json(cls, text: str) -> PipelineConfig:
         """
         Raises:
-            ConfigError: the text is not what ``to_json`` wrote, or a value cannot work.
+            ConfigError: the text was not written by ``to_json``, or a value is out of range.
         """
         parts, hints = load_map(text, "the configuration"), get_type_hints(cls)
         for name in parts:
