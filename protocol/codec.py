@@ -163,7 +163,7 @@ def decode(frame: bytes, *, max_bytes: int | None = None, max_values: int | None
         raise BadFrame("a frame is an array [tag, version, epoch, seq, ...fields]")
     tag, version, epoch, seq = values[:4]
     if version != VERSION:
-        raise BadFrame(f"protocol version {version} is not spoken here, {VERSION} is")
+        raise BadFrame(f"protocol version {version} is not supported, this service uses {VERSION}")
     schema = _SCHEMAS.get(tag)
     if schema is None:
         raise BadFrame(f"unknown tag {tag}")

@@ -37,6 +37,7 @@ class RequestRecord:
     owner: int = 0  # see owners
     lora: str = ""  # the name of its adapter; empty: the base model answers
     lora_digest: str = ""  # of that adapter when the request was accepted
+
     @property
     def mark(self) -> int:
         return mark_of(self.digest, self.owner)
