@@ -1,4 +1,4 @@
-"""``triptych bench`` from its options to its figures."""
+"""``triptych bench``, from its options to its results."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ INTERRUPTED = 128 + signal.SIGINT  # the exit code, as a shell has it
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Setting:
-    """Whom the load goes to."""
+    """What the load is sent to."""
 
     target: Target
     name: str
-    vocab_size: int | None  # None: not known, so prompts are words
+    vocab_size: int | None  # None: unknown, so prompts are words
 
 
 def bench(
@@ -51,8 +51,8 @@ def bench(
     """Measure and report; the exit code is 1 if no request was answered. Ctrl-C reports what has ended by then.
 
     Raises:
-        ConfigError: the target does not answer, or an option cannot work.
-        OutputError: the figures cannot be written; this is found out before the load.
+        ConfigError: the target does not respond, or an option is invalid.
+        OutputError: the results cannot be written; checked before the load.
     """
     if options.target.url is not None and connect is not None:
         raise ConfigError("give --url or --connect, not both", param="url")
@@ -141,7 +141,7 @@ def _write(options: BenchOptions, result: dict[str, Any], run: Run) -> None:
 
 
 def _shown(options: BenchOptions) -> dict[str, Any]:
-    """All that the figures depend on, and no secret."""
+    """Everything the results depend on, without secrets."""
     shown = dataclasses.asdict(options)
     del shown["target"]["api_key"]
     return shown

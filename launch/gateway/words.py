@@ -1,4 +1,4 @@
-"""Token ids as text, and text as token ids, for what the pipeline does not say: token strings and their bytes."""
+"""Conversions between token ids and text for what the pipeline does not return: token strings and their bytes."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ class Words:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     def raw(self, token_id: int) -> str:
-        """The token as the vocabulary has it."""
+        """The token as written in the vocabulary."""
         return self._tokenizer.id_to_token(token_id) or ""
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The UTF-8 bytes of one token: half of a character is half of its bytes."""
+        """The UTF-8 bytes of one token, possibly of an incomplete character."""
         return self._bytes(token_id)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the token is none of the text, such as the end of a turn."""
+        """Whether the token is not part of the text, such as the end of a turn."""
         return token_id in self._special
 
     def is_special_word(self, text: str) -> bool:
-        """Whether this very text is a special token."""
+        """Whether this exact text is a special token."""
         token_id = self._tokenizer.token_to_id(text)
         return token_id is not None and self.is_special(token_id)
 
     def text_of(self, token_id: int) -> str:
-        """One token as text; ``\\ufffd`` for what is no whole character."""
+        """One token as text; ``\\ufffd`` for an incomplete character."""
         return self.bytes_of(token_id).decode("utf-8", "replace")
 
     def _bytes_of(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # a byte of SentencePiece
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # a SentencePiece byte token
             return bytes([int(token[3:5], 16)])
         text = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
         if REPLACEMENT not in text and text:

@@ -33,7 +33,7 @@ def test_who_overtook_an_acknowledgement_hears_once_that_it_was_answered(
     service.accept("a")
     assert say_unknown(service) == m.Submit("a", {"prompt": "hello"})
     service.say("submit", m.Rejected("a", "duplicate_id", "the request 'a' has already been answered", "request_id"))
-    with pytest.raises(DuplicateId, match="answered already"):
+    with pytest.raises(DuplicateId, match="already been answered"):
         stream.result(10)
 
 

@@ -19,7 +19,7 @@ KNOWN = {"TRIPTYCH_PAGE_SIZE", "TRIPTYCH_MAX_NUM_SEQS", "TRIPTYCH_API_KEY"}
     ],
 )
 def test_a_variable_that_is_no_flag_is_named(name: str, hint: str) -> None:
-    assert list(complaints([name], KNOWN)) == [f"{name} in the environment is no flag{hint}"]
+    assert list(complaints([name], KNOWN)) == [f"{name} in the environment is not a flag{hint}"]
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_a_decision_is_taken_by_the_adapter_that_is_asked(adapted: Site) -> None
     body = {"state": "x", "questions": [{"question": "y?", "type": "choice", "options": ["a", "b", "c"]}]}
     # The hash LM scores no options: it names the one token that it would say, which is the adapter's.
     texts = [adapted.refusal("/v1/decisions", **body, model=name)[1]["message"] for name in ("base", "rude", "base")]
-    assert "the model insists on" in texts[0]
+    assert "the model always chooses" in texts[0]
     assert texts[0] == texts[2] != texts[1]
 
 

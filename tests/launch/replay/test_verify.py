@@ -183,7 +183,7 @@ def test_a_line_that_a_kill_has_cut_is_passed_over(tmp_path: Path) -> None:
 
 BAD: dict[str, tuple[str, str]] = {
     "nothing": ("", "has no steps"),
-    "no header": ('{"step": 1, "planned_ns": 0}\n', "line 1: a trace begins with"),
+    "no header": ('{"step": 1, "planned_ns": 0}\n', "line 1: a trace must begin with"),
     "another format": ('{"trace": "", "format": 99}\n', "line 1: the trace has format 99"),
     "no JSON": ("{\nx\n", "line 1: not a JSON object"),
     "half a header": ('{"trace": "", "format": 1}\n', "line 1: it has no 'page_size'"),

@@ -17,7 +17,7 @@ def test_one_client_may_have_so_many_requests_and_another_as_many() -> None:
     for slot in range(2):
         quotas.check(b"a", 0)
         quotas.accepted(b"a", slot, 1)
-    with pytest.raises(Overloaded, match=r"2 sequences.*max_client_requests, 2"):
+    with pytest.raises(Overloaded, match=r"2 unanswered sequences.*max_client_requests, 2"):
         quotas.check(b"a", 0)
     quotas.check(b"b", 0)
 

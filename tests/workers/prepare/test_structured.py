@@ -46,7 +46,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "an object that is false": ({"json_object": False}, "json_object must be true"),
     "an empty expression": ({"regex": ""}, "regex must be a non-empty string"),
     "half an escape": ({"regex": "a\\"}, "regex ends with a backslash that escapes nothing"),
-    "a grammar in a list": ({"grammar": ["a"]}, "grammar must be a string"),
+    "a grammar in a list": ({"grammar": ["a"]}, "grammar must be a non-empty string"),
     "no choice": ({"choice": []}, f"choice must be an array of 1 to {MAX_CHOICES} strings"),
     "too many choices": ({"choice": ["a"] * (MAX_CHOICES + 1)}, f"choice must be an array of 1 to {MAX_CHOICES}"),
     "an empty choice": ({"choice": [""]}, f"strings of 1 to {MAX_CHOICE_CHARS} characters, got ''"),
