@@ -64,7 +64,7 @@ def test_a_trace_that_lacks_the_choices_of_a_search_is_refused(tmp_path: Path) -
         run(make_engine(*make_beams(0, 2), trace_file=file))
     lines = [json.loads(line) for line in path.read_text().splitlines() if line]
     path.write_text("\n".join(json.dumps({k: v for k, v in line.items() if k != "choices"}) for line in lines))
-    with pytest.raises(ConfigError, match="does not say how the beam search in slot 0 went on"):
+    with pytest.raises(ConfigError, match="has no choice for the beam search in slot 0"):
         verify(path)
 
 

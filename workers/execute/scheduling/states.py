@@ -1,7 +1,7 @@
-"""Places for what a model's recurrent layers remember of each sequence: one state, of a fixed size, and no pages.
+"""Slots for the state that a model's recurrent layers keep per sequence: one fixed-size state instead of pages.
 
-A state is that of all tokens up to one. It cannot be cut, so nobody shares a prefix of it, forks from it or takes it
-to the host: a sequence that has to begin again computes all of its tokens.
+A state covers all tokens up to some position. It cannot be divided, so no prefix of it can be shared, forked or moved
+to the host: a sequence that has to restart recomputes all of its tokens.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from .sequence import Sequence
 
 
 class StateSlots:
-    """Slots 1..num_slots, the lowest free one first; slot 0 is the trash slot, which padding uses.
+    """Slots 1..num_slots, the lowest free one first; slot 0 is the trash slot, used by padding.
 
-    Invariant: a running sequence has a slot that nobody else has, a waiting one has none. There are none, and nobody
-    gets one, where the model keeps no states.
+    Invariant: each running sequence has a slot of its own, waiting ones have none. If the model keeps no states there
+    are no slots, and no sequence gets one.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -24,7 +24,7 @@ class StateSlots:
         self._free = list(range(1, num_slots + 1))  # a heap
 
     def enter(self, sequence: Sequence) -> None:
-        """Gives ``sequence`` a slot. What is in it is of somebody who is gone."""
+        """Give ``sequence`` a slot, which contains the state of an earlier sequence."""
         if self.num_slots:
             sequence.state_slot = heapq.heappop(self._free)
 
@@ -34,7 +34,7 @@ class StateSlots:
             sequence.state_slot = 0
 
     def check(self, running: Iterable[Sequence]) -> None:
-        """Proves that every slot is free or of one running sequence."""
+        """Check that every slot is either free or of one running sequence."""
         if self.num_slots:
             slots = sorted([*self._free, *(sequence.state_slot for sequence in running)])
             assert slots == list(range(1, self.num_slots + 1)), f"slots of states are lost or shared: {slots}"
