@@ -122,7 +122,7 @@ def test_a_fault_of_ours_is_told_and_stops_no_other(
         (b'{"custom_id": "x", "url": "/v1/completions"}', "line 2: body, method is required"),
         (json.dumps({**request("x"), "id": 1}).encode(), "line 2: unknown field 'id'"),
         (json.dumps(request("")).encode(), "line 2: custom_id must be a non-empty string, got ''"),
-        (json.dumps({**request("x"), "custom_id": 5}).encode(), "line 2: custom_id must be a string"),
+        (json.dumps({**request("x"), "custom_id": 5}).encode(), "line 2: custom_id must be a non-empty string, got 5"),
         (json.dumps({**request("x"), "method": "GET"}).encode(), "line 2: method is 'GET', must be 'POST'"),
         (json.dumps(request("x", "/v1/load_lora_adapter")).encode(), "url is '/v1/load_lora_adapter', known are: /v1/"),
         (json.dumps({**request("x"), "body": "hi"}).encode(), "line 2: body must be an object, got 'hi'"),
