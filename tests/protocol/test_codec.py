@@ -97,6 +97,7 @@ def test_every_message_survives_the_wire(kind: type[Any], data: st.DataObject, e
     assert decode(encode(message, epoch=epoch, seq=seq)) == (message, epoch, seq)
 
 
+@settings(deadline=None)
 @given(PLAIN_VALUES)
 def test_a_plain_value_survives_packing(value: Any) -> None:
     assert unpack(pack(value)) == value

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.factories import make_record
@@ -18,6 +18,7 @@ from triptych.protocol.sampling import SamplingParams
 IDS = st.integers(0, 2**31 - 1)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=64), st.lists(IDS, max_size=20), st.integers(0, 2**63 - 1), st.floats(0.05, 9))
 def test_a_record_survives_its_bytes(request_id: str, prompt: list[int], seed: int, lease_s: float) -> None:
     packed = np.array(prompt, "<i4").tobytes()
