@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..protocol.errors import TriptychError
 from ..protocol.groups import member_id
 from ..protocol.messages import Accepted
 from ..protocol.sampling import MAX_SAMPLES
-from .stream import Completion, Delta, Listener, Stream
+from .stream import Abort, Completion, Delta, Listener, Stream
 
 
 class ChoiceListener:
@@ -94,7 +94,7 @@ def combine(request_id: str, completions: list[Completion]) -> Completion:
 class GroupStream(Stream):
     """A running request with several choices: iterate over the deltas of all, or read each of ``choices``."""
 
-    def __init__(self, request_id: str, num_choices: int, abort: Callable[[str], None]) -> None:
+    def __init__(self, request_id: str, num_choices: int, abort: Abort) -> None:
         super().__init__(request_id, abort)
         self._choices = [Stream(wire_id, abort) for wire_id in choice_ids(request_id, num_choices)]
 

@@ -158,8 +158,9 @@ class Client:
     def _first(
         self, waiting: deque[tuple[dict[str, Any], Stream]], progress: Callable[[Completion], None] | None
     ) -> Completion:
-        arguments, stream = waiting.popleft()
+        """The answer to the first one, which stays in ``waiting`` until its answer is complete."""
         while True:
+            arguments, stream = waiting[0]
             try:
                 completion = stream.result()
                 break
@@ -169,7 +170,8 @@ class Client:
                     running.wait()
                 else:
                     time.sleep(OVERLOADED_S)
-                stream = self.submit(**arguments)
+                waiting[0] = arguments, self.submit(**arguments)
+        waiting.popleft()
         if progress is not None:
             progress(completion)
         return completion

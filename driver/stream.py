@@ -91,6 +91,12 @@ class Listener(Protocol):
         ...
 
 
+class Abort(Protocol):
+    """Requests the end of a request, if ``reader`` receives it."""
+
+    def __call__(self, request_id: str, *, reader: Listener | None) -> None: ...
+
+
 class _Nobody:
     def on_accepted(self, accepted: Accepted) -> None: ...
 
@@ -174,7 +180,7 @@ class Assembly:
 class Stream:
     """A running request: iterate over its deltas, or wait for its ``result``. Thread-safe."""
 
-    def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
+    def __init__(self, request_id: str, abort: Abort) -> None:
         self.request_id = request_id
         self._abort = abort
         self._changed = threading.Condition()
@@ -262,7 +268,7 @@ class Stream:
 
     def abort(self) -> None:
         """Request the end. The answer is what was produced so far, with the finish reason "abort"."""
-        self._abort(self.request_id)
+        self._abort(self.request_id, reader=self)  # not another live request with the same id
 
     def on_accepted(self, accepted: Accepted) -> None:
         with self._changed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import tempfile
 import threading
 import time
@@ -154,6 +155,18 @@ def test_an_abort_keeps_what_was_said(driver: Driver) -> None:
     assert result.token_ids == said_after([5, 6, 7], len(result.token_ids))
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_aborting_a_refused_stream_leaves_the_live_request_with_its_id_alone(driver: Driver, n: int) -> None:
+    with Client(driver.run_dir) as client:
+        first = client.submit([5], max_tokens=200, request_id=f"in-use-{n}", n=n)
+        first.accepted(10)
+        second = client.submit([6], max_tokens=200, request_id=f"in-use-{n}", n=n)
+        second.abort()
+        with pytest.raises(DuplicateId):
+            second.result(10)
+        assert first.result(10).finish_reason == "length"
+
+
 def test_an_answer_that_takes_too_long_is_a_timeout(driver: Driver) -> None:
     stream = driver.submit([5], max_tokens=4000)
     with pytest.raises(RequestTimeout):
@@ -216,6 +229,22 @@ def test_one_failure_ends_the_others(driver: Driver) -> None:
     with pytest.raises(InvalidRequest, match="top_p"):
         driver.generate_all([{"prompt": [5], "top_p": 2.0}, [6], [7]], max_tokens=4000)
     eventually(lambda: driver.stats()["summarize"]["finished"]["abort"] == before + 2)
+
+
+def test_an_interruption_ends_all_requests(driver: Driver) -> None:
+    before = driver.stats()["summarize"]["finished"]["abort"]
+    with Client(driver.run_dir) as client:
+
+        def interrupt() -> None:
+            eventually(lambda: len(client.requests().lines) == 3)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            client.generate_all([[5], [6], [7]], max_tokens=4000)
+        interrupting.join()
+        eventually(lambda: driver.stats()["summarize"]["finished"]["abort"] == before + 3)
 
 
 def test_a_service_that_stays_full_is_not_asked_without_pause() -> None:
