@@ -154,7 +154,7 @@ def test_the_same_request_again_is_accepted_again_and_another_one_of_its_id_is_n
 def test_an_answered_request_is_not_run_again(driver: Driver) -> None:
     driver.generate("once", request_id="once-only", max_tokens=3)
     assert_quiet(driver)
-    with pytest.raises(DuplicateId, match="answered already"):
+    with pytest.raises(DuplicateId, match="already been answered"):
         driver.generate("once", request_id="once-only", max_tokens=3)
     assert driver.generate("another", request_id="once-only", max_tokens=3).finish_reason == "length"
 
