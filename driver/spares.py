@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from .processes import log_of
+
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
@@ -38,7 +40,7 @@ class Spares:
         try:
             with process.stdin:
                 process.stdin.write(b"%d\n" % epoch)
-            os.replace(self._log(role), self._run_dir / f"{role}.log")
+            os.replace(self._log(role), log_of(self._run_dir, role))
         except OSError:  # it died while waiting
             _end(process)
             return None

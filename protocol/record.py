@@ -92,7 +92,8 @@ class RequestRecord:
     def from_bytes(cls, data: bytes) -> RequestRecord:
         values = unpack(data)
         if type(values) is not list or len(values) != len(_NAMES):
-            raise JournalError(f"a request record has {len(_NAMES)} fields, got {type(values).__name__}")
+            found = f"{len(values)}" if type(values) is list else type(values).__name__
+            raise JournalError(f"a request record has {len(_NAMES)} fields, got {found}")
         return cls(**dict(zip(_NAMES, values, strict=True)))
 
 

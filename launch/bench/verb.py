@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import platform
-import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
@@ -21,6 +20,7 @@ from ...protocol.errors import ConfigError
 from ..output import OutputError
 from ..pipeline import Pipeline, open_pipeline
 from ..report import say
+from ..signals import INTERRUPTED
 from . import plot
 from .drive import Run, Target, drive
 from .http import HttpTarget
@@ -32,8 +32,6 @@ from .workload import make_queries
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-INTERRUPTED = 128 + signal.SIGINT  # the exit code, as a shell has it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from functools import lru_cache
 
 from tokenizers import Tokenizer
 
+from ...protocol.byte_level import BYTE_OF
+
 CACHED_TOKENS = 1 << 16
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -59,16 +61,6 @@ class Words:
         if REPLACEMENT not in text and text:
             return (" " + text if token.startswith("\u2581") and not text.startswith(" ") else text).encode()
         try:
-            return bytes(_BYTE_OF[character] for character in token)
+            return bytes(BYTE_OF[character] for character in token)
         except KeyError:
             return text.encode()
-
-
-def _byte_characters() -> dict[str, int]:
-    """The printable character that stands for each byte in byte-level tokenizers (Radford et al. 2019, GPT-2)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    return {chr(byte) if byte in printable else chr(next(others)): byte for byte in range(256)}
-
-
-_BYTE_OF = _byte_characters()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from ...protocol.byte_level import BYTE_OF
 from ...protocol.tokenizer_files import TOKENIZER_FILE, load_facts
 
 REPLACEMENT = "\ufffd"  # stands for bytes that are not UTF-8
@@ -155,23 +156,9 @@ def _flat_names(decoder: dict[str, Any]) -> Iterator[str]:
         yield from _flat_names(child)
 
 
-def _byte_level_alphabet() -> dict[str, int]:
-    """The 256 printable characters in which byte-level tokens are written: character -> byte.
-
-    Source: Radford et al. 2019, ``bytes_to_unicode`` of the GPT-2 code: printable Latin-1 characters stand for
-    themselves, and the characters from U+0100 for the other bytes, in order.
-    """
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_ALPHABET = _byte_level_alphabet()
-
-
 def _byte_level_bytes(token: str) -> bytes:
     # A token with a character outside the alphabet is an added token, which stands for itself.
     try:
-        return bytes([_ALPHABET[character] for character in token])
+        return bytes([BYTE_OF[character] for character in token])
     except KeyError:
         return token.encode()

@@ -149,8 +149,8 @@ def test_a_group_ends_with_its_connection(slow: Driver) -> None:
         eventually(lambda: slow.stats()["summarize"]["live"] == 0, timeout=5)
 
 
-# How a stream ends that was deleted through another gateway. That gateway acknowledges the end: either this one has seen
-# it before, or the request is unknown by now. Without any token it was then submitted again, and refused as answered.
+# How a stream ends that was deleted through another gateway, which acknowledges the end: this one has seen it before,
+# or the request is unknown by now. Without any token it is then submitted again, and refused as already answered.
 ENDS_ELSEWHERE = ("aborted", "unknown_id", "duplicate_id")
 
 
