@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from ...protocol.errors import (
     RequestError,
     encodable,
 )
-from ...protocol.groups import check_request_id, member_id, member_seed, request_of
+from ...protocol.groups import check_request_id, request_of
 from ...protocol.journal.layout import ACCEPTED, ACKNOWLEDGED, DISPATCHED, RELEASED
 from ...protocol.journal.releases import is_forgotten, is_released, was_read
 from ...protocol.journal.requests import AcceptTimes, RequestWriter
@@ -37,6 +35,7 @@ from .confirmations import Confirmations
 from .intake import Intake, Known, KnownIds, answered_already, check_member_ids, digest_of, num_waiting_bytes
 from .queue import CreditQueue, Waiting
 from .quotas import Quotas
+from .records import make_records
 from .request import GenerationRequest, digest_of_adapter
 from .text_encoder import TextEncoder
 from .tokenizing import Tokenizing
@@ -311,30 +310,11 @@ class Prepare:
             self._refuse_known(intake.peer, intake.request_id, failure)
 
     def _accept(self, intake: Intake, admission: Admission) -> None:
-        request, params = intake.request, intake.request.sampling
-        first = RequestRecord(
-            request_id=member_id(intake.request_id, 0, params.group_size),
-            owner=intake.owner if isinstance(intake.owner, int) else HOUSE,
-            digest=intake.digest,
-            prompt=admission.token_ids.astype("<i4").tobytes(),
-            num_truncated_tokens=admission.num_truncated,
-            token_capacity=admission.capacity,
-            seed=secrets.randbits(63) if params.seed is None else params.seed,
-            lease_s=request.lease_s or self._service.lease_s,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-            lora=request.lora,
-            lora_digest=self._digest_of_adapter(request.lora),
-            deadline_at=intake.time_after(request.deadline_ms),
-            queue_deadline_at=intake.time_after(request.max_queue_ms),
-            return_prompt=request.return_prompt,
-            sampling=params.to_wire(),
-            grammar=intake.grammar,
-        )
+        lora_digest = self._digest_of_adapter(intake.request.lora)
+        records = make_records(intake, admission, lease_s=self._service.lease_s, lora_digest=lora_digest)
         times = AcceptTimes(
             intake.received_ns, intake.tokenize_start_ns, intake.tokenize_end_ns, self._journal.now_ns()
         )  # fmt: skip
-        records = [_member(first, intake.request_id, index) for index in range(params.group_size)]
         for (slot, generation), record in zip(self._writer.accept_all(records, times), records, strict=True):
             key = slot, generation
             accepted = self._enter(*key, record)
@@ -389,13 +369,6 @@ class Prepare:
                 if name.startswith("rejected_")
             },
         }
-
-
-def _member(first: RequestRecord, request_id: str, index: int) -> RequestRecord:
-    """The record of sequence ``index``, derived from that of the first."""
-    size = first.params.group_size
-    seed = member_seed(first.seed, index)
-    return replace(first, request_id=member_id(request_id, index, size), seed=seed, index=index)
 
 
 def _pairs(message: m.Release | m.Forgotten) -> list[tuple[int, int]]:
