@@ -1,7 +1,7 @@
-"""LoRA adapters that are loaded while a pipeline runs, and what is known of them once it was killed.
+"""LoRA adapters loaded while a pipeline runs, and how they survive a killed driver.
 
-Their list lies beside the journal, whose requests need them: the next driver on it serves them too, beside those that
-its own settings name.
+Their list lies beside the journal, whose requests need them: the next driver on that journal serves them too, in
+addition to those in its own settings.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _List:
-    """What is in the file."""
+    """The content of the file."""
 
-    model: str  # whose adapters they are
+    model: str  # the model the adapters belong to
     modules: tuple[str, ...]  # NAME=PATH
 
 
 class LoadedAdapters:
-    """Those of a config that are not in the ``settings`` that its driver was made with."""
+    """The adapters of a config that are not in the ``settings`` its driver was created with."""
 
     def __init__(self, settings: PipelineConfig) -> None:
         self._named = frozenset(module.name for module in settings.model.adapters)
 
     def restore(self, journal: Path, config: PipelineConfig) -> PipelineConfig:
-        """The config with all that an earlier driver on the journal has loaded and that can still be read.
+        """The config, extended by the adapters an earlier driver on the journal had loaded and that are still readable.
 
         Raises:
             ConfigError: their list is damaged.
@@ -46,7 +46,7 @@ class LoadedAdapters:
         return _with_adapters(config, (*config.model.adapters, *filter(_is_readable, kept)))
 
     def keep(self, journal: Path, config: PipelineConfig) -> None:
-        """Remember for the next driver what is loaded."""
+        """Save the list of loaded adapters for the next driver."""
         modules = tuple(str(module) for module in config.model.adapters if module.name not in self._named)
         if modules:
             text = json.dumps(asdict(_List(config.model.model, modules)))
@@ -57,19 +57,19 @@ class LoadedAdapters:
     def add(self, config: PipelineConfig, name: str, folder: str | Path) -> PipelineConfig:
         """
         Raises:
-            ConfigError: there is one of this name, or this is no name, or there are too many.
+            ConfigError: the name is taken or malformed, or there are too many adapters.
         """
         if name in (module.name for module in config.model.adapters):
-            raise ConfigError(f"the adapter {name!r} is loaded already", param=PARAM)
+            raise ConfigError(f"the adapter {name!r} is already loaded", param=PARAM)
         return _with_adapters(config, (*config.model.adapters, LoraModule(name, Path(folder).absolute())))
 
     def remove(self, config: PipelineConfig, name: str) -> PipelineConfig:
         """
         Raises:
-            ConfigError: it is not loaded, or it is one of the settings.
+            ConfigError: it is not loaded, or it comes from the settings.
         """
         if name in self._named:
-            raise ConfigError(f"the adapter {name!r} is one of the settings, which stay", param=PARAM)
+            raise ConfigError(f"the adapter {name!r} comes from the settings and cannot be unloaded", param=PARAM)
         modules = [module for module in config.model.adapters if module.name != name]
         if len(modules) == len(config.model.adapters):
             known = ", ".join(module.name for module in modules) or "none"

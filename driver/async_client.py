@@ -1,4 +1,4 @@
-"""``Client`` for asyncio: the same session thread, heard through the event loop."""
+"""``Client`` for asyncio: the same session thread, with its events delivered to the event loop."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from .stream import Completion, Delta
 
 
 class Mailbox:
-    """Calls for an event loop's thread. The loop is woken once for all that came since it last looked: a step of 256
-    requests costs one wake-up and not 256.
+    """Calls to be made in an event loop's thread. All calls put since the last drain share one wake-up: a step of 256
+    requests costs one wake-up, not 256.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self._is_awake = False  # a drain is scheduled and has not looked yet
+        self._is_awake = False  # a drain is scheduled and has not started yet
 
     def put(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Any thread."""
+        """Thread-safe."""
         self._calls.append((function, arguments))
-        if not self._is_awake and not self._loop.is_closed():  # a loop that ended has nobody left who could listen
+        if not self._is_awake and not self._loop.is_closed():  # nothing can listen on a closed loop
             self._is_awake = True
             self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
-        self._is_awake = False  # before the look: what is put from now on wakes the loop again
+        self._is_awake = False  # before draining: a later put must wake the loop again
         while self._calls:
             function, arguments = self._calls.popleft()
             function(*arguments)
@@ -67,11 +67,11 @@ class AsyncStream:
         """
         while (delta := await self._deltas.get()) is not None:
             yield delta
-        self._deltas.put_nowait(None)  # for whoever iterates again
+        self._deltas.put_nowait(None)  # in case it is iterated again
         await self._result
 
     async def take(self) -> list[Delta]:
-        """Every delta that is here, after waiting for the first; none once the request has ended, well or not."""
+        """All deltas available, after waiting for the first; an empty list once the request has ended, in any way."""
         first = await self._deltas.get()
         taken = []
         while first is not None:
@@ -83,30 +83,30 @@ class AsyncStream:
         return taken
 
     async def accepted(self) -> Accepted:
-        """Wait until the service has taken the request; raises what refused it."""
+        """Wait until the service has accepted the request; raises the error if it was refused."""
         return await asyncio.shield(self._accepted)
 
     async def result(self) -> Completion:
-        """The whole answer; raises what the request failed with. Cancelling the wait does not abort the request."""
+        """The whole answer; raises the request's error. Cancelling the wait does not abort the request."""
         return await asyncio.shield(self._result)
 
     @property
     def done(self) -> bool:
-        """Whether the request has ended, well or not."""
+        """Whether the request has ended, successfully or not."""
         return self._result.done()
 
     @property
     def choices(self) -> Sequence[AsyncStream]:
-        """A stream for each choice of the request; of a plain request the one that this is."""
+        """One stream per choice of the request; the stream itself if there is only one."""
         return [self]
 
     def abort(self) -> None:
-        """End the request, unless somebody else reads it: who was refused for its id has not got that request."""
+        """End the request, unless another stream follows it now: a refused duplicate must not end the original."""
         self._session.abort(self.request_id, reader=self)
 
     def let_go(self) -> None:
-        """Stop following: the request goes on until somebody resumes it, or its lease ends."""
-        with suppress(PipelineClosed):  # and with it every request
+        """Stop following: the request goes on until it is resumed or its lease ends."""
+        with suppress(PipelineClosed):  # which ended every request
             self._session.let_go(self.request_id, reader=self)
 
     def on_accepted(self, accepted: Accepted) -> None:
@@ -124,12 +124,12 @@ class AsyncStream:
                 _set(future, value)
             elif not future.done():
                 future.set_exception(error)
-                future.exception()  # whoever awaits it sees it; nobody has to
+                future.exception()  # marks it as retrieved: awaiting it still raises, but is optional
         self._deltas.put_nowait(None)
 
 
 class AsyncGroupStream(AsyncStream):
-    """A running request with several choices: iterate for the deltas of all, or read each of ``choices``."""
+    """A running request with several choices: iterate over the deltas of all, or read each of ``choices``."""
 
     def __init__(self, request_id: str, num_choices: int, session: Session, mailbox: Mailbox) -> None:
         super().__init__(request_id, session, mailbox)
@@ -152,7 +152,7 @@ class AsyncClient:
         keys: ClientKeys | str | Path | None = None,
         client: Client | None = None,
     ) -> None:
-        """Connect as ``Client`` does, or share the connection of a ``client``."""
+        """Connect like ``Client``, or share the connection of an existing ``client``."""
         self._client = client or Client(run_dir, submit=submit, follow=follow, keys=keys)
         self._session = self._client.session
         self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
@@ -164,7 +164,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """End the connection; see ``Client.close``."""
+        """Close the connection; see ``Client.close``."""
         await asyncio.to_thread(self._client.close)
 
     def submit(
@@ -177,9 +177,9 @@ class AsyncClient:
         keep: bool = False,
         **options: Any,
     ) -> AsyncStream:
-        """Send a request and return at once; to be called in the event loop. Arguments as for ``Client.submit``.
+        """Send a request and return at once; must be called in the event loop. Arguments as for ``Client.submit``.
 
-        ``keep`` leaves the answer with the service until its lease ends, so that it can be resumed after its end.
+        ``keep`` leaves the answer with the service until its lease ends, so that it can still be resumed afterwards.
         """
         request_id = request_id or uuid.uuid4().hex
         request = request_map(prompt, messages, params, options)
@@ -194,9 +194,9 @@ class AsyncClient:
     def resume(
         self, request_id: str, *, num_tokens: int = 0, num_chars: int | None = 0, n: int = 1, keep: bool = False
     ) -> AsyncStream:
-        """Follow a request again from what is here of it; ``num_chars`` is None if that is not known.
+        """Follow a request again after the tokens the caller already has; ``num_chars`` is None if unknown.
 
-        One with ``n`` choices is followed from their beginning; see ``Client.resume``.
+        A request with ``n`` choices is followed from the beginning; see ``Client.resume``.
         """
         if n > 1:
             group = AsyncGroupStream(request_id, n, self._session, self._mailbox())
@@ -209,7 +209,7 @@ class AsyncClient:
     def _mailbox(self) -> Mailbox:
         loop = asyncio.get_running_loop()
         if loop not in self._mailboxes:
-            self._mailboxes = {loop: Mailbox(loop)}  # an earlier loop has ended, and its streams with it
+            self._mailboxes = {loop: Mailbox(loop)}  # an earlier loop has ended, together with its streams
         return self._mailboxes[loop]
 
     async def generate(self, prompt: Prompt | None = None, **options: Any) -> Completion:
@@ -218,7 +218,7 @@ class AsyncClient:
         try:
             return await stream.result()
         except asyncio.CancelledError:
-            with suppress(PipelineClosed):  # and with it every request
+            with suppress(PipelineClosed):  # which ended every request
                 stream.abort()
             raise
 
@@ -248,22 +248,22 @@ class AsyncClient:
                 await take_first()
         finally:
             for _, stream in waiting:
-                with suppress(PipelineClosed):  # and with it every request
+                with suppress(PipelineClosed):  # which ended every request
                     stream.abort()
         return results
 
     async def _first(self, waiting: deque[tuple[dict[str, Any], AsyncStream]]) -> Completion:
-        """The answer of the first, which stays among those that wait until it is there."""
+        """The answer to the first one, which stays in ``waiting`` until its answer is complete."""
         while True:
             arguments, stream = waiting[0]
             try:
                 completion = await stream.result()
-            except Overloaded:  # asked again once one of our own answers made room, or after a while if others fill it
+            except Overloaded:  # retried once an answer of ours made room, or after a pause if others fill the queue
                 running = next((s for _, s in waiting if not s.done), None)
                 if running is None:
                     await asyncio.sleep(OVERLOADED_S)
                 else:
-                    with suppress(TriptychError):  # it is told of when it is its turn
+                    with suppress(TriptychError):  # reported when its turn comes
                         await running.result()
                 waiting[0] = arguments, self.submit(**arguments)
                 continue
@@ -271,19 +271,19 @@ class AsyncClient:
             return completion
 
     def abort(self, request_id: str) -> None:
-        """Ask for the end of a request of this client; its stream ends with the finish reason "abort"."""
+        """Request the end of a request of this client; its stream ends with the finish reason "abort"."""
         self._session.abort(request_id)
 
     def let_go(self, request_id: str, error: TriptychError) -> None:
-        """End whatever stream of this client follows the request, with an error; the request goes on."""
+        """End the stream that follows this request here, with an error; the request itself goes on."""
         self._session.let_go(request_id, error)
 
     def fail(self, error: TriptychError) -> None:
-        """End every open stream with this error; what was accepted goes on in the service."""
+        """End every open stream with this error; accepted requests go on in the service."""
         self._session.fail(error)
 
     def forget(self, request_id: str) -> None:
-        """Tell the service that the answer of an ended request is not needed any more."""
+        """Tell the service that the answer of an ended request is no longer needed."""
         self._session.forget(request_id)
 
     async def info(self, timeout: float = 10.0) -> dict[str, Any]:
@@ -295,20 +295,20 @@ class AsyncClient:
         return dict((await self._answer(m.GetStats(), timeout)).stats)
 
     async def status(self, request_id: str, timeout: float = 10.0) -> RequestStatus:
-        """Where a request stands; one that nobody knows has the state "unknown"."""
+        """Where a request stands; an unknown one has the state "unknown"."""
         return status_of(await self._answer(m.GetStatus(request_id), timeout))
 
     async def requests(self, limit: int = MAX_REQUEST_ROWS, timeout: float = 10.0) -> RequestList:
-        """Every request that lives or whose answer is kept, the first ``limit`` in order of arrival."""
+        """All requests that are live or whose answer is kept, the first ``limit`` in order of arrival."""
         return list_of(await self._answer(m.GetRequests(limit), timeout))
 
     async def _answer(self, question: Question, timeout: float) -> Any:
-        """Without a thread for each question: while the service is silent there would soon be none left."""
+        """Uses no thread per question: while the service is silent, a thread pool would soon be exhausted."""
         future = asyncio.wrap_future(self._session.ask(question))
         try:
             done, _ = await asyncio.wait([future], timeout=timeout)
         finally:
-            future.cancel()  # of one that is done: nothing
+            future.cancel()  # no effect if it is done
         if not done:
             raise RequestTimeout(f"{type(question).__name__}: no answer within {timeout} s")
         return future.result()

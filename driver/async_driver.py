@@ -1,4 +1,4 @@
-"""``Driver`` for asyncio: nothing it does blocks the event loop."""
+"""``Driver`` for asyncio: it never blocks the event loop."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class AsyncDriver:
         await self.stop(mode="abort" if kind else "drain")
 
     async def start(self) -> AsyncDriver:
-        """Start the workers and wait until all are ready; see ``Driver.start``. Cancelled, it leaves none."""
+        """Start the workers and wait until all are ready; see ``Driver.start``. If cancelled, it stops them again."""
         is_cancelled = threading.Event()
         starting = asyncio.create_task(asyncio.to_thread(self._start, is_cancelled))
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
-            if self._client is None:  # if not, it runs since an earlier call
+            if self._client is None:  # otherwise it was already running
                 is_cancelled.set()
                 await asyncio.shield(asyncio.create_task(self._stop_after(starting)))
             raise
@@ -52,7 +52,7 @@ class AsyncDriver:
         return self
 
     def _start(self, is_cancelled: threading.Event) -> None:
-        """In a thread of its own, which nobody but itself can end."""
+        """Runs in a separate thread, which can only end itself."""
 
         def look(_: Driver) -> None:
             if is_cancelled.is_set():
@@ -62,7 +62,7 @@ class AsyncDriver:
 
     async def _stop_after(self, starting: asyncio.Task[None]) -> None:
         await asyncio.gather(starting, return_exceptions=True)
-        # It may have been ready just then.
+        # The start may have completed just before it was cancelled.
         await asyncio.to_thread(self.driver.abandon)
 
     async def stop(self, *, mode: Literal["drain", "abort"] = "drain", timeout: float = 30.0) -> None:
@@ -94,7 +94,7 @@ class AsyncDriver:
         return await self.client.generate_all(prompts, **options)
 
     def abort(self, request_id: str) -> None:
-        """Ask for the end of a request; see ``AsyncClient.abort``."""
+        """Request the end of a request; see ``AsyncClient.abort``."""
         self.client.abort(request_id)
 
     async def info(self) -> dict[str, Any]:
@@ -102,26 +102,26 @@ class AsyncDriver:
         return await self.client.info()
 
     async def stats(self) -> dict[str, Any]:
-        """Statistics of every stage, and how often each was restarted."""
+        """Statistics of every stage, and its number of restarts."""
         return await asyncio.to_thread(self.driver.stats)
 
     @property
     def run_dir(self) -> Path:
-        """Where a client in any other process finds the pipeline; see ``Driver.run_dir``."""
+        """What a client in another process connects to; see ``Driver.run_dir``."""
         return self.driver.run_dir
 
     def health(self) -> Health:
-        """How the pipeline is; see ``Driver.health``."""
+        """The health of the pipeline; see ``Driver.health``."""
         return self.driver.health()
 
     async def replace(self, role: str, *, model: str | None = None, timeout: float = 300.0) -> float:
-        """Replace one worker and wait until the new one is ready; see ``Driver.replace``. Cancelled, it goes on."""
+        """Replace one worker and wait until the new one is ready; see ``Driver.replace``. Goes on if cancelled."""
         return await asyncio.to_thread(self.driver.replace, role, model=model, timeout=timeout)
 
     async def load_adapter(self, name: str, path: str | Path, *, timeout: float = 300.0) -> float:
-        """Serve a LoRA adapter from now on; see ``Driver.load_adapter``. Cancelled, it is still loaded."""
+        """Serve a LoRA adapter from now on; see ``Driver.load_adapter``. Goes on if cancelled."""
         return await asyncio.to_thread(self.driver.load_adapter, name, path, timeout=timeout)
 
     async def unload_adapter(self, name: str, *, timeout: float = 300.0) -> float:
-        """Forget an adapter that was loaded; see ``Driver.unload_adapter``. Cancelled, it is still done."""
+        """Unload an adapter; see ``Driver.unload_adapter``. Goes on if cancelled."""
         return await asyncio.to_thread(self.driver.unload_adapter, name, timeout=timeout)

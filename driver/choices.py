@@ -1,19 +1,19 @@
-"""What a caller sees of a request with several choices: each of them as a stream, and all of them as one."""
+"""A caller's view of a request with several choices: one stream per choice, and one for all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..protocol.errors import TriptychError
 from ..protocol.groups import member_id
 from ..protocol.messages import Accepted
 from ..protocol.sampling import MAX_SAMPLES
-from .stream import Completion, Delta, Listener, Stream
+from .stream import Abort, Completion, Delta, Listener, Stream
 
 
 class ChoiceListener:
-    """Hears of one choice, and passes on to the whole request what it hears."""
+    """Listens to one choice, and forwards its events to the whole request."""
 
     def __init__(self, index: int, choice: Listener, whole: Whole) -> None:
         self._index = index
@@ -36,7 +36,7 @@ class ChoiceListener:
 
 
 class Whole:
-    """Makes one end of those of all choices, for the listener of the request. It is the listener of its SUBMIT."""
+    """Combines the ends of all choices into one, for the request's listener. It listens to the request's SUBMIT."""
 
     def __init__(self, request_id: str, listener: Listener, choices: Sequence[Listener]) -> None:
         self._request_id = request_id
@@ -70,12 +70,12 @@ class Whole:
 
 
 def is_read_by(listener: Listener, reader: Listener) -> bool:
-    """Whether ``reader`` hears what ``listener`` is told: itself, or by way of the choices of a request."""
+    """Whether ``reader`` receives what ``listener`` receives: directly, or through the choices of a request."""
     return listener is reader or (isinstance(listener, (ChoiceListener, Whole)) and listener.is_for(reader))
 
 
 def combine(request_id: str, completions: list[Completion]) -> Completion:
-    """The first choice as the answer, with all of them beside it. Of the usage, the prompt counts once."""
+    """The first choice as the answer, with all choices attached. The usage counts the prompt once."""
     first, summary = completions[0], dict(completions[0].summary)
     if "usage" in summary:
         num_tokens = sum(c.summary.get("usage", {}).get("completion_tokens", 0) for c in completions)
@@ -92,9 +92,9 @@ def combine(request_id: str, completions: list[Completion]) -> Completion:
 
 
 class GroupStream(Stream):
-    """A running request with several choices: iterate for the deltas of all, or read each of ``choices``."""
+    """A running request with several choices: iterate over the deltas of all, or read each of ``choices``."""
 
-    def __init__(self, request_id: str, num_choices: int, abort: Callable[[str], None]) -> None:
+    def __init__(self, request_id: str, num_choices: int, abort: Abort) -> None:
         super().__init__(request_id, abort)
         self._choices = [Stream(wire_id, abort) for wire_id in choice_ids(request_id, num_choices)]
 
@@ -104,11 +104,11 @@ class GroupStream(Stream):
 
 
 def choice_ids(request_id: str, num_choices: int) -> list[str]:
-    """What the choices of a request are followed by, and aborted one by one."""
+    """The ids by which the choices of a request are followed and aborted individually."""
     return [member_id(request_id, index, num_choices) for index in range(num_choices)]
 
 
 def num_choices(request: Mapping[str, Any]) -> int:
-    """How many choices a request asks for. One that asks for what cannot be is refused, and never has any."""
+    """The number of choices a request asks for; 1 for an invalid number, with which it will be refused."""
     n = request.get("n", 1)
     return n if type(n) is int and 1 < n <= MAX_SAMPLES else 1

@@ -25,14 +25,14 @@ from .stream import Completion, Stream
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 OVERLOADED_S = 0.05
-MAX_IN_FLIGHT = 256  # of generate_all: enough to keep any batch full, within every default queue
+MAX_IN_FLIGHT = 256  # for generate_all: enough to keep any batch full, and within every default queue limit
 
 
 class Client:
     """A connection to a running pipeline, in this process, on this machine, or anywhere its endpoints reach.
 
-    Use it as a context manager, or ``close`` it. Requests outlive the client until their lease ends; ``resume`` picks
-    one up again by its id.
+    Use it as a context manager, or ``close`` it. Requests outlive the client until their lease ends; ``resume`` follows
+    one again by its id.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Client:
     ) -> None:
         """Connect to the pipeline in ``run_dir``, or to its two endpoints.
 
-        ``keys``: of this client, or the file they are in, needed on ``tcp://``; a run directory has its own.
+        ``keys``: this client's keys or their file, required for ``tcp://``; a run directory contains its own.
 
         Raises:
-            ConfigError: neither, or only one endpoint, was given, or the keys are missing or open to others.
+            ConfigError: an endpoint is missing, or the keys are missing or accessible to others.
         """
         if isinstance(keys, (str, Path)):
             keys = ClientKeys.read(keys)
@@ -69,11 +69,11 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End the connection; open streams raise ``PipelineClosed``. What was accepted goes on until its lease ends."""
+        """Close the connection; open streams raise ``PipelineClosed``. Accepted requests go on for their lease."""
         self.session.close()
 
     def fail(self, error: TriptychError) -> None:
-        """End every open request with this error: for whoever knows that the pipeline will not come back."""
+        """End every open request with this error: for callers that know the pipeline will not come back."""
         self.session.fail(error)
 
     def submit(
@@ -88,15 +88,15 @@ class Client:
     ) -> Stream:
         """Send a request and return at once.
 
-        ``prompt`` is text or token ids; ``messages`` is a chat, with whose last message the model goes on if
+        ``prompt`` is text or token ids; ``messages`` is a chat, whose last message the model continues if
         ``continue_final_message`` is true. Options are the fields of ``SamplingParams``, and ``truncation`` ("none",
         "left", "right", "middle"), ``lease_s``, ``priority``, ``deadline_ms``, ``max_queue_ms``, ``cache_salt`` and
-        ``lora`` (see docs/protocol.md). What is wrong with them is raised by the stream, as is every other error of
-        this request. With ``n`` above 1 the stream has the deltas of all choices, and a stream for each in ``choices``;
-        its result is the first choice, with all of them in ``choices``.
+        ``lora`` (see docs/protocol.md). Invalid options are reported by the stream, as is every other error of this
+        request. With ``n`` above 1 the stream yields the deltas of all choices and has one stream per choice in
+        ``choices``; its result is the first choice, with all of them in ``choices``.
 
-        ``keep`` leaves the answer with the service until its lease ends: whoever sends the same request again by its
-        ``request_id``, or resumes it, has the same answer.
+        ``keep`` leaves the answer with the service until its lease ends: sending the same request again with the same
+        ``request_id``, or resuming it, gives the same answer.
         """
         request_id = request_id or uuid.uuid4().hex
         request = request_map(prompt, messages, params, options)
@@ -109,9 +109,10 @@ class Client:
         return stream
 
     def resume(self, request_id: str, *, num_tokens: int = 0, num_chars: int = 0, n: int = 1) -> Stream:
-        """Follow a request again from what is here of it: its first ``num_tokens`` tokens, ``num_chars`` of text.
+        """Follow a request again after its first ``num_tokens`` tokens, ``num_chars`` characters of text.
 
-        One with ``n`` choices is followed from its beginning, or choice by choice, by the ids of its ``choices``.
+        A request with ``n`` choices is followed from its beginning; single choices can be resumed by their ids in
+        ``choices``.
         """
         if n > 1:
             group = GroupStream(request_id, n, self.session.abort)
@@ -132,9 +133,9 @@ class Client:
         progress: Callable[[Completion], None] | None = None,
         **options: Any,
     ) -> list[Completion]:
-        """Answers to many prompts, in their order, as many at once as the pipeline takes.
+        """Answers to many prompts, in their order, with as many in flight as the pipeline accepts.
 
-        A prompt may be a map of its own arguments for ``submit``. ``progress`` is called with each completion.
+        A prompt may be a mapping with its own arguments for ``submit``. ``progress`` is called with each completion.
 
         Raises:
             RequestError: a request failed; the others are aborted.
@@ -157,28 +158,30 @@ class Client:
     def _first(
         self, waiting: deque[tuple[dict[str, Any], Stream]], progress: Callable[[Completion], None] | None
     ) -> Completion:
-        arguments, stream = waiting.popleft()
+        """The answer to the first one, which stays in ``waiting`` until its answer is complete."""
         while True:
+            arguments, stream = waiting[0]
             try:
                 completion = stream.result()
                 break
-            except Overloaded:  # asked again once one of our own answers made room, or after a while if others fill it
+            except Overloaded:  # retried once an answer of ours made room, or after a pause if others fill the queue
                 running = next((s for _, s in waiting if not s.done), None)
                 if running is not None:
                     running.wait()
                 else:
                     time.sleep(OVERLOADED_S)
-                stream = self.submit(**arguments)
+                waiting[0] = arguments, self.submit(**arguments)
+        waiting.popleft()
         if progress is not None:
             progress(completion)
         return completion
 
     def abort(self, request_id: str) -> None:
-        """Ask for the end of a request of this client; its stream ends with the finish reason "abort"."""
+        """Request the end of a request of this client; its stream ends with the finish reason "abort"."""
         self.session.abort(request_id)
 
     def forget(self, request_id: str) -> None:
-        """Tell the service that the answer of an ended request is not needed any more."""
+        """Tell the service that the answer of an ended request is no longer needed."""
         self.session.forget(request_id)
 
     def info(self, timeout: float = 10.0) -> dict[str, Any]:
@@ -190,11 +193,11 @@ class Client:
         return dict(self._answer(m.GetStats(), timeout).stats)
 
     def status(self, request_id: str, timeout: float = 10.0) -> RequestStatus:
-        """Where a request stands; one that nobody knows has the state "unknown"."""
+        """Where a request stands; an unknown one has the state "unknown"."""
         return status_of(self._answer(m.GetStatus(request_id), timeout))
 
     def requests(self, limit: int = m.MAX_REQUEST_ROWS, timeout: float = 10.0) -> RequestList:
-        """Every request that lives or whose answer is kept, the first ``limit`` in order of arrival."""
+        """All requests that are live or whose answer is kept, the first ``limit`` in order of arrival."""
         return list_of(self._answer(m.GetRequests(limit), timeout))
 
     def _answer(self, question: Question, timeout: float) -> Any:
@@ -205,14 +208,14 @@ class Client:
 
 
 def arguments_of(prompt: Prompt | Mapping[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """For ``submit``, of one of the prompts of ``generate_all``."""
+    """Arguments of ``submit`` for one of the prompts of ``generate_all``."""
     return {**options, **(prompt if isinstance(prompt, Mapping) else {"prompt": prompt})}
 
 
 def request_map(
     prompt: Prompt | None, messages: Messages | None, params: SamplingParams | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The request as it travels. Nothing is checked here: prepare does, once, for every kind of client."""
+    """The request in its wire form. Nothing is validated here: prepare does that once, for every kind of client."""
     request: dict[str, Any] = {} if params is None else params.to_wire()
     request.update(options)
     if prompt is not None:
@@ -229,9 +232,9 @@ def _plain(message: Any) -> Any:
 
 
 def _packed_ids(prompt: Any) -> Any:
-    """Ids of a sequence, an array or a tensor as int32 bytes."""
+    """The ids of a sequence, an array or a tensor as int32 bytes."""
     ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
-    # Ids that are no int32 go as they are: prepare's refusal then names the one that is wrong.
+    # Values that are not int32 are sent as they are: prepare's refusal then names the wrong one.
     if set(map(type, ids)) <= {int} and (not ids or (min(ids) >= -(2**31) and max(ids) < 2**31)):
         return struct.pack(f"<{len(ids)}i", *ids)
     return ids

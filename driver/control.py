@@ -1,7 +1,7 @@
-"""How another process of the same user tells a driver something: a Unix socket in the run directory.
+"""Lets other processes of the same user control a driver: a Unix socket in the run directory.
 
 One line of JSON, ``{"ask": "health"}`` or ``{"ask": "restart", "role": "execute", "model": null}``, and one line back,
-``{"ok": ...}`` or ``{"error": message}``. Requests never go this way.
+``{"ok": ...}`` or ``{"error": message}``. Requests never use this socket.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from .flag import Flag
 logger = logging.getLogger(__name__)
 
 MAX_QUESTION_BYTES = 8192
-MAX_ANSWER_BYTES = 1 << 20  # with the last words of a worker in it, and each of their characters as six
-QUESTION_S = 2.0  # in which who connects must have asked
-ANSWER_S = 600.0  # a model that is loaded takes its time
-MAX_QUESTIONS = 16  # that are answered at once
-RETRY_S = 0.5  # after a connection that could not be taken
+MAX_ANSWER_BYTES = 1 << 20  # may include a worker's last log lines, with every character escaped as six bytes
+QUESTION_S = 2.0  # within which a peer must send its question
+ANSWER_S = 600.0  # loading a model takes time
+MAX_QUESTIONS = 16  # answered concurrently
+RETRY_S = 0.5  # after a failed accept
 Handlers = dict[str, Callable[..., Any]]
 
 
 class ControlServer:
-    """Answers questions until closed, each in a thread of its own: some take as long as a model takes to be loaded."""
+    """Answers questions until closed, each in its own thread: some take as long as loading a model."""
 
     def __init__(self, run_dir: Path, handlers: Handlers) -> None:
         self._path = control_path(run_dir)
         self._handlers = handlers
-        self._path.unlink(missing_ok=True)  # of a driver that was killed; the run directory's lock is ours
+        self._path.unlink(missing_ok=True)  # left by a killed driver; we hold the run directory's lock
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(str(self._path))
         self._path.chmod(0o600)
@@ -50,7 +50,7 @@ class ControlServer:
         self._thread = threading.Thread(target=self._run, name="triptych-control", daemon=True)
         try:
             self._thread.start()
-        except BaseException:  # no thread is left, or a signal came while it began: then it ends by itself
+        except BaseException:  # no thread available, or a signal while it was starting: then it ends by itself
             self._shut()
             raise
 
@@ -61,15 +61,15 @@ class ControlServer:
             except OSError as error:
                 if self._closing.wait(RETRY_S):
                     return
-                logger.warning("who asks waits: %s", error.strerror)  # no descriptor is left, for one
+                logger.warning("cannot accept control connections: %s", error.strerror)  # e.g. out of descriptors
                 continue
             self._answering = [thread for thread in self._answering if thread.is_alive()]
             try:
                 if len(self._answering) >= MAX_QUESTIONS:
-                    raise RuntimeError("enough are being answered")
+                    raise RuntimeError("too many questions at once")
                 thread = threading.Thread(target=self._serve, args=[connection], name="triptych-answer", daemon=True)
                 thread.start()
-            except RuntimeError:  # or the system has no thread left: others wait
+            except RuntimeError:  # or no more threads: answer it here, while the others wait
                 self._serve(connection)
             else:
                 self._answering.append(thread)
@@ -77,25 +77,25 @@ class ControlServer:
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
             connection.settimeout(QUESTION_S)
-            # Who has left meanwhile ends nobody, whatever the host lets SIGPIPE do.
+            # A peer that has hung up must not end this process, whatever the host program does with SIGPIPE.
             connection.sendall(json.dumps(self._answer(connection)).encode() + b"\n", socket.MSG_NOSIGNAL)
 
     def _answer(self, connection: socket.socket) -> dict[str, Any]:
         if (user := _user_of(connection)) not in (os.getuid(), 0):
-            return {"error": f"user {user} may not ask"}
+            return {"error": f"user {user} may not control this driver"}
         try:
             return {"ok": self._asked_for(connection)()}
         except TriptychError as error:
             return {"error": error.message}
-        except Exception as error:  # nothing that is asked may end the thread that answers
+        except Exception as error:  # a question must not end the thread that answers it
             logger.exception("a question could not be answered")
             return {"error": f"the question cannot be answered: {error!r:.200}"}
 
     def _asked_for(self, connection: socket.socket) -> Callable[[], Any]:
-        """What answers the question that comes.
+        """The call that answers the peer's question.
 
         Raises:
-            ConfigError: none comes, or none that is answered here.
+            ConfigError: no valid question arrives.
         """
         try:
             line = _read_line(connection, MAX_QUESTION_BYTES)
@@ -108,15 +108,15 @@ class ControlServer:
         if not isinstance(question, dict) or not isinstance(name := question.pop("ask", None), str):
             raise ConfigError(f'a question is a map with "ask", got {line!r:.100}')
         if (handler := self._handlers.get(name)) is None:
-            raise ConfigError(f"nobody answers {name!r:.100}, known are: {', '.join(sorted(self._handlers))}")
+            raise ConfigError(f"unknown question {name!r:.100}, known are: {', '.join(sorted(self._handlers))}")
         try:
             inspect.signature(handler).bind(**question)
         except TypeError as error:
-            raise ConfigError(f"{name} is asked in another way: {error}") from error
+            raise ConfigError(f"wrong fields for {name}: {error}") from error
         return partial(handler, **question)
 
     def close(self) -> None:
-        """Once every question that has come is answered; those that take long hear of a stop from the board."""
+        """Returns once every question received is answered; long-running ones notice a stop on the board."""
         self._shut()
         self._thread.join()
         for thread in self._answering:
@@ -131,10 +131,10 @@ class ControlServer:
 
 
 def ask(run_dir: Path, question: str, **fields: Any) -> Any:
-    """What the driver of ``run_dir`` answers.
+    """The answer of the driver of ``run_dir``.
 
     Raises:
-        ConfigError: none runs there, or it refuses.
+        ConfigError: no driver runs there, or it reports an error.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_S)
@@ -143,7 +143,7 @@ def ask(run_dir: Path, question: str, **fields: Any) -> Any:
             connection.sendall(json.dumps({"ask": question, **fields}).encode() + b"\n")
             answer = json.loads(_read_line(connection, MAX_ANSWER_BYTES))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"no driver answers in {run_dir}: {error}", param="connect") from error
+            raise ConfigError(f"no driver responds in {run_dir}: {error}", param="connect") from error
     if "error" in answer:
         raise ConfigError(answer["error"])
     return answer["ok"]
@@ -157,7 +157,7 @@ def _read_line(connection: socket.socket, max_bytes: int) -> bytes:
             break
         line += part
     if len(line) > max_bytes:
-        raise ConfigError(f"a question, or an answer, has more than {max_bytes} bytes")
+        raise ConfigError(f"a question or an answer has more than {max_bytes} bytes")
     return line
 
 

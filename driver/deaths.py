@@ -1,4 +1,4 @@
-"""Why a worker died: by its own fault, or because somebody ended it."""
+"""Why a worker died: through its own fault, or because something killed it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _SELF_INFLICTED = {
 
 
 class OomWatch:
-    """Tells a SIGKILL of the kernel, which found no memory for this group of processes, from any other."""
+    """Tells a SIGKILL by the kernel's OOM killer, in our control group, from any other."""
 
     def __init__(self) -> None:
         self._read = next((read for read in _counters() if _num_kills(read()) is not None), str)
         self._count = _num_kills(self._read()) or 0
 
     def has_struck(self) -> bool:
-        """Whether the kernel has killed somebody of this control group since the last call."""
+        """Whether the OOM killer has killed a process of this control group since the last call."""
         before, self._count = self._count, _num_kills(self._read()) or 0
         return self._count > before
 
 
 def _counters() -> Iterator[Callable[[], str]]:
-    """What may count the kills, the narrowest first: our control group, those above it, the machine."""
+    """Sources of kill counts, the narrowest first: our control group, its ancestors, the machine."""
     for group in groups("memory"):
         yield partial(group.read, "memory.events" if group.version == 2 else "memory.oom_control")
-    # NOTE: the kills of others count here too. So somebody may be suspected who did nothing; but where nothing is
-    # counted, a request that takes all memory is never suspected, and run for ever.
+    # NOTE: this also counts kills in other groups, so an innocent request may become a suspect. But with no count at
+    # all, a request that uses up the memory would never be suspected, and be run forever.
     yield _read_vmstat
 
 
@@ -47,15 +47,15 @@ def _read_vmstat() -> str:
 
 
 def _num_kills(text: str) -> int | None:
-    """None where they are not counted: by the root group of version 2, and by kernels before 4.13."""
+    """None where kills are not counted: in the root group of version 2, and by kernels before 4.13."""
     return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), None)
 
 
 def exit_code(process: subprocess.Popen[bytes], pidfd: int, *, phase: str) -> int:
-    """How a process that has ended did so, negative for a signal; ``phase`` is the last that it showed.
+    """The exit code of an ended process, negative for a signal; ``phase`` is the last one it showed.
 
-    Where this program ignores SIGCHLD, or waits for every child, the code is lost, which ``Popen`` takes for a 0. Then
-    what did not say that it has stopped has failed, for one that fails without an end would be started for ever.
+    If the host program ignores SIGCHLD or reaps every child, the code is lost and ``Popen`` reports 0. Then only a
+    worker that showed "stopped" counts as clean: otherwise one that fails at every start would be restarted forever.
     """
     try:
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
@@ -66,14 +66,14 @@ def exit_code(process: subprocess.Popen[bytes], pidfd: int, *, phase: str) -> in
 
 
 def is_internal(code: int, *, was_hung: bool, out_of_memory: bool) -> bool:
-    """Whether an exit says something about what the worker was doing. ``code`` is negative for a signal."""
+    """Whether an exit was caused by what the worker was doing. ``code`` is negative for a signal."""
     if was_hung or code > 0:
         return True
     return -code in _SELF_INFLICTED or (-code == signal.SIGKILL and out_of_memory)
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether somebody stopped the process (SIGSTOP, a debugger): then it makes no progress, and is not to blame."""
+    """Whether the process is suspended (SIGSTOP, a debugger): its lack of progress is then not its fault."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Answers clients in place of a worker that will not be there any more: nobody waits in vain."""
+"""Answers clients in place of a worker that was given up, so that none of them waits in vain."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ..protocol.service import public_door, service_info
 
 logger = logging.getLogger(__name__)
 
-EPOCH = 0  # no life of a worker
-PUBLIC_ROLES = ("prepare", "summarize")  # those that clients speak with
+EPOCH = 0  # not a worker
+PUBLIC_ROLES = ("prepare", "summarize")  # those that clients talk to
 
 
 class Doorkeeper:
-    """Serves the public socket of a worker, in a thread of its own, until closed. Only for a driver that gave up on it.
+    """Serves the public socket of a worker that the driver gave up on, in a separate thread, until closed.
 
-    In prepare's place it refuses requests, in summarize's it ends those that are followed; of no request it knows more
-    than its id.
+    In place of prepare it refuses requests, in place of summarize it ends followed requests with an error; it knows
+    nothing of a request but its id.
     """
 
     def __init__(self, role: str, run_dir: Path, service: ServiceConfig, board: Board) -> None:
@@ -65,7 +65,7 @@ class Doorkeeper:
                 while not self._closing and (received := router.recv()) is not None:
                     self._answer(router, *received)
         except (TriptychError, OSError):
-            logger.exception("nobody answers at %s", self._endpoint)
+            logger.exception("cannot serve %s", self._endpoint)
         finally:
             if gatekeeper is not None:
                 gatekeeper.stop()
@@ -84,7 +84,7 @@ class Doorkeeper:
             case m.Submit():
                 error = PipelineFailed()
                 yield m.Rejected(message.request_id[: m.MAX_REFUSED_ID_CHARS], error.code, error.message, error.param)
-            case m.GetInfo():  # who has a large request asks before it is sent
+            case m.GetInfo():  # clients ask for the frame limit before they send a large request
                 yield m.Info(service_info(self._run_dir, self._service))
 
     def _ends(self, message: Any) -> Iterator[Any]:

@@ -39,15 +39,15 @@ from .supervisor import Supervisor
 logger = logging.getLogger(__name__)
 
 DRAIN_CHECK_S = 0.01
-CLEAN_STOP_S = 5.0  # what the workers get to say their last words
-LAST_WORDS_S = 2.0  # what these take at most to arrive
+CLEAN_STOP_S = 5.0  # time for the workers to end their requests and exit
+LAST_WORDS_S = 2.0  # time for their last messages to arrive
 
 
 class Driver:
-    """Three worker processes and a client of theirs.
+    """Three worker processes and a client connected to them.
 
-    It installs no signal handlers, opens no ports, and may live in any thread, several in one process. Requests go
-    through the same two sockets as everybody's.
+    It installs no signal handlers, opens no ports, and can be used from any thread; a process may have several. Its
+    requests go through the same two sockets as those of any other client.
 
     >>> with Driver(model="demo") as driver:                                    # doctest: +SKIP
     ...     for delta in driver.submit(messages=[{"role": "user", "content": "What is len?"}]):
@@ -62,10 +62,10 @@ class Driver:
         config: PipelineConfig | None = None,
         **options: Any,
     ) -> None:
-        """Nothing is started yet. ``options`` are the fields of the config dataclasses; ``config`` replaces them.
+        """Starts nothing yet. ``options`` are the fields of the config dataclasses; ``config`` replaces them.
 
         Raises:
-            ConfigError: an option is unknown or cannot work.
+            ConfigError: an option is unknown or out of range.
         """
         if model is not None:
             options["model"] = model
@@ -93,14 +93,14 @@ class Driver:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             self.stop(mode="abort" if kind else "drain")
-        except BaseException:  # a signal has ended the wait for answers
+        except BaseException:  # a signal interrupted the wait for answers
             self.abandon()
             raise
 
     def start(self, *, wait: bool = True, progress: Callable[[Driver], None] | None = None) -> Driver:
-        """Start the workers and wait until all three are ready. A second call changes nothing.
+        """Start the workers and wait until all three are ready. A second call has no effect.
 
-        ``progress`` is called a few times a second while waiting; ``phases`` says what to show.
+        ``progress`` is called a few times per second while waiting; see ``phases`` for what to show.
 
         Raises:
             ConfigError: the run directory is in use or unsafe, or a path is too long.
@@ -119,7 +119,7 @@ class Driver:
         return self
 
     def _begin(self) -> None:
-        with ExitStack() as undo:  # what was begun, should anything after it fail
+        with ExitStack() as undo:  # if a later step fails
             undo.callback(self._forget)
             run_dir, keeper, board = self._open(undo)
             board.set_mode(RUN)
@@ -140,7 +140,7 @@ class Driver:
                 on_death=lambda role, internal: blame.note_death(role, internal=internal),
                 on_vacancy=self._fill_vacancy,
             )
-            # No request of an earlier driver ends because this one did not start.
+            # KEEP: requests of an earlier driver must not end because this one failed to start.
             undo.callback(supervisor.stop, CLEAN_STOP_S, mode=KEEP)
             supervisor.start()
             with writing(run_dir):
@@ -156,7 +156,7 @@ class Driver:
             undo.pop_all()
 
     def _open(self, undo: ExitStack) -> tuple[RunDir, JournalKeeper, Board]:
-        """What the workers find when they start."""
+        """Everything that the workers need to find when they start."""
         run_dir = self._run_dir = RunDir(self._given_run_dir)
         undo.callback(self._leave, run_dir)
         check_socket_paths(run_dir.path)
@@ -172,7 +172,7 @@ class Driver:
         return run_dir, keeper, board
 
     def _fill_vacancy(self, role: str) -> None:
-        """In the supervisor's thread: who still asks for the worker has to be told."""
+        """In the supervisor's thread: something must answer the clients of a worker that is gone for good."""
         run_dir, board = self._run_dir, self._board
         if role in PUBLIC_ROLES and run_dir is not None and board is not None:
             self._doorkeepers.append(Doorkeeper(role, run_dir.path, self.config.service, board))
@@ -186,8 +186,8 @@ class Driver:
                     progress(self)
         except BaseException:
             with self._lock:
-                if self._supervisor is supervisor:  # another thread may have stopped that one, and started the next
-                    # No request of an earlier driver ends because this one was not ready.
+                if self._supervisor is supervisor:  # not stopped, and possibly started again, by another thread
+                    # Requests of an earlier driver must not end because this one did not become ready.
                     self.abandon()
             raise
         with suppress(OSError, TriptychError):  # another thread may have stopped it meanwhile
@@ -197,15 +197,15 @@ class Driver:
     def stop(
         self, *, mode: Literal["drain", "abort", "keep"] = "drain", timeout: float = 30.0
     ) -> dict[str, int | None]:
-        """Stop the pipeline; a second call changes nothing. Returns the workers' exit codes by role, 0 when clean.
+        """Stop the pipeline; a second call has no effect. Returns the workers' exit codes by role, 0 if clean.
 
-        "drain" lets accepted requests finish for ``timeout`` seconds while new ones are refused; what is left then,
-        and everything with "abort", ends with the finish reason "abort". "keep" stops at once and ends nothing: another
-        driver on the same run directory or journal goes on with it. A run directory made by this driver is removed.
-        In a forked child nothing happens: the pipeline is its parent's.
+        "drain" gives accepted requests ``timeout`` seconds to finish, while new ones are refused; what is left then,
+        and everything with "abort", ends with the finish reason "abort". "keep" stops at once without ending requests:
+        another driver on the same run directory or journal continues them. A run directory created by this driver is
+        removed. No effect in a forked child: the pipeline belongs to its parent.
 
         Raises:
-            PipelineClosed: a signal handler says it in the middle of ``start``, which this error breaks off.
+            PipelineClosed: called by a signal handler during ``start``, which this error interrupts.
         """
         if not self._origin.is_here:
             return {}
@@ -219,26 +219,26 @@ class Driver:
             if mode == "drain" and supervisor.error is None:
                 self.drain(timeout)
             if mode != "keep" and keeper.num_unanswered:
-                supervisor.wait_back("summarize", CLEAN_STOP_S)  # nobody else says how they end
+                supervisor.wait_back("summarize", CLEAN_STOP_S)  # only summarize can end them
             how = KEEP if mode == "keep" else STOP
-            board.set_mode(how)  # who waits for a worker to be replaced shall not keep the control socket busy
+            board.set_mode(how)  # now: a running replacement must not keep the control socket busy
             if self._control is not None:
                 self._control.close()
             codes = supervisor.stop(CLEAN_STOP_S, mode=how)
-            with ExitStack() as closing:  # also if a signal interrupts what follows
+            with ExitStack() as closing:  # even if a signal interrupts what follows
                 closing.callback(self._leave, run_dir)
                 closing.callback(self._close_journal, keeper)
                 closing.callback(board.close)
                 closing.callback(client.close)
-                self._forget()  # first: whoever asks from now on is told that nothing runs
-                self._close_doorkeepers()  # nobody makes one now, the supervisor's thread is gone
+                self._forget()  # first: from now on every caller gets PipelineClosed
+                self._close_doorkeepers()  # the supervisor's thread has ended, so no more are created
                 if mode != "keep":
-                    client.session.hear_the_ends(LAST_WORDS_S)  # the workers are gone, their words may be under way
+                    client.session.hear_the_ends(LAST_WORDS_S)  # the workers are gone, their messages may be in flight
         logger.info("stopped, exit codes %s", codes)
         return codes
 
     def abandon(self) -> None:
-        """Stop at once. What another driver can go on with is kept for it; where none can, it ends with "abort"."""
+        """Stop at once. Requests that another driver can continue are kept for it; others end with "abort"."""
         self.stop(mode="keep" if self.keeps_journal else "abort")
 
     def drain(self, timeout: float = 30.0) -> bool:
@@ -247,7 +247,7 @@ class Driver:
         assert board is not None, "a running driver has a board"
         board.begin_drain()
         if supervisor.error is not None:
-            board.set_mode(FAILED)  # it gave up just now, which a drain must not hide: what waits has to end
+            board.set_mode(FAILED)  # it gave up just now, which a drain must not hide: waiting requests have to end
         deadline = time.monotonic() + timeout
         time.sleep(DRAIN_CHECK_S)  # prepare may have been about to accept one
         while self.num_unanswered and supervisor.error is None:
@@ -266,12 +266,12 @@ class Driver:
 
     @property
     def num_left(self) -> int:
-        """Accepted requests that had no whole answer at the last stop, or when a start was broken off."""
+        """Accepted requests without a complete answer at the last stop or failed start."""
         return self._num_left
 
     @property
     def keeps_journal(self) -> bool:
-        """Whether another driver can go on with what this one leaves unanswered."""
+        """Whether another driver can continue what this one leaves unanswered."""
         return self._given_run_dir is not None or self.config.service.journal is not None
 
     def _leave(self, run_dir: RunDir) -> None:
@@ -314,7 +314,7 @@ class Driver:
         return self.client.generate_all(prompts, **options)
 
     def abort(self, request_id: str) -> None:
-        """Ask for the end of a request; see ``Client.abort``."""
+        """Request the end of a request; see ``Client.abort``."""
         self.client.abort(request_id)
 
     def info(self) -> dict[str, Any]:
@@ -322,14 +322,14 @@ class Driver:
         return self.client.info()
 
     def stats(self) -> dict[str, Any]:
-        """Statistics of every stage, and how often each was restarted."""
+        """Statistics of every stage, and its number of restarts."""
         return {**self.client.stats(), "restarts": self._running().num_restarts}
 
     # -- what only the driver can do
 
     @property
     def run_dir(self) -> Path:
-        """Where the sockets, the journal and the logs are: what a ``Client`` in any other process needs."""
+        """The folder of the sockets, the journal and the logs; a ``Client`` in another process connects to it."""
         if (run_dir := self._run_dir) is None:
             raise PipelineClosed("the driver is not started")
         return run_dir.path
@@ -349,11 +349,11 @@ class Driver:
 
     @property
     def healthy(self) -> bool:
-        """Whether every worker is ready and makes progress at this moment."""
+        """Whether every worker is ready and making progress."""
         return self.health().status in ("ok", "degraded")
 
     def health(self) -> Health:
-        """How the pipeline is, by what its workers show of their work. Answers also after the driver gave up."""
+        """The health of the pipeline, judged by its workers' progress. Works even after the driver gave up."""
         self._origin.check()
         supervisor, board, keeper = self._supervisor, self._board, self._keeper
         if supervisor is None or board is None or keeper is None:
@@ -361,25 +361,25 @@ class Driver:
         return take_health(supervisor, board, keeper)
 
     def restart(self, role: str) -> None:
-        """Replace one worker by a new process, without waiting for it. Requests go on where they were."""
+        """Replace one worker by a new process, without waiting for it. Requests continue where they were."""
         _check_role(role)
         self._running().restart(role)
 
     def replace(self, role: str, *, model: str | None = None, timeout: float = 300.0) -> float:
-        """Replace one worker and wait until the new one is ready; how many seconds that took.
+        """Replace one worker and wait until the new one is ready; returns the seconds this took.
 
-        With ``model`` execute goes on with other weights, which must come with the same tokenizer. Requests go on where
-        they were: what they said so far stays.
+        With ``model``, execute continues with other weights, which must use the same tokenizer. Requests continue where
+        they were, and keep the tokens they have.
 
         Raises:
-            ConfigError: the new worker does not start, or the run directory has no room for its settings; a model that
-                cannot be served is replaced by the one before.
+            ConfigError: the new worker does not start, or the run directory has no space for its settings; if a model
+                cannot be served, the previous one is loaded again.
         """
         _check_role(role)
         if model is not None and role != "execute":
             raise ConfigError(f"only execute has a model, {role} has none", param="model")
         began = time.monotonic()
-        with self._replacing:  # not the lock of ``stop``, which ends a replacement
+        with self._replacing:  # not the lock of ``stop``, which must be able to interrupt a replacement
             if model is None:
                 replace_worker(self._parts(), role, timeout_s=timeout)
             else:
@@ -388,13 +388,13 @@ class Driver:
         return time.monotonic() - began
 
     def load_adapter(self, name: str, path: str | Path, *, timeout: float = 300.0) -> float:
-        """Serve a LoRA adapter from now on, also under the next driver on the same journal; how many seconds that took.
+        """Serve a LoRA adapter from now on, including under the next driver on this journal; returns the seconds taken.
 
-        Execute is replaced by one that has it. Requests go on where they were, after the pause of a restart.
+        Execute is replaced by a process that has it. Requests continue where they were after the pause of a restart.
 
         Raises:
-            ConfigError: one of this name is loaded, or this one cannot be read, or execute cannot use it: then it goes
-                on without it.
+            ConfigError: the name is taken, the adapter cannot be read, or execute cannot use it: it then continues
+                without it.
         """
         began = time.monotonic()
         with self._replacing:
@@ -402,12 +402,12 @@ class Driver:
         return time.monotonic() - began
 
     def unload_adapter(self, name: str, *, timeout: float = 300.0) -> float:
-        """Forget an adapter that was loaded while the driver ran; how many seconds that took.
+        """Unload an adapter that was loaded while the driver ran; returns the seconds this took.
 
-        New requests for it are refused at once, and those that were accepted are answered first.
+        New requests for it are refused at once; those already accepted are answered first.
 
         Raises:
-            ConfigError: it was not loaded so, or its requests are not answered in time: then it stays.
+            ConfigError: it was not loaded that way, or its requests are not answered in time: it then stays.
         """
         began = time.monotonic()
         with self._replacing:
@@ -420,10 +420,10 @@ class Driver:
     def _reload(self, changed: PipelineConfig, timeout: float) -> None:
         parts = self._parts()
         reload_model(parts, self.config, changed, timeout_s=timeout)
-        self.config = changed  # which runs, also where there is no room to write of it
+        self.config = changed  # now in effect, even if there is no space to save it
         with writing(parts.run_dir):
             self._loaded.keep(parts.keeper.path, changed)
-            offer(parts, changed)  # not before: the next driver would not know an adapter that has requests
+            offer(parts, changed)  # only now: the next driver must know every adapter that has requests
 
     def _parts(self) -> Running:
         supervisor, board, run_dir, keeper = self._running(), self._board, self._run_dir, self._keeper

@@ -1,7 +1,7 @@
-"""What a client says and hears of its requests, over and over until each has its end.
+"""A client's messages about its requests, repeated until each request has ended.
 
-A request is resent until it is answered, followed until it ends, and resumed where it stood when a worker came back:
-all of it by sending the same three messages again. Nothing here needs torch.
+A request is resent until it is answered, followed until it ends, and resumed after a worker restarts: all by sending
+the same three messages again.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from .open_request import LastIds, OpenRequest, check_name, checked_size
 from .questions import Question, Questions
 from .stream import NOBODY, Assembly, Listener
 
-REPEAT_S = 0.25  # what was not answered is sent again so often; FOLLOW also keeps the lease
+REPEAT_S = 0.25  # how often unanswered messages are resent; FOLLOW also renews the lease
 ACKNOWLEDGE_TOKENS = 64  # a FOLLOW at least every so many tokens, well within the server's window
-MAX_SAID_ANEW = 3  # SUBMITs of what was accepted and is unknown: ACCEPTED to an earlier one may still be under way
-SURE_BYTES = 1 << 10  # a frame that every service takes, whatever its max_frame_bytes
+MAX_SAID_ANEW = 3  # SUBMITs of an accepted, then unknown request: ACCEPTED to an earlier one may still be in flight
+SURE_BYTES = 1 << 10  # a frame size that every service accepts, whatever its max_frame_bytes
 
 
 class Exchange:
-    """All requests and questions of one client over one ``Connection``. For one thread, that of its ``Session``."""
+    """All requests and questions of one client over one ``Connection``. Not thread-safe: used by its ``Session``."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.requests: dict[str, OpenRequest] = {}
-        self.choices: dict[str, list[str]] = {}  # request id -> what its choices are followed by
-        # Of these the service may say something again.
+        self.choices: dict[str, list[str]] = {}  # request id -> ids of its choices, which are followed instead of it
+        # The service may repeat messages about these.
         self._delivered, self._refused = LastIds(), LastIds()
-        self._changed: dict[str, OpenRequest] = {}  # whose FOLLOW may be due; nobody looks through all that is open
+        self._changed: dict[str, OpenRequest] = {}  # those that may need a FOLLOW; saves a scan of all open requests
         self._questions = Questions(connection)
-        self._failure: TriptychError | None = None  # of the service, for good
-        self._max_frame_bytes: int | None = None  # of the service, once it said so
+        self._failure: TriptychError | None = None  # set once the service is gone for good
+        self._max_frame_bytes: int | None = None  # of the service, once known
         self._next_repeat = 0.0
 
     @property
     def awaits_ends(self) -> bool:
-        """Any thread: whether a request is open that was accepted."""
+        """Whether an accepted request is still open. Thread-safe."""
         return any(request.accepted for request in list(self.requests.values()))
 
     def awaits_aborts(self, names: Iterable[str]) -> bool:
-        """Whether any of these requests is to be aborted once it is accepted: before that it cannot be."""
+        """Whether any of these requests is to be aborted once it is accepted; it cannot be before."""
         requests = (request for name in names if (request := self.requests.get(name)) is not None)
         return any(not r.accepted and (r.aborting or r.aborted_choices) for r in requests)
 
     def say_again(self) -> float:
-        """Repeat what was not answered, if it is time; seconds until it will be."""
+        """Resend what is unanswered, if it is time; returns the seconds until the next time."""
         now = time.monotonic()
         if now >= self._next_repeat:
             self._repeat()
@@ -63,7 +63,7 @@ class Exchange:
         return self._next_repeat - now if self.requests or self._questions else 3600.0
 
     def hear(self, frames: Iterable[Frame]) -> None:
-        """What the service has said."""
+        """Process messages from the service."""
         for frame in frames:
             self._hear(frame.message)
         changed, self._changed = self._changed, {}
@@ -74,11 +74,11 @@ class Exchange:
         try:
             check_name(request_id)
             earlier = self.requests.get(request_id)
-            if earlier is not None and earlier.listener is NOBODY:  # somebody comes for it before it is accepted
+            if earlier is not None and earlier.listener is NOBODY:  # let go before it was accepted, and now taken up
                 request.message, request.accepted = request.message or earlier.message, False
                 earlier = None
             if earlier is not None or request_id in self.choices:
-                raise DuplicateId(f"this client has a live request {request_id!r} already", param="request_id")
+                raise DuplicateId(f"this client already has a live request {request_id!r}", param="request_id")
             request.check()
             self._check_service()
         except TriptychError as error:
@@ -97,7 +97,7 @@ class Exchange:
             raise copy(self._failure)
 
     def _send_submit(self, request: OpenRequest) -> None:
-        """Queue the SUBMIT; for a large frame ask for the limit first: the service cuts off who sends one over it."""
+        """Queue the SUBMIT; for a large frame ask for the limit first, as the service disconnects who exceeds it."""
         limit = self._max_frame_bytes
         if request.message is None or request.accepted:
             return
@@ -152,7 +152,7 @@ class Exchange:
         for request_id, request in list(self.requests.items()):
             if not request.accepted:
                 if request.num_bytes > SURE_BYTES:
-                    self._max_frame_bytes = None  # the service may be another one, that cut us off for its size
+                    self._max_frame_bytes = None  # a restarted service may have another limit, and have disconnected us
                 self._send_submit(request)
             elif request.aborting:
                 self._connection.queue("follow", ("abort", request_id), m.Abort(request_id))
@@ -192,8 +192,8 @@ class Exchange:
         request = self.requests.get(message.request_id)
         if request is None:
             if message.request_id not in self._refused:
-                return  # told twice, of one that has choices, or was let go or answered since
-            # It was refused, its caller told, and a repetition of it that was still under way accepted after all.
+                return  # a repetition for a request that has choices, was let go, or has already been answered
+            # It was refused, its caller told, and a resent copy still in flight was accepted after all.
             self._connection.queue("follow", ("abort", message.request_id), m.Abort(message.request_id))
             self.acknowledge(message.request_id)
         elif not request.accepted:
@@ -226,7 +226,7 @@ class Exchange:
             request.fail(from_wire(message.code, message.message, message.param))
 
     def _add(self, request_id: str, *row: Any) -> bool:
-        """False if the row cannot be used: there is a gap before it, which is asked for again."""
+        """False if there is a gap before the row; the missing part is then requested again."""
         request = self.requests.get(request_id)
         if request is None or not request.accepted:
             return True
@@ -248,7 +248,7 @@ class Exchange:
         request = self.requests.get(end.request_id)
         if request is not None:
             if not request.accepted:
-                return  # of an earlier one of this id, perhaps another; the FOLLOW after ACCEPTED asks for it again
+                return  # of an earlier request with this id; the FOLLOW after ACCEPTED asks for the right one
             if isinstance(end, m.Failed) and end.code == UnknownRequest.code and self._begin_anew(request):
                 return
             if not self._add(end.request_id, end.offset, end.text_offset, end.token_ids, end.text, end.logprobs):
@@ -260,15 +260,16 @@ class Exchange:
                 return
             self._delivered.add(end.request_id)
         elif end.request_id not in self._delivered:
-            return  # it was kept, or let go: for somebody who comes for it
-        # Also when it comes again: the first acknowledgement may have died with summarize.
+            return  # kept, or let go: others may come for it
+        # Even if it is a repetition: the first acknowledgement may have been lost with summarize.
         self.acknowledge(end.request_id)
 
     def _begin_anew(self, request: OpenRequest) -> bool:
-        """Say a SUBMIT once more that was accepted, if nobody knows the request now; whether that is done.
+        """Submit an accepted request once more if the service does not know it any more; whether that was done.
 
-        It overtook the acknowledgement of an earlier answer, and is refused this time; or nobody read it within its
-        lease, and it begins anew. Where its caller has a part of the answer it cannot: the rest might be another one's.
+        Either the SUBMIT overtook the acknowledgement of an earlier answer, and will be refused this time; or nobody
+        followed the request within its lease, and it starts over. Not possible once its caller has part of the answer:
+        the rest might come from a different one.
         """
         whole, now = request.whole or request, time.monotonic()
         request_id = whole.assembly.request_id
@@ -295,12 +296,12 @@ class Exchange:
         self._connection.queue("follow", ("acknowledge", request_id), m.Acknowledge([request_id]))
 
     def fail(self, error: TriptychError) -> None:
-        """End everything with this error, now and whatever comes: the service is gone for good."""
+        """End everything with this error, now and in the future: the service is gone for good."""
         self._failure = error
         self.end_all(error)
 
     def end_all(self, error: TriptychError) -> None:
-        """End every request and question with a copy of the error: each has a partial answer of its own."""
+        """End every request and question with a copy of the error: each carries its own partial answer."""
         for request in self.requests.values():
             request.fail(copy(error))
         self.requests.clear()

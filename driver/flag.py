@@ -1,4 +1,4 @@
-"""An event that signal handlers may use."""
+"""An event that is safe to use in signal handlers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import threading
 
 
 class Flag:
-    """As ``threading.Event``, which deadlocks in a handler of a signal that has interrupted a use of the same event:
-    its lock is not reentrant.
+    """Like ``threading.Event``, which deadlocks in a signal handler that interrupts a use of the same event: its lock
+    is not reentrant.
     """
 
     def __init__(self) -> None:
@@ -20,6 +20,6 @@ class Flag:
             self._changed.notify_all()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether it is set, at once or at the latest after ``timeout_s``."""
+        """Wait until it is set, at most ``timeout_s``; whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: self._is_set, timeout_s)

@@ -1,4 +1,4 @@
-"""How a pipeline is: measured by progress, not by the existence of processes."""
+"""The health of a pipeline: judged by progress, not by the existence of processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .worker import WorkerHealth
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """``status`` is "ok", "degraded" (one sequence at a time, after a storm of deaths, or the disk did not take the
-    journal), "starting" (also: a worker is being replaced or makes no progress), "draining", or "failed" (the driver
-    gave up).
+    """``status`` is "ok", "degraded" (one sequence at a time, after repeated crashes, or the journal could not be
+    written to disk), "starting" (also: a worker is being replaced or makes no progress), "draining", or "failed" (the
+    driver gave up).
     """
 
     status: str
-    reason: str  # in words, empty if all is well
+    reason: str  # for humans, empty if all is well
     workers: dict[str, WorkerHealth]
 
     def to_wire(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def take_health(supervisor: Supervisor, board: Board, keeper: JournalKeeper) -> 
         status = "starting"
         reason = ", ".join(f"{r} is {workers[r].phase}, {workers[r].since_progress_s:.1f} s" for r in not_ok)
     elif board.is_degraded:
-        status, reason = "degraded", "execute died often and runs one sequence at a time"
+        status, reason = "degraded", "execute crashed often and runs one sequence at a time"
     elif keeper.has_failed:
-        status, reason = "degraded", f"{keeper.path} could not be written: a loss of power would cost what it holds"
+        status, reason = "degraded", f"{keeper.path} could not be written: a power loss would lose its requests"
     return Health(status, reason, workers)

@@ -1,4 +1,4 @@
-"""The driver's hold on the journal file: one driver at a time, looked through before any worker trusts it."""
+"""The driver's hold on the journal file: one driver at a time, verified before any worker trusts it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 
 
 class JournalKeeper:
-    """Makes the journal or takes over the one that is there. The lock goes with the process that holds it."""
+    """Creates the journal or takes over an existing one. The lock is released when its process ends."""
 
     def __init__(self, run_dir: Path, config: PipelineConfig) -> None:
         """
         Raises:
-            ConfigError: another driver uses the file, it is somebody else's, or the disk has no room for it.
-            JournalError: it is no journal of this version, or was cut, or the disk does not take it.
+            ConfigError: another driver uses the file, it belongs to another user, or there is no disk space for it.
+            JournalError: it is not a journal of this version, was truncated, or cannot be written.
         """
         service = config.service
         self.path = journal_path(run_dir, service)
@@ -53,7 +53,7 @@ class JournalKeeper:
             )
             try:
                 thread.start()
-            except BaseException:  # no thread is left, or a signal came while it began: then it ends by itself
+            except BaseException:  # no thread available, or a signal while it was starting: then it ends by itself
                 self.close()
                 raise
             self._thread = thread
@@ -64,7 +64,7 @@ class JournalKeeper:
             logger.warning("%s: %s", self.path, line)
         if moved_ns := wind_clock(journal):
             logger.warning(
-                "%s is from before the last boot: its clock goes on, %.0f s later by the wall clock; prompts are"
+                "%s is from before the last boot: its clock continues, %.0f s later by the wall clock; prompts are"
                 " computed again",
                 self.path,
                 moved_ns / 1e9,
@@ -75,7 +75,7 @@ class JournalKeeper:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the disk did not take a flush: nothing is flushed any more, see ``Journal.flush``."""
+        """Whether a flush has failed: nothing is flushed any more, see ``Journal.flush``."""
         return bool(self.journal.header["has_failed"])
 
     @property
@@ -83,24 +83,24 @@ class JournalKeeper:
         return num_unanswered(self.journal)
 
     def claim_for(self, model: str, adapters: Mapping[str, str]) -> None:
-        """Remember whose token ids these are. ``adapters``: the digest of each, by its name.
+        """Record the model whose token ids the journal holds. ``adapters``: name -> digest.
 
         Raises:
-            ConfigError: requests of another model, or for another adapter, are not answered yet.
+            ConfigError: there are unanswered requests of another model or for another adapter.
         """
         known = int(self.journal.header["model_key"])
         if known not in (0, _key(model)) and (count := self.num_unanswered):
             raise ConfigError(f"{self.path} holds {count} unanswered requests of another model", param="model")
         for name, digest in self.unanswered_adapters():
             if adapters.get(name) != digest:
-                what = "has changed" if name in adapters else "is not named"
+                what = "has changed" if name in adapters else "is not configured"
                 raise ConfigError(
                     f"{self.path} holds unanswered requests for the adapter {name!r}, which {what}", param=LORA_PARAM
                 )
         self.name_model(model)
 
     def unanswered_adapters(self) -> Iterator[tuple[str, str]]:
-        """Name and digest of the adapter of each unanswered request that has one."""
+        """Name and digest of the adapter of each unanswered request that uses one."""
         for slot in _unanswered(self.journal).tolist():
             if (view := read_request(self.journal, slot)) is not None and view.record.lora:
                 yield view.record.lora, view.record.lora_digest
@@ -121,28 +121,28 @@ class JournalKeeper:
         if self._thread is not None:
             self._thread.join()
         self.journal.close()
-        fcntl.flock(self._lock, fcntl.LOCK_UN)  # a child that was forked has the file open too
+        fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough if a forked child has inherited the file
         os.close(self._lock)
 
 
 def warn_of_small_arena(config: PipelineConfig, card: ModelCard) -> None:
-    """Say so if the journal has less room than the sequences that may be live: requests are refused although execute
-    could take them.
+    """Warn if the journal is too small for all sequences that may be live: requests would be refused although execute
+    has room for them.
     """
     needed, arena_bytes = bytes_of_answers(card.max_live, card.max_model_len), config.service.arena_bytes
     if arena_bytes < needed:
         logger.warning(
-            "--arena-bytes is %d: %d sequences of %d tokens, which may be live at once, take %d bytes of the journal",
+            "--arena-bytes is %d: %d sequences of %d tokens, which may be live at once, need %d bytes of the journal",
             arena_bytes, card.max_live, card.max_model_len, needed,
         )  # fmt: skip
 
 
 def _key(model: str) -> int:
-    return zlib.crc32(model.encode()) or 1  # 0 is nobody's
+    return zlib.crc32(model.encode()) or 1  # 0 means none
 
 
 def num_unanswered(journal: Journal) -> int:
-    """Accepted requests whose answer is not complete."""
+    """Accepted requests without a complete answer."""
     return len(_unanswered(journal))
 
 
@@ -157,10 +157,10 @@ def _create(path: Path, *, num_records: int, arena_bytes: int) -> None:
         return
     try:
         Journal.create(path, num_records=num_records, arena_bytes=arena_bytes).close()
-    except FileExistsError:  # another driver was quicker; the lock decides
+    except FileExistsError:  # another driver was faster; the lock decides
         return
     except OSError as error:
-        raise ConfigError(f"the journal {path} cannot be made: {error.strerror}", param="journal") from error
+        raise ConfigError(f"the journal {path} cannot be created: {error.strerror}", param="journal") from error
 
 
 def _lock(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""What the session keeps of a request that is open, and how large its frame is."""
+"""A client's state of an open request, and the size of its frame."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ logger = logging.getLogger(__name__)
 class OpenRequest:
     """One request of this client, from SUBMIT to the acknowledgement of its end."""
 
-    message: m.Submit | None  # None for one that is resumed
+    message: m.Submit | None  # None if it is resumed
     assembly: Assembly
     listener: Listener
     num_bytes: int = 0  # of the SUBMIT's frame
     accepted: bool = False
     followed_tokens: int = 0  # the offset of the last FOLLOW
-    again: bool = True  # ask for everything after the offset once more
+    again: bool = True  # request everything after the offset once more
     aborting: bool = False
-    keep: bool = False  # the end is not acknowledged, so that somebody can ask for the answer again
-    choices: Sequence[Listener] = ()  # of a request with several choices, which are followed instead of it
-    aborted_choices: set[str] = field(default_factory=set)  # before they were there
-    whole: OpenRequest | None = None  # of a choice: the request that it is one of
+    keep: bool = False  # do not acknowledge the end, so that the answer can be requested again
+    choices: Sequence[Listener] = ()  # listeners of its choices, which are followed instead of it
+    aborted_choices: set[str] = field(default_factory=set)  # choices aborted before they existed
+    whole: OpenRequest | None = None  # for a choice: the request it belongs to
     begun_s: float = 0.0  # time.monotonic() of its first SUBMIT
     num_said_anew: int = 0  # SUBMITs after it had been accepted
 
     def check(self) -> None:
-        """Before anything of it is sent; its id is a text.
+        """Validate it before anything is sent; its id is known to be a str.
 
         Raises:
-            RequestError: the service could not take it, or not say whose it is.
+            RequestError: the service would be unable to accept it, or to reply to it.
         """
         request_id = self.assembly.request_id
         _check_start(self.assembly)
@@ -48,7 +48,7 @@ class OpenRequest:
             check_request_id(request_id)
 
     def may_begin_anew(self, now: float) -> bool:
-        """Whether its SUBMIT can be said after it was accepted: if its caller's time is not up."""
+        """Whether it may be submitted once more after it was accepted: only while its own deadlines have not passed."""
         if self.message is None:
             return False
         limits = [self.message.request.get(name) for name in ("deadline_ms", "max_queue_ms")]
@@ -56,7 +56,7 @@ class OpenRequest:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether its caller has nothing of the answer yet, and has not given it up."""
+        """Whether its caller has received nothing of the answer yet and has not aborted it."""
         return not (self.assembly.num_tokens or self.assembly.num_chars or self.aborting)
 
     def end(self, end: m.Finished | m.Failed, error: TriptychError | None) -> None:
@@ -67,7 +67,7 @@ class OpenRequest:
         self.tell(self.listener.on_end, completion, error)
 
     def fail(self, error: TriptychError) -> None:
-        """End it here, for a reason that no terminal message of the service brought."""
+        """End it with a local error, without a terminal message from the service."""
         request_id = self.assembly.request_id
         self.end(m.Failed(request_id, 0, 0, b"", "", None, error.code, error.message, {}), error)
 
@@ -79,7 +79,7 @@ class OpenRequest:
 
 
 class LastIds:
-    """The ids that were added last."""
+    """The most recently added ids."""
 
     def __init__(self, max_size: int = 1 << 12) -> None:
         self._max_size = max_size
@@ -98,8 +98,8 @@ class LastIds:
 
 
 def copied(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """The value, in lists and maps that its caller has not got: a request is said until it is answered, and each time
-    the same. What is deeper than the service takes is left as it is, to be refused.
+    """A copy, independent of the caller's later changes: a request is resent until answered, always the same. What is
+    nested deeper than the service accepts is left as it is, to be refused.
     """
     if depth and isinstance(value, dict):
         return {key: copied(item, depth - 1) for key, item in value.items()}
@@ -111,7 +111,7 @@ def copied(value: Any, depth: int = MAX_DEPTH) -> Any:
 def check_name(request_id: str) -> None:
     """
     Raises:
-        InvalidRequest: it is no text, so it cannot be the id of a request, or of a choice.
+        InvalidRequest: it is not a str, so it cannot be the id of a request or a choice.
     """
     if type(request_id) is not str:
         raise InvalidRequest(f"request_id must be a str, got {request_id!r:.100}", param="request_id")
@@ -120,7 +120,7 @@ def check_name(request_id: str) -> None:
 def _check_start(assembly: Assembly) -> None:
     """
     Raises:
-        InvalidRequest: a FOLLOW cannot say so. The service would not read those beside it either.
+        InvalidRequest: a FOLLOW cannot encode it, and would be rejected along with its other entries.
     """
     for name, value in (("num_tokens", assembly.num_tokens), ("num_chars", assembly.num_chars)):
         if type(value) is not int or not 0 <= value < 2**63:
@@ -128,15 +128,15 @@ def _check_start(assembly: Assembly) -> None:
 
 
 def checked_size(message: Any) -> int:
-    """Bytes of the message's frame, at most.
+    """The size of the message's frame, at most.
 
     Raises:
-        RequestError: the service could not read it, and therefore not say whose it was.
+        RequestError: the service would be unable to decode it, and so to reply to it.
     """
     try:
         frame = encode(message, seq=2**64 - 1)
     except UnicodeEncodeError as error:
-        text = f"the request cannot be encoded: {error.object[error.start]!r} is half a surrogate pair and no character"
+        text = f"the request cannot be encoded: {error.object[error.start]!r} is a lone surrogate, not a character"
         raise InvalidRequest(text) from error
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"the request cannot be encoded: {error}") from error

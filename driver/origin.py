@@ -1,4 +1,4 @@
-"""What has threads and sockets belongs to the process that made it: nobody can send it, and a child has neither."""
+"""Objects with threads and sockets belong to the process that made them: they cannot be pickled or survive a fork."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..protocol.errors import PipelineClosed
 
 
 class Origin:
-    """The process in which an object was made."""
+    """The process in which an object was created."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._pid = os.getpid()
 
     def __reduce__(self) -> NoReturn:
-        text = f"a {self._what} cannot be sent to another process: connect a Client there to the run directory"
+        text = f"a {self._what} cannot be sent to another process: connect a Client to the run directory there"
         raise TypeError(text)
 
     @property
@@ -30,5 +30,6 @@ class Origin:
         """
         if not self.is_here:
             raise PipelineClosed(
-                f"this {self._what} was made in process {self._pid}; after a fork connect a Client to its run directory"
+                f"this {self._what} was created in process {self._pid}: after a fork, connect a Client to its run"
+                " directory"
             )

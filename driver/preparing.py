@@ -1,4 +1,4 @@
-"""What a driver puts into its run directory before the workers start, and what it finds there of an earlier one."""
+"""What a driver writes to its run directory before the workers start, and what it finds there from an earlier one."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from .journal_keeper import JournalKeeper
 def writing(run_dir: RunDir) -> Iterator[None]:
     """
     Raises:
-        ConfigError: instead of an OSError: the folder cannot be written.
+        ConfigError: in place of any OSError: the folder cannot be written.
     """
     try:
         yield
     except ConfigError as error:
         raise ConfigError(error.message + run_dir.what_helps(error.__cause__), param=error.param) from error
     except OSError as error:
-        text = f"the run directory {run_dir.path} cannot be written: {error.strerror}; --run-dir names another one"
+        text = f"the run directory {run_dir.path} cannot be written: {error.strerror}; choose another --run-dir"
         raise ConfigError(text + run_dir.what_helps(error), param="run_dir") from error
 
 
 def prepare_run_dir(folder: Path, config: PipelineConfig, keeper: JournalKeeper) -> None:
-    """Write the config, after a look at what ran here before.
+    """Write the config, after checking what ran here before.
 
     Raises:
-        ConfigError: the journal holds unanswered requests of another model, of other pages or rows, or for another
-            adapter; or an adapter cannot be read.
+        ConfigError: the journal holds unanswered requests of another model, with other page or batch sizes, or for
+            another adapter; or an adapter cannot be read.
     """
-    # A request knows its own adapter; without requests the pages are counted anew, beside the adapters there are.
+    # A request records its own adapter. Without requests, the number of pages is determined anew, with the adapters.
     if not _same_model(folder, config, with_adapters=not keeper.num_unanswered):
         _forget_model(folder, keeper)
     adapters = {module.name: module.digest() for module in config.model.adapters}
@@ -54,7 +54,7 @@ def prepare_keys(folder: Path, config: PipelineConfig) -> None:
     """Keys for this driver's own client, if clients need keys.
 
     Raises:
-        ConfigError: the server has none, or others can read them.
+        ConfigError: the server's keys are missing, or others can read them.
     """
     (folder / OWN_KEYS_FILE).unlink(missing_ok=True)
     if config.service.curve_keys is not None:
@@ -62,7 +62,7 @@ def prepare_keys(folder: Path, config: PipelineConfig) -> None:
 
 
 def _same_model(folder: Path, config: PipelineConfig, *, with_adapters: bool) -> bool:
-    """Whether the pipeline that ran here before was, as far as its requests can tell, this one."""
+    """Whether the pipeline that ran here before was the same one, as far as its requests can tell."""
     try:
         before = PipelineConfig.from_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, ConfigError):
@@ -80,7 +80,7 @@ def _forget_model(folder: Path, keeper: JournalKeeper) -> None:
 
 
 def _forget_adapters(folder: Path, adapters: Mapping[str, str]) -> None:
-    """Those that have changed since they were loaded here: execute would take it for a change while it is away."""
+    """Drop changed adapters from the card: execute would report them as changed during a restart."""
     if (card := ModelCard.read(folder)) is not None:
         same = {name: digest for name, digest in card.adapters.items() if adapters.get(name) == digest}
         replace(card, adapters=same).publish(folder)

@@ -1,4 +1,4 @@
-"""A worker's process: how it is started, and what it said last."""
+"""A worker's process: how it is started, and its last log lines."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def log_of(run_dir: Path, role: str) -> Path:
 def start_process(
     run_dir: Path, role: str, *, arguments: list[str], stdin: int, log: Path | None
 ) -> subprocess.Popen[bytes]:
-    """``python -m`` of a module of the workers, in a session of its own; it dies with the thread that has called this.
+    """Run ``python -m`` on a worker's module, in a new session; it is killed when the calling thread ends.
 
     Raises:
-        OSError: there is no room for a process, or no descriptor left.
+        OSError: no process can be created, or no descriptor is left.
     """
     package = f"{__package__.rpartition('.')[0]}.workers.{role}"
     command = [sys.executable, "-m", package, "--run-dir", str(run_dir), "--parent", str(os.getpid())]
@@ -40,7 +40,7 @@ def start_process(
 
 
 def last_words(run_dir: Path, role: str) -> str:
-    """The end of what the worker wrote to its standard error."""
+    """The last lines of the worker's log."""
     try:
         with open(log_of(run_dir, role), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - KEPT_STDERR_BYTES))

@@ -1,4 +1,4 @@
-"""How likely the model found the tokens of a prompt, as a caller reads it."""
+"""How likely the model found the tokens of a prompt, in a form for callers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..protocol.scores import NO_TOKEN, ScoreColumns
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprob:
-    """Of one token, given those before it."""
+    """One token's likelihood, given those before it."""
 
     logprob: float
-    rank: int  # 1: no token was likelier
-    alternatives: list[tuple[int, float]]  # (token id, logprob) of the likeliest, best first, as many as asked for
+    rank: int  # 1: the likeliest token
+    alternatives: list[tuple[int, float]]  # (token id, logprob) of the likeliest, best first, as many as requested
 
 
 def read_prompt_logprobs(summary: Mapping[str, Any]) -> list[PromptLogprob | None] | None:
-    """An entry for each token of the prompt, None for the first; None if they were not asked for."""
+    """One entry per token of the prompt, None for the first; None if they were not requested."""
     if "prompt_logprobs" not in summary:
         return None
     columns = ScoreColumns.from_wire(summary["prompt_logprobs"])

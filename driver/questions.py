@@ -1,4 +1,4 @@
-"""What a client asked of the service besides its requests: where it stands, and what it is."""
+"""A client's questions about the service and the state of its requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Asked(NamedTuple):
 
 
 class Questions:
-    """Questions that have no answer yet. Who asks what somebody else has asked already shares the answer."""
+    """Questions that have no answer yet. Equal questions share one answer."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -35,7 +35,7 @@ class Questions:
         self._send(question)
 
     def repeat(self) -> None:
-        """Send all of them again: a question, or its answer, may be lost with a process."""
+        """Resend all of them: a question or its answer may be lost with a process."""
         for asked in self._asked.values():
             self._send(asked.question)
 
@@ -58,7 +58,7 @@ class Questions:
 
 
 def _key(message: Question | Reply) -> str:
-    """The same for a question and its answer."""
+    """The same for a question and its reply."""
     kind = type(message).__name__.removeprefix("Get")
     match message:
         case m.GetStatus() | m.Status():

@@ -1,4 +1,4 @@
-"""Replacing a worker on purpose: by the same, or execute by one with other weights or other adapters."""
+"""Deliberate replacement of a worker: by a fresh process, or of execute by one with other weights or adapters."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 _REHEARSAL = "execute.rehearse"
 _OUR_ERROR = re.compile(rf"{re.escape(TriptychError.__module__)}\.\w+: ")
 POLL_S = 0.01
-UNUSED_POLL_S = 0.05  # which looks at every request
+UNUSED_POLL_S = 0.05  # longer: each poll reads every request
 
 
 class Running(NamedTuple):
-    """A pipeline that has been started."""
+    """The parts of a pipeline that has been started."""
 
     supervisor: Supervisor
     board: Board
@@ -41,24 +41,24 @@ class Running(NamedTuple):
 
     @property
     def is_stopping(self) -> bool:
-        with suppress(AttributeError):  # another thread has stopped the driver, and closed the board
+        with suppress(AttributeError):  # another thread has stopped the driver and closed the board
             return self.board.mode in (STOP, KEEP)
         return True
 
     def check(self) -> None:
         """
         Raises:
-            ConfigError: nothing is replaced any more.
+            ConfigError: the pipeline is stopping.
         """
         if self.is_stopping:
             raise ConfigError("the pipeline is being stopped")
 
 
 def replace_worker(running: Running, role: str, *, timeout_s: float) -> None:
-    """End the worker, wait until its successor is ready.
+    """End the worker and wait until its successor is ready.
 
     Raises:
-        ConfigError: the successor failed, or was not ready in time; the supervisor goes on trying.
+        ConfigError: the successor failed or was not ready in time; the supervisor keeps trying.
     """
     supervisor, board = running.supervisor, running.board
     began, before = time.monotonic(), board.epoch(role)
@@ -78,21 +78,21 @@ def replace_worker(running: Running, role: str, *, timeout_s: float) -> None:
 
 
 def has_failed(role: str, words: str) -> ConfigError:
-    """``words``: the last of a process that was to be the new ``role``."""
+    """The error for a failed successor of ``role``; ``words`` are its last log lines."""
     last_line = (words.splitlines() or ["(nothing)"])[-1]
     return ConfigError(f"the new {role} failed: {_OUR_ERROR.sub('', last_line)}", param="role")
 
 
 def rehearse(running: Running, config: PipelineConfig, *, timeout_s: float) -> None:
-    """Try in another process what can be tried without ending execute: so nobody waits for what is found out.
+    """Try in a separate process whatever can be tried while execute is running, so that failures interrupt nobody.
 
     Raises:
-        ConfigError: execute cannot run so.
+        ConfigError: execute cannot run with this config.
     """
     if config.model.model == HASH_MODEL:
         return
     folder, deadline = running.run_dir.path / _REHEARSAL, time.monotonic() + timeout_s
-    shutil.rmtree(folder, ignore_errors=True)  # of a driver that was killed
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed driver
     folder.mkdir(mode=MODE)
     try:
         write_private(folder / CONFIG_FILE, config.to_json())
@@ -101,7 +101,8 @@ def rehearse(running: Running, config: PipelineConfig, *, timeout_s: float) -> N
             while process.poll() is None:
                 running.check()
                 if time.monotonic() >= deadline:
-                    raise ConfigError(f"the new execute is not tried out after {timeout_s:g} s", param="role")
+                    text = f"the trial run of the new execute did not end within {timeout_s:g} s"
+                    raise ConfigError(text, param="role")
                 time.sleep(POLL_S)
         finally:
             process.kill()
@@ -109,20 +110,20 @@ def rehearse(running: Running, config: PipelineConfig, *, timeout_s: float) -> N
         if code > 0:
             raise has_failed("execute", last_words(folder, _REHEARSAL))
         if code < 0:
-            logger.warning("what execute shall be could not be tried out: that ended with exit code %d", code)
+            logger.warning("the trial run of the new execute was killed (exit code %d); replacing it anyway", code)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def reload_model(running: Running, config: PipelineConfig, changed: PipelineConfig, *, timeout_s: float) -> None:
-    """Replace execute by one that runs the model of the ``changed`` config. Requests go on where they were.
+    """Replace execute by one that runs the model of the ``changed`` config. Requests continue where they were.
 
     Raises:
         ConfigError: the model or an adapter cannot be loaded, or has another vocabulary: those of ``config`` are loaded
-            again. Or the run directory has no room for the settings.
+            again. Or there is no disk space for the settings.
     """
     for module in changed.model.adapters:
-        module.digest()  # one that cannot be read is told of before anything ends
+        module.digest()  # reports an unreadable one before anything is stopped
     file = running.run_dir.path / CONFIG_FILE
     with writing(running.run_dir):
         rehearse(running, changed, timeout_s=timeout_s)
@@ -131,15 +132,15 @@ def reload_model(running: Running, config: PipelineConfig, changed: PipelineConf
             replace_worker(running, "execute", timeout_s=timeout_s)
         except BaseException:
             write_private(file, config.to_json())
-            logger.warning("execute cannot run with the changed settings; going back to those before")
+            logger.warning("execute cannot run with the changed settings; reverting them")
             if not running.is_stopping:
-                _end_life(running, "execute")  # one that was only late would come with the changed ones
+                _end_life(running, "execute")  # it may merely be late, and would come up with the changed settings
             raise
     running.keeper.name_model(changed.model.model)
 
 
 def _end_life(running: Running, role: str) -> None:
-    """Return once the present life of a worker is over."""
+    """End the current incarnation of a worker and return once it is over."""
     epoch = running.board.epoch(role)
     running.supervisor.restart(role)
     while not running.is_stopping and running.supervisor.error is None and running.board.epoch(role) == epoch:
@@ -147,23 +148,23 @@ def _end_life(running: Running, role: str) -> None:
 
 
 def wait_until_unused(running: Running, adapter: str, *, deadline: float) -> None:
-    """Return once every request for an adapter that is not offered any more, and that was accepted, is answered.
+    """Wait until every accepted request for an adapter that is no longer offered is answered.
 
     Raises:
         ConfigError: not all are by ``deadline`` (time.monotonic).
     """
     began_ns = time.monotonic_ns()
     while True:
-        # Who was about to accept one when it was withdrawn has written it down before it shows progress again.
+        # If prepare was accepting one when the offer was withdrawn, the journal has it before prepare's next progress.
         is_refused = running.board.worker("prepare").progress_ns > began_ns
         count = sum(name == adapter for name, _ in running.keeper.unanswered_adapters())
         if is_refused and not count:
             return
         if time.monotonic() >= deadline:
-            why = f"{count} requests for the adapter {adapter!r} are not answered yet" if count else "prepare is away"
+            why = f"{count} requests for the adapter {adapter!r} are not answered yet" if count else "prepare is down"
             raise ConfigError(why, param=LORA_PARAM)
         time.sleep(UNUSED_POLL_S)
-        running.check()  # before the journal, which who stops the driver closes
+        running.check()  # before the next access to the journal, which a stop closes
 
 
 def offer(running: Running, config: PipelineConfig) -> None:
@@ -173,8 +174,8 @@ def offer(running: Running, config: PipelineConfig) -> None:
 
 @contextmanager
 def offering(running: Running, changed: PipelineConfig, config: PipelineConfig) -> Iterator[None]:
-    """From the beginning of this block on prepare refuses requests for adapters that ``changed`` does not have, and if
-    it fails only until then.
+    """Inside this block prepare refuses requests for adapters that ``changed`` does not have; if the block fails they
+    are offered again.
     """
     offer(running, changed)
     try:

@@ -1,4 +1,4 @@
-"""The client's side of the protocol from any thread: one thread owns the sockets, and does what it is told."""
+"""The client's side of the protocol, thread-safe: one thread owns the sockets and executes what others order."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from .stream import Assembly, Listener
 
 logger = logging.getLogger(__name__)
 
-LISTENING_S = 0.002  # between two looks at what is open
-CLOSING_S = 5.0  # what a close waits for its thread at most
-LAST_ABORTS_S = 1.0  # and its thread until what is aborted is accepted
+LISTENING_S = 0.002  # between two checks for open requests
+CLOSING_S = 5.0  # how long ``close`` waits for the thread
+LAST_ABORTS_S = 1.0  # how long the thread then waits for ACCEPTED of requests to be aborted
 
 
 class Session:
     """All requests of one client over one ``Connection``. Methods may be called from any thread."""
 
     def __init__(self, connection: Connection) -> None:
-        self._origin = Origin("client")  # first, so that whoever pickles a session hears of it
+        self._origin = Origin("client")  # first, so that pickling a session gives its message
         self._connection = connection
         self._exchange = Exchange(connection)
         self._orders: deque[Callable[[], object]] = deque()
         self._closing = False
-        # Of the two above: nothing is given to a thread that has ended. A signal handler may give while somebody gives.
+        # Guards the two above: no orders for a thread that has ended. Reentrant, as a signal handler may order too.
         self._lock = threading.RLock()
         self._thread = threading.Thread(target=self._run, name="triptych-client", daemon=True)
 
     def start(self) -> Session:
         try:
             self._thread.start()
-        except RuntimeError:  # the system has no thread left
+        except RuntimeError:  # out of threads
             self._connection.close()
             raise
-        except BaseException:  # a signal came while the thread began: it ends by itself
+        except BaseException:  # a signal came while the thread was starting: it ends by itself
             self._closing = True
             self._connection.wake()
             raise
@@ -61,7 +61,7 @@ class Session:
         *,
         keep: bool = False,
     ) -> None:
-        """Send a request. One with several choices has a listener for each, and one that hears of all."""
+        """Send a request. One with several choices has a listener for each, and one for all of them."""
         message, assembly = m.Submit(request_id, copied(request)), Assembly(request_id)
         if choices:
             whole = Whole(request_id, listener, choices)
@@ -78,19 +78,19 @@ class Session:
         self._order(lambda: self._exchange.begin(OpenRequest(None, assembly, listener, accepted=True, keep=keep)))
 
     def forget(self, request_id: str) -> None:
-        """The answer is not needed any more: for one that was kept, or that nobody reads."""
+        """The answer is no longer needed: for requests that were kept or that nobody follows."""
         check_name(request_id)
         checked_size(m.Acknowledge([request_id]))
         self._order(lambda: self._exchange.acknowledge(request_id))
 
     def let_go(self, request_id: str, error: TriptychError | None = None, *, reader: Listener | None = None) -> None:
-        """Stop following a request, all of its choices, or the choice of this id; the listener hears no more than
-        ``error``. The request goes on until somebody follows it again, or its lease ends; one that is not accepted yet
-        is said until it is.
+        """Stop following a request, all of its choices, or the choice with this id; its listener receives nothing more
+        than ``error``. The request goes on until it is followed again or its lease ends; if it is not accepted yet, it
+        is resent until it is.
 
-        ``reader``: only if it is still the one who reads. Somebody else may have taken the request over.
+        ``reader``: only if it is still the listener: another one may have taken over the request.
         """
-        if type(request_id) is str:  # what is none names nobody
+        if type(request_id) is str:  # anything else names no request
             self._order(lambda: self._exchange.let_go(request_id, error, reader))
 
     def resume_all(
@@ -103,7 +103,7 @@ class Session:
         self._order(lambda: self._exchange.follow_choices(request))
 
     def abort(self, request_id: str, *, reader: Listener | None = None) -> None:
-        """End a request, or the choice of this id; ``reader`` as for ``let_go``."""
+        """End a request, or the choice with this id; ``reader`` as for ``let_go``."""
         if type(request_id) is str:  # as above
             self._order(lambda: self._exchange.abort(request_id, reader))
 
@@ -114,31 +114,29 @@ class Session:
         return future
 
     def fail(self, error: TriptychError) -> None:
-        """End everything that is open with this error, and what is asked for from now on: the service will not come
-        back.
-        """
+        """End everything open, and everything requested from now on, with this error: the service is gone for good."""
         self._order(lambda: self._exchange.fail(error))
 
     def hear_the_ends(self, timeout: float) -> None:
-        """Wait until no accepted request is open: for whoever knows that the service has said its last words."""
+        """Wait until no accepted request is open: for callers that know the service has sent its last messages."""
         deadline = time.monotonic() + timeout
         while self._exchange.awaits_ends and time.monotonic() < deadline:
             time.sleep(LISTENING_S)
 
     def close(self) -> None:
-        """End the thread, but not in a forked child. What is not answered goes on until its lease ends."""
+        """End the thread, but not in a forked child. Unanswered requests go on until their leases end."""
         if not self._origin.is_here:
             return
         with self._lock:
             if not self._closing:
                 self._closing = True
                 self._connection.wake()
-        # NOTE: where a signal handler closes, what it has interrupted may hold a lock, this one or a stream's, that the
-        # thread needs to end: then it ends once the handler has returned.
+        # NOTE: if a signal handler calls this, the code it interrupted may hold a lock that the thread needs (this one
+        # or a stream's): the thread then ends only after the handler has returned.
         self._thread.join(CLOSING_S)
 
     def _order(self, order: Callable[[], object]) -> None:
-        self._origin.check()  # before the lock, which another thread may have held at the fork
+        self._origin.check()  # before the lock, which another thread may have held at the time of a fork
         with self._lock:
             if self._closing:
                 raise PipelineClosed("the client is closed")
@@ -158,12 +156,12 @@ class Session:
             end = RequestError(f"the client's thread failed: {error!r}")
         with self._lock:
             self._closing = True
-        self._take_orders()  # what was given just before the close ends with the rest
+        self._take_orders()  # orders given just before the close end with the rest
         self._exchange.end_all(end)
         self._connection.close()
 
     def _abort_what_was_said(self) -> None:
-        """A request that is on its way, and not wanted any more, would go on until its lease ends."""
+        """Abort requests in flight that are not wanted any more: they would go on until their leases end."""
         self._take_orders()
         unsaid = self._connection.drop_requests()
         said = [name for name in self._exchange.requests if ("submit", name) not in unsaid]
@@ -176,8 +174,8 @@ class Session:
             self._orders.popleft()()
 
     def turn(self) -> None:
-        """Wait for what is due or arrives, and do it."""
+        """Wait for messages or for the next repetition, and process them."""
         self._take_orders()
         frames = self._connection.wait(self._exchange.say_again())
-        self._take_orders()  # given before these came: what is let go hears none of them
+        self._take_orders()  # given before these frames arrived: a request let go must not receive them
         self._exchange.hear(frames)

@@ -1,6 +1,6 @@
-"""Processes in reserve: started, with everything imported, waiting to be told that they are the next life of a role.
+"""Spare processes: started, with everything imported, waiting to be told which epoch of their role they are.
 
-What a restart costs is mostly Python's imports. A spare has them behind it. It holds no socket and no model.
+Most of the cost of a restart is Python's imports, which a spare has already done. It holds no socket and no model.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from .processes import log_of
+
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 class Spares:
-    """At most one a role."""
+    """At most one per role."""
 
     def __init__(self, run_dir: Path, start: Start) -> None:
-        """``start(role, stdin=..., log=..., arguments=...)`` makes a process; see ``Supervisor``."""
+        """``start(role, stdin=..., log=..., arguments=...)`` starts a process; see ``Supervisor``."""
         self._run_dir = run_dir
         self._start = start
         self._waiting: dict[str, subprocess.Popen[bytes]] = {}
@@ -30,7 +32,7 @@ class Spares:
         self._waiting[role] = self._start(role, stdin=subprocess.PIPE, log=self._log(role), arguments=["--spare"])
 
     def take(self, role: str, epoch: int) -> subprocess.Popen[bytes] | None:
-        """The spare as the given life of its role, or None if there is none that lives."""
+        """The spare as the given epoch of its role; None if there is none alive."""
         process = self._waiting.pop(role, None)
         if process is None:
             return None
@@ -38,8 +40,8 @@ class Spares:
         try:
             with process.stdin:
                 process.stdin.write(b"%d\n" % epoch)
-            os.replace(self._log(role), self._run_dir / f"{role}.log")
-        except OSError:  # it died while it waited
+            os.replace(self._log(role), log_of(self._run_dir, role))
+        except OSError:  # it died while waiting
             _end(process)
             return None
         return process

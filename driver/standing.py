@@ -1,4 +1,4 @@
-"""Where requests stand, as their client sees it: the answers to GET_STATUS and GET_REQUESTS."""
+"""The state of requests, for their clients: the answers to GET_STATUS and GET_REQUESTS."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from ..protocol import messages as m
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """Where one request stands. Times are CLOCK_MONOTONIC of the service's machine."""
+    """The state of one request. Times are CLOCK_MONOTONIC of the service's machine."""
 
-    request_id: str  # that was asked for
+    request_id: str  # as asked for
     state: str  # "queued" | "running" | "finished" | "aborted" | "failed" | "unknown"
     num_tokens: int  # of the answer so far
     received_ns: int | None  # None: unknown
-    ended_ns: int | None  # None: it goes on
+    ended_ns: int | None  # None: not ended
 
     @property
     def is_live(self) -> bool:
-        """Whether it waits or runs."""
+        """Whether it is waiting or running."""
         return self.state in ("queued", "running")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """One request among all. Times are CLOCK_MONOTONIC of the service's machine."""
+    """One request in a list. Times are CLOCK_MONOTONIC of the service's machine."""
 
     request_id: str
-    state: str  # "waiting" | "queued" | "prefill" | "decode" | "ended"; of one that has ended, how
+    state: str  # "waiting" | "queued" | "prefill" | "decode" | "ended"; in ``RequestList.ended`` the finish reason
     num_prompt_tokens: int
     num_tokens: int  # of the answer so far
     max_tokens: int
@@ -37,7 +37,7 @@ class RequestLine:
     received_ns: int
     first_token_ns: int  # 0: not yet
     tokens_per_second: float | None  # of the answer so far
-    slot: int  # by which execute names it
+    slot: int  # which identifies it in execute
     stages_ms: list[float]  # spent so far, in the order of LEDGER_STAGES
 
 
@@ -47,11 +47,11 @@ class RequestList:
 
     lines: list[RequestLine]
     num_left_out: int  # later arrivals
-    now_ns: int  # when it was made
-    ended: list[RequestLine]  # the last that ended, newest first; state is "stop", "length", "abort" or "error"
+    now_ns: int  # when the list was made
+    ended: list[RequestLine]  # the most recently ended, newest first; state is "stop", "length", "abort" or "error"
 
     def age_s(self, line: RequestLine) -> float:
-        """Since it was received, when the list was made."""
+        """Time from its receipt to when the list was made."""
         return (self.now_ns - line.received_ns) / 1e9
 
 

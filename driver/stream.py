@@ -1,4 +1,4 @@
-"""What a caller sees of one request: pieces as they come, and the whole at the end."""
+"""A caller's view of one request: deltas as they arrive, and the completion at the end."""
 
 from __future__ import annotations
 
@@ -17,78 +17,84 @@ from .prompt_logprobs import PromptLogprob, read_prompt_logprobs
 logger = logging.getLogger(__name__)
 
 MAX_MISPLACED = 8
-Logprobs = list[list[Any]]  # a row a token: [logprob of the chosen, [[token id, logprob], ...]]
+Logprobs = list[list[Any]]  # one row per token: [logprob of the chosen, [[token id, logprob], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What became final since the last delta. ``text`` may be empty while a character is incomplete."""
 
-    text: str  # to be put behind what came before
-    token_ids: list[int]  # to be put behind those that came before
-    num_tokens: int  # of the answer so far, these included
+    text: str  # to be appended
+    token_ids: list[int]  # to be appended
+    num_tokens: int  # of the answer so far, including these
     tokens_per_second: float | None = None  # of the answer so far
-    logprobs: Logprobs | None = None  # of each token [its logprob, [[token id, logprob], ...]], if they were asked for
+    logprobs: Logprobs | None = None  # per token [its logprob, [[token id, logprob], ...]], if requested
     index: int = 0  # of the choice, if the request has several
-    num_chars: int = 0  # of the answer so far, these included
+    num_chars: int = 0  # of the answer so far, including these
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One answered request: its text, or the best of its choices."""
 
-    request_id: str  # that was given, or made
+    request_id: str  # as given or generated
     text: str  # the whole answer
     token_ids: list[int]  # of the whole answer
     finish_reason: str  # "stop" | "length" | "abort"
-    logprobs: Logprobs | None  # of each token [its logprob, [[token id, logprob], ...]], if they were asked for
+    logprobs: Logprobs | None  # per token [its logprob, [[token id, logprob], ...]], if requested
     summary: dict[str, Any] = field(repr=False)  # usage and ledger
     others: tuple[Completion, ...] = field(default=(), repr=False)  # all choices, if there are several
 
     @property
     def choices(self) -> list[Completion]:
-        """Every choice of the request, in its order; of a plain request the one that this is."""
+        """Every choice of the request, in order; the completion itself if there is only one."""
         return list(self.others) or [self]
 
     @property
     def index(self) -> int:
-        """Among the choices of its request."""
+        """The position among the choices of its request."""
         return int(self.summary.get("index", 0))
 
     @property
     def score(self) -> float | None:
-        """By which it was chosen: a hypothesis' score, or the mean logprob with ``best_of``; else None."""
+        """What it was ranked by: a hypothesis' score, or the mean logprob with ``best_of``; else None."""
         score: float | None = self.summary.get("score")
         return score
 
     @property
     def prompt_logprobs(self) -> list[PromptLogprob | None] | None:
-        """With ``prompt_logprobs`` in the request, an entry a token of the prompt; None for the first, which nothing
-        comes before. Of several choices the first one has them.
+        """If the request asked for ``prompt_logprobs``: one entry per token of the prompt, None for the first, which
+        has nothing before it. Of several choices only the first has them.
         """
         return read_prompt_logprobs(self.summary)
 
     @property
     def usage(self) -> dict[str, int]:
-        """Tokens of the prompt, how many were cached and how many cut off, and tokens of the answer."""
+        """Tokens of the prompt, how many of them were cached or truncated, and tokens of the answer."""
         return dict(self.summary["usage"])
 
     @property
     def ledger(self) -> dict[str, Any]:
-        """Milliseconds of each stage, TTFT, TPS and inter-token percentiles."""
+        """Milliseconds per stage, TTFT, TPS and inter-token percentiles."""
         return dict(self.summary["ledger"])
 
 
 class Listener(Protocol):
-    """Hears of one request, in order, from the session's thread. Must not block."""
+    """Receives the events of one request, in order, in the session's thread. Must not block."""
 
     def on_accepted(self, accepted: Accepted) -> None: ...
 
     def on_delta(self, delta: Delta) -> None: ...
 
     def on_end(self, completion: Completion, error: TriptychError | None) -> None:
-        """Called once, last. With an error, ``completion`` holds what was produced before it."""
+        """Called once, as the last event. With an error, ``completion`` holds what was produced before it."""
         ...
+
+
+class Abort(Protocol):
+    """Requests the end of a request, if ``reader`` receives it."""
+
+    def __call__(self, request_id: str, *, reader: Listener | None) -> None: ...
 
 
 class _Nobody:
@@ -99,14 +105,14 @@ class _Nobody:
     def on_end(self, completion: Completion, error: TriptychError | None) -> None: ...
 
 
-NOBODY: Listener = _Nobody()  # hears of a request that goes on without its caller
+NOBODY: Listener = _Nobody()  # for a request that goes on without its caller
 
 
 class Assembly:
-    """Puts a request's rows together: each token and each character once, in order, however often rows are sent."""
+    """Joins a request's rows: each token and each character exactly once, in order, however often rows are sent."""
 
     def __init__(self, request_id: str, *, num_tokens: int = 0, num_chars: int | None = 0, index: int = 0) -> None:
-        """``num_tokens`` and ``num_chars`` are what the caller has if it resumes; None: the first row tells."""
+        """``num_tokens`` and ``num_chars``: what the caller already has; None: the first row tells."""
         self.request_id = request_id
         self.index = index
         self.num_tokens = num_tokens
@@ -120,19 +126,19 @@ class Assembly:
     def add(
         self, offset: int, text_offset: int, token_ids: bytes, text: str, logprobs: Any, tps: float | None = None
     ) -> Delta | None:
-        """The new part of a row; None if it has nothing new. A row that begins later than what is here is a gap.
+        """The new part of a row; None if nothing is new. A row that starts beyond what has arrived means a gap.
 
         Raises:
             LookupError: there is a gap.
-            InvalidRequest: the caller resumed with fewer, or more, characters than its tokens have.
+            InvalidRequest: the caller resumed with a number of characters that does not match its tokens.
         """
         ids = memoryview(token_ids).cast("i").tolist()
         if not self._is_placed:
             self._place(offset, text_offset)
-            if not ids:  # who has every token has the text that became final with the last of them
+            if not ids:  # a caller with all tokens also has the text that became final with the last of them
                 self.num_chars += len(text)
         known_tokens, known_chars = self.num_tokens - offset, self.num_chars - text_offset
-        # A row without tokens may be the end that somebody says who does not know of the text.
+        # A row without tokens may be an end from a sender that does not know the text.
         if known_tokens == 0 and (known_chars < 0 or (known_chars > 0 and ids)):
             raise InvalidRequest(
                 f"the first {offset} tokens have {text_offset} characters, not {self.num_chars}", param="num_chars"
@@ -152,11 +158,11 @@ class Assembly:
         return Delta(text, ids, self.num_tokens, tps, rows, self.index, self.num_chars)
 
     def _place(self, offset: int, text_offset: int) -> None:
-        """Learn from a row that begins where the caller asked how many characters come before it."""
+        """Learn from a row that starts where the caller asked how many characters come before it."""
         if offset == self.num_tokens:
             self._is_placed, self.num_chars = True, text_offset
             return
-        # One before it may be an earlier reader's, still under way. If it comes again the answer is not that long.
+        # An earlier row may be meant for a previous reader and still in flight. If it repeats, the answer is shorter.
         self._num_misplaced += offset < self.num_tokens
         if self._num_misplaced > MAX_MISPLACED:
             raise InvalidRequest(
@@ -172,9 +178,9 @@ class Assembly:
 
 
 class Stream:
-    """A running request: iterate for deltas, or ask for the ``result``. Any thread may use it."""
+    """A running request: iterate over its deltas, or wait for its ``result``. Thread-safe."""
 
-    def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
+    def __init__(self, request_id: str, abort: Abort) -> None:
         self.request_id = request_id
         self._abort = abort
         self._changed = threading.Condition()
@@ -202,11 +208,11 @@ class Stream:
             raise self._error
 
     def accepted(self, timeout: float | None = None) -> Accepted:
-        """Wait until the service has taken the request: from then on it is answered whatever dies.
+        """Wait until the service has accepted the request: from then on it is answered, whatever crashes.
 
         Raises:
             RequestError: it was refused.
-            RequestTimeout: nothing was heard within ``timeout`` seconds.
+            RequestTimeout: no reply within ``timeout`` seconds.
         """
         with self._changed:
             self._wait(lambda: self._accepted or self._completion, timeout)
@@ -220,7 +226,7 @@ class Stream:
 
         Raises:
             RequestError: the request failed; its ``partial`` attribute is what was produced before.
-            RequestTimeout: it goes on, but ``timeout`` seconds have passed.
+            RequestTimeout: ``timeout`` seconds have passed; the request goes on.
         """
         self.wait(timeout)
         if self._error is not None:
@@ -229,31 +235,31 @@ class Stream:
         return self._completion
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return once the request has ended, well or not.
+        """Return once the request has ended, successfully or not.
 
         Raises:
-            RequestTimeout: it goes on, but ``timeout`` seconds have passed.
+            RequestTimeout: ``timeout`` seconds have passed; the request goes on.
         """
         with self._changed:
             self._wait(lambda: self._completion, timeout)
 
     @property
     def done(self) -> bool:
-        """Whether the request has ended, well or not."""
+        """Whether the request has ended, successfully or not."""
         return self._completion is not None
 
     @property
     def choices(self) -> Sequence[Stream]:
-        """A stream for each choice of the request; of a plain request the one that this is."""
+        """One stream per choice of the request; the stream itself if there is only one."""
         return [self]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the answer that are here, whether they were read or not."""
+        """Tokens of the answer that have arrived, read or not."""
         return self._num_tokens
 
     def on_done(self, call: Callable[[], None]) -> None:
-        """Call once the request has ended, well or not: from the session's thread, or at once. Must not block."""
+        """Call once the request has ended, in any way: from the session's thread, or at once. Must not block."""
         with self._changed:
             if self._completion is None:
                 self._on_done.append(call)
@@ -261,8 +267,8 @@ class Stream:
         call()
 
     def abort(self) -> None:
-        """Ask for the end. The answer is what was produced so far, with the finish reason "abort"."""
-        self._abort(self.request_id)
+        """Request the end. The answer is what was produced so far, with the finish reason "abort"."""
+        self._abort(self.request_id, reader=self)  # not another live request with the same id
 
     def on_accepted(self, accepted: Accepted) -> None:
         with self._changed:
@@ -282,8 +288,8 @@ class Stream:
         for call in self._on_done:
             try:
                 call()
-            except Exception:  # the others wait too, and so does the request of which this is a choice
-                logger.exception("what request %s was to call at its end raised", self.request_id)
+            except Exception:  # must not affect other callbacks, or the request that this is a choice of
+                logger.exception("an on_done callback of request %s raised", self.request_id)
 
     def _wait(self, condition: Callable[[], object], timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout

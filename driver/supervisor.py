@@ -1,7 +1,7 @@
-"""Starts the three workers, notices when one dies or hangs, and starts it again.
+"""Starts the three workers, detects crashes and hangs, and restarts them.
 
-Everything happens in one thread, which also starts the processes: Linux ties "die with your parent" to the thread
-that forked, so a worker must not be started by a thread that may end before the driver does.
+All of it happens in one thread, which also starts the processes: Linux ties PR_SET_PDEATHSIG to the thread that forked,
+so a worker must not be started by a thread that may end before the driver does.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from .worker import MAX_BACK_OFF_S, Worker, WorkerHealth
 
 logger = logging.getLogger(__name__)
 
-CHECK_S = 0.25  # hangs are looked for so often
+CHECK_S = 0.25  # how often to check for hangs
 START_CHECK_S = 0.02
-BEGIN_S = 1.0  # a thread that has not begun then never will
-MAX_EXPLAINED = 8  # times max_restarts: deaths in all, also those for which a request was named
+BEGIN_S = 1.0  # a thread that has not begun by then never will
+MAX_EXPLAINED = 8  # times max_restarts: limit for all deaths, including those explained by an identified request
 
 
 class Supervisor:
-    """Keeps three workers running in one run directory until told to stop.
+    """Keeps three workers running in one run directory until stopped.
 
-    Invariant: at most one live process a role; each life has an epoch of its own.
+    Invariant: at most one live process per role; every process has an epoch of its own.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class Supervisor:
         on_death: Callable[[str, bool], int] = lambda role, internal: 0,
         on_vacancy: Callable[[str], None] = lambda role: None,
     ) -> None:
-        """All are called from the supervisor's thread: ``on_give_up`` once, when a worker will not be started any
-        more; ``on_death(role, internal)`` before a dead one is, with whether it died by its own fault: how many deaths
-        are explained by it, for it is known who caused them; ``on_vacancy(role)`` when a worker that is not started any
-        more is gone.
+        """All callbacks run in the supervisor's thread: ``on_give_up`` once, when a worker will not be restarted any
+        more; ``on_death(role, internal)`` before a dead one is restarted, with whether it died through its own fault:
+        it returns how many deaths this one explains, as their cause is now known; ``on_vacancy(role)`` once a worker
+        that will not be restarted is gone.
         """
         self._on_give_up = on_give_up
         self._on_death = on_death
@@ -66,18 +66,18 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._bell_out, self._bell_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._bell_out, selectors.EVENT_READ, None)
-        self._stop_out, self._stop_in = os.pipe2(os.O_CLOEXEC)  # of all workers: what nobody reads wakes each of them
+        self._stop_out, self._stop_in = os.pipe2(os.O_CLOEXEC)  # stdin of all workers; never read, so it wakes them all
         self._thread = threading.Thread(target=self._run, name="triptych-supervisor", daemon=True)
         self._has_begun = Flag()
         self._changed = threading.Condition()
         self._orders: deque[Callable[[], None]] = deque()
         self._spares = Spares(run_dir, self._start_process)
         self._fill_spares_at = 0.0
-        self._vacant: set[str] = set()  # roles that were told to be
+        self._vacant: set[str] = set()  # roles already reported by ``on_vacancy``
         self._stopping = False
         self._exit_codes: dict[str, int | None] = {}
         self._ended = False
-        self._has_left = False  # the thread needs nothing any more
+        self._has_left = False  # the thread will touch nothing any more
         self._was_ready = False
         self._looked_at = time.monotonic()
         self.error: TriptychError | None = None  # why the supervisor gave up
@@ -94,18 +94,18 @@ class Supervisor:
         return {role: w.num_restarts for role, w in self._workers.items()}
 
     def wait_ready(self, deadline: float, *, patience_s: float) -> bool:
-        """Wait for every worker to be ready, at most ``patience_s``; False if one is not yet.
+        """Wait for every worker to be ready, at most ``patience_s``; False if one is not ready yet.
 
         Raises:
-            WorkerDied: one died while starting, with its last words, or ``deadline`` (time.monotonic) has passed.
-            PipelineClosed: another thread has stopped it, or a signal handler in this one.
+            WorkerDied: one died while starting, with its last log lines, or ``deadline`` (time.monotonic) has passed.
+            PipelineClosed: stopped by another thread, or by a signal handler in this one.
         """
         until = min(deadline, time.monotonic() + patience_s)
         with self._changed:
             while self._stopping or not self._all_ready():
                 if self.error is not None:
                     raise self.error
-                if self._stopping:  # who stops closes the board, but not while this thread has the lock
+                if self._stopping:  # stopping closes the board, but not while this thread holds the lock
                     raise PipelineClosed("the driver was stopped while it started")
                 left = until - time.monotonic()
                 if left <= 0:
@@ -120,12 +120,12 @@ class Supervisor:
         return False
 
     def _all_ready(self) -> bool:
-        with contextlib.suppress(AttributeError):  # a signal handler, which has the lock of who waits, closed the board
+        with contextlib.suppress(AttributeError):  # a signal handler, to which the lock is open, has closed the board
             return all(self._board.ready(role) for role in ROLES)
         return False
 
     def health(self, role: str) -> WorkerHealth:
-        """How a worker is, from what it shows of its work and not from whether its process exists."""
+        """A worker's health, judged by its progress and not by whether its process exists."""
         worker, page, epoch = self._workers[role], self._board.worker(role), self._board.epoch(role)
         phase = "failed" if worker.abandoned else page.phase(epoch)
         silent_s, patience_s = self._silence(worker)
@@ -140,29 +140,29 @@ class Supervisor:
         )
 
     def wait_back(self, role: str, timeout_s: float) -> None:
-        """Return once a worker that was ready before is so again, or is given up, or has had its time."""
+        """Wait until a worker that was ready before is so again, is given up, or ``timeout_s`` has passed."""
         deadline = time.monotonic() + timeout_s
         while self._was_ready and self.error is None and not self.health(role).ok and time.monotonic() < deadline:
             time.sleep(START_CHECK_S)
 
     def restart(self, role: str) -> None:
-        """Kill a worker; the usual way of noticing brings up the next one."""
+        """Kill a worker; the usual handling of a death starts the next one."""
         self._order(lambda: self._kill(self._workers[role]))
 
     def stop(self, timeout_s: float, *, mode: int) -> dict[str, int | None]:
-        """Tell the workers to leave, by STOP or KEEP on the board, wait for them, then kill who stays.
+        """Tell the workers to exit, by STOP or KEEP on the board, wait for them, then kill those still running.
 
-        Returns the exit codes by role. One that was interrupted, by a signal, is said again. After a ``start`` that has
-        failed, or was interrupted, the thread may never come.
+        Returns the exit codes by role. Call it again if it was interrupted by a signal. After a ``start`` that failed
+        or was interrupted, the thread may never begin.
         """
         if self._has_begun.wait(BEGIN_S):
             self._order(lambda: self._begin_stop(mode))
             if not self._wait_for_ends(timeout_s):
-                logger.warning("workers that did not stop within %.1f s are killed", timeout_s)
+                logger.warning("killing workers that did not stop within %.1f s", timeout_s)
                 self._order(self._kill_all)
                 self._wait_for_ends(None)
             self._order(self._end)
-            with self._changed:  # let go of meanwhile, also where a signal has interrupted who waits with it
+            with self._changed:  # released while waiting, even if a signal interrupts a thread that waits with it
                 self._changed.wait_for(lambda: self._has_left)
             self._thread.join()
         self._end()
@@ -179,7 +179,7 @@ class Supervisor:
             )
 
     def last_words(self, role: str) -> str:
-        """The end of what the worker wrote to its standard error."""
+        """The last lines of the worker's log."""
         return last_words(self._run_dir, role)
 
     # -- everything below runs in the supervisor's thread
@@ -189,7 +189,7 @@ class Supervisor:
         while not self._ended:
             try:
                 self._turn()
-            except Exception as error:  # the last line of defence: nothing may end this thread silently
+            except Exception as error:  # last line of defence: nothing may end this thread silently
                 logger.exception("the supervisor failed")
                 self._give_up(None, TriptychError(f"the supervisor failed: {error!r}"))
         with self._changed:
@@ -213,9 +213,9 @@ class Supervisor:
         self._tell_of_vacancies()
 
     def _is_wanted(self, worker: Worker) -> bool:
-        """Whether the worker shall run: not at a stop, and not one that was given up.
+        """Whether the worker should run: not during a stop, and not once it was given up.
 
-        The workers may have read of the stop on the board, and left, before this thread is told of it.
+        The board is checked because workers may see a stop there, and exit, before this thread is told of it.
         """
         return not (worker.abandoned or self._board.mode in (STOP, KEEP))
 
@@ -226,7 +226,7 @@ class Supervisor:
     def _try_to_spawn(self, worker: Worker) -> None:
         try:
             self._spawn(worker)
-        except OSError as error:  # no room for a process, or no descriptor left, at this moment
+        except OSError as error:  # out of processes or descriptors, for the moment
             if worker.process is not None:
                 worker.process.kill()
                 worker.process.wait()
@@ -247,7 +247,7 @@ class Supervisor:
         worker.process = spare or self._start_process(worker.role, arguments=["--epoch", str(epoch)])
         worker.pidfd = os.pidfd_open(worker.process.pid)
         self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
-        logger.info("started %s, life %d, as process %d", worker.role, epoch, worker.process.pid)
+        logger.info("started %s, epoch %d, as process %d", worker.role, epoch, worker.process.pid)
 
     def _start_process(
         self, role: str, *, arguments: list[str], stdin: int | None = None, log: Path | None = None
@@ -256,23 +256,23 @@ class Supervisor:
         return start_process(self._run_dir, role, arguments=arguments, stdin=stdin, log=log)
 
     def _fill_spares(self) -> None:
-        """One a turn, and none while anybody starts: a recovery has the processors for itself."""
+        """One per turn, and none while any worker is starting: a recovery gets the processors for itself."""
         is_due = self._config.spares and time.monotonic() >= self._fill_spares_at
         if is_due and not self._stopping and self.error is None and self._all_ready():
             missing = [role for role in ROLES if not self._spares.has(role)]
             try:
                 for role in missing[:1]:
                     self._spares.fill(role)
-            except OSError as error:  # nobody needs a spare: without one a restart takes longer
+            except OSError as error:  # spares are optional: without one a restart takes longer
                 self._fill_spares_at = time.monotonic() + MAX_BACK_OFF_S
                 logger.warning("no spare of %s could be started: %r", missing[0], error)
 
     def _tell_of_vacancies(self) -> None:
-        """Also those that were killed because another one was given up."""
+        """Includes workers that were killed because another one was given up."""
         for worker in self._workers.values():
             if worker.abandoned and not worker.alive and worker.role not in self._vacant:
                 self._vacant.add(worker.role)
-                self._board.next_epoch(worker.role)  # without it the board would show what the last life was at
+                self._board.next_epoch(worker.role)  # otherwise the board would still show the last one's phase
                 self._on_vacancy(worker.role)
 
     def _bury(self, worker: Worker) -> None:
@@ -292,13 +292,13 @@ class Supervisor:
             self._changed.notify_all()
 
     def _plan_restart(self, worker: Worker, error: TriptychError, *, internal: bool, num_explained: int = 0) -> None:
-        """What comes from outside (an operator, a test) says nothing about the worker: it is not ``internal``."""
+        """``internal``: not caused from outside (an operator, a test), which would say nothing about the worker."""
         now, delay_s = time.monotonic(), 0.0
         worker.num_restarts += 1
         if internal:
             worker.note_death(now, num_explained=num_explained)
             self._forget_old_deaths(worker)
-            # One that fails before the pipeline was ever ready will fail again: the model or a setting is wrong.
+            # A failure before the pipeline was ever ready will repeat itself: the model or a setting is wrong.
             failed_start = not self._was_ready and isinstance(error, WorkerDied) and (error.exit_code or 0) > 0
             is_hopeless = len(worker.all_deaths) > MAX_EXPLAINED * self._config.max_restarts
             if failed_start or is_hopeless or len(worker.deaths) > self._config.max_restarts:
@@ -307,7 +307,7 @@ class Supervisor:
             delay_s = 0.0 if num_explained else worker.back_off_s
         worker.start_at, worker.hung = now + delay_s, False
         reason = error.message.partition(";")[0]
-        logger.warning("%s; starting it again in %.2f s", reason, delay_s)
+        logger.warning("%s; restarting it in %.2f s", reason, delay_s)
 
     def _forget_old_deaths(self, worker: Worker) -> None:
         worker.forget_deaths(before=time.monotonic() - self._config.restart_window_s)
@@ -316,7 +316,7 @@ class Supervisor:
         now = time.monotonic()
         late_s, self._looked_at = now - self._looked_at - CHECK_S, now
         if self._stopping or late_s > CHECK_S:
-            return  # a supervisor that was late itself cannot tell who else was
+            return  # if the supervisor itself was late, it cannot tell who else was
         self._was_ready = self._was_ready or self._all_ready()
         for worker in self._workers.values():
             silent_s, patience_s = self._silence(worker)
@@ -326,16 +326,16 @@ class Supervisor:
                 self._kill(worker)
 
     def _silence(self, worker: Worker) -> tuple[float, float]:
-        """Seconds since the worker's last sign of progress, and how many it may take."""
+        """Seconds since the worker's last sign of progress, and how many it is allowed."""
         page = self._board.worker(worker.role)
         if self._board.ready(worker.role):
-            # Its patience first: whoever has waited for a disk shows progress before it is as impatient as usual again.
+            # Read the patience first: after a long wait for a disk, a worker shows progress before it lowers it again.
             patience_s = max(self._config.hang_s, page.patience_ns / 1e9)
             return (time.monotonic_ns() - page.progress_ns) / 1e9, patience_s
         now = time.monotonic()
         if (stopped_s := worker.stopped_s(now)) > self._config.hang_s:
             return stopped_s, self._config.hang_s
-        # While it imports, loads and warms up there is no telling how long a sign takes; only the whole is bounded.
+        # During imports, loading and warm-up there is no bound on the time between two signs, only on the total.
         return now - worker.started_at, self._config.start_timeout_s
 
     def _kill(self, worker: Worker) -> None:
@@ -347,9 +347,10 @@ class Supervisor:
             self._kill(worker)
 
     def _give_up(self, worker: Worker | None, error: TriptychError) -> None:
-        """Start this worker (without one: any) no more. Who can still answer how things stand, lives on.
+        """Stop restarting this worker (None: any worker). Workers that can still inform clients go on.
 
-        That is prepare, to refuse, and summarize, to end what is open. Without summarize nothing reaches a client.
+        Those are prepare, to refuse requests, and summarize, to end open ones. Without summarize nothing reaches a
+        client.
         """
         logger.error("giving up: %s", error.message.partition(";")[0])
         first, self.error = self.error is None, self.error or error
@@ -357,7 +358,7 @@ class Supervisor:
         for other in self._workers.values():
             other.abandoned = other.abandoned or is_over or other is worker
         if is_over:
-            self._kill_all()  # before they read of it: summarize would end what an earlier driver has left
+            self._kill_all()  # before they see FAILED: summarize would end requests left by an earlier driver
         if not self._stopping:
             self._board.set_mode(FAILED)
         if first:
@@ -367,12 +368,12 @@ class Supervisor:
 
     def _begin_stop(self, mode: int) -> None:
         assert mode in (STOP, KEEP), f"mode {mode} does not tell the workers to stop"
-        # Said once more, here, where a worker may have been given up meanwhile: FAILED would keep the others at work.
+        # Set again, in this thread: if a worker was given up meanwhile, FAILED would keep the others running.
         self._board.set_mode(mode)
         self._stopping = True
         os.write(self._stop_in, b"\0")
         for worker in self._workers.values():
-            # It has nothing to say to anybody, and an import or a model may keep it from hearing of the stop.
+            # It serves nobody yet, and an import or a model may keep it from noticing the stop.
             if self._board.phase(worker.role) in STARTING:
                 self._kill(worker)
         with self._changed:
@@ -389,9 +390,9 @@ class Supervisor:
 
     def _order(self, order: Callable[[], None]) -> None:
         with self._changed:
-            if self._bell_in >= 0:  # a worker may be replaced by one thread while another one stops all
+            if self._bell_in >= 0:  # a thread may replace a worker while another one stops everything
                 self._orders.append(order)
-                with contextlib.suppress(BrokenPipeError):  # the thread has ended, for a stop that was interrupted then
+                with contextlib.suppress(BrokenPipeError):  # the thread has ended: an earlier stop was interrupted
                     os.write(self._bell_in, b"\0")
 
     def _drain_bell(self) -> None:

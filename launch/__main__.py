@@ -1,4 +1,4 @@
-"""The program ``triptych``. Ctrl-C in the moment that its imports take ends it in silence, as it does later."""
+"""The program ``triptych``. Ctrl-C during its imports ends it quietly, just as it does later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .signals import INTERRUPTED, handle_unless_ignored
 
 def main() -> NoReturn:
     """Run the verb of this command line and exit."""
-    # Not as an exception: raised in the middle of an import it comes out as whatever that library makes of it.
+    # No exception here: raised in the middle of an import, it may surface as something else.
     handle_unless_ignored(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     from .cli import main as run
 

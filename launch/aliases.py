@@ -1,8 +1,8 @@
-"""Flags under the names that users of other servers know."""
+"""Alternative names of flags, known from other servers."""
 
 from __future__ import annotations
 
-# What other servers call the same thing; understood wherever the flag is.
+# Accepted wherever our own flag is.
 ALIASES = {
     "model-path": "model",  # SGLang
     "tp-size": "tensor-parallel-size",  # SGLang
@@ -24,10 +24,10 @@ ALIASES = {
     "max-new-tokens": "max-tokens",  # transformers
 }
 
-# Short forms of ours, by option.
+# Short forms, by option.
 SHORT = {"tensor_parallel_size": "-tp"}  # vLLM
 
 
 def canonical(name: str) -> str:
-    """Our own name of a flag that is written in another server's way; for click's ``token_normalize_func``."""
+    """Our own name of a flag given in another server's spelling; for click's ``token_normalize_func``."""
     return ALIASES.get(name, name)

@@ -1,4 +1,4 @@
-"""Many prompts at once: as many in flight as a client may have, the answers in the order of the prompts."""
+"""Answers many prompts: as many in flight as a client may have, with the answers in the order of the prompts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..protocol.errors import Overloaded, PipelineClosed, RequestError
 from .pipeline import Pipeline
 from .prompts import Job
 
-RETRY_S = 0.1  # a request that found no room is sent again so soon, or when another one ends
-OVERLOADED_S = 30.0  # how long it is sent again
+RETRY_S = 0.1  # when a request refused for lack of room is sent again, unless another one ends earlier
+OVERLOADED_S = 30.0  # for how long it is retried
 
 Result: TypeAlias = Completion | RequestError
 
 
 class Batch:
-    """Jobs with their requests, answered by one pipeline. Any thread may read how far it is."""
+    """Jobs with their requests, answered by one pipeline. The progress can be read from any thread."""
 
     def __init__(self, pipeline: Pipeline, jobs: Sequence[tuple[Job, dict[str, Any]]]) -> None:
         self._pipeline = pipeline
@@ -31,7 +31,7 @@ class Batch:
         self._flights: deque[_Flight] = deque()  # in the order of the jobs
         self._ended: SimpleQueue[_Flight] = SimpleQueue()
         self._refused: list[_Flight] = []  # for lack of room
-        self._num_tokens = 0  # of the answers that were given out
+        self._num_tokens = 0  # of the answers returned so far
         self.num_ended = 0
 
     @property
@@ -39,10 +39,10 @@ class Batch:
         return self._num_tokens + sum(flight.num_tokens for flight in [*self._flights])
 
     def answers(self) -> Iterator[tuple[Job, Result]]:
-        """Each job with its answer, or what it failed by. Closing the generator aborts the requests in flight.
+        """Each job with its answer or error. Closing the generator aborts the requests in flight.
 
         Raises:
-            TriptychError: the pipeline ended, so that no answer will come any more.
+            TriptychError: the pipeline ended, so no further answers will come.
         """
         try:
             self._take_off()
@@ -69,11 +69,11 @@ class Batch:
     def _submit(self, flight: _Flight) -> None:
         flight.stream = self._pipeline.client.submit(**flight.request)
         flight.stream.on_done(lambda: self._ended.put(flight))
-        # A driver that gave up ends what was submitted before: asked afterwards, it cannot miss this one.
+        # A driver that gives up ends everything submitted before: checking afterwards cannot miss this request.
         self._pipeline.check()
 
     def _next_ended(self) -> _Flight | None:
-        """The next flight that ended; None if it is time to try one again that was refused."""
+        """The next flight that ended; None if it is time to retry the refused ones."""
         try:
             return self._ended.get(timeout=RETRY_S if self._refused else None)
         except Empty:
@@ -90,29 +90,29 @@ class Batch:
 
 
 class _Flight:
-    """A job on its way; one that was bad from the start has ended before it began."""
+    """A job in progress; one with an error has ended before it started."""
 
     def __init__(self, job: Job, request: dict[str, Any]) -> None:
         self.job, self.request = job, request
         self.stream: Stream | None = None
         self.result: Result | None = job.error
-        self._patient_until: float | None = None  # set when it was first refused for lack of room
+        self._patient_until: float | None = None  # set when it is first refused for lack of room
 
     @property
     def num_tokens(self) -> int:
         return self.stream.num_tokens if self.stream is not None else 0
 
     def land(self) -> bool:
-        """Take the result of a stream that ended; False if it found no room and may be sent again.
+        """Take the result of a stream that ended; False if there was no room for it and it may be retried.
 
         Raises:
-            TriptychError: it failed by what ends all others too.
+            TriptychError: an error that ends all other requests too.
         """
         if self.stream is None:
             return True
         try:
             self.result = self.stream.result(0)
-        except Overloaded as error:  # ours or other people's requests fill the queue; as they end, there will be room
+        except Overloaded as error:  # our own or other clients' requests fill the queue; as they end, there is room
             self._patient_until = self._patient_until or time.monotonic() + OVERLOADED_S
             if time.monotonic() < self._patient_until:
                 return False
@@ -123,5 +123,5 @@ class _Flight:
 
     def abort(self) -> None:
         if self.stream is not None and self.result is None:
-            with suppress(PipelineClosed):  # and with it every request
+            with suppress(PipelineClosed):  # which ended every request
                 self.stream.abort()

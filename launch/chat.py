@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 COMMANDS = {
     "/reset": "forget the conversation",
     "/stats": "where the time of the last answer went",
-    "/system": "[TEXT]  show or change what the model is told before the conversation; - for nothing",
+    "/system": "[TEXT]  show or change the system message; - removes it",
     "/save": "FILE  write the conversation: as messages to FILE.json, else as Markdown",
     "/help": "this list",
-    "/quit": "leave, as does Ctrl-D; Ctrl-C ends an answer",
+    "/quit": "quit, as does Ctrl-D; Ctrl-C ends an answer",
 }
 HELP = "\n".join(f"{name:<8} {text}" for name, text in COMMANDS.items()) + (
-    f"\nA line that ends in \\ goes on in the next one; {BLOCK} begins and ends a message of several lines."
+    f"\nA line that ends in \\ continues on the next one; {BLOCK} begins and ends a message of several lines."
 )
 
 
 class NoAnswer(RequestError):
-    """Whoever asked did not want to wait any longer for an end."""
+    """The user did not want to wait any longer for the end of an answer."""
 
     code = "no_answer"
 
@@ -48,8 +48,8 @@ def chat(
     connect: Path | None,
     console: Console,
 ) -> int:
-    """Talk until the input ends; ``options`` are of every request. The exit code is 1 if questions came through a pipe
-    and one of them was refused.
+    """Chat until the input ends; ``options`` apply to every request. The exit code is 1 if the questions came through a
+    pipe and one of them was refused.
 
     Raises:
         ConfigError: the model has no chat template.
@@ -68,12 +68,12 @@ def chat(
 
 
 class Conversation:
-    """The messages so far. An answer that was aborted stays as far as it came; a refused question is forgotten."""
+    """The messages so far. An aborted answer is kept as far as it came; a refused question is dropped."""
 
     def __init__(self, pipeline: Pipeline, options: Mapping[str, Any], *, system: str | None, console: Console) -> None:
         self._pipeline, self._options, self._console = pipeline, options, console
         self._system = system
-        self._messages: list[dict[str, str]] = []  # without the system's
+        self._messages: list[dict[str, str]] = []  # without the system message
         self._last: Completion | None = None
         self.was_refused = False
 
@@ -97,7 +97,7 @@ class Conversation:
                 case "":
                     pass
                 case _ if command.startswith("/") and not rest:
-                    self._say(f"{command} is no command\n{HELP}")
+                    self._say(f"{command} is not a command\n{HELP}")
                 case _:
                     self._ask(message.strip())
 
@@ -119,7 +119,7 @@ class Conversation:
             self._say(summary_line(self._last))
 
     def _stream(self, messages: list[dict[str, str]]) -> Completion:
-        """Write the answer as it comes; Ctrl-C ends it, and a second one the wait for its end."""
+        """Print the answer as it arrives; Ctrl-C aborts it, a second one also stops waiting for its end."""
         stream = self._pipeline.client.submit(messages=messages, **self._options)
         is_aborted = False
         while True:
@@ -131,17 +131,17 @@ class Conversation:
             except KeyboardInterrupt:
                 if is_aborted:
                     print(flush=True)
-                    raise NoAnswer("the pipeline did not answer") from None
+                    raise NoAnswer("the pipeline did not respond") from None
                 is_aborted = True
-                stream.abort()  # its last words still come, and the finish reason "abort"
+                stream.abort()  # its last tokens still arrive, with the finish reason "abort"
 
     def _show_stats(self) -> None:
         if self._last is None:
-            self._say("There was no answer yet.")
+            self._say("There is no answer yet.")
             return
         self._console.print(ledger_table({"last answer": self._last.ledger}))
         usage = self._last.usage
-        self._say(f"{usage['prompt_tokens']} tokens of prompt, {usage['cached_tokens']} of them cached")
+        self._say(f"{usage['prompt_tokens']} prompt tokens, {usage['cached_tokens']} of them cached")
 
     def _change_system(self, text: str) -> None:
         if text:
@@ -151,7 +151,7 @@ class Conversation:
     def _save(self, name: str) -> None:
         path = Path(name).expanduser()
         if not name:
-            self._say("/save needs the name of a file", "red")
+            self._say("/save needs a file name", "red")
             return
         messages = [*self._opening, *self._messages]
         text = json.dumps(messages, indent=1, ensure_ascii=False) if path.suffix == ".json" else _markdown(messages)
@@ -174,7 +174,7 @@ def _markdown(messages: list[dict[str, str]]) -> str:
 def _check_utf8(text: str) -> None:
     """
     Raises:
-        InvalidRequest: standard input, which is read as UTF-8, had something else.
+        InvalidRequest: standard input, which is read as UTF-8, contained something else.
     """
     try:
         text.encode()

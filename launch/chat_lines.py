@@ -1,4 +1,4 @@
-"""What a person types, or a pipe holds: messages of one line or several, with editing and a history on a terminal."""
+"""Input of chat messages, typed or piped: one line or several, with editing and a history on a terminal."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MAX_HISTORY = 1000
 
 
 def read_message() -> str | None:
-    """The next message; None at the end of the input. A line that ends in a backslash goes on in the next one.
+    """The next message; None at the end of the input. A line that ends in a backslash continues on the next one.
 
-    Ctrl-C gives up the message, as in a shell, and not the program.
+    Ctrl-C discards the message, as in a shell, but does not end the program.
     """
     while True:
         try:
@@ -50,7 +50,7 @@ def _read_continued(line: str) -> str:
 
 
 def _read_line(prompt: str) -> str | None:
-    """Without its newline; None at the end."""
+    """A line without its newline; None at the end."""
     if not sys.stdin.isatty():
         line = sys.stdin.readline()
         return line.removesuffix("\n") if line else None
@@ -63,7 +63,7 @@ def _read_line(prompt: str) -> str | None:
 
 @contextmanager
 def line_editing(commands: Sequence[str]) -> Iterator[None]:
-    """Editing, completion of commands, and the history of earlier conversations, while the block runs."""
+    """Line editing, completion of commands, and the history of earlier conversations, inside this block."""
     try:
         import readline  # gives input() its editing
     except ImportError:  # a Python that was built without it
@@ -74,7 +74,7 @@ def line_editing(commands: Sequence[str]) -> Iterator[None]:
         with suppress(OSError):
             readline.read_history_file(path)
     readline.set_history_length(MAX_HISTORY)
-    readline.set_completer_delims("")  # so that a whole line is completed, and only a command is one
+    readline.set_completer_delims("")  # complete whole lines, as only a whole line can be a command
     readline.set_completer(lambda text, index: _completion(text, index, commands))
     readline.parse_and_bind("tab: complete")
     try:
@@ -83,13 +83,13 @@ def line_editing(commands: Sequence[str]) -> Iterator[None]:
         if path is not None:
             with suppress(OSError):
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                path.touch(mode=0o600)  # before it holds anything: it is nobody else's business
+                path.touch(mode=0o600)  # before anything is written: the history is private
                 readline.write_history_file(path)
 
 
 def history_path() -> Path | None:
-    """Where programs keep what they remember of a user, by the XDG base directory specification; None for a user
-    without a home, as in a container under a user id that it does not know.
+    """The history file, in the XDG state directory; None for a user without a home, as in a container with an unknown
+    user id.
     """
     try:
         home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"

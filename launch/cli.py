@@ -1,4 +1,4 @@
-"""The command line. A verb's own module is imported when the verb runs, so that ``--help`` costs next to nothing."""
+"""The command line. A verb's own module is imported when the verb runs, so that ``--help`` stays fast."""
 
 from __future__ import annotations
 
@@ -35,21 +35,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EPILOG = (
-    f"Every flag can also be an environment variable, {PREFIX}PAGE_SIZE=32 is --page-size 32,"
-    " or a line of the --config file, page_size = 32."
+    f"Every flag can also be set by an environment variable ({PREFIX}PAGE_SIZE=32 is --page-size 32)"
+    " or a line of the --config file (page_size = 32)."
 )
 
 ModelName = Annotated[str | None, typer.Argument(metavar="MODEL", help="the same as --model")]
-RunDir = Annotated[
-    Path | None, option("run_dir", "for sockets, journal and logs; by default a private one that is removed")
-]
+RunDir = Annotated[Path | None, option("run_dir", "for sockets, journal and logs; by default a private temporary one")]
 Connect = Annotated[Path | None, option("connect", "use the pipeline that runs in this run directory")]
-Lora = Annotated[str, option("lora", "name of the adapter that answers; by default the model itself")]
+Lora = Annotated[str, option("lora", "name of the adapter that answers; by default the base model")]
 LogLevel = Annotated[str, option("log_level", "debug, info, warning or error")]
 
 
 class _QuickGroup(typer.core.TyperGroup):
-    """Its own switches are off rather than None: to find out that None is no bool, typer imports pydantic."""
+    """Defaults its switches to False instead of None: for None, typer imports pydantic."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         parameters = super().get_params(ctx)
@@ -73,17 +71,17 @@ verb = app.command(epilog=EPILOG, cls=Verb)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run a verb and exit: with 0 if all went well, 1 if something failed, 2 for a wrong setting."""
+    """Run a verb and exit: 0 on success, 1 if something failed, 2 for an invalid setting."""
     open_closed_streams()
     replace_what_cannot_be_written()
     keep_what_cannot_be_read()
     exit_on_signals()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may leave it ignored: then no child has an exit code
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a parent left it ignored, children would have no exit codes
     try:
         with failures_told():
             app(arguments)
     except (KeyboardInterrupt, RuntimeError) as error:
-        # While the flags are made, or a verb is imported; Python 3.11 wraps what is raised where a class is made.
+        # Ctrl-C while flags are created or a verb is imported; Python 3.11 wraps exceptions raised in class bodies.
         if not isinstance(error.__cause__ or error, KeyboardInterrupt):
             raise
         sys.exit(INTERRUPTED)
@@ -107,10 +105,12 @@ def serve(
     config: PipelineConfig,
     gateway: GatewayConfig,
     run_dir: RunDir = None,
-    drain_timeout: Annotated[float, number("drain_timeout", "seconds that accepted requests get at a stop")] = 20.0,
+    drain_timeout: Annotated[
+        float, number("drain_timeout", "seconds for accepted requests to finish on a stop")
+    ] = 20.0,
     log_level: LogLevel = "info",
 ) -> None:
-    """Serve clients until Ctrl-C or SIGTERM: the first one drains, the second one stops at once."""
+    """Serve clients until Ctrl-C or SIGTERM: the first one drains, a second one stops at once."""
     from .serve import Task, serve
 
     console = _console(log_level, gateway.log_format)
@@ -131,23 +131,24 @@ def generate(
     *,
     prompts: Annotated[list[str] | None, typer.Argument(help="by default the lines of --file, or of stdin")] = None,
     file: Annotated[
-        Path | None, option("file", "a prompt a line, or a JSON object; - is stdin", "--file", "-f")
+        Path | None, option("file", "one prompt or JSON object per line; - is stdin", "--file", "-f")
     ] = None,
     output: Annotated[
-        Path | None, option("output", "replaced if it exists; by default stdout", "--output", "-o")
+        Path | None, option("output", "overwritten if it exists; by default stdout", "--output", "-o")
     ] = None,
     output_format: Annotated[
         OutputFormat | None, option("format", "by default jsonl for --output *.jsonl, else text", "--format")
     ] = None,
     chat: Annotated[
         bool | None,
-        option("chat", "through the chat template or not; by default if the model has one", "--chat/--raw"),
+        option("chat", "apply the chat template or not; by default if the model has one", "--chat/--raw"),
     ] = None,
     stream: Annotated[
-        bool | None, option("stream", "as it comes; by default one prompt on a terminal", "--stream/--no-stream")
+        bool | None,
+        option("stream", "print text as it comes; by default for one prompt on a terminal", "--stream/--no-stream"),
     ] = None,
     resume: Annotated[
-        bool, option("resume", "keep the answers in --output and add those that are missing", "--resume")
+        bool, option("resume", "keep the answers in --output and add the missing ones", "--resume")
     ] = False,
     lora: Lora = "",
     params: SamplingParams,
@@ -156,7 +157,7 @@ def generate(
     connect: Connect = None,
     log_level: LogLevel = "warning",
 ) -> None:
-    """Answer prompts. One that fails stops no other; its row tells why, and the exit code is 1.
+    """Answer prompts. If one fails, the others go on; its row has the error, and the exit code is 1.
 
     A line that begins with {" is JSON: prompt, prompt_token_ids or messages, any other field of a
     request (docs/protocol.md), and an id.
@@ -185,24 +186,24 @@ def run_batch(
     context: typer.Context,
     *,
     model_name: ModelName = None,
-    file: Annotated[Path, option("file", "a request a line", "--file", "--input-file", "-f", "-i")],
+    file: Annotated[Path, option("file", "one request per line", "--file", "--input-file", "-f", "-i")],
     output: Annotated[
-        Path, option("output", "replaced if it exists; gets a line for each", "--output", "--output-file", "-o")
+        Path, option("output", "overwritten if it exists; one line per request", "--output", "--output-file", "-o")
     ],
     resume: Annotated[
-        bool, option("resume", "keep the answers in --output and add those that are missing", "--resume")
+        bool, option("resume", "keep the answers in --output and add the missing ones", "--resume")
     ] = False,
     served_model_name: Annotated[
-        list[str] | None, option("served_model_name", "what the requests call the model; may be given several times")
+        list[str] | None, option("served_model_name", "the model's name in the requests; may be given several times")
     ] = None,
     config: PipelineConfig,
     run_dir: RunDir = None,
     connect: Connect = None,
     log_level: LogLevel = "warning",
 ) -> None:
-    """Answer the requests of a file in the form of OpenAI's Batch API, as serve --http would.
+    """Answer the requests of a file in the format of OpenAI's Batch API, as serve --http would.
 
-    One that fails stops no other; its line has the error, and the exit code is 1.
+    If one fails, the others go on; its line has the error, and the exit code is 1.
     """
     from .gateway.processes import check_installed
 
@@ -222,7 +223,7 @@ def chat(
     context: typer.Context,
     *,
     model_name: ModelName = None,
-    system: Annotated[str | None, option("system", "what the model is told before the conversation")] = None,
+    system: Annotated[str | None, option("system", "the system message of the conversation")] = None,
     lora: Lora = "",
     params: SamplingParams,
     config: PipelineConfig,
@@ -230,7 +231,7 @@ def chat(
     connect: Connect = None,
     log_level: LogLevel = "warning",
 ) -> None:
-    """Talk to a model. Ctrl-C ends an answer, Ctrl-D the conversation."""
+    """Chat with a model. Ctrl-C ends an answer, Ctrl-D the conversation."""
     from .chat import chat
 
     _refuse_config_flags(context, connect)
@@ -252,9 +253,9 @@ def bench(
     connect: Connect = None,
     log_level: LogLevel = "warning",
 ) -> None:
-    """Measure a server (--url), a pipeline that runs (--connect), or one that is started for it.
+    """Measure a server (--url), a running pipeline (--connect), or one that is started for it.
 
-    --itl-target-ms is the target of the goodput; a pipeline that is started here also tries to keep to it.
+    --itl-target-ms is the target for goodput; a pipeline that is started here also tries to meet it.
     """
     from .bench.verb import bench
 
@@ -268,11 +269,11 @@ def bench(
 def top(
     *,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="RUN_DIR", help="of the pipeline; by default the only one that runs")
+        Path | None, typer.Argument(metavar="RUN_DIR", help="of the pipeline; by default the only one running")
     ] = None,
     connect: Annotated[Path | None, option("connect", "the same as RUN_DIR")] = None,
     once: Annotated[bool, option("once", "print one frame and exit", "--once")] = False,
-    interval: Annotated[float, number("interval", "seconds between two looks")] = 0.5,
+    interval: Annotated[float, number("interval", "seconds between two refreshes")] = 0.5,
 ) -> None:
     """Watch a pipeline: queues, requests, pages and step times.
 
@@ -295,7 +296,7 @@ def info(
     connect: Connect = None,
     log_level: LogLevel = "warning",
 ) -> None:
-    """Show a model, its limits, the config in force, versions and machine; with --connect statistics too."""
+    """Show a model, its limits, the effective config, versions and the machine; with --connect also statistics."""
     from .info import info
 
     _refuse_config_flags(context, connect)
@@ -309,10 +310,10 @@ def restart(
     role: Annotated[str, typer.Argument(help="prepare, execute or summarize")],
     connect: Annotated[Path, option("connect", "the run directory of the pipeline")],
     model: Annotated[
-        str | None, option("model", "execute only: other weights with the same tokenizer; by default the same")
+        str | None, option("model", "execute only: other weights with the same tokenizer; by default unchanged")
     ] = None,
 ) -> None:
-    """Replace a worker of a pipeline that runs. Its clients notice no more than a pause."""
+    """Replace a worker of a running pipeline. Its clients only notice a pause."""
     from .restart import restart
 
     raise typer.Exit(restart(role, connect=connect, model=model))
@@ -321,10 +322,10 @@ def restart(
 @verb
 def load_adapter(
     *,
-    module: Annotated[str, typer.Argument(metavar="NAME=PATH", help="of the LoRA adapter")],
+    module: Annotated[str, typer.Argument(metavar="NAME=PATH", help="the LoRA adapter")],
     connect: Annotated[Path, option("connect", "the run directory of the pipeline")],
 ) -> None:
-    """Serve one more LoRA adapter in a pipeline that runs. Its clients notice no more than the pause of a restart."""
+    """Serve one more LoRA adapter in a running pipeline. Its clients only notice the pause of a restart."""
     from .adapters import load_adapter
 
     raise typer.Exit(load_adapter(module, connect=connect))
@@ -333,10 +334,10 @@ def load_adapter(
 @verb
 def unload_adapter(
     *,
-    name: Annotated[str, typer.Argument(help="of an adapter that was loaded while the pipeline ran")],
+    name: Annotated[str, typer.Argument(help="an adapter that was loaded while the pipeline ran")],
     connect: Annotated[Path, option("connect", "the run directory of the pipeline")],
 ) -> None:
-    """Forget a LoRA adapter, once what was asked of it is answered."""
+    """Unload a LoRA adapter, once the requests for it are answered."""
     from .adapters import unload_adapter
 
     raise typer.Exit(unload_adapter(name, connect=connect))
@@ -357,7 +358,7 @@ def replay(
 ) -> None:
     """Simulate the scheduler without a model, on recorded, listed or random requests.
 
-    Flags that are not given are those of the trace. --verify checks that its schedule comes out the same again.
+    Flags that are not given are taken from the trace. --verify checks that the schedule is reproduced exactly.
     """
     from .replay.replay import replay, verify_file
 
@@ -372,14 +373,14 @@ def _with_model(config: PipelineConfig, name: str | None) -> PipelineConfig:
 
 
 def _refuse_config_flags(context: typer.Context, connect: Path | str | None, *, allowed: tuple[str, ...] = ()) -> None:
-    """``connect``: where a pipeline runs that was started by somebody else, with a config of its own."""
+    """Flags of a pipeline make no sense with ``connect``, where one already runs with a config of its own."""
     flags = [flag for flag in given_flags(context, PipelineConfig) if flag not in allowed]
     if connect is not None and flags:
-        raise ConfigError(f"{', '.join(flags)}: what is at {connect} runs already", param="connect")
+        raise ConfigError(f"{', '.join(flags)}: the pipeline at {connect} is already running", param="connect")
 
 
 def _console(log_level: str, log_format: str = "text") -> Console:
-    """Standard error: what is not an answer."""
+    """Standard error, for everything that is not an answer."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -392,7 +393,7 @@ def _console(log_level: str, log_format: str = "text") -> Console:
 
 def _warn_of_variables() -> None:
     if not any(name.startswith(PREFIX) for name in os.environ):
-        return  # to find out all flags takes a tenth of a second
+        return  # collecting all flags takes a tenth of a second
     verbs: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     known = {parameter.envvar for verb in verbs.values() for parameter in verb.params if parameter.envvar}
     for complaint in complaints(os.environ, known):

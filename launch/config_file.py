@@ -1,4 +1,4 @@
-"""``--config FILE``: values for flags from a TOML file, for those that neither command line nor environment give."""
+"""``--config FILE``: values for flags from a TOML file, below the command line and the environment in precedence."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NOT_IN_A_FILE = frozenset({"config_file", "help", "version", "install_completion
 
 
 def take_defaults(context: typer.Context, path: Path | None) -> Path | None:
-    """Make the file's values the defaults of this call's flags. For an eager option: before any other is looked at.
+    """Make the file's values the defaults of this call's flags. For an eager option: before any other is processed.
 
-    A file may serve several verbs: what only others know is passed over, and a table named after a verb is for it
-    alone.
+    A file may serve several verbs: keys known only to others are skipped, and a table named after a verb applies to
+    that verb only.
 
     Raises:
-        ConfigError: the file cannot be read, or a key is no flag of any verb.
+        ConfigError: the file cannot be read, or a key is not a flag of any verb.
     """
     if path is not None:
         verbs = _flags_of_verbs(context)
@@ -37,7 +37,7 @@ def take_defaults(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def _flags_of_verbs(context: Context) -> dict[str, dict[str, str]]:
-    """By verb: every name that a key may have, and the parameter it stands for."""
+    """By verb: every name that a key may have, and its parameter."""
     parent = context.parent.command if context.parent else None
     commands = getattr(parent, "commands", {context.command.name or "": context.command})
     return {name: dict(_keys(command)) for name, command in commands.items()}
@@ -95,7 +95,7 @@ def _check_keys(keys: Any, known: Any, path: Path, *, where: str = "") -> None:
         if _name(key) not in known:
             close = difflib.get_close_matches(_name(key), known, 1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"{path}: {key!r}{where} is no flag{hint}", param=key)
+            raise ConfigError(f"{path}: {key!r}{where} is not a flag{hint}", param=key)
 
 
 def _translate(table: Mapping[str, Any], flags: Mapping[str, str], path: Path) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _translate(table: Mapping[str, Any], flags: Mapping[str, str], path: Path) -
 
 
 def _as_typed(value: Any) -> Any:
-    """A value as it would be typed after its flag, so that it is checked as strictly: 32.5 is not a number of pages."""
+    """A value as it would be typed after its flag, so that it is validated as strictly: 32.5 is no number of pages."""
     if isinstance(value, list):
         return [_as_typed(part) for part in value]
     if isinstance(value, Mapping):

@@ -36,7 +36,7 @@ QUESTIONS = {
 }
 KILL_TRIES = 3  # an answer may be complete before the signal arrives
 NEXT_STEPS = """\
-Go on with
+Continue with
 
   .venv/bin/triptych chat
   .venv/bin/triptych generate "What does enumerate do?"
@@ -54,7 +54,7 @@ or serve other processes:
 
 
 class Demo:
-    """The scenes in their order. ``problems`` is what was not as it should be."""
+    """The scenes, in order. ``problems`` lists everything that went wrong."""
 
     def __init__(self, driver: Driver, console: Console) -> None:
         self._driver, self._console = driver, console
@@ -100,7 +100,7 @@ class Demo:
             self._require(gap_ms <= 0.02 * ledger["wall_ms"], f"the ledger of {name} does not add up: {gap_ms} ms")
 
     def kill(self) -> None:
-        """Kill execute in the middle of the longest answer and compare it with the undisturbed one."""
+        """Kill execute in the middle of the longest answer, and compare that with the undisturbed one."""
         question = max(self._answers, key=lambda q: len(self._answers[q].token_ids))
         for _ in range(KILL_TRIES):
             again = self._ask_and_kill(question, num_tokens=len(self._answers[question].token_ids) // 5)
@@ -114,7 +114,7 @@ class Demo:
             self._say(f"The answer is identical to the first one; {duration(recovered_ms)} of it were the recovery.\n")
 
     def _ask_and_kill(self, question: str, *, num_tokens: int) -> Completion:
-        """Kill execute as soon as so many tokens of the answer are here."""
+        """Kill execute as soon as ``num_tokens`` tokens of the answer have arrived."""
         self._say(question)
         stream = self._driver.submit(messages=_chat(question))
         before = ""
@@ -132,7 +132,7 @@ class Demo:
         return completion
 
     def count(self) -> None:
-        """Every page is free again, or keeps a prefix for whoever asks next; and the three processes live."""
+        """Every page is free again, or holds a cached prefix; and the three processes are alive."""
         idle = self._poll(lambda stats: _num_at_rest(stats["execute"]) == stats["execute"]["pages"])
         execute, pids = idle["execute"], self._driver.pids
         self._say(
@@ -168,7 +168,7 @@ def _num_at_rest(execute: dict[str, Any]) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Show the pipeline at work, in less than half a minute.")
+    parser = argparse.ArgumentParser(description="Shows the pipeline at work, in less than half a minute.")
     parser.add_argument("--model", default=DEMO_MODEL)
     console = Console()
     if not console.is_terminal:

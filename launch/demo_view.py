@@ -1,4 +1,4 @@
-"""How the demo shows answers that grow side by side: rows that fill on a terminal, one block an answer elsewhere."""
+"""Displays answers that grow side by side: live rows on a terminal, otherwise one block per answer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..driver.stream import Completion, Stream
 from .report import duration, printable, say, summary_line
 
 FRAMES_A_SECOND = 15
-WIDTH = 100  # of a block of text that goes to no terminal
+WIDTH = 100  # of a block of text that is not shown on a terminal
 
 
 @dataclass(slots=True)
 class Row:
-    """One question and what is here of its answer."""
+    """One question and its answer so far."""
 
     question: str
     stream: Stream
@@ -33,7 +33,7 @@ class Row:
     completion: Completion | None = None
 
     def follow(self) -> Row:
-        """Read the stream to its end, in a thread of its own."""
+        """Read the stream to its end, in a separate thread."""
         for delta in self.stream:
             self.ttft_ms = self.ttft_ms or (time.monotonic() - self.asked_at) * 1000
             self.text += delta.text
@@ -43,10 +43,10 @@ class Row:
 
 
 def show_answers(rows: list[Row], console: Console) -> list[Completion]:
-    """Show all answers while they come; return them in the order of the rows.
+    """Show all answers as they arrive; return them in the order of the rows.
 
     Raises:
-        RequestError: one failed.
+        RequestError: one of them failed.
     """
     with ThreadPoolExecutor(len(rows)) as threads:
         ended = (future.result() for future in as_completed([threads.submit(row.follow) for row in rows]))
@@ -81,6 +81,6 @@ def _table(rows: list[Row]) -> Table:
     for row in rows:
         ttft = "" if row.ttft_ms is None else duration(row.ttft_ms)
         rate = "" if row.tokens_per_second is None else f"{row.tokens_per_second:.0f} tok/s"
-        # Text objects, because a model may write what rich would take for markup.
+        # Text objects, because a model may produce what rich would take for markup.
         table.add_row(row.question, Text(printable(row.text)), ttft, rate, style="green" if row.stream.done else "")
     return table

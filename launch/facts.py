@@ -1,4 +1,4 @@
-"""What a report of a fault should say: versions, machine, tokenizer, and the config in force."""
+"""What a bug report should contain: versions, machine, tokenizer and effective config."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..protocol.run_dir import CONFIG_FILE
 from ..protocol.tokenizer_files import TOKENIZER_FILE, load_facts
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "pyzmq", "msgpack", "numpy")
-# What matrix kernels ask for; everything else that /proc/cpuinfo lists is of no interest here.
+# Features that matrix kernels use; the rest of /proc/cpuinfo is not relevant here.
 CPU_FEATURES = (
     "avx2 fma f16c avx512f avx512bw avx512vl avx512_vnni avx512_bf16 avx512_fp16 avx_vnni amx_tile amx_int8 amx_bf16"
     " asimd asimddp bf16 i8mm sve sve2"
@@ -25,7 +25,7 @@ CPU_FEATURES = (
 
 
 def versions() -> dict[str, str]:
-    """Of this package, its wire, Python, and the libraries that matter; those of this process's environment."""
+    """Versions of this package, its protocol, Python and the main libraries in this process's environment."""
     found = {"triptych": __version__, "protocol": str(VERSION), "python": platform.python_version()}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -34,7 +34,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """The computer, as far as Linux tells it."""
+    """The computer, as far as Linux describes it."""
     cpu = _cpu_facts()
     features = (cpu.get("flags") or cpu.get("Features") or "").split()
     return {
@@ -48,7 +48,7 @@ def machine() -> dict[str, Any]:
 
 
 def tokenizer(run_dir: Path) -> dict[str, Any]:
-    """The tokenizer that a pipeline exported; its id is the same wherever its file is the same."""
+    """The tokenizer exported by a pipeline; its id depends only on the content of its file."""
     facts = load_facts(run_dir)
     if facts is None:
         return {}
@@ -61,13 +61,13 @@ def tokenizer(run_dir: Path) -> dict[str, Any]:
 
 
 def config(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """What a pipeline was started with."""
+    """The config that a pipeline was started with."""
     found: dict[str, dict[str, Any]] = json.loads((run_dir / CONFIG_FILE).read_text(encoding="utf-8"))
     return found
 
 
 def _cpu_facts() -> dict[str, str]:
-    """Of the first processor: they are all alike."""
+    """Of the first processor, assuming that all are alike."""
     with suppress(OSError):
         first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
         pairs = (line.partition(":") for line in first.splitlines())

@@ -1,4 +1,4 @@
-"""Errors as a person at a terminal should see them."""
+"""Shows errors to a person at a terminal."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import typer
 
 from ..protocol.errors import ConfigError, InvalidRequest, TriptychError, WorkerDied
 
-# The end of a worker's traceback, if it failed by an error of ours: the message says it all.
+# The end of a worker's traceback, if it failed with an error of ours: the message says it all.
 _OWN_ERROR = re.compile(r"\A(?:.*\n)?[\w.]*\.protocol\.errors\.\w+: (?P<message>.+)", re.DOTALL)
-# What a write says where the place is at fault: a full disk, a quota, a limit, a broken disk, a closed stream.
+# Errors of a write caused by its target: a full disk, a quota, a limit, a broken disk, a closed stream.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 @contextmanager
 def failures_told() -> Iterator[None]:
-    """End the program with one line for an error in the block: with 2 for a wrong setting, else with 1."""
+    """End the program with one line for an error in the block: exit code 2 for an invalid setting, otherwise 1."""
     try:
         try:
             yield
         finally:
-            sys.stdout.flush()  # not at the exit of Python, which has no words and no exit code of ours for it
+            sys.stdout.flush()  # Python's own flush at exit would neither explain an error nor use our exit code
     except TriptychError as error:
         _end(explain(error), 2 if isinstance(error, (ConfigError, InvalidRequest)) else 1)
-    except BrokenPipeError:  # whoever read has enough
+    except BrokenPipeError:  # the reader closed the pipe
         _give_up_output()
         sys.exit(128 + 13)
     except OSError as error:
@@ -41,7 +41,7 @@ def failures_told() -> Iterator[None]:
 
 
 def explain(error: TriptychError) -> str:
-    """What went wrong, without the traceback of a worker where its last words do."""
+    """What went wrong; without a worker's traceback if the last line of its log says enough."""
     if isinstance(error, WorkerDied) and (match := _OWN_ERROR.search(error.stderr)):
         return f"{error.role}: {match['message'].strip()}"
     return error.message
@@ -53,7 +53,7 @@ def _end(message: str, code: int) -> NoReturn:
 
 
 def _give_up_output() -> None:
-    """Send what is left of standard output nowhere, or Python tries it again when it exits."""
+    """Discard the rest of standard output: otherwise Python tries to write it again at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)

@@ -1,4 +1,4 @@
-"""Pipelines of this user that run on this machine, wherever their run directories are."""
+"""Finds this user's running pipelines on this machine, wherever their run directories are."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ WORKER = "triptych.workers.prepare"  # one of each pipeline's processes
 
 
 def running_pipelines() -> list[Path]:
-    """Run directories; read from the command lines of the workers."""
-    found = set()  # spares have the command lines of the workers that they will be
+    """Their run directories, taken from the command lines of the workers."""
+    found = set()  # spares have the same command lines
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError, IndexError):  # it ended meanwhile, or is no worker
+        with suppress(OSError, ValueError, IndexError):  # it ended meanwhile, or is not a worker
             if process.stat().st_uid == os.getuid():
                 arguments = (process / "cmdline").read_bytes().decode().split("\0")
                 if WORKER in arguments:
@@ -24,14 +24,15 @@ def running_pipelines() -> list[Path]:
 
 
 def the_running_pipeline() -> Path:
-    """The run directory of the only one.
+    """The run directory of the only running pipeline.
 
     Raises:
         ConfigError: there is none, or several.
     """
     found = running_pipelines()
     if not found:
-        raise ConfigError("no pipeline of yours runs here; triptych serve starts one", param="run_dir")
+        raise ConfigError("none of your pipelines is running here; triptych serve starts one", param="run_dir")
     if len(found) > 1:
-        raise ConfigError("several pipelines run, name one of:\n  " + "\n  ".join(map(str, found)), param="run_dir")
+        names = "\n  ".join(map(str, found))
+        raise ConfigError(f"several pipelines are running, name one:\n  {names}", param="run_dir")
     return found[0]

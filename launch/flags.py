@@ -1,7 +1,7 @@
-"""Flags made from the fields of dataclasses: a name, a default and a help text are written once, beside the field.
+"""Flags derived from dataclass fields: name, default and help text are written once, beside the field.
 
-A verb declares a parameter of a dataclass type. ``with_flags`` shows typer one flag a field in its place, each with an
-environment variable ``TRIPTYCH_<NAME>``, and hands the verb the dataclass that was built from them.
+A verb declares a parameter with a dataclass type. ``with_flags`` replaces it by one typer flag per field, each with an
+environment variable ``TRIPTYCH_<NAME>``, and passes the verb the dataclass built from them.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ from .gateway.config import GatewayConfig
 from .replay.options import EngineConfig, StudyOptions
 from .variables import PREFIX
 
-CONFIG_FILE = "config_file"  # the parameter of --config, which a verb does not see
+CONFIG_FILE = "config_file"  # the parameter of --config, which verbs do not see
 
 
 class OutputFormat(str, Enum):
-    """How answers are written."""
+    """The format of written answers."""
 
     text = "text"
     jsonl = "jsonl"
 
 
 _SAMPLING_HELP = {
-    "max_tokens": "of the answer; none: until the context is full",
-    "min_tokens": "before these, no end of sequence and no stop string ends the answer",
+    "max_tokens": "maximum length of the answer; none: until the context is full",
+    "min_tokens": "until then, end-of-sequence tokens and stop strings are ignored",
     "temperature": "0 is greedy",
-    "top_k": "only the so many likeliest tokens; 0 is off",
-    "top_p": "only the likeliest tokens that make up this probability",
-    "min_p": "only tokens at least this likely, relative to the likeliest",
+    "top_k": "sample only from that many likeliest tokens; 0 is off",
+    "top_p": "sample only from the likeliest tokens that make up this probability",
+    "min_p": "sample only from tokens at least this likely, relative to the likeliest",
     "repetition_penalty": "for tokens of prompt and output, 1 is off",
     "presence_penalty": "for tokens of the output",
-    "frequency_penalty": "for tokens of the output, for each time they occur",
-    "seed": "by default one is drawn for each request",
+    "frequency_penalty": "for tokens of the output, for each occurrence",
+    "seed": "by default drawn for each request",
     "stop": "a string that ends the answer; may be given several times",
     "stop_token_ids": "a token that ends the answer; may be given several times",
-    "ignore_eos": "go on after the end of sequence",
+    "ignore_eos": "continue after the end of sequence",
     "include_stop_str": "keep the stop string at the end of the text",
     "skip_special_tokens": "leave special tokens out of the text",
-    "logprobs": "of the chosen token and of so many alternatives",
+    "logprobs": "return those of the chosen token and of this many alternatives",
     "logit_bias": "TOKEN_ID=BIAS, added to the token's logit; may be given several times",
-    "prompt_logprobs": "of each token of the prompt and of so many alternatives",
+    "prompt_logprobs": "return those of each prompt token and of this many alternatives",
     "n": "choices in the answer, each sampled with a seed of its own",
-    "best_of": "so many are sampled, and the n likeliest are the answer",
-    "num_beams": "above 1: a beam search, whose n best hypotheses are the answer",
-    "length_penalty": "a hypothesis' logprob is divided by its length to the power of this",
+    "best_of": "sample this many, and return the n likeliest",
+    "num_beams": "above 1: beam search, which returns the n best hypotheses",
+    "length_penalty": "a hypothesis' logprob is divided by its length to this power",
     "early_stopping": "when a beam search ends, as in transformers",
 }
 
 
 def option(name: str, text: str, *declarations: str, **settings: Any) -> Any:
-    """A typer option for ``Annotated``, with its environment variable, and in its help what others call it."""
+    """A typer option for ``Annotated``, with its environment variable and, in the help text, its aliases."""
     flag = name.replace("_", "-")
     others = [f"--{alias}" for alias, own in ALIASES.items() if own in (flag, f"no-{flag}")]
     text = f"{text} (also {', '.join(others)})" if others else text
@@ -77,9 +77,9 @@ def number(name: str, text: str) -> Any:
 
 
 def with_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The verb with a flag in place of every field of its parameters of a type in ``_BUILDERS``.
+    """The verb with a flag for every field of those parameters whose type is in ``_BUILDERS``.
 
-    Calling it raises ConfigError or InvalidRequest where a value lies outside its limits.
+    Calling it raises ConfigError or InvalidRequest if a value is out of range.
     """
     signature = inspect.signature(verb, eval_str=True)
     owners = {p.name: p.annotation for p in signature.parameters.values() if p.annotation in _BUILDERS}
@@ -87,7 +87,7 @@ def with_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(verb)
     def call(**values: Any) -> Any:
-        values.pop(CONFIG_FILE, None)  # its values are in the flags already
+        values.pop(CONFIG_FILE, None)  # its values have already become defaults of the flags
         for name, owner in owners.items():
             own = {flag: _from_flag(values.pop(flag), hint) for flag, hint in _hints(owner).items()}
             values[name] = _BUILDERS[owner](own)
@@ -102,13 +102,13 @@ def with_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def given_names(context: typer.Context, owner: type) -> set[str]:
-    """Fields of ``owner`` that were given, on the command line or in the environment."""
+    """Fields of ``owner`` that were set, on the command line or in the environment."""
     sources = {name: context.get_parameter_source(name) for name in _hints(owner)}
     return {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
 
 
 def given_flags(context: typer.Context, owner: type) -> list[str]:
-    """Flags of ``owner`` that stand on the command line, not in the environment."""
+    """Flags of ``owner`` that were given on the command line, not in the environment."""
     sources = {name: context.get_parameter_source(name) for name in _hints(owner)}
     names = (name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE")
     return ["--" + name.replace("_", "-") for name in names]
@@ -122,7 +122,7 @@ def _config_file() -> inspect.Parameter:
 
 
 def _compose(owner: type, values: Mapping[str, Any]) -> Any:
-    """A dataclass of dataclasses out of flat values."""
+    """A dataclass of dataclasses from flat values."""
     parts = _type_hints(owner).items()
     return owner(**{name: part(**{f.name: values[f.name] for f in dataclasses.fields(part)}) for name, part in parts})
 
@@ -135,18 +135,18 @@ _BUILDERS: dict[Any, Callable[[Mapping[str, Any]], Any]] = {
     BenchOptions: lambda values: _compose(BenchOptions, values),
     StudyOptions: lambda values: StudyOptions(**values),
 }
-_PANELS = {SamplingParams: "Sampling", StudyOptions: "Simulation", GatewayConfig: "HTTP"}  # owners of one panel
+_PANELS = {SamplingParams: "Sampling", StudyOptions: "Simulation", GatewayConfig: "HTTP"}  # owners with a single panel
 
 
 def _groups(owner: type) -> Iterator[tuple[str, type]]:
-    """Help panels and the dataclass whose fields each shows."""
+    """Help panels, each with the dataclass whose fields it shows."""
     if owner in _PANELS:
         yield _PANELS[owner], owner
     else:
         yield from ((name.capitalize(), part) for name, part in _type_hints(owner).items())
 
 
-# Several verbs share an owner, and an annotation is compiled each time it is asked for: half the time of ``--help``.
+# Cached: several verbs share an owner, and evaluating the annotations each time would take half of ``--help``.
 _type_hints = functools.cache(get_type_hints)
 
 
@@ -167,7 +167,7 @@ def _flag(item: dataclasses.Field[Any], hint: Any, panel: str) -> inspect.Parame
     name, kind, default = item.name, hint, item.default
     declarations: list[str] = []
     settings: dict[str, Any] = {"rich_help_panel": panel}
-    if hint is bool:  # only the form that changes something
+    if hint is bool:  # only the form that changes the default
         flag = name.replace("_", "-")
         declarations, settings["show_default"] = [f" /--no-{flag}" if default else f"--{flag}"], False
     elif name in SHORT:
@@ -212,7 +212,7 @@ def _number(text: str) -> float:
 
 
 def _reader(kind: Any, shown: str = "{}") -> dict[str, Any]:
-    """Settings of an option that is a number. Typer's own readers do not say what they could not read."""
+    """Settings of a numeric option. Typer's own parsers do not say what they could not parse."""
     parser = {int: _integer, float: _number}.get(kind)
     return {"parser": parser, "metavar": f"<{shown.format(kind.__name__)}>"} if parser else {}
 

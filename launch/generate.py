@@ -1,4 +1,4 @@
-"""``triptych generate``: answers to prompts from arguments, a file or a pipe."""
+"""``triptych generate``: answers prompts from arguments, a file or a pipe."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Task:
     file: Path | None  # "-": standard input
     output: Path | None
     output_format: OutputFormat
-    lora: str  # the adapter that answers; empty: the model itself
-    resume: bool  # go on with what an earlier call left in ``output``
+    lora: str  # the adapter that answers; empty: the base model
+    resume: bool  # continue what an earlier call left in ``output``
     chat: bool | None  # None: if the model has a chat template
     stream: bool | None  # None: one prompt, text, to a terminal
     params: SamplingParams
@@ -46,10 +46,10 @@ class Task:
 def generate(
     task: Task, config: PipelineConfig, *, run_dir: Path | None, connect: Path | None, console: Console
 ) -> int:
-    """The exit code: 0 if every prompt was answered, 1 if one was not.
+    """Returns the exit code: 0 if every prompt was answered, otherwise 1.
 
     Raises:
-        ConfigError: there is nothing to answer, or the task contradicts itself.
+        ConfigError: there is nothing to answer, or the options contradict each other.
         OutputError: the answers cannot be written.
     """
     check_output(task.output, task.file)
@@ -86,15 +86,15 @@ def _read(task: Task) -> list[Job]:
     except OSError as error:
         raise ConfigError(f"cannot read {task.file}: {error.strerror}", param="file") from error
     if not jobs:
-        raise ConfigError("nothing to answer: there is no line that is not blank", param="file")
+        raise ConfigError("nothing to answer: all lines are blank", param="file")
     return jobs
 
 
 def _resume(task: Task, jobs: list[Job], console: Console) -> list[Job]:
     if task.output is None or task.output_format is not OutputFormat.jsonl:
-        raise ConfigError("--resume needs --output with JSON lines: there it sees what is answered", param="resume")
+        raise ConfigError("--resume needs --output with JSON lines: they show what is answered", param="resume")
     left = left_to_answer(jobs, task.output, num_choices=task.params.n)
-    say(console, f"{len(jobs) - len(left)} of {len(jobs)} prompts are answered already")
+    say(console, f"{len(jobs) - len(left)} of {len(jobs)} prompts are already answered")
     return left
 
 
@@ -108,13 +108,13 @@ def _streams(task: Task, jobs: list[Job], sink: Sink) -> bool:
 
 
 def _request(job: Job, task: Task, *, chat: bool) -> dict[str, Any]:
-    """What is sent: a line's own parameters win over the flags."""
+    """The request to send: a line's own parameters override the flags."""
     request = {**task.params.to_wire(), "lora": task.lora, **job.request}
     return as_chat(request) if chat else request
 
 
 def _stream(pipeline: Pipeline, job: Job, request: dict[str, Any], sink: Sink, console: Console) -> int:
-    """Write one answer as it comes; of several choices, one after the other."""
+    """Write one answer as it arrives; several choices one after the other."""
     if job.error is not None:
         raise job.error
     stream = pipeline.client.submit(**request)
@@ -126,8 +126,8 @@ def _stream(pipeline: Pipeline, job: Job, request: dict[str, Any], sink: Sink, c
         if console.is_terminal:
             say(console, summary_line(stream.result()))
     finally:
-        with suppress(PipelineClosed):  # and with it every request
-            stream.abort()  # one that has ended stays as it is
+        with suppress(PipelineClosed):  # which ended every request
+            stream.abort()  # no effect if it has ended
     return 0
 
 
@@ -145,7 +145,7 @@ def _write_all(batch: Batch, task: Task, writer: Writer, console: Console) -> in
                 _complain(job, result, console)
     except KeyboardInterrupt:
         is_file = task.output is not None and task.output_format is OutputFormat.jsonl
-        hint = "; the same call with --resume goes on" if is_file else ""
+        hint = "; the same call with --resume continues" if is_file else ""
         say(console, f"interrupted: requests in flight are aborted{hint}", "yellow")
         raise
     elapsed_s = time.monotonic() - started

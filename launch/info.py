@@ -1,4 +1,4 @@
-"""``triptych info``: a model, the pipeline that runs it, and the machine below."""
+"""``triptych info``: describes a model, the pipeline that runs it, and the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def info(config: PipelineConfig, *, run_dir: Path | None, connect: Path | None, as_json: bool, console: Console) -> int:
-    """Write what is known to standard output; statistics only of a pipeline that ran before."""
+    """Print everything known to standard output; statistics only for a pipeline that was already running."""
     with open_pipeline(config, run_dir=run_dir, connect=connect, console=console) as pipeline:
         found = _facts(pipeline, has_run=connect is not None)
     print(json.dumps(found, indent=1)) if as_json else _print_tables(found)

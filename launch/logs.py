@@ -1,4 +1,4 @@
-"""Logging of the launcher's own processes. The workers' logs lie in the run directory, one file each."""
+"""Logging of the launcher's own processes. The workers' logs are in the run directory, one file each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 def set_up_logging(level: str, console: Console) -> None:
-    """Send this package's log to ``console``, above a progress bar that may run there, and nowhere else.
+    """Send this package's log to ``console``, above any progress bar there, and nowhere else.
 
     Raises:
         ConfigError: there is no such level.
@@ -30,7 +30,7 @@ def set_up_logging(level: str, console: Console) -> None:
 
 
 def set_up_stream_logging(level: str, log_format: str, *, process: str) -> None:
-    """Send this package's log to standard error, as text or as one JSON object a line, and that of uvicorn with it.
+    """Send this package's log, and uvicorn's, to standard error, as text or as one JSON object per line.
 
     Raises:
         ConfigError: there is no such level.
@@ -57,7 +57,7 @@ def _use(handler: logging.Handler, level: str) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, process, logger, message, and the named arguments of the message."""
+    """One JSON object per line: time, level, process, logger, message, and the named arguments of the message."""
 
     def __init__(self, process: str) -> None:
         super().__init__()

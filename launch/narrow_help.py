@@ -7,11 +7,11 @@ from typing import Any
 
 import typer
 
-TABLE_COLUMNS = 100  # with fewer the table cuts names short, and such a name can be neither typed nor searched for
+TABLE_COLUMNS = 100  # below this the table truncates names, which then can be neither typed nor searched for
 
 
 class NarrowHelp(typer.core.TyperCommand):
-    """A command whose help is a plain list of flags there, under the same headings."""
+    """A command whose help is a plain list of flags on such a terminal, under the same headings."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         table: Any = super()
@@ -27,7 +27,7 @@ class NarrowHelp(typer.core.TyperCommand):
             if record := parameter.get_help_record(ctx):
                 names, text = record
                 panel = panels.setdefault(parameter.rich_help_panel or kind, [])
-                panel.append((names.removeprefix(" / "), text))  # what stands before a flag that only takes away
+                panel.append((names.removeprefix(" / "), text))  # precedes a flag that has only a --no- form
         for title, records in panels.items():
             with formatter.section(title):
                 formatter.write_dl(records)

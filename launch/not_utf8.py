@@ -1,4 +1,4 @@
-"""What to say of text that is no UTF-8."""
+"""Explains why a text is not UTF-8."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import codecs
 
 
 def why_not_utf8(text: bytes) -> str:
-    """The byte and where it stands, or what the whole is instead; for text that UTF-8 cannot hold, that."""
+    """The offending byte and its position, or the encoding of the whole text; for a lone surrogate, that."""
     if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "UTF-16 and not UTF-8, which iconv -f UTF-16 -t UTF-8 makes of it"
+        return "UTF-16, not UTF-8; iconv -f UTF-16 -t UTF-8 converts it"
     try:
         text.decode()
     except UnicodeDecodeError as error:
         return f"not UTF-8: byte 0x{text[error.start]:02x} after {error.start} others"
-    return "not UTF-8: half a surrogate pair"
+    return "not UTF-8: a lone surrogate"

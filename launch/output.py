@@ -1,4 +1,4 @@
-"""Where answers go: text or JSONL rows, to a file or to standard output, with an error that names the place."""
+"""Writes answers: text or JSONL rows, to a file or to standard output, with errors that name the target."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .report import printable
 
 
 class OutputError(TriptychError):
-    """The place for the answers cannot be written."""
+    """The target for the answers cannot be written."""
 
     code = "output"
 
 
 class Sink:
-    """Bytes to a file or to standard output, unbuffered: what was written is there, or the error is here."""
+    """Unbuffered bytes to a file or to standard output: errors are raised by the write that causes them."""
 
     def __init__(self, file: FileIO, name: str) -> None:
         self._file, self._name = file, name
@@ -33,7 +33,7 @@ class Sink:
     def write(self, text: str) -> None:
         text = printable(text) if self.is_terminal else text
         with _naming(self._name):
-            rest = memoryview(text.encode(errors="backslashreplace"))  # of half a surrogate pair
+            rest = memoryview(text.encode(errors="backslashreplace"))  # escapes lone surrogates
             while rest:
                 rest = rest[self._file.write(rest) :]
 
@@ -45,16 +45,16 @@ class Sink:
 def check_output(path: Path | None, source: Path | None) -> None:
     """
     Raises:
-        ConfigError: the answers would take the place of what they answer.
+        ConfigError: the answers would overwrite their own requests.
     """
-    with suppress(OSError):  # one of them is not there
+    with suppress(OSError):  # one of them does not exist
         if path is not None and source is not None and path.samefile(source):
             raise ConfigError(f"output is {path}, which is the file with the requests", param="output")
 
 
 @contextmanager
 def open_sink(path: Path | None, *, append: bool = False) -> Iterator[Sink]:
-    """The file at ``path``, whose old content goes unless it is appended to, or standard output.
+    """The file at ``path``, truncated unless ``append``, or standard output.
 
     Raises:
         OutputError: it cannot be opened or written.
@@ -67,7 +67,7 @@ def open_sink(path: Path | None, *, append: bool = False) -> Iterator[Sink]:
 
 
 class Writer(Protocol):
-    """Takes one answer after another, in the order of the prompts."""
+    """Takes the answers, in the order of the prompts."""
 
     def answer(self, job: Job, completion: Completion) -> None: ...
 
@@ -75,7 +75,7 @@ class Writer(Protocol):
 
 
 class TextWriter:
-    """One answer after another, each of its choices with a newline; a failure is an empty one."""
+    """One answer after the other, each choice followed by a newline; a failure is an empty line."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -89,7 +89,7 @@ class TextWriter:
 
 
 class JsonlWriter:
-    """A JSON object a line, with everything that is known of the answer; a line for each choice."""
+    """One JSON object per choice and line, with everything known about the answer."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -128,7 +128,7 @@ class JsonlWriter:
 
 
 def choose_format(output_format: OutputFormat | None, path: Path | None) -> OutputFormat:
-    """The format that was asked for; if none was, the one the suffix of the path names."""
+    """The requested format; by default the one indicated by the path's suffix."""
     if output_format is not None:
         return output_format
     return OutputFormat.jsonl if path is not None and path.suffix in (".jsonl", ".ndjson") else OutputFormat.text
@@ -142,7 +142,7 @@ def make_writer(sink: Sink, output_format: OutputFormat) -> Writer:
 def _naming(name: str) -> Iterator[None]:
     try:
         yield
-    except BrokenPipeError:  # whoever read has enough; like every filter, leave without a word
+    except BrokenPipeError:  # the reader closed the pipe: end quietly, like any filter
         raise SystemExit(128 + 13) from None
     except OSError as error:
         raise OutputError(f"cannot write {name}: {os.strerror(error.errno or 0)}", param="output") from error

@@ -1,4 +1,4 @@
-"""The pipeline a verb talks to: one that it starts and stops, or one that runs already."""
+"""The pipeline a verb talks to: one that it starts and stops, or one that is already running."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .startup import start
 if TYPE_CHECKING:
     from rich.console import Console
 
-ANSWER_S = 5.0  # in which a pipeline that runs answers a first question
-SILENT_S = 0.5  # after this it is looked whether a driver is there at all
+ANSWER_S = 5.0  # for a running pipeline to answer a first question
+SILENT_S = 0.5  # after this, check whether a driver is running at all
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A client, and what only somebody on the same machine knows."""
+    """A client, and what is only known on the same machine."""
 
     client: Client
     run_dir: Path
-    driver: Driver | None = None  # None: somebody else's
+    driver: Driver | None = None  # None: it was started by another process
 
     @property
     def has_chat_template(self) -> bool:
@@ -41,7 +41,7 @@ class Pipeline:
     def check(self) -> None:
         """
         Raises:
-            WorkerDied: the driver gave up, so that no answer will come any more.
+            WorkerDied: the driver gave up, so no further answers will come.
         """
         if self.driver is not None:
             self.driver.client  # noqa: B018
@@ -51,10 +51,10 @@ class Pipeline:
 def open_pipeline(
     config: PipelineConfig, *, run_dir: Path | None, connect: Path | None, console: Console
 ) -> Iterator[Pipeline]:
-    """The pipeline that runs in ``connect``, or one of our own; requests left when the block ends are aborted.
+    """The pipeline that runs in ``connect``, or one of our own; requests still running at the end are aborted.
 
     Raises:
-        ConfigError: no pipeline runs in ``connect``, or one cannot be started so.
+        ConfigError: no pipeline runs in ``connect``, or one cannot be started with this config.
         WorkerDied: a worker failed to start.
     """
     if connect is not None:
@@ -77,7 +77,7 @@ def connected(run_dir: Path) -> Iterator[Client]:
     """A client of the pipeline that runs in ``run_dir``.
 
     Raises:
-        ConfigError: none does.
+        ConfigError: there is none.
     """
     try:
         service = PipelineConfig.from_json((run_dir / CONFIG_FILE).read_text(encoding="utf-8")).service
@@ -97,9 +97,9 @@ def _await_answer(client: Client, run_dir: Path) -> None:
         client.info(SILENT_S)
         return
     if not has_driver(run_dir):
-        advice = f"its driver is gone; triptych serve --run-dir {run_dir} goes on with it"
+        advice = f"its driver is gone; triptych serve --run-dir {run_dir} continues it"
         raise ConfigError(f"no pipeline runs in {run_dir}: {advice}", param="connect")
     try:
         client.info(ANSWER_S)
     except RequestTimeout as error:
-        raise ConfigError(f"the pipeline in {run_dir} does not answer within {ANSWER_S} s", param="connect") from error
+        raise ConfigError(f"the pipeline in {run_dir} did not respond within {ANSWER_S} s", param="connect") from error

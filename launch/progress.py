@@ -1,4 +1,4 @@
-"""Bars: of anything that is counted, and of a batch with its tokens a second and the time that is left."""
+"""Progress bars: for anything countable, and for a batch with its token rate and remaining time."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .report import number
 if TYPE_CHECKING:
     from rich.console import Console
 
-WINDOW_S = 3.0  # over which the rate is taken
+WINDOW_S = 3.0  # over which the rate is averaged
 
 
 class TokenRate:
-    """Tokens a second over the last ``WINDOW_S`` seconds, out of a count that grows."""
+    """Tokens per second over the last ``WINDOW_S`` seconds, from a growing count."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
 
     def update(self, num_tokens: int, *, now: float) -> float:
-        """The rate, with the count as it is at the time ``now`` in seconds."""
+        """The rate, given the count at the time ``now`` in seconds."""
         self._samples.append((now, num_tokens))
         while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOW_S:
             self._samples.popleft()
@@ -34,7 +34,7 @@ class TokenRate:
 
 @contextmanager
 def count_bar(console: Console, name: str, total: int, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
-    """What is to be told how many of ``total`` are done; a terminal shows it."""
+    """A function to be called with the number done, of ``total``; shown on a terminal."""
     if hidden or not console.is_terminal:
         yield lambda done: None
         return
@@ -48,7 +48,7 @@ def count_bar(console: Console, name: str, total: int, *, hidden: bool = False) 
 
 @contextmanager
 def batch_bar(console: Console, batch: Batch) -> Iterator[None]:
-    """A bar that follows the batch by itself while the block runs."""
+    """A bar that follows the batch inside this block."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,

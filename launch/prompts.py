@@ -12,17 +12,17 @@ from ..protocol.errors import ConfigError, InvalidRequest
 from .not_utf8 import why_not_utf8
 
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
-_NOT_OF_A_REQUEST = {"params", "keep"}  # what ``Client.submit`` takes beside the fields of a request
+_NOT_OF_A_REQUEST = {"params", "keep"}  # arguments of ``Client.submit`` that are not fields of a request
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt to answer, or why it cannot be: a bad line is a row of the output and stops no other."""
+    """One prompt to answer, or its error: an invalid line becomes a row of the output and does not affect others."""
 
     index: int  # from 0, in the order of the input
     request: dict[str, Any]  # arguments of ``Client.submit``
     error: InvalidRequest | None = None
-    id: str | int | None = None  # what the line calls itself; its output row repeats it
+    id: str | int | None = None  # given by the line; repeated in its output row
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -31,15 +31,15 @@ class Job:
 
 
 def jobs_from_texts(prompts: Iterable[str]) -> list[Job]:
-    """A job for each prompt."""
+    """One job per prompt."""
     return [_job(index, prompt, "prompt", _plain) for index, prompt in enumerate(prompts)]
 
 
 def jobs_from_lines(lines: Iterable[bytes]) -> list[Job]:
-    """A job for each line that is not blank. A line that begins with ``{"`` is JSON, every other one is a prompt.
+    """One job per non-blank line. A line that begins with ``{"`` is JSON, every other one is a prompt.
 
     Raises:
-        ConfigError: it is UTF-16, of which no line can be read.
+        ConfigError: the input is UTF-16, so no line can be read.
     """
     jobs: list[Job] = []
     for number, line in enumerate(lines, 1):
@@ -55,7 +55,7 @@ def jobs_from_lines(lines: Iterable[bytes]) -> list[Job]:
 
 
 def as_chat(request: dict[str, Any]) -> dict[str, Any]:
-    """The request with its text as the one message of a user; one without a text stays as it is."""
+    """The request with its text as a single user message; one without a text is returned unchanged."""
     if not isinstance(request.get("prompt"), str):
         return request
     rest = {name: value for name, value in request.items() if name != "prompt"}
@@ -65,7 +65,7 @@ def as_chat(request: dict[str, Any]) -> dict[str, Any]:
 def _job(index: int, text: str, origin: str, parse: Callable[[str], dict[str, Any]]) -> Job:
     try:
         request = parse(text)
-        json.dumps(request, ensure_ascii=False).encode()  # half a surrogate pair, or a byte that was no UTF-8
+        json.dumps(request, ensure_ascii=False).encode()  # raises for lone surrogates and bytes that were not UTF-8
         return Job(index, request, id=request.pop("id", None))
     except InvalidRequest as error:
         reason = InvalidRequest(f"{origin}: {error.message}", param=error.param)
@@ -79,7 +79,7 @@ def _plain(text: str) -> dict[str, Any]:
 
 
 def _parse(text: str) -> dict[str, Any]:
-    """What ``Client.submit`` cannot be called with is refused here; everything else is for prepare to judge."""
+    """Refuses only what ``Client.submit`` cannot be called with; everything else is validated by prepare."""
     try:
         row: dict[str, Any] = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -93,8 +93,8 @@ def _parse(text: str) -> dict[str, Any]:
     messages = row.get("messages", [])
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise InvalidRequest(f"messages must be a list of maps, got {messages!r:.80}", param="messages")
-    if isinstance(row.get("tools"), list):  # as over HTTP; on the wire they are text
+    if isinstance(row.get("tools"), list):  # as in HTTP requests; the protocol has JSON text
         row["tools"] = json.dumps(row["tools"])
-    if isinstance(row.get("logit_bias"), dict):  # JSON has no keys but strings
+    if isinstance(row.get("logit_bias"), dict):  # JSON keys are always strings
         row["logit_bias"] = {int(k) if k.isdecimal() and len(k) <= 10 else k: v for k, v in row["logit_bias"].items()}
     return row

@@ -1,9 +1,9 @@
-"""The pipeline as a Ray Serve application: a replica is an actor that keeps one pipeline and serves the gateway's app.
+"""The pipeline as a Ray Serve application: each replica is an actor with one pipeline, which serves the gateway's app.
 
     serve run triptych.launch.ray_app:app model=/models/model min_replicas=2 max_replicas=8
 
-Needs ``pip install 'triptych[http,ray]'``. Ray starts replicas, counts what each has to do, and replaces those that are
-ill; inside a replica everything is as under ``triptych serve``.
+Needs ``pip install 'triptych[http,ray]'``. Ray starts replicas, counts the requests of each, and replaces unhealthy
+ones; inside a replica everything works as under ``triptych serve``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .gateway.config import GatewayConfig
 from .gateway.processes import check_installed
 from .gateway.server import make_gateway
 
-# Ray's PrefixCacheAffinityRouter looks for the prompt in the arguments of a Python call and raises where there is none.
-# Its HTTP proxy chooses a replica before it reads the body, so by HTTP only a header can tell what belongs together.
+# Ray's PrefixCacheAffinityRouter looks for the prompt in the arguments of a Python call and raises if there is none.
+# Its HTTP proxy chooses a replica before it reads the body, so over HTTP only a header can identify related requests.
 _ROUTERS = {
     "load": RequestRouterConfig(),
     "session": RequestRouterConfig(
@@ -36,12 +36,12 @@ _ROUTERS = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RayOptions:
-    """What Ray decides about the replicas."""
+    """Options for Ray's management of the replicas."""
 
     min_replicas: int = 1
     max_replicas: int = 1
-    target_requests: float = 32.0  # waiting and running in a replica; beyond it another one is started
-    max_requests: int = 256  # in a replica; more wait in Ray's proxy
+    target_requests: float = 32.0  # waiting and running per replica; above it another one is started
+    max_requests: int = 256  # per replica; more wait in Ray's proxy
     router: str = "load"  # or "session": requests with the same x-session-id go to the replica that has their pages
     num_cpus: float = 1.0
     num_gpus: float = 0.0  # tensor_parallel_size, on GPUs
@@ -54,7 +54,7 @@ class RayOptions:
 
 
 class Replica:
-    """One pipeline, and the ASGI app before it."""
+    """One pipeline, and the ASGI app in front of it."""
 
     def __init__(self, config_json: str) -> None:
         check_installed()
@@ -69,9 +69,9 @@ class Replica:
         return create_app(self._gateway)
 
     def check_health(self) -> None:
-        """Raises where the driver gave up, or a worker has not come back for as long as a start may take.
+        """Raises if the driver gave up, or a worker has been down for longer than a start may take.
 
-        A worker that died is not yet a reason: its pipeline brings it back, with all that was asked of it.
+        A worker that died is not yet a reason: its pipeline restarts it, without losing requests.
         """
         now = time.monotonic()
         if self._driver.healthy:
@@ -88,7 +88,7 @@ def app(arguments: dict[str, Any]) -> Any:
     """The application, for ``serve run`` and ``serve.run``: fields of ``RayOptions`` and of ``PipelineConfig``.
 
     Raises:
-        ConfigError: an option is unknown, or a value cannot work.
+        ConfigError: an option is unknown, or a value is out of range.
     """
     values = {name: _value(given) for name, given in arguments.items()}
     names = {field.name for field in dataclasses.fields(RayOptions)}
@@ -113,7 +113,7 @@ def app(arguments: dict[str, Any]) -> Any:
 
 
 def _value(given: Any) -> Any:
-    """``serve run`` gives texts: a number, true, false or null is what it says."""
+    """``serve run`` passes strings: parse numbers, true, false and null."""
     try:
         return json.loads(given) if isinstance(given, str) else given
     except ValueError:

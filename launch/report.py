@@ -1,4 +1,4 @@
-"""How models, ledgers and statistics are written for people."""
+"""Formats models, ledgers and statistics for people."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-# What a terminal would obey rather than show; a model may write anything.
+# Control characters, which a terminal would obey rather than show; a model may write anything.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """The text with a replacement character for every control character but tabs and newlines."""
+    """The text with every control character except tabs and newlines replaced."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def say(console: Console, text: str, style: str = "dim", *, is_wrapped: bool = False) -> None:
-    """Print a line as it is: no markup, no colours of its own, and no line breaks that a pipe would see.
+    """Print a line verbatim: without markup, highlighting or line breaks that a pipe would see.
 
-    ``is_wrapped``: on a terminal, where people read sentences, lines are broken between words.
+    ``is_wrapped``: on a terminal, break long lines between words.
     """
     soft_wrap = not (is_wrapped and console.is_terminal)
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=soft_wrap)
 
 
 def number(value: float) -> str:
-    """Three digits that matter and a unit: 1.02 M."""
+    """Three significant digits and a unit: 1.02 M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.3g} {unit}"
@@ -37,7 +37,7 @@ def number(value: float) -> str:
 
 
 def duration(ms: float | None) -> str:
-    """Milliseconds as a person reads them: 0.21 ms, 34 ms, 3.1 s."""
+    """Milliseconds in a readable form: 0.21 ms, 34 ms, 3.1 s."""
     if ms is None:
         return "-"
     if ms >= 1000:
@@ -46,7 +46,7 @@ def duration(ms: float | None) -> str:
 
 
 def model_line(card: Mapping[str, Any]) -> str:
-    """The model card in one line, and in a second one why it is slower than it could be, if it is."""
+    """The model card in one line, and a second line with the reason if it is slower than it could be."""
     line = (
         f"{card['model']} · {card['model_type']}, {number(card['num_parameters'])} parameters, {card['dtype']} on"
         f" {card['device']} · context {card['max_model_len']} · {card['num_pages']} pages of {card['page_size']} tokens"
@@ -55,7 +55,7 @@ def model_line(card: Mapping[str, Any]) -> str:
 
 
 def statistics_line(stats: Mapping[str, Any], *, tokens_per_second: float) -> str:
-    """The pipeline at this moment in one line."""
+    """The current state of the pipeline in one line."""
     execute = stats["execute"]
     used = execute["pages"] - execute["pages_free"] - execute["pages_cached"]
     return (
@@ -65,7 +65,7 @@ def statistics_line(stats: Mapping[str, Any], *, tokens_per_second: float) -> st
 
 
 def summary_line(completion: Any) -> str:
-    """What one answer cost, in one line."""
+    """The cost of one answer in one line."""
     ledger, usage = completion.ledger, completion.usage
     rate = f" · {ledger['tps']:.0f} tok/s" if ledger["tps"] is not None else ""
     return (
@@ -75,7 +75,7 @@ def summary_line(completion: Any) -> str:
 
 
 def ledger_table(ledgers: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A column for each named ledger: the milliseconds of every stage that took any, and their sum."""
+    """One column per ledger: the milliseconds of every stage that took any time, and their sum."""
     table = _table("ms", *ledgers)
     for stage in next(iter(ledgers.values()))["stages_ms"]:
         times = [ledger["stages_ms"][stage] for ledger in ledgers.values()]
@@ -89,12 +89,12 @@ def ledger_table(ledgers: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
-    """Names and values, a line each."""
+    """Names and values, one per line."""
     table = _table(title, "")
     values = table.columns[1]
-    values.justify, values.no_wrap, values.overflow = "left", False, "fold"  # some are sentences, or long paths
+    values.justify, values.no_wrap, values.overflow = "left", False, "fold"  # some are sentences or long paths
     for name, value in facts.items():
-        if name == "histograms":  # for /metrics, not for reading
+        if name == "histograms":  # meant for /metrics
             continue
         table.add_row(name.replace("_", " "), _cell(value))
     return table

@@ -1,4 +1,4 @@
-"""``triptych restart``: replace a worker of a pipeline that runs, with no more than a pause for its clients."""
+"""``triptych restart``: replace a worker of a running pipeline, with only a pause for its clients."""
 
 from __future__ import annotations
 

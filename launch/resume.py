@@ -1,4 +1,4 @@
-"""``--resume``: what an earlier call left in the output file, and what is still to be answered."""
+"""``--resume``: what an earlier call left in the output file, and what remains to be answered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..protocol.errors import ConfigError
 from .prompts import Job
 
-Key = tuple[str, Any]  # ("id", of the line) where it has one, else ("index", of the prompt)
+Key = tuple[str, Any]  # ("id", of the line) if it has one, otherwise ("index", of the prompt)
 
 
 class _Row(NamedTuple):
@@ -21,10 +21,10 @@ class _Row(NamedTuple):
 
 
 def left_to_answer(jobs: list[Job], path: Path, *, num_choices: int = 1) -> list[Job]:
-    """The jobs without an answer in the file at ``path``, which keeps its answers and nothing else.
+    """The jobs without an answer in the file at ``path``, from which everything but answers is removed.
 
-    Failures are dropped and tried again, and so is what a full disk or a kill left of a line, or of the choices of a
-    prompt. ``num_choices`` has an answer to a prompt that does not say itself how many it wants.
+    Failures are dropped and retried, and so are lines, or the choices of a prompt, left incomplete by a full disk or a
+    kill. ``num_choices`` applies to prompts that do not specify how many they want.
 
     Raises:
         ConfigError: the file cannot be read or written, two jobs have the same id, or an answer is to another prompt.
@@ -49,7 +49,7 @@ def left_to_answer(jobs: list[Job], path: Path, *, num_choices: int = 1) -> list
 
 def _num_choices(job: Job, default: int) -> int:
     wanted = job.request.get("n", default)
-    return wanted if isinstance(wanted, int) else 1  # it is refused, and so is never answered
+    return wanted if isinstance(wanted, int) else 1  # an invalid value is refused, and so never answered
 
 
 def _answers(content: bytes) -> Iterator[_Row]:
@@ -80,7 +80,7 @@ def _key_of_row(row: dict[str, Any]) -> Key:
 
 
 def read_output(path: Path) -> bytes:
-    """What an earlier call has written; nothing if there was none.
+    """The output of an earlier call; empty if there is none.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -92,12 +92,12 @@ def read_output(path: Path) -> bytes:
 
 
 def replace_output(path: Path, content: bytes) -> None:
-    """Put other lines in place of what an earlier call has written, all of them or none.
+    """Replace the output of an earlier call atomically.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    path = path.resolve()  # a link stays one
+    path = path.resolve()  # keeps a symbolic link
     temporary = path.with_name(path.name + ".tmp")
     try:
         temporary.write_bytes(content)

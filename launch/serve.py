@@ -31,16 +31,16 @@ MAX_DRAIN_S = 86400  # a day
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What ``serve`` is asked for."""
+    """The arguments of ``serve``."""
 
     config: PipelineConfig
     gateway: GatewayConfig
     run_dir: Path | None
-    drain_timeout: float  # seconds that accepted requests get at a stop
+    drain_timeout: float  # seconds for accepted requests to finish at a stop
     log_level: str
 
     def __post_init__(self) -> None:
-        if not 0 <= self.drain_timeout <= MAX_DRAIN_S:  # not-a-number is refused too
+        if not 0 <= self.drain_timeout <= MAX_DRAIN_S:  # refuses NaN too
             text = f"drain_timeout is {self.drain_timeout}, the limits are 0 and {MAX_DRAIN_S}"
             raise ConfigError(text, param="drain_timeout")
 
@@ -49,12 +49,13 @@ def serve(task: Task, *, console: Console) -> int:
     """Serve until SIGINT or SIGTERM, then drain; a second signal stops at once.
 
     Returns 0 if every accepted request was answered, 1 if some were cut short or left to the next driver, 3 if the
-    driver had given up restarting a worker; then it stayed to answer how things stand until the signal.
+    driver had given up restarting a worker; in that case it kept answering status queries until the signal.
 
-    The gateways outlive the workers by a moment: whoever waits for an answer is told of its end by HTTP too.
+    The gateways outlive the workers by a moment, so that waiting HTTP clients still receive the ends of their requests.
 
     Raises:
-        ConfigError: the run directory is in use or unsafe, the HTTP address cannot be had, or its keys not be read.
+        ConfigError: the run directory is in use or unsafe, the HTTP address is not available, or its keys are not
+            readable.
         WorkerDied: a worker failed to start.
     """
     handle_unless_ignored(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
@@ -80,7 +81,7 @@ def serve(task: Task, *, console: Console) -> int:
 
 
 def _start(driver: Driver, console: Console, url: str | None) -> None:
-    """Wait until the pipeline is ready, and say so."""
+    """Wait until the pipeline is ready, and log that."""
     startup = start(driver, console, say=logger.info)
     for line in startup.account(driver.pids):
         logger.info("%s", line)
@@ -91,7 +92,7 @@ def _start(driver: Driver, console: Console, url: str | None) -> None:
 
 
 def _report_for_ever(driver: Driver) -> None:
-    """Log the statistics once a second as long as they change."""
+    """Log the statistics once a second while they change."""
     last, num_tokens, then = "", 0, time.monotonic()
     while True:
         time.sleep(STATISTICS_S)
@@ -110,7 +111,7 @@ def _report_for_ever(driver: Driver) -> None:
 
 def _drain(driver: Driver, timeout: float) -> None:
     if driver.health().status == "failed":
-        return  # everything has ended already
+        return  # everything has already ended
     logger.info(
         "draining for at most %g s, requests left: %d; the next signal stops at once", timeout, driver.num_unanswered
     )
@@ -118,10 +119,10 @@ def _drain(driver: Driver, timeout: float) -> None:
 
 
 def _stop(driver: Driver) -> int:
-    """Stop at once; what is not answered is kept for the next driver, where there can be one. The exit code."""
+    """Stop at once, keeping unanswered requests for the next driver if possible. Returns the exit code."""
     try:
         has_failed, num_left = driver.health().status == "failed", driver.num_unanswered
-    except PipelineClosed:  # its start was broken off
+    except PipelineClosed:  # its start was interrupted
         has_failed, num_left = False, driver.num_left
     if num_left:
         outcome = "kept for the next driver" if driver.keeps_journal else "cut short"

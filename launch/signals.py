@@ -1,4 +1,4 @@
-"""What signals do to a verb: it ends by an exception, so that its workers are stopped and its run directory removed."""
+"""Signals end a verb by an exception, so that its workers are stopped and its run directory is removed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ INTERRUPTED = 128 + signal.SIGINT  # the exit code after Ctrl-C
 
 
 def exit_on_signals() -> None:
-    """Turn SIGTERM, and the SIGHUP of a closed terminal, into SystemExit, as Ctrl-C is a KeyboardInterrupt already.
+    """Turn SIGTERM, and the SIGHUP of a closed terminal, into SystemExit, just as Ctrl-C is a KeyboardInterrupt.
 
-    A signal that whoever started this program had it ignore, as nohup does, stays ignored.
+    A signal that this program was started to ignore, as by nohup, stays ignored.
     """
     for number in ENDING[1:]:
         handle_unless_ignored(number, _exit)
@@ -28,7 +28,7 @@ def handle_unless_ignored(number: signal.Signals, handler: Callable[[int, FrameT
 
 @contextmanager
 def interrupts_noted() -> Iterator[list[int]]:
-    """Ctrl-C adds to the list and breaks nothing off: whoever holds it chooses the moment."""
+    """Ctrl-C only adds to the list and interrupts nothing: the caller decides when to react."""
     noted: list[int] = []
     before = signal.getsignal(signal.SIGINT)
     handle_unless_ignored(signal.SIGINT, lambda number, _: noted.append(number))
@@ -40,7 +40,7 @@ def interrupts_noted() -> Iterator[list[int]]:
 
 @contextmanager
 def signals_ignored() -> Iterator[None]:
-    """For a stop: one that is broken off leaves its run directory behind."""
+    """For a stop: if it were interrupted, its run directory would remain."""
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
     try:
         yield

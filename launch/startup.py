@@ -1,4 +1,4 @@
-"""What is shown while the three workers start, and the account of it afterwards."""
+"""Progress of the three workers' start, and a summary afterwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _say_nothing(_: str) -> None: ...
 
 
 class Startup:
-    """Times of each worker's phases, as seen from here: a tenth of a second exact."""
+    """The times of each worker's phases as observed here, accurate to a tenth of a second."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class Startup:
         self._since: dict[str, list[tuple[str, float]]] = {}  # by role: phases, and when each was first seen
 
     def observe(self, phases: Phases) -> list[str]:
-        """A line for every phase but the last that began since the last call."""
+        """A line for every phase except the last that began since the previous call."""
         now = self._clock() - self._started
         news = []
         for role, (phase, _, total) in phases.items():
@@ -45,11 +45,11 @@ class Startup:
         return news
 
     def account(self, pids: dict[str, int | None]) -> list[str]:
-        """A line for each process: its id, and how long it spent in which phase."""
+        """One line per process: its id, and the time spent in each phase."""
         return [f"{role:<10} pid {pids[role]} · {self._account_of(role)}" for role in self._since]
 
     def last(self) -> str:
-        """A line for the process that was ready last: the one that a start waits for."""
+        """The line of the process that was ready last, which determined the duration of the start."""
         role = max(self._since, key=lambda role: self._since[role][-1][1])
         return f"{role} {self._account_of(role)}"
 
@@ -62,11 +62,11 @@ class Startup:
 
 
 def start(driver: Driver, console: Console, *, say: Say = _say_nothing) -> Startup:
-    """Start the driver, with a bar for each worker on a terminal and, elsewhere, a line for each phase through ``say``.
+    """Start the driver, with one bar per worker on a terminal, otherwise with one line per phase through ``say``.
 
     Raises:
-        TriptychError: what ``Driver.start`` raises.
-        KeyboardInterrupt: Ctrl-C, once the driver has stopped; workers that import something take seconds for that.
+        TriptychError: see ``Driver.start``.
+        KeyboardInterrupt: Ctrl-C, once the driver has stopped; this takes seconds if workers are importing.
     """
     startup = Startup()
     with interrupts_noted() as interrupts, ExitStack() as stack:
@@ -95,7 +95,7 @@ def _lines(say: Say) -> Show:
 
 @contextmanager
 def _bars(console: Console) -> Iterator[Show]:
-    """One bar a worker, gone when all are ready."""
+    """One bar per worker, removed when all are ready."""
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description:<10} {task.fields[phase]:<9}"), BarColumn(20))
@@ -107,7 +107,7 @@ def _bars(console: Console) -> Iterator[Show]:
                 shown = "starting" if phase == "down" else phase
                 if role not in tasks:
                     tasks[role] = progress.add_task(role, phase=shown, total=None)
-                # None leaves the total as it is. A total of 0 is one that is reached, and stops the clock.
+                # None leaves the total unchanged. A total of 0 would count as reached, and stop the clock.
                 done, total = (1, 1) if phase == "ready" else (done, total)
                 progress.update(tasks[role], phase=shown, completed=done, total=total or None)
 

@@ -1,4 +1,4 @@
-"""Standard streams that were closed by whoever started the program, or cannot say what they should."""
+"""Standard streams that were closed before the program started, or whose encoding is limited."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 
 
 def open_closed_streams() -> None:
-    """Give each of the three its place again: otherwise the next file or socket would get the number, and Python has
-    None for it. Input is empty, and what goes to the output fails, as it would have.
+    """Reopen closed standard streams: otherwise the next file or socket would get their descriptors, and Python has
+    None for them. Input is then empty, and writing to the output fails, as it would have.
     """
     if sys.stdin is None:
         sys.stdin = os.fdopen(_null(os.O_RDONLY, 0), "r")
@@ -21,22 +21,22 @@ def open_closed_streams() -> None:
 
 
 def replace_what_cannot_be_written() -> None:
-    """A terminal that knows ASCII only gets question marks for what it does not know, and no traceback."""
+    """Replace unencodable characters by question marks, as on an ASCII-only terminal, instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="replace")
 
 
 def keep_what_cannot_be_read() -> None:
-    """Bytes of the input that its encoding does not know come as half surrogate pairs, which whoever needs a text
-    finds: whether reading raises would be up to the locale.
+    """Represent undecodable input bytes as lone surrogates, to be found by whoever needs valid text: otherwise the
+    locale would decide whether reading raises.
     """
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
 
 
 def _null(flags: int, number: int) -> int:
-    """/dev/null, as this descriptor where it is free."""
+    """/dev/null, opened as descriptor ``number`` if that is free."""
     null = os.open(os.devnull, flags)
     if null == number:
         os.set_inheritable(null, True)

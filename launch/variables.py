@@ -1,4 +1,4 @@
-"""Environment variables that look like flags and are none: a setting that is mistyped would be lost in silence."""
+"""Reports environment variables that look like flags but are not: a mistyped setting would be ignored silently."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Collection, Iterable, Iterator
 from .aliases import ALIASES
 
 PREFIX = "TRIPTYCH_"
-# Of programs beside the command line: benchmarks, and tests of other people's clients.
+# Of programs other than the command line: benchmarks, and tests of other projects' clients.
 ELSEWHERE = frozenset({"TRIPTYCH_BENCH_DIR", "TRIPTYCH_CLIENTS", "TRIPTYCH_PEERS"})
-# Kubernetes tells every pod of every service: one that is called triptych comes as TRIPTYCH_PORT_8000_TCP.
+# Kubernetes describes every service to every pod: for one called triptych, with variables like TRIPTYCH_PORT_8000_TCP.
 _OF_KUBERNETES = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)$")
 
 
 def complaints(environment: Iterable[str], known: Collection[str]) -> Iterator[str]:
-    """A line for each variable that somebody meant for us and nobody reads; ``known`` are those of the flags."""
+    """A line for each variable with our prefix that nothing reads; ``known`` are those of the flags."""
     names = {name.removeprefix(PREFIX): name for name in known}
     aliases = {alias.upper().replace("-", "_"): own.upper().replace("-", "_") for alias, own in ALIASES.items()}
     for name in sorted(environment):
@@ -24,4 +24,4 @@ def complaints(environment: Iterable[str], known: Collection[str]) -> Iterator[s
             flag = name.removeprefix(PREFIX)
             close = difflib.get_close_matches(aliases.get(flag, flag), names, 1)
             hint = f"; did you mean {names[close[0]]}?" if close else ""
-            yield f"{name} in the environment is no flag{hint}"
+            yield f"{name} in the environment is not a flag{hint}"

@@ -1,4 +1,4 @@
-"""A verb of the command line: a wrong value is refused with where it stands, if that is not the command line."""
+"""A verb of the command line, whose errors about a value say where it came from, if not from the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..protocol.errors import ConfigError, InvalidRequest
 from .narrow_help import NarrowHelp
 from .variables import PREFIX
 
-# Flags whose value may stand on the command line as a bare word too, and the parameter that has it then.
+# Flags whose value may also be a positional argument, and the parameter that then holds it.
 _WORDS = {"model": "model_name", "connect": "folder"}
 
 
@@ -35,7 +35,7 @@ def _sources_named(context: Any) -> Iterator[None]:
     except typer.BadParameter as error:
         if error.param is not None and (source := _source(context, error.param)):
             error.param_hint = source
-            if getattr(error.param, "is_flag", False):  # typer says neither the value nor what it may be
+            if getattr(error.param, "is_flag", False):  # typer's message has neither the value nor the choices
                 error.message = f"{_text(context, error.param)!r} is neither true nor false"
         raise
     except (ConfigError, InvalidRequest) as error:
@@ -45,7 +45,7 @@ def _sources_named(context: Any) -> Iterator[None]:
 
 
 def _blamed(context: Any, error: ConfigError | InvalidRequest) -> Any:
-    """The parameter that an error is about: the one it names, or the one that its message begins with."""
+    """The parameter that an error is about: the one it names, or the first word of its message."""
     name = error.param or error.message.partition(" ")[0]
     if context.params.get(_WORDS.get(name)) is not None:
         return None
@@ -54,7 +54,7 @@ def _blamed(context: Any, error: ConfigError | InvalidRequest) -> Any:
 
 
 def _source(context: Any, parameter: Any) -> str | None:
-    """Where the value of a parameter stands, or None for the command line and for a default."""
+    """Where the value of a parameter came from; None for the command line and for a default."""
     source = context.get_parameter_source(parameter.name) if parameter is not None else None
     if source is not None and source.name == "ENVIRONMENT":
         return f"{parameter.envvar} in the environment"
@@ -64,6 +64,6 @@ def _source(context: Any, parameter: Any) -> str | None:
 
 
 def _text(context: Any, parameter: Any) -> str:
-    """What stands there."""
+    """The value as given there."""
     from_environment = parameter.value_from_envvar(context)
     return str(from_environment if from_environment is not None else context.lookup_default(parameter.name))

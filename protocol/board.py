@@ -1,7 +1,7 @@
-"""Who is alive and what he does: one memory-mapped page for the driver, one a worker, and the intents of each.
+"""The board: one memory-mapped page for the driver, one per worker, and each worker's intent.
 
-The driver writes the mode and the epochs; each worker writes its phase, a progress time and its statistics. Nobody
-waits for anybody: a reader that meets half-written statistics sees a wrong checksum and looks again.
+The driver writes the mode and the epochs; each worker writes its phase, a progress time and its statistics. There are
+no locks: a reader that catches half-written statistics sees a wrong checksum and retries.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .view import HEAD_BYTES, View
 ROLES = ("prepare", "execute", "summarize")
 STARTING = ("down", "starting", "loading", "warming")
 PHASES = (*STARTING, "ready", "stopped", "failed")
-# Modes. In FAILED nothing is admitted, what waits ends with an error, and the status is still answered; in KEEP the
-# workers leave at once and the journal keeps what is unanswered for the next driver.
+# Modes. In FAILED nothing is admitted, waiting requests end with an error, and status queries are still answered; in
+# KEEP the workers exit at once and the journal keeps unfinished requests for the next driver.
 RUN, DRAIN, STOP, FAILED, KEEP = 0, 1, 2, 3, 4
 
 PAGE = 1 << 16
-_STATS_BYTES = 2 * PAGE  # of a page that is published: while one half is written the other can be read
+_STATS_BYTES = 2 * PAGE  # of a published page: one half can be read while the other is being written
 _INTENTS_AT = PAGE + _STATS_BYTES * len(ROLES)
 _VIEW_AT = _INTENTS_AT + INTENT_BYTES * len(ROLES)
 _SIZE = _VIEW_AT + HEAD_BYTES + _STATS_BYTES
@@ -39,10 +39,10 @@ _DRIVER = np.dtype(
         ("mode", "<u8"),
         ("epochs", "<u8", (len(ROLES),)),
         ("is_degraded", "<u8"),  # execute runs one sequence at a time and without graphs
-        ("num_suspects", "<u8"),  # ever written; the oldest make room
+        ("num_suspects", "<u8"),  # ever written; the oldest are overwritten
         ("suspects", "<u8", (SUSPECT_SLOTS, 2)),  # (digest, deaths) of requests that killed a worker
-        ("suspects_version", "<u8"),  # grows with every change of them
-        # prepare writes this: digest << 32 | the deaths after which it prepared such a request, alone, and lived
+        ("suspects_version", "<u8"),  # incremented with every change
+        # Written by prepare: digest << 32 | deaths, once it has prepared such a request alone and survived
         ("survived", "<u8", (SUSPECT_SLOTS,)),
     ]
 )
@@ -50,8 +50,8 @@ _WORKER = np.dtype(
     [
         ("phase_word", "<u8"),  # epoch << 32 | phase
         ("progress_ns", "<u8"),  # CLOCK_MONOTONIC of the last sign of progress
-        ("patience_ns", "<u8"),  # how long the next sign may take, as far as the worker knows
-        ("done", "<u8"),  # of ``total``, in the present phase
+        ("patience_ns", "<u8"),  # how long the worker expects its next sign of progress to take at most
+        ("done", "<u8"),  # of ``total``, in the current phase
         ("total", "<u8"),
         ("stats_word", "<u8"),  # half << 63 | length << 32 | checksum
     ]
@@ -64,16 +64,16 @@ class Board:
     def __init__(self, path: Path) -> None:
         """
         Raises:
-            ConfigError: there is no room for it.
+            ConfigError: there is not enough space for it.
         """
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # Taken at once: on a full disk it is this line that fails, and not a store somewhere into the mapping.
+            # Allocated up front: a full disk must fail here, not as SIGBUS at a later store into the mapping.
             os.posix_fallocate(file, 0, _SIZE)
             self._map = mmap.mmap(file, 0)
         except OSError as error:
             raise ConfigError(
-                f"the board {path} needs {_SIZE} bytes: {error.strerror}; a --run-dir where there is room helps",
+                f"the board {path} needs {_SIZE} bytes: {error.strerror}; use a --run-dir with enough free space",
                 param="run_dir",
             ) from error
         finally:
@@ -91,7 +91,7 @@ class Board:
         self._driver["mode"] = mode
 
     def begin_drain(self) -> None:
-        """Take no new requests. A pipeline that stops, or has failed, goes on with that."""
+        """Take no new requests. No effect on a pipeline that is already stopping or has failed."""
         if self.mode == RUN:
             self.set_mode(DRAIN)
 
@@ -99,7 +99,7 @@ class Board:
         return int(self._driver["epochs"][ROLES.index(role)])
 
     def next_epoch(self, role: str) -> int:
-        """A new life of this worker begins; lives are counted from 1 and never again."""
+        """Start a new incarnation of this worker. Epochs count from 1 and are never reused."""
         epoch = self.epoch(role) + 1
         self._driver["epochs"][ROLES.index(role)] = epoch
         return epoch
@@ -113,11 +113,11 @@ class Board:
 
     @property
     def suspects_version(self) -> int:
-        """Another number whenever the suspects are others."""
+        """Changes whenever the set of suspects changes."""
         return int(self._driver["suspects_version"])
 
     def suspects(self) -> dict[int, int]:
-        """Requests by their digest: the deaths of prepare that are held against each, or that it is poisoned."""
+        """Deaths of prepare held against each request, by its digest (or the count that means poisoned)."""
         count = min(int(self._driver["num_suspects"]), SUSPECT_SLOTS)
         rows, survived = self._driver["suspects"][:count].tolist(), self._driver["survived"][:count].tolist()
         return {
@@ -127,12 +127,12 @@ class Board:
         }
 
     def deaths_of(self, digest: int) -> int:
-        """All deaths that were ever counted, also those that are not held against anybody any more."""
+        """Every death ever counted, including those no longer held against the request."""
         index = self._index_of_suspect(digest)
         return 0 if index is None else int(self._driver["suspects"][index, 1])
 
     def set_suspect(self, digest: int, deaths: int) -> None:
-        """For the driver."""
+        """Called by the driver."""
         count, index = int(self._driver["num_suspects"]), self._index_of_suspect(digest)
         if index is None:
             index, count = count % SUSPECT_SLOTS, count + 1
@@ -141,7 +141,7 @@ class Board:
         self._driver["suspects_version"] += 1
 
     def note_survival(self, digest: int, deaths: int) -> None:
-        """Such a request was prepared alone and did no harm, after so many deaths. For prepare."""
+        """Record that such a request, after this many deaths, was prepared alone without harm. Called by prepare."""
         if (index := self._index_of_suspect(digest)) is not None:
             self._driver["survived"][index] = digest << 32 | deaths
 
@@ -156,14 +156,14 @@ class Board:
         return self._workers[role]
 
     def phase(self, role: str) -> str:
-        """Of the worker's present life."""
+        """The phase of the worker's current incarnation."""
         return self.worker(role).phase(self.epoch(role))
 
     def ready(self, role: str) -> bool:
         return self.phase(role) == "ready"
 
     def stats(self) -> dict[str, Any]:
-        """What every worker last published, by role, with its phase and epoch."""
+        """The latest published statistics of each worker, by role, with its phase and epoch."""
         result: dict[str, Any] = {}
         for role, page in self._workers.items():
             epoch = self.epoch(role)
@@ -177,7 +177,7 @@ class Board:
         for intent in self._intents.values():
             intent.close()
         self.view.close()
-        with contextlib.suppress(BufferError):  # somebody still reads; the map goes with the last view
+        with contextlib.suppress(BufferError):  # a reader still holds a view; the mapping goes with the last one
             self._map.close()
 
 
@@ -188,11 +188,11 @@ class WorkerPage:
         self._head = np.frombuffer(mapped, _WORKER, 1, offset)[0]
         limit = PAGE - _WORKER.itemsize
         self._halves = [np.frombuffer(mapped, np.uint8, limit, offset + at) for at in (_WORKER.itemsize, PAGE)]
-        self.phase_s: dict[str, float] = {}  # by phase that ended: its seconds, in the process that set it
+        self.phase_s: dict[str, float] = {}  # seconds spent in each finished phase, in the process that set it
         self._phase, self._since = PHASES[0], 0.0
 
     def set_phase(self, epoch: int, phase: str, *, since: float | None = None) -> None:
-        """Begin a phase, now or ``since`` an earlier moment of time.monotonic."""
+        """Enter a phase, now or at ``since``, an earlier time.monotonic()."""
         now = time.monotonic() if since is None else since
         if self._phase != PHASES[0]:
             self.phase_s[self._phase] = round(now - self._since, 3)
@@ -201,12 +201,12 @@ class WorkerPage:
         self._head["phase_word"] = epoch << 32 | PHASES.index(phase)
 
     def phase(self, epoch: int) -> str:
-        """The phase of this life; "down" if the page still shows an earlier one."""
+        """The phase of this epoch; "down" if the page still shows an earlier one."""
         word = int(self._head["phase_word"])
         return PHASES[word & 0xFFFFFFFF] if word >> 32 == epoch else "down"
 
     def progress(self, done: int | None = None, total: int | None = None) -> None:
-        """Show that the worker lives, and how far it is in this phase."""
+        """Show that the worker is alive, and how far it has come in this phase."""
         if done is not None:
             self._head["done"], self._head["total"] = done, total or 0
         self._head["progress_ns"] = time.monotonic_ns()
@@ -227,7 +227,7 @@ class WorkerPage:
         return int(self._head["patience_ns"])
 
     def publish(self, stats: dict[str, Any]) -> None:
-        """Others read the old ones until these are there: a writer may have to wait for a processor in the middle."""
+        """Readers see the old statistics until these are complete: a writer may be descheduled half-way."""
         data, half = pack(stats), 1 - (int(self._head["stats_word"]) >> 63)
         limit = len(self._halves[half])
         assert len(data) <= limit, f"statistics of {len(data)} bytes, the limit is {limit}"
@@ -235,7 +235,7 @@ class WorkerPage:
         self._head["stats_word"] = half << 63 | len(data) << 32 | zlib.crc32(data)
 
     def stats(self) -> dict[str, Any]:
-        """The last published statistics; empty if there are none."""
+        """The latest published statistics; empty if there are none."""
         for _ in range(100):
             word = int(self._head["stats_word"])
             if word == 0:

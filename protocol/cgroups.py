@@ -1,4 +1,4 @@
-"""The control groups of Linux that this process is in, which bound what it may take of the machine."""
+"""The Linux control groups of this process, which limit the resources it may use."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 class Group(NamedTuple):
     folder: Path
-    version: int  # 1 | 2: their files have other names
+    version: int  # 1 | 2: the file names differ
 
     def read(self, name: str) -> str:
-        """The file's text, or nothing: a group above ours may be out of sight, and the root has no limit."""
+        """The file's text, or "": a parent group may be invisible, and the root group has no limits."""
         try:
             return (self.folder / name).read_text().strip()
         except OSError:
@@ -22,9 +22,9 @@ class Group(NamedTuple):
 
 
 def groups(controller: str) -> list[Group]:
-    """Our group for ``controller`` ("memory", "cpu") and those above it; each may have a limit of its own.
+    """Our group for ``controller`` ("memory", "cpu") and its ancestors; each may set a limit of its own.
 
-    A kernel without control groups has none of them.
+    Empty on a kernel without control groups.
     """
     try:
         lines = MEMBERSHIP.read_text().splitlines()

@@ -1,8 +1,8 @@
-"""ZeroMQ: this module and ``curve`` are the only ones that import it.
+"""ZeroMQ: only this module and ``curve`` import it.
 
-Between the workers: PUSH to a PULL inbox in the run directory. A message may be lost with the process it was on its
-way to, and a send never waits: whoever misses something reads the journal. Toward the clients: ROUTER, which refuses
-(instead of dropping) what a peer cannot take.
+Between workers: PUSH to a PULL inbox in the run directory. A message may be lost together with the process it was sent
+to, and a send never blocks: a worker that missed something reads the journal. Towards clients: ROUTER, configured to
+report a peer that cannot take a message instead of dropping the message.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .errors import BadFrame, ConfigError
 from .unsent import MIN_LARGE_BYTES, Unsent
 
 MAX_IPC_PATH = 107  # bytes, sun_path of a Unix socket
-SEND_LIMIT = 1000  # messages under way to one peer
-# What one connection may leave unread here. ZeroMQ counts messages, so it is what the largest would take; sixteen are
-# received as quickly as a thousand. What more a client sends waits with it.
+SEND_LIMIT = 1000  # messages in flight to one peer
+# Unread input allowed per connection. ZeroMQ counts messages, so the limit assumes the largest ones; a queue of sixteen
+# is received as fast as one of a thousand. Anything beyond it waits on the client's side.
 MAX_UNREAD_BYTES = 128 << 20
 MIN_UNREAD = 4
 BACKLOG = 1024  # connections waiting to be accepted
 MAX_OWNERS = 1 << 14  # connections whose key is remembered
-LAST_WORDS_MS = 500  # in which what a client said last must have left, when it is closed
+LAST_WORDS_MS = 500  # time for a closing client's last messages to leave
 
 POLLIN = zmq.POLLIN
-# As numbers: zmq's flags are an Enum, whose operators take longer than what is done with them.
+# As plain ints: zmq's flags are Enum members, whose operators cost more than the calls they are passed to.
 _READ, _READ_AND_WRITE = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)
 _EVENTS, _NO_WAIT = int(zmq.EVENTS), int(zmq.NOBLOCK)
 
@@ -44,7 +44,7 @@ def ipc_endpoint(path: Path) -> str:
     """
     if len(os.fsencode(path)) > MAX_IPC_PATH:
         text = f"the socket path {path} has {len(os.fsencode(path))} bytes, the limit is {MAX_IPC_PATH}"
-        raise ConfigError(f"{text}: --run-dir names a shorter folder")
+        raise ConfigError(f"{text}: choose a shorter --run-dir")
     return f"ipc://{path}"
 
 
@@ -61,17 +61,17 @@ def _bind(socket: Socket, endpoint: str) -> None:
 
 
 def _has_message(socket: Socket) -> bool:
-    """Whether a message may be received without waiting. To be refused one costs twice as much as to ask."""
+    """Whether a message can be received without waiting. Asking first costs half as much as a failed receive."""
     return bool(int(socket.get(_EVENTS)) & _READ)
 
 
 def receive_limit(max_frame_bytes: int) -> int:
-    """Messages of one client that may wait to be read."""
+    """How many messages of one client may wait to be read."""
     return min(max(MAX_UNREAD_BYTES // max_frame_bytes, MIN_UNREAD), SEND_LIMIT)
 
 
 class Transport:
-    """Where sockets, pollers and bells come from; the simulation in tests/ has one without ZeroMQ."""
+    """Makes sockets, pollers and bells; the simulation in tests/ has one without ZeroMQ."""
 
     def context(self) -> zmq.Context[Socket]:
         return zmq.Context(io_threads=1)
@@ -87,7 +87,7 @@ ZMQ = Transport()
 
 
 class Links:
-    """A worker's inbox and the channels to those it tells something."""
+    """A worker's inbox and its channels to the other workers."""
 
     def __init__(
         self, run_dir: Path, role: str, *, epoch: int, peers: tuple[str, ...], transport: Transport = ZMQ
@@ -99,13 +99,13 @@ class Links:
         self._outboxes = {peer: Outbox(self._context, inbox_endpoint(run_dir, peer), epoch) for peer in peers}
 
     def router(self, endpoint: str, *, epoch: int, max_frame_bytes: int, public: PublicDoor | None = None) -> Router:
-        """A socket for clients; with ``public`` also on ``tcp://``, for those whose keys are on its list."""
+        """A socket for clients; with ``public`` also on ``tcp://``, for clients on its list of keys."""
         if public is not None:
             self._gatekeeper = start_gatekeeper(self._context, public)
         return Router(self._context, endpoint, epoch=epoch, max_frame_bytes=max_frame_bytes, public=public)
 
     def poller(self, *others: Socket | int) -> Poller:
-        """Waits for the inbox, or any of ``others``."""
+        """Waits for the inbox or any of ``others``."""
         return Poller(self.inbox.socket, *others, transport=self._transport)
 
     def bell(self) -> Bell:
@@ -117,14 +117,14 @@ class Links:
     def close(self) -> None:
         if self._gatekeeper is not None:
             self._gatekeeper.stop()
-        self._context.destroy()  # every socket has the linger of its kind
+        self._context.destroy()  # each socket keeps its own linger
 
 
 class Inbox:
-    """Everything that is said to one worker, with gaps noticed.
+    """All messages to one worker, with gaps detected.
 
-    ``missed`` is True after a sender's count jumped or a sender began a new life; whoever sees it reads the journal
-    and sets it back.
+    ``missed`` is set when a sender's sequence number jumps or the sender restarts; the worker then reads the journal
+    and clears it.
     """
 
     def __init__(self, context: zmq.Context[Socket], endpoint: str) -> None:
@@ -137,7 +137,7 @@ class Inbox:
         self.num_bad_frames = 0
 
     def recv_all(self) -> list[Any]:
-        """Every message that is there, oldest first, without waiting."""
+        """Every message received so far, oldest first, without waiting."""
         messages: list[Any] = []
         while _has_message(self.socket):
             try:
@@ -151,7 +151,7 @@ class Inbox:
         return messages
 
     def _note(self, frame: Frame) -> None:
-        # A kind of message has one sender and one channel, so its kind stands for the channel.
+        # Each message type has exactly one sender and one channel, so the type stands for the channel.
         kind = type(frame.message)
         if self._expected.get(kind, (frame.epoch, 0)) != (frame.epoch, frame.seq):
             self.missed = True
@@ -159,13 +159,13 @@ class Inbox:
 
 
 class Outbox:
-    """The channel to one worker. Counts each kind of message apart, as ``Inbox`` does."""
+    """The channel to one worker. Numbers each message type separately, as ``Inbox`` expects."""
 
     def __init__(self, context: zmq.Context[Socket], endpoint: str, epoch: int) -> None:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, SEND_LIMIT)
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # to nobody means not sent, rather than sent into a void
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # without a peer a send fails instead of queueing
         self._socket.setsockopt(zmq.RECONNECT_IVL, 5)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 100)
         self._socket.connect(endpoint)
@@ -173,7 +173,7 @@ class Outbox:
         self._seqs: dict[type[Any], int] = {}
 
     def send(self, message: Any) -> bool:
-        """False if it was dropped because the peer is away or behind; the next one then shows the gap."""
+        """False if it was dropped because the peer is down or behind; the next message then reveals the gap."""
         kind = type(message)
         seq = self._seqs.get(kind, 0)
         self._seqs[kind] = seq + 1
@@ -185,7 +185,7 @@ class Outbox:
 
 
 class Router:
-    """A public socket. Peers are named by what ZeroMQ calls the identity, which proves nothing about who they are."""
+    """A socket for clients. Peers are named by their ZeroMQ identity, which does not authenticate them."""
 
     def __init__(
         self,
@@ -197,17 +197,17 @@ class Router:
         public: PublicDoor | None = None,
     ) -> None:
         self.socket = context.socket(zmq.ROUTER)
-        self.socket.setsockopt(zmq.LINGER, 1000)  # only matters at a clean end: the last answers may leave
+        self.socket.setsockopt(zmq.LINGER, 1000)  # only matters at a clean exit: lets the last answers leave
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.SNDHWM, SEND_LIMIT)
         self.socket.setsockopt(zmq.RCVHWM, receive_limit(max_frame_bytes))
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes + 1024)
         is_public = public is not None and public.endpoint is not None
-        # Whoever connects and says nothing costs a descriptor for so long. Of ten thousand honest clients that connect
-        # at once, on a busy machine, many need longer than a second; were they cut, they would only come again.
+        # A client that connects and stays silent costs a descriptor for this long. Of ten thousand honest clients that
+        # connect at once to a busy machine, many need more than a second; cutting them off would only make them retry.
         self.socket.setsockopt(zmq.HANDSHAKE_IVL, 2_000 if is_public else 10_000)
         self.socket.setsockopt(zmq.BACKLOG, BACKLOG)
-        self.socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())  # the folder's mode says so too
+        self.socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())  # the run directory's mode enforces the same
         self._has_keys = public is not None
         if public is not None:
             arm_server(self.socket, public)
@@ -222,7 +222,7 @@ class Router:
         self.num_bad_frames = 0
 
     def recv(self) -> tuple[bytes, bytes] | None:
-        """``(peer, frame)``, or None if nothing is there. Messages of several frames are dropped and counted."""
+        """``(peer, frame)``, or None if nothing arrived. Messages of several frames are dropped and counted."""
         while _has_message(self.socket):
             parts = self._recv_with_key() if self._has_keys else self.socket.recv_multipart(_NO_WAIT)
             if len(parts) == 2:
@@ -240,21 +240,21 @@ class Router:
         return [frame.bytes for frame in frames]
 
     def owner(self, peer: bytes) -> bytes:
-        """Who speaks through this connection: the holder of a key, or where none are needed, the connection itself."""
+        """The holder of the key used by this connection; the connection itself where no keys are used."""
         return self._owners.get(peer, peer)
 
     def send(self, peer: bytes, message: Any) -> bool:
-        """False if the peer is gone or does not read; nothing was sent then."""
+        """False if the peer is gone or not reading; nothing was sent then."""
         try:
             return self.deliver(peer, message)
         except ConnectionError:
             return False
 
     def deliver(self, peer: bytes, message: Any) -> bool:
-        """False if the peer does not read now; nothing was sent then.
+        """False if the peer is not reading at the moment; nothing was sent then.
 
         Raises:
-            ConnectionError: it is gone, and will never be called so again.
+            ConnectionError: it is gone; its identity is never used again.
         """
         if self._unsent.is_full(peer):
             return False
@@ -274,7 +274,7 @@ class Router:
 
 
 class Bell:
-    """Lets another thread end a wait. Rings that nobody heard yet count once."""
+    """Lets another thread end a wait. Several rings before the next wait count as one."""
 
     def __init__(self) -> None:
         self.file = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -292,7 +292,7 @@ class Bell:
 
 
 class Poller:
-    """Waits for any of some sockets, or for a bell's file."""
+    """Waits for any of several sockets, or for a bell's file descriptor."""
 
     def __init__(self, *sockets: Socket | int, transport: Transport = ZMQ) -> None:
         self._poller = transport.poller()
@@ -304,15 +304,15 @@ class Poller:
 
 
 def _milliseconds(timeout_s: float) -> int:
-    # Rounded up: cut off, the last part of a millisecond would be spent in turns that wait for nothing.
+    # Rounded up: rounded down, the last fraction of a millisecond would be spent polling without a wait.
     return max(0, math.ceil(timeout_s * 1000))
 
 
 class Connection:
     """A client's two sockets. One thread uses it, except for ``wake``, which any thread may call.
 
-    A message waits here, and not in ZeroMQ, until its server is connected: a server that is away for an hour costs
-    what is queued once, however often it is queued again.
+    A message is held here, not in ZeroMQ, until its server is connected: a server that is away for an hour costs one
+    copy of each queued message, however often it is queued again.
     """
 
     def __init__(self, submit: str, follow: str, *, keys: CurveKeys | None = None, transport: Transport = ZMQ) -> None:
@@ -338,16 +338,16 @@ class Connection:
         return socket
 
     def queue(self, door: str, key: Any, message: Any) -> None:
-        """Send when the server is there; a later message of the same key replaces one that still waits."""
+        """Send once the server is connected; a later message with the same key replaces one still waiting."""
         self._queues[door][key] = message
 
     def wake(self) -> None:
         self._bell.ring()
 
     def wait(self, timeout_s: float) -> list[Frame]:
-        """Send what can be sent, then what arrived, after waiting for either or for ``wake``.
+        """Wait for a message, for room to send or for ``wake``; send what is queued and return what arrived.
 
-        Frames that are no message of this protocol version are dropped.
+        Frames that are not messages of this protocol version are dropped.
         """
         self._flush()
         for door, socket in self._sockets.items():
@@ -370,14 +370,14 @@ class Connection:
                 del queue[key]
 
     def drop_requests(self) -> set[Any]:
-        """What has not left for the submit door never does; the keys of that."""
+        """Drop every request not yet sent; returns their keys."""
         dropped = set(self._queues["submit"])
         self._queues["submit"].clear()
         return dropped
 
     def close(self) -> None:
-        """What was to be said of answers still leaves, if the server reads: without its ABORT a request goes on for a
-        lease, without its ACKNOWLEDGE an answer is kept for one. No request is sent any more.
+        """Queued messages about answers still leave if the server reads: without its ABORT a request runs on for a
+        lease, without its ACKNOWLEDGE an answer is kept for one. No more requests are sent.
         """
         self.drop_requests()
         try:

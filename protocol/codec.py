@@ -1,7 +1,7 @@
-"""Messages to bytes and back: MessagePack arrays ``[tag, version, epoch, seq, ...fields]``, nothing that can run code.
+"""Messages to bytes and back: MessagePack arrays ``[tag, version, epoch, seq, ...fields]``, no executable content.
 
-``decode`` trusts nothing: sizes, depth, tags, versions, the number of fields and their types are checked before a
-message exists, and whatever is wrong is a ``BadFrame`` that says what.
+``decode`` trusts nothing: size, depth, tag, version, number of fields and their types are checked before a message is
+constructed; any violation is a ``BadFrame`` that states it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from . import messages as m
 from .errors import BadFrame
 
 VERSION = 1
-MAX_DEPTH = 64  # of arrays and maps within each other; a JSON schema takes two or three a level
+MAX_DEPTH = 64  # of nested arrays and maps; a JSON schema takes two or three per level
 MAX_ITEMS = 1 << 16  # of one array; longer columns travel as bytes
 MAX_FIELDS = 1 << 10  # of one map
-MAX_VALUES = 400_000  # arrays, maps and their entries, in one frame of a stranger
+MAX_VALUES = 400_000  # arrays, maps and their entries in one untrusted frame
 PEEK_BYTES = 256
 
 TAGS: dict[int, type[Any]] = {
@@ -55,10 +55,10 @@ TAGS: dict[int, type[Any]] = {
 
 
 class Frame(NamedTuple):
-    """A decoded message and where it stands in its sender's stream."""
+    """A decoded message and its position in its sender's stream."""
 
     message: Any
-    epoch: int  # which life of the sender; 0 for clients
+    epoch: int  # of the sender; 0 for clients
     seq: int  # 0, 1, 2, ... on one channel
 
 
@@ -105,11 +105,10 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(frame: bytes | memoryview, *, max_values: int | None = None) -> Any:
-    """A plain value out of MessagePack bytes.
+    """A plain value from MessagePack bytes.
 
-    ``max_values``: arrays, maps and their entries in all. A byte may be a map, and a map takes 64: what does not count
-    them is given megabytes to read and takes seconds and gigabytes.
-
+    ``max_values`` limits arrays, maps and their entries in total. One byte can encode a map, and a map takes 64 bytes
+    of memory: without the limit a frame of a few megabytes takes seconds and gigabytes to decode.
     Raises:
         BadFrame: not MessagePack, trailing bytes, or beyond the limits of this module.
     """
@@ -132,7 +131,7 @@ def unpack(frame: bytes | memoryview, *, max_values: int | None = None) -> Any:
 
 
 def _counter(max_values: int) -> Callable[[Any], Any]:
-    """A hook that sees each array and map when it is whole, and ends the reading with the one that is too much."""
+    """A hook called with each complete array and map; it stops the decoding at the first one beyond the limit."""
     left = max_values
 
     def count(value: Any) -> Any:
@@ -164,7 +163,7 @@ def decode(frame: bytes, *, max_bytes: int | None = None, max_values: int | None
         raise BadFrame("a frame is an array [tag, version, epoch, seq, ...fields]")
     tag, version, epoch, seq = values[:4]
     if version != VERSION:
-        raise BadFrame(f"protocol version {version} is not spoken here, {VERSION} is")
+        raise BadFrame(f"protocol version {version} is not supported, this service uses {VERSION}")
     schema = _SCHEMAS.get(tag)
     if schema is None:
         raise BadFrame(f"unknown tag {tag}")
@@ -172,7 +171,7 @@ def decode(frame: bytes, *, max_bytes: int | None = None, max_values: int | None
 
 
 def decode_public(frame: bytes, *, max_bytes: int) -> Frame:
-    """``decode`` for frames of strangers: depth, the number of values and what is in them are limited as well."""
+    """``decode`` for untrusted frames: depth, the number of values and their contents are checked as well."""
     result = decode(frame, max_bytes=max_bytes, max_values=MAX_VALUES)
     match result.message:
         case m.Submit(_, request):
@@ -199,7 +198,7 @@ def _check_follow(entries: list[Any]) -> None:
 
 
 def peek_request_id(frame: bytes) -> str:
-    """The request id that a bad SUBMIT begins with, so that its client can be told; "" if there is none to be read."""
+    """The request id at the start of a malformed SUBMIT, so that its client can be told; "" if it cannot be read."""
     unpacker = msgpack.Unpacker(max_buffer_size=PEEK_BYTES)
     unpacker.feed(frame[:PEEK_BYTES])
     try:
@@ -213,7 +212,7 @@ def peek_request_id(frame: bytes) -> str:
 
 
 def content_key(frame: bytes) -> int:
-    """CRC-32 of the fields of a frame: the same when it is sent again, with another count before them."""
+    """CRC-32 of a frame's fields without its header: a resent message has the same key."""
     unpacker = msgpack.Unpacker(max_buffer_size=PEEK_BYTES)
     unpacker.feed(frame[:PEEK_BYTES])
     try:

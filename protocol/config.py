@@ -1,6 +1,6 @@
 """Settings: frozen dataclasses, one per owner, checked when made and never changed afterwards.
 
-What is found out at run time (the number of pages, the context of the model) is not here: it is in ``model_card``.
+What is only known at run time (the number of pages, the model's context) is in ``model_card``.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ KV_DTYPES = ("auto", "int8")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 FLUSHES = ("none", "interval", "accept", "step")
 DEVICES = ("auto", "cpu", "cuda")
-MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0  # an answer that nobody reads takes room for so long
+MIN_LEASE_S, MAX_LEASE_S = 0.05, 86_400.0  # how long an unread answer occupies memory
 DEMO_MODEL = "demo"  # the checkpoint that ships with the package
 DEMO_CHECKPOINT = Path(__file__).parent.parent / "launch" / "demo_model" / "checkpoint"
 _DEVICE = re.compile(r"cuda:[0-9]{1,3}")
-HASH_MODEL = "hash-lm"  # no weights: a hash of the whole context, for tests of everything around a model
+HASH_MODEL = "hash-lm"  # no weights: a hash of the whole context, for testing everything around a model
 
 
 def _require(condition: bool, message: str) -> None:
@@ -50,40 +50,42 @@ def _one_of(name: str, value: str, names: tuple[str, ...]) -> None:
 
 
 def _option(default: Any, text: str) -> Any:
-    """A field and what it means; ``launch`` makes a flag of the same name out of it, with ``text`` as its help."""
+    """A field with a description; ``launch`` derives a flag of the same name, with ``text`` as its help."""
     return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which model, and in what form."""
+    """Which model, and in which form."""
 
     model: str = _option(DEMO_MODEL, "a local directory, a hub id, demo (ships with Triptych), or hash-lm (no weights)")
     dtype: str = _option("auto", f"{', '.join(DTYPES)}; auto is the checkpoint's own")
-    device: str = _option("auto", "auto, cpu, cuda or cuda:N; auto is cuda where there is one")
+    device: str = _option("auto", "auto, cpu, cuda or cuda:N; auto is cuda if available")
     backend: str = _option(
         "auto",
-        "native (compiled kernels, CPU), fused (Triton kernels, GPU), transformers, or auto: the fastest that can",
+        "native (compiled kernels, CPU), fused (Triton kernels, GPU), transformers, or auto: the fastest that works",
     )
     quantization: str = _option(
-        "none", "none, int8 or int4 (native only; int4 has weights of 4 bits, activations of 8) or fp8 (fused only)"
+        "none", "none, int8 or int4 (native only; int4 has 4-bit weights and 8-bit activations) or fp8 (fused only)"
     )
     deterministic: bool = _option(
-        False, "an answer does not depend on batch mates, chunks, preemptions or crashes, in any dtype; costs speed"
+        False, "answers do not depend on batching, chunking, preemptions or crashes, in any dtype; costs speed"
     )
-    cuda_graphs: bool = _option(True, "on a GPU, decodes run as CUDA graphs")
-    overlap: bool = _option(True, "a step is planned and launched while the last one runs (GPU, compiled kernels)")
+    cuda_graphs: bool = _option(True, "on a GPU, run decodes as CUDA graphs")
+    overlap: bool = _option(True, "plan and launch a step while the previous one runs (GPU, compiled kernels)")
     max_model_len: int | None = _option(None, "tokens of prompt and output together; by default the model's own limit")
     lora_modules: tuple[str, ...] = _option(
-        (), "NAME=PATH of a LoRA adapter, which requests ask for by its name; may be given several times"
+        (), "NAME=PATH of a LoRA adapter, which requests select by its name; may be given several times"
     )
     draft_model: str | None = _option(
-        None, "a smaller model with the same tokenizer, as for model, that guesses tokens (native only)"
+        None, "a smaller model with the same tokenizer that proposes tokens, specified like model (native only)"
     )
-    threads: int | None = _option(None, "of execute on a CPU, of each rank; by default one per physical core in all")
-    tensor_parallel_size: int = _option(1, "processes, one a GPU, that share each layer of the model on this machine")
-    hash_step_ms: float = _option(0.0, f"{HASH_MODEL} only: what a step pretends to cost, in ms")
-    hash_token_us: float = _option(0.0, f"{HASH_MODEL} only: what each of its tokens adds to that, in us")
+    threads: int | None = _option(
+        None, "CPU threads of execute, per rank; by default one per physical core, divided among the ranks"
+    )
+    tensor_parallel_size: int = _option(1, "processes, one per GPU, that share each layer of the model on this machine")
+    hash_step_ms: float = _option(0.0, f"{HASH_MODEL} only: simulated cost of a step, in ms")
+    hash_token_us: float = _option(0.0, f"{HASH_MODEL} only: simulated cost of each token of a step, in us")
 
     def __post_init__(self) -> None:
         _require(bool(self.model), "model is empty")
@@ -113,7 +115,7 @@ class ModelConfig:
 
     @property
     def adapters(self) -> tuple[LoraModule, ...]:
-        """What ``lora_modules`` says."""
+        """``lora_modules``, parsed."""
         return parse_modules(self.lora_modules)
 
 
@@ -121,17 +123,16 @@ class ModelConfig:
 class CacheConfig:
     """The paged KV cache."""
 
-    page_size: int = _option(16, "tokens of a KV page, a power of two")
+    page_size: int = _option(16, "tokens per KV page, a power of two")
     num_pages: int | None = _option(None, "KV pages; by default as many as the memory allows")
-    kv_dtype: str = _option("auto", "of keys and values: auto is the model's own, int8 takes half of the memory (CPU)")
-    kv_memory_fraction: float = _option(0.5, "of the memory that is free once the weights are loaded")
+    kv_dtype: str = _option("auto", "dtype of keys and values: auto is the model's own, int8 halves the memory (CPU)")
+    kv_memory_fraction: float = _option(0.5, "share of the memory left after loading the weights that KV pages may use")
     prefix_cache: bool = _option(True, "share the pages of equal prefixes")
-    host_pages: int = _option(0, "KV pages in host memory, for what is swapped out or evicted")
+    host_pages: int = _option(0, "KV pages in host memory, for swapped-out and evicted ones")
     state_snapshots: int | None = _option(
-        None,
-        "states of recurrent layers that are kept for prompts that begin alike; by default half of max_num_seqs",
+        None, "states of recurrent layers kept for prompts with a common prefix; by default half of max_num_seqs"
     )
-    max_kv_bytes: int = _option(4 << 30, "on a CPU never more than this, so that a default start is polite")
+    max_kv_bytes: int = _option(4 << 30, "upper limit for KV memory on a CPU")
 
     def __post_init__(self) -> None:
         _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
@@ -151,38 +152,40 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """What a step may hold."""
+    """What a step may contain."""
 
     max_num_seqs: int = _option(32, "rows of a decode batch")
-    prefill_chunk: int = _option(512, "tokens of one prompt in one step at most")
+    prefill_chunk: int = _option(512, "maximum tokens of one prompt in one step")
     mixed_prefill_tokens: int | None = _option(
-        None, "tokens of prompts in a step in which others decode; by default 128 on a CPU, and no limit elsewhere"
+        None, "maximum prompt tokens in a step with decodes; by default 128 on a CPU, otherwise unlimited"
     )
-    max_num_batched_tokens: int | None = _option(None, "tokens of a step; by default prefill_chunk + max_num_seqs")
-    max_kv_reads: int | None = _option(None, "tokens of context that a step reads; by default without a limit")
-    policy: str = _option("fifo", f"who runs next: {', '.join(POLICIES)}")
+    max_num_batched_tokens: int | None = _option(
+        None, "maximum tokens of a step; by default prefill_chunk + max_num_seqs"
+    )
+    max_kv_reads: int | None = _option(None, "maximum tokens of context read by a step; by default unlimited")
+    policy: str = _option("fifo", f"which requests run next: {', '.join(POLICIES)}")
     priority_ageing: int = _option(64, "policy priority only: later arrivals that outweigh one level of priority")
     safety_margin: float | None = _option(
         None, "share of the pages that a new prompt must leave free while others run; by default the policy's own"
     )
-    max_prefill_skip: int = _option(8, "steps that may pass a waiting prompt by while memory allows it")
-    max_decode_skip: int = _option(8, "steps that may pass the decodes by")
+    max_prefill_skip: int = _option(8, "steps that may skip a waiting prompt for which there is memory")
+    max_decode_skip: int = _option(8, "consecutive steps that may skip the decodes")
     preemption: str = _option(
-        "auto", f"{', '.join(PREEMPTIONS)}: what becomes of keys and values when memory runs out; auto swaps long ones"
+        "auto", f"{', '.join(PREEMPTIONS)}: handling of preempted keys and values; auto swaps those of long sequences"
     )
     recovery: str = _option(
         "auto",
-        "after a crash or a preemption: exact replays what was said, fast prefills it; auto is exact where it is free",
+        "after a crash or a preemption: exact replays the output, fast prefills it; auto is exact if that is free",
     )
     num_speculative_tokens: int | None = _option(
         None,
-        "tokens that a step guesses and checks of each answer at most, from what stands in it and its prompt already "
-        "or, with draft_model, by that; by default 4 with it, and none without",
+        "maximum tokens that a step proposes and verifies per answer, found in the answer and its prompt or, with "
+        "draft_model, generated by that; by default 4 with draft_model, otherwise 0",
     )
-    decode_join_fill: float = _option(0.0, "decodes share a step with prompts only above this share of taken rows")
-    itl_target_ms: float | None = _option(None, "prompts are cut so that decodes get a token so often, if they can")
-    trace: str | None = _option(None, "a file that gets one JSON line a step: who ran, and how long it took")
-    skip_ahead: int = _option(0, "waiting prompts that may be tried in place of one that does not fit")
+    decode_join_fill: float = _option(0.0, "decodes join a step with prompts only above this share of occupied rows")
+    itl_target_ms: float | None = _option(None, "target time between tokens; prompts are cut into chunks that meet it")
+    trace: str | None = _option(None, "a file for one JSON line per step: which sequences ran, and how long it took")
+    skip_ahead: int = _option(0, "waiting prompts that may be tried instead of one that does not fit")
 
     def __post_init__(self) -> None:
         _between("max_num_seqs", self.max_num_seqs, 1, 65_536)
@@ -220,46 +223,49 @@ class SchedulerConfig:
 
     @property
     def arrivals_per_level(self) -> int:
-        """Later arrivals that outweigh one level of priority: 0 where the policy does not look at priorities."""
+        """Later arrivals that outweigh one level of priority; 0 if the policy ignores priorities."""
         return self.priority_ageing if self.policy == "priority" else 0
 
     @property
     def max_live(self) -> int:
-        """Sequences that may be in execute at once: a row each, and half as many prefilled ahead."""
+        """Sequences that execute may hold at once: one per row, and half as many again prefilled ahead."""
         return max(self.max_num_seqs + 1, 3 * self.max_num_seqs // 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceConfig:
-    """The border to the clients: endpoints and bounds."""
+    """The client-facing side: endpoints and limits."""
 
     submit: str | None = _option(
-        None, "endpoint for requests: ipc://PATH instead of the one in the run directory, or tcp://HOST:PORT beside it"
+        None,
+        "endpoint for requests: ipc://PATH instead of the one in the run directory, or an additional tcp://HOST:PORT",
     )
     follow: str | None = _option(None, "endpoint for answers, as for submit")
-    curve_keys: str | None = _option(None, "a folder made by triptych keys init; tcp:// endpoints need one")
-    share_requests: bool = _option(False, "each key may follow, end and list the requests of every other, by their ids")
-    max_client_requests: int = _option(768, "of one client that are not answered; n choices or beams count as n")
-    max_client_bytes: int = _option(48 << 20, "of prompts of one client that wait for the tokenizer")
-    tokenize_timeout_s: float = _option(30.0, "for one long prompt or chat, beyond which it is refused")
+    curve_keys: str | None = _option(None, "a folder made by triptych keys init; required for tcp:// endpoints")
+    share_requests: bool = _option(False, "holders of any key may follow, abort and list all requests, by their ids")
+    max_client_requests: int = _option(768, "unanswered requests per client; n choices or beams count as n")
+    max_client_bytes: int = _option(48 << 20, "prompts per client that wait for the tokenizer, in bytes")
+    tokenize_timeout_s: float = _option(30.0, "time limit for tokenizing one long prompt or chat")
     max_queue: int = _option(1024, "accepted requests that wait for a credit")
-    max_frame_bytes: int = _option(8 << 20, "of one message from a client")
-    max_pending_bytes: int = _option(64 << 20, "of prompts that wait for the tokenizer")
+    max_frame_bytes: int = _option(8 << 20, "maximum size of a message from a client")
+    max_pending_bytes: int = _option(64 << 20, "prompts that wait for the tokenizer, in bytes")
     window_tokens: int = _option(256, "tokens sent to a client beyond those it has acknowledged")
     report_interval_ms: float | None = _option(
-        None, "tokens of steps that take half of it at most go out together, so often; by default 10 on a CPU, else 1"
+        None, "steps of at most half this time are reported together at this interval; by default 10 on a CPU, else 1"
     )
-    grammar_timeout_s: float = _option(2.0, "to compile what structured asks for; what takes longer is refused")
-    grammar_bytes: int = _option(256 << 20, "of memory to compile what structured asks for")
-    lease_s: float = _option(10.0, "unfollowed for so long, a request is aborted and an answer forgotten")
+    grammar_timeout_s: float = _option(2.0, "time limit for compiling a grammar for structured")
+    grammar_bytes: int = _option(256 << 20, "memory limit for compiling a grammar for structured")
+    lease_s: float = _option(10.0, "time without a follower after which a request is aborted and an answer dropped")
     max_records: int = _option(4096, "journal: requests accepted, running, or answered and not yet acknowledged")
-    arena_bytes: int = _option(64 << 20, "journal: their prompts and tokens")
-    journal: str | None = _option(None, "a path on disk survives a reboot; by default in the run directory")
+    arena_bytes: int = _option(64 << 20, "journal: size of their prompts and tokens")
+    journal: str | None = _option(
+        None, "path of the journal; on disk it survives a reboot; by default in the run directory"
+    )
     journal_flush: str = _option(
         "accept",
-        f"of a journal with a path: {', '.join(FLUSHES)}; before ACCEPTED, after each step too, or now and then",
+        f"for a journal on disk: {', '.join(FLUSHES)}; accept: before ACCEPTED, step: also after each step",
     )
-    journal_flush_ms: float = _option(100.0, "between two flushes, for --journal-flush interval")
+    journal_flush_ms: float = _option(100.0, "time between two flushes, for --journal-flush interval")
 
     def __post_init__(self) -> None:
         for name in ("submit", "follow"):
@@ -283,7 +289,7 @@ class ServiceConfig:
 
     @property
     def max_client_records(self) -> int:
-        """Records of one client, with those that are kept for answers it does not read: others want some too."""
+        """Journal records one client may hold, including unread answers: leaves room for other clients."""
         return max(self.max_client_requests, self.max_records // 2)
 
     @property
@@ -293,25 +299,25 @@ class ServiceConfig:
 
     @property
     def flushes_steps(self) -> bool:
-        """Whether a token is on the disk before anybody is told of it."""
+        """Whether a token is on the disk before any client sees it."""
         return self.journal is not None and self.journal_flush == "step"
 
     @property
     def flush_interval_s(self) -> float | None:
-        """Between two flushes for which nobody waits; None where there are none."""
+        """Time between two background flushes; None if there are none."""
         return self.journal_flush_ms / 1e3 if self.journal is not None and self.journal_flush == "interval" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorConfig:
-    """When a worker counts as dead, and how often it is started again."""
+    """When a worker counts as dead, and how often it is restarted."""
 
-    start_timeout_s: float = _option(600.0, "until every worker is ready")
-    hang_s: float = _option(3.0, "without progress before a worker is killed; at least 20 steps are always waited for")
-    degrade_after: int = _option(5, "deaths of execute within restart_window_s: then it runs one sequence at a time")
-    max_restarts: int = _option(10, "of one worker within restart_window_s, beyond which the driver gives up")
-    spares: bool = _option(False, "keep an idle process of each worker, imports done: quicker restarts for more memory")
-    restart_window_s: float = _option(60.0, "in which restarts are counted")
+    start_timeout_s: float = _option(600.0, "time limit until every worker is ready")
+    hang_s: float = _option(3.0, "time without progress before a worker is killed; never less than 20 steps")
+    degrade_after: int = _option(5, "crashes of execute within restart_window_s before it runs one sequence at a time")
+    max_restarts: int = _option(10, "crashes of one worker within restart_window_s before the driver gives up")
+    spares: bool = _option(False, "keep an idle process of each worker, imports done: faster restarts for more memory")
+    restart_window_s: float = _option(60.0, "time over which crashes are counted")
 
     def __post_init__(self) -> None:
         _between("start_timeout_s", self.start_timeout_s, 0.1)
@@ -348,10 +354,10 @@ class PipelineConfig:
 
     @classmethod
     def from_options(cls, **options: Any) -> PipelineConfig:
-        """A config out of flat options: ``from_options(model="demo", page_size=16)``.
+        """A config from flat options: ``from_options(model="demo", page_size=16)``.
 
         Raises:
-            ConfigError: an option is unknown, or a value is of the wrong type or cannot work.
+            ConfigError: an option is unknown, or a value has the wrong type or is out of range.
         """
         parts: dict[str, dict[str, Any]] = {}
         hints = get_type_hints(cls)
@@ -360,7 +366,7 @@ class PipelineConfig:
             hint = get_type_hints(hints[owner])[name]
             if isinstance(value, os.PathLike):
                 value = os.fspath(value)
-            # As strictly as the workers, who read it from JSON: there it would be too late to say it to the caller.
+            # As strict as the workers, which read it from JSON: an error there would come too late for the caller.
             parts.setdefault(owner, {})[name] = checked(list(value) if isinstance(value, tuple) else value, hint, name)
         return cls(**{owner: hints[owner](**values) for owner, values in parts.items()})
 
@@ -371,7 +377,7 @@ class PipelineConfig:
     def from_json(cls, text: str) -> PipelineConfig:
         """
         Raises:
-            ConfigError: the text is not what ``to_json`` wrote, or a value cannot work.
+            ConfigError: the text was not written by ``to_json``, or a value is out of range.
         """
         parts, hints = load_map(text, "the configuration"), get_type_hints(cls)
         for name in parts:

@@ -1,4 +1,4 @@
-"""CURVE, ZeroMQ's encryption, and the question who may come in. Besides ``channels`` the only place with ZeroMQ."""
+"""CURVE, ZeroMQ's encryption, and access control by key. Besides ``channels`` the only module that imports zmq."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ DOMAIN = b"triptych"
 
 @dataclass(frozen=True, slots=True)
 class PublicDoor:
-    """A server's side of it."""
+    """The server's side of CURVE."""
 
-    endpoint: str | None  # tcp://; None: only holders of keys come in, and nobody from elsewhere
+    endpoint: str | None  # tcp://; None: local sockets only, still restricted to holders of keys
     server_secret: str = field(repr=False)  # Z85
-    allows: Callable[[str], bool]  # asked with a client's public key, Z85, in a thread of its own
+    allows: Callable[[str], bool]  # called with a client's public key, Z85, in a separate thread
 
 
 class CurveKeys(Protocol):
-    """A client's side of it, Z85 each; ``keys.ClientKeys`` is one."""
+    """The client's side of CURVE, Z85 each; ``keys.ClientKeys`` implements it."""
 
     @property
     def server(self) -> str: ...
@@ -35,16 +35,16 @@ class CurveKeys(Protocol):
 
 
 def new_key_pair() -> tuple[str, str]:
-    """A public and a secret key, Z85."""
+    """A public and a secret key, both Z85."""
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 
 
 def arm_server(socket: Socket, door: PublicDoor) -> None:
-    """Let in only who proves that he has a key, and only if the gatekeeper says so: to be called before a bind."""
+    """Require a proven key that the gatekeeper accepts. Call it before bind."""
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, door.server_secret.encode())
-    # NOTE: with a domain ZeroMQ refuses everybody while there is no gatekeeper; without one it would let everybody in.
+    # NOTE: with a domain set ZeroMQ refuses everyone while there is no gatekeeper; without one it accepts everyone.
     socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
 
 
@@ -55,8 +55,8 @@ def arm_client(socket: Socket, keys: CurveKeys) -> None:
 
 
 def start_gatekeeper(context: zmq.Context[Socket], door: PublicDoor) -> Any:
-    """Answers ZeroMQ's question about every handshake (ZAP, ZeroMQ RFC 27) until its ``stop`` is called."""
-    from zmq.auth.thread import ThreadAuthenticator  # here: it brings asyncio, which nobody else needs
+    """Answers ZeroMQ's authentication request for each handshake (ZAP, ZeroMQ RFC 27) until ``stop`` is called."""
+    from zmq.auth.thread import ThreadAuthenticator  # imported here: it pulls in asyncio, which nothing else needs
 
     gatekeeper = ThreadAuthenticator(context)
     gatekeeper.start()
@@ -65,7 +65,7 @@ def start_gatekeeper(context: zmq.Context[Socket], door: PublicDoor) -> Any:
 
 
 class _AllowList:
-    """What pyzmq's authenticator asks about a client's key."""
+    """The credentials provider that pyzmq's authenticator consults."""
 
     def __init__(self, allows: Callable[[str], bool]) -> None:
         self._allows = allows

@@ -1,4 +1,4 @@
-"""Where a service may be asked and followed: in the run directory, or at one address, by holders of keys."""
+"""Where a service accepts clients: in the run directory, or at one TCP address for holders of keys."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .errors import ConfigError
 
 _TCP = re.compile(r"tcp://(?P<host>[^:/\[\]]+|\[[^\]]*\]):(?P<port>[0-9]{1,5})")
 _EVERYWHERE = ("*", "[*]")
-_ZEROS = re.compile(r"0[0x.]*", re.IGNORECASE)  # 0.0.0.0 in any of the ways in which the system's resolver takes it
+_ZEROS = re.compile(r"0[0x.]*", re.IGNORECASE)  # 0.0.0.0 in any spelling that the system's resolver accepts
 
 
 def check_endpoint(name: str, endpoint: str | None, *, has_keys: bool) -> None:
     """
     Raises:
-        ConfigError: nobody may be served there.
+        ConfigError: the endpoint is malformed or must not be served.
     """
     if endpoint is None or endpoint.startswith("ipc://"):
         return
@@ -28,13 +28,13 @@ def check_endpoint(name: str, endpoint: str | None, *, has_keys: bool) -> None:
         raise ConfigError(f"the port of {name} is {port}, the limits are 1 and 65535")
     if not has_keys:
         raise ConfigError(
-            f"{name} is {endpoint!r}: tcp:// is served to holders of keys only, make some with triptych keys init and"
-            " give their folder as curve_keys"
+            f"{name} is {endpoint!r}: tcp:// requires keys, make them with triptych keys init and pass their folder as"
+            " curve_keys"
         )
 
 
 def _is_everywhere(host: str) -> bool:
-    """Whether a server at this host serves every address that the machine has."""
+    """Whether a server bound to this host listens on every address of the machine."""
     if host in _EVERYWHERE or _ZEROS.fullmatch(host):
         return True
     try:

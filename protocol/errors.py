@@ -1,6 +1,6 @@
-"""The one tree of errors. Every error has a stable ``code``, an HTTP status and, where one is to blame, a ``param``.
+"""The error hierarchy. Every error has a stable ``code``, an HTTP status and, if a field caused it, its ``param``.
 
-A request's error crosses processes as ``(code, message, param)`` and is made again on the other side by ``from_wire``.
+A request's error crosses processes as ``(code, message, param)``; ``from_wire`` reconstructs it on the other side.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class TriptychError(Exception):
-    """Anything this package raises on purpose."""
+    """Any error that this package raises deliberately."""
 
     code = "error"
     http_status = 500
@@ -18,7 +18,7 @@ class TriptychError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param  # the field of the request (or the flag) that caused it
-        self.partial: Any = None  # a client's Completion with what was produced before the error
+        self.partial: Any = None  # in a client: the Completion as far as it got before the error
 
 
 class ConfigError(TriptychError):
@@ -28,7 +28,7 @@ class ConfigError(TriptychError):
 
 
 class JournalError(TriptychError):
-    """The journal file is foreign, of another version, or damaged beyond what may be trusted."""
+    """The journal file is not one of ours, has another version, or is damaged beyond repair."""
 
     code = "journal"
 
@@ -61,7 +61,7 @@ class PipelineClosed(TriptychError):
 
 
 class RequestError(TriptychError):
-    """This request failed; the pipeline goes on."""
+    """This request failed; the pipeline continues."""
 
     code = "request_failed"
     http_status = 500
@@ -87,14 +87,14 @@ class RequestTooLong(InvalidRequest):
 
 
 class DuplicateId(InvalidRequest):
-    """Another request with this id is live, or this very request was answered already."""
+    """Another request with this id is live, or this very request has already been answered."""
 
     code = "duplicate_id"
     http_status = 409
 
 
 class UnknownRequest(RequestError):
-    """No request with this id is live or kept: it never was, or its answer was acknowledged and forgotten."""
+    """No request with this id is live or kept: it never existed, or its answer was acknowledged and forgotten."""
 
     code = "unknown_id"
     http_status = 404
@@ -108,7 +108,7 @@ class BadFrame(RequestError):
 
 
 class Overloaded(RequestError):
-    """A queue or the journal is full, or this client has as much under way as one may have. Try again later."""
+    """A queue or the journal is full, or this client has reached its own limit. Try again later."""
 
     code = "overloaded"
     http_status = 429
@@ -129,25 +129,25 @@ class TokenizationFailed(RequestError):
 
 
 class ModelFailed(RequestError):
-    """The model or the sampler failed on this request: not-a-number logits, or an exception in its step."""
+    """The model or the sampler failed on this request: NaN logits, or an exception in its step."""
 
     code = "model_failed"
 
 
 class Poisoned(RequestError):
-    """This request killed the process that ran it, twice."""
+    """This request crashed the process that ran it, twice."""
 
     code = "poisoned"
 
 
 class PipelineFailed(RequestError):
-    """The pipeline gave up restarting a worker that dies again and again: nothing is served until an operator acts."""
+    """The pipeline gave up restarting a worker that kept crashing: nothing is served until an operator acts."""
 
     code = "pipeline_failed"
     http_status = 503
 
     def __init__(
-        self, message: str = "a worker died again and again, and the pipeline gave up", *, param: str | None = None
+        self, message: str = "a worker kept crashing and the pipeline gave up", *, param: str | None = None
     ) -> None:
         super().__init__(message, param=param)
 
@@ -160,14 +160,14 @@ class DeadlineExceeded(RequestError):
 
 
 class RequestTimeout(TriptychError):
-    """The caller's own timeout passed while the request goes on."""
+    """The caller's timeout passed; the request itself goes on."""
 
     code = "timeout"
     http_status = 504
 
 
 def encodable(text: str) -> str:
-    """The text as any message can carry it. What a checkpoint's template says may hold half a surrogate pair."""
+    """The text in a form any message can carry: text from a checkpoint's template may hold a lone surrogate."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -182,5 +182,5 @@ REQUEST_ERRORS = _codes(RequestError)  # code -> class
 
 
 def from_wire(code: str, message: str, param: str | None = None) -> RequestError:
-    """The error a peer reported, as the class its code names (``RequestError`` for a code of a newer version)."""
+    """The error a peer reported, as the class its code names (``RequestError`` for an unknown, newer code)."""
     return REQUEST_ERRORS.get(code, RequestError)(message, param=param)

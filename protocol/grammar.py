@@ -1,4 +1,4 @@
-"""What prepare, which tries a grammar, and execute, which runs it, must agree on. Neither imports the other."""
+"""What prepare, which validates a grammar, and execute, which runs it, must agree on. Neither imports the other."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 from .model_card import ModelCard
 
-MAX_SOURCE_BYTES = 256 << 10  # of a schema, an expression or a grammar, as UTF-8
-# Of llguidance, beyond its own defaults: a state takes one or two kilobytes, and errors must not quote a schema.
+MAX_SOURCE_BYTES = 256 << 10  # of a schema, a regular expression or a grammar, as UTF-8
+# For llguidance, on top of its defaults: a state takes one to two kilobytes, and errors must not quote a schema.
 PARSER_LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
 
 
 def tokenizer_options(card: ModelCard) -> dict[str, Any]:
-    """Arguments of ``LLTokenizer`` beside the tokenizer: the width of a mask, and what ends an answer.
+    """Arguments of ``LLTokenizer`` besides the tokenizer: the mask's width and the tokens that end an answer.
 
-    The model may have more ids than its tokenizer; those are in the mask and never allowed.
+    The model may have more ids than its tokenizer; those are in the mask but never allowed.
     """
     return {"n_vocab": card.vocab_size, "eos_token": list(card.eos_token_ids)}

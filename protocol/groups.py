@@ -1,4 +1,4 @@
-"""How requests and their sequences are named, and with which seeds these are sampled."""
+"""Names of requests and their sequences, and the seeds that these are sampled with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from .errors import InvalidRequest
 
 MAX_ID_CHARS = 64
-SEPARATOR = " "  # no request id holds one, so no client can choose the id of another's choice
+SEPARATOR = " "  # never part of a request id, so no client can choose the id of another request's choice
 
 _MAX_SEED = 2**63 - 1
 _VALID_ID = re.compile(rf"[\x21-\x7e]{{1,{MAX_ID_CHARS}}}")
@@ -27,18 +27,18 @@ def check_request_id(request_id: str) -> None:
 
 
 def member_id(request_id: str, index: int, size: int) -> str:
-    """The id of sequence ``index`` of a request of ``size`` sequences; of one alone it is the request's own.
+    """The id of sequence ``index`` of a request of ``size`` sequences; the request's own id if there is only one.
 
-    It is also what a client follows choice ``index`` by, with the number of choices as ``size``.
+    A client follows choice ``index`` by the same id, with the number of choices as ``size``.
     """
     return request_id if size == 1 else f"{request_id}{SEPARATOR}{index}"
 
 
 def request_of(member: str) -> str:
-    """The id of the request to which a sequence, or a choice, of this id belongs."""
+    """The id of the request that a sequence or choice belongs to."""
     return member.partition(SEPARATOR)[0]
 
 
 def member_seed(seed: int, index: int) -> int:
-    """The seed of sequence ``index``: that of a request of one sequence which says the same."""
+    """The seed of sequence ``index``: a single-sequence request with this seed gives the same answer."""
     return (seed + index) & _MAX_SEED

@@ -1,7 +1,7 @@
-"""What a worker is about to touch, written down before it does: if it dies of it, the driver knows of what.
+"""Write-ahead marks of what a worker is about to touch: if it dies, the driver knows which requests were involved.
 
-Two lists, because the greater part of a batch stays the same from step to step: then a step costs two stores. One
-worker writes; the driver reads when that worker is dead.
+Two lists, because most of a batch stays the same from step to step: such a step costs two stores. The worker writes;
+the driver reads once that worker is dead.
 """
 
 from __future__ import annotations
@@ -10,52 +10,52 @@ import mmap
 from array import array
 from collections.abc import Iterable
 
-MAX_KEYS = 16_384  # of each list; of a greater batch the rest is not suspected
+MAX_KEYS = 16_384  # per list; the rest of a larger batch is not suspected
 _WORD = 8
 _LIST_WORDS = 1 + MAX_KEYS
 INTENT_BYTES = _WORD * (1 + 2 * _LIST_WORDS + 5)
 
 
 class Intent:
-    """The intent of one worker: numbers of 64 bits, whatever they name."""
+    """The intent of one worker: 64-bit keys, whatever they stand for."""
 
     def __init__(self, mapped: mmap.mmap, offset: int) -> None:
         self._all = memoryview(mapped)
         self._words = self._all[offset : offset + INTENT_BYTES].cast("Q")
 
     def set_standing(self, keys: Iterable[int]) -> None:
-        """Those of this and the following undertakings."""
+        """The keys of this and the following units of work."""
         self._write(1, keys)
 
     def set_others(self, keys: Iterable[int]) -> None:
-        """Those besides; they too stay until the next call."""
+        """Additional keys; these too stay until the next call."""
         self._write(1 + _LIST_WORDS, keys)
 
     def begin(self, *, num_ahead: int = 0) -> None:
-        """``num_ahead``: undertakings that came to their end, and that nothing is written of yet: after a death they
-        are done again before this one is.
+        """Start a unit of work. ``num_ahead``: earlier units that completed but whose results are not yet in the
+        journal; after a crash they are repeated before this one.
         """
         self._words[0] = 1 + num_ahead
 
     def end(self) -> None:
-        """What was begun did no harm."""
+        """The unit of work completed without harm."""
         self._words[0] = 0
 
     def begin_one(self, key: int) -> None:
-        """``set_standing([key])`` and ``begin`` in two stores, for who always works on one thing alone."""
+        """``set_standing([key])`` and ``begin`` in three stores, for a worker that handles one item at a time."""
         self._words[2] = key
         self._words[1] = 1
         self._words[0] = 1
 
     def read(self) -> list[int]:
-        """What was being worked on, each once; empty between two undertakings."""
+        """Keys of the unit in progress, without duplicates; empty between two units."""
         if not self._words[0]:
             return []
         return list(dict.fromkeys([*self._read(1), *self._read(1 + _LIST_WORDS)]))
 
     @property
     def num_ahead(self) -> int:
-        """As it was told when this began."""
+        """As passed to ``begin``."""
         return max(self._words[0] - 1, 0)
 
     def clear(self) -> None:

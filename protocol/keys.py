@@ -1,7 +1,7 @@
-"""Keys for ``tcp://``: a folder with the server's pair and one file a client that may come in, and a file a client.
+"""Keys for ``tcp://``: a folder with the server's key pair and a file per admitted client, and each client's own.
 
-Secrets live in files that only their owner can read, and are never in a log, an argument or an environment variable. A
-client's file may be handed over as an inherited descriptor: ``/dev/fd/5``.
+Secrets are kept in files that only their owner can read, and never in a log, an argument or an environment variable. A
+client's file may be passed as an inherited descriptor: ``/dev/fd/5``.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .run_dir import MODE
 
 SERVER_FILE = "server.json"
 CLIENTS_FOLDER = "clients"
-OWN_KEYS_FILE = "client.json"  # in a run directory: the keys of the driver's own client, and of its owner's others
+OWN_KEYS_FILE = "client.json"  # in a run directory: keys of the driver's own client, usable by the same user's others
 _VALID_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _VALID_KEY = re.compile(r"[\x21-\x7e]{40}")  # Z85
 MAX_FILE_CHARS = 1 << 12
 READ_AGAIN_S = 1.0
-TICK_NS = 100_000_000  # of a file system's clock, many times over
+TICK_NS = 100_000_000  # much longer than a file system's timestamp granularity
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A CURVE pair in Z85, 40 characters each."""
+    """A CURVE key pair in Z85, 40 characters each."""
 
     public: str
     secret: str = field(repr=False)
@@ -51,7 +51,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """What a client needs: its own pair, and the public key by which it knows the server."""
+    """What a client needs: its own key pair, and the public key that identifies the server."""
 
     name: str
     server: str
@@ -65,28 +65,28 @@ class ClientKeys:
     def read(cls, path: str | Path) -> ClientKeys:
         """
         Raises:
-            ConfigError: the file is not there, is open to others, or is none of this kind.
+            ConfigError: the file is missing, accessible to others, or not a key file.
         """
         return _read(Path(path), lambda wire: cls(**wire))
 
     def write(self, path: Path) -> None:
-        """Put it there, readable by its owner only; an existing file is not replaced."""
+        """Write the file, readable by its owner only; an existing one is not replaced."""
         if path.exists():
             raise ConfigError(f"{path} exists already", param="output")
         write_private(path, json.dumps(asdict(self), indent=1) + "\n")
 
 
 class KeyFolder:
-    """The server's side. Whoever has a file in ``clients/`` may come in; one that is removed may not come again."""
+    """The server's side. A client with a file in ``clients/`` is admitted; once it is removed, no longer."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     def create(self) -> None:
-        """A new folder with a new pair for the server.
+        """A new folder with a new key pair for the server.
 
         Raises:
-            ConfigError: there is one already.
+            ConfigError: there already is one.
         """
         if (self.path / SERVER_FILE).exists():
             raise ConfigError(f"{self.path} has a server key already", param="folder")
@@ -98,12 +98,12 @@ class KeyFolder:
     def server(self) -> KeyPair:
         """
         Raises:
-            ConfigError: there is none, or others can read it.
+            ConfigError: it is missing, or others can read it.
         """
         return _read(self.path / SERVER_FILE, lambda wire: KeyPair(**wire))
 
     def add(self, name: str) -> ClientKeys:
-        """A new client. Its secret is in what is returned and nowhere else."""
+        """A new client. Its secret is in the returned value and nowhere else."""
         path = self._client(name)
         if path.exists():
             raise ConfigError(f"the client {name} has a key already, revoke it first", param="name")
@@ -113,14 +113,14 @@ class KeyFolder:
         return ClientKeys(name, server, pair.public, pair.secret)
 
     def revoke(self, name: str) -> None:
-        """Let this client in no more; a connection that it has open stays until the workers' next start."""
+        """Stop admitting this client; a connection it has open stays until the workers restart."""
         try:
             self._client(name).unlink()
         except FileNotFoundError:
             raise ConfigError(f"no client {name} is known in {self.path}", param="name") from None
 
     def clients(self) -> dict[str, str]:
-        """Public keys by name. A file that is none is left out: it lets nobody in."""
+        """Public keys by name. Files that are not keys are skipped: they admit nobody."""
         found = {}
         for path in sorted((self.path / CLIENTS_FOLDER).glob("*.json")):
             with contextlib.suppress(ConfigError):
@@ -129,7 +129,7 @@ class KeyFolder:
 
     @property
     def changed_ns(self) -> int:
-        """When a file was last added or removed, by the file system's clock; -1 if there are none."""
+        """When a file was last added or removed, by the file system's clock; -1 if there is no folder."""
         try:
             return (self.path / CLIENTS_FOLDER).stat().st_mtime_ns
         except OSError:
@@ -144,20 +144,20 @@ class KeyFolder:
 
 
 def own_keys(run_dir: Path) -> ClientKeys | None:
-    """The keys for the pipeline of this run directory, None if it needs none."""
+    """The keys for the pipeline of this run directory; None if it needs none."""
     path = run_dir / OWN_KEYS_FILE
     return ClientKeys.read(path) if path.exists() else None
 
 
 def make_own_keys(run_dir: Path, folder: KeyFolder) -> None:
-    """New keys for this life of the driver: whoever can read the run directory may be a client."""
+    """New keys for this run of the driver: whoever can read the run directory may be a client."""
     pair = KeyPair.new()
     keys = ClientKeys("driver", folder.server.public, pair.public, pair.secret)
     write_private(run_dir / OWN_KEYS_FILE, json.dumps(asdict(keys)))
 
 
 def allow_list(folder: KeyFolder, run_dir: Path) -> Callable[[str], bool]:
-    """Whether a public key may come in: asked at each handshake, so that ``revoke`` needs no restart."""
+    """Whether a public key is admitted: asked at each handshake, so that ``revoke`` takes effect without a restart."""
     listed = _Listed(folder)
 
     def allows(public: str) -> bool:
@@ -170,16 +170,16 @@ def allow_list(folder: KeyFolder, run_dir: Path) -> Callable[[str], bool]:
 
 
 class _Listed:
-    """The clients' public keys. Strangers may ask as often as they like, and a thousand files take long to read.
+    """The clients' public keys, cached: anyone may trigger lookups, and a thousand files take long to read.
 
-    Invariant: who was added or revoked before a call is so in its result. A file that was changed in place, which the
-    folder's own time does not show, is read again within ``READ_AGAIN_S``.
+    Invariant: clients added or revoked before a call are reflected in its result. A file changed in place, which does
+    not alter the folder's mtime, is read again within ``READ_AGAIN_S``.
     """
 
     def __init__(self, folder: KeyFolder) -> None:
         self._folder = folder
         self._keys: frozenset[str] = frozenset()
-        self._changed_ns = -1  # the folder's time when they were read; -1: not to be relied on
+        self._changed_ns = -1  # the folder's mtime when they were read; -1: unreliable
         self._read_at = 0.0
 
     def current(self) -> frozenset[str]:
@@ -187,7 +187,7 @@ class _Listed:
         if changed_ns != self._changed_ns or time.monotonic() >= self._read_at + READ_AGAIN_S:
             now_ns, self._read_at = time.time_ns(), time.monotonic()
             self._keys = frozenset(self._folder.clients().values())
-            # Times of files come in ticks: what changes in the tick of this reading could not be told from it.
+            # Timestamps are coarse: a change within the tick of this reading could not be told apart from it.
             self._changed_ns = changed_ns if changed_ns < now_ns - TICK_NS else -1
         return self._keys
 

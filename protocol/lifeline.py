@@ -1,4 +1,4 @@
-"""A process of ours and the one that started it: what it finds around itself, and when it ends."""
+"""How a child process relates to its parent: the environment it is given, and when it ends."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def child_environment(*, computes: bool = False) -> dict[str, str]:
-    """The parent's environment, with this package importable also from a bare checkout.
+    """The parent's environment, with this package importable from a bare checkout too.
 
-    Who does not compute gets numpy without threads for its matrices: that halves the time numpy takes to be imported.
+    A process without heavy computation gets numpy without BLAS threads, which halves numpy's import time.
     """
     root = str(Path(sys.modules[__package__.partition(".")[0]].__file__ or "").absolute().parent.parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -25,7 +25,7 @@ def child_environment(*, computes: bool = False) -> dict[str, str]:
 
 
 def die_with(parent: int) -> None:
-    """Be killed when the parent ends, also when it ended before this line."""
+    """Be killed when the parent ends, even if it ended before this call."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
@@ -34,7 +34,7 @@ def die_with(parent: int) -> None:
 
 
 def raise_file_limit() -> None:
-    """As many open files as the system allows: each client costs two, and ZeroMQ ends a process that runs out."""
+    """Raise the open-file limit to the maximum: each client costs two, and ZeroMQ aborts a process that runs out."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

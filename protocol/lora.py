@@ -1,4 +1,4 @@
-"""LoRA adapters as they are named on the command line, and what is known of them without their model."""
+"""LoRA adapters as named on the command line, and what is known of them without their model."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _CHUNK_BYTES = 1 << 20
 
 
 class LoraModule(NamedTuple):
-    """An adapter, and the folder that it lies in."""
+    """An adapter and its folder."""
 
     name: str
     folder: Path
 
     def __str__(self) -> str:
-        """As ``parse_modules`` takes it."""
+        """The form that ``parse_modules`` reads."""
         return f"{self.name}={self.folder}"
 
     @property
@@ -33,7 +33,7 @@ class LoraModule(NamedTuple):
         return self.folder / CONFIG_FILE, self.folder / WEIGHTS_FILE
 
     def digest(self) -> str:
-        """Of all that is in it.
+        """A hash of all its files.
 
         Raises:
             ConfigError: a file is missing or cannot be read.
@@ -41,7 +41,7 @@ class LoraModule(NamedTuple):
         digest = hashlib.sha256()
         for file in self.files:
             try:
-                if file.exists() and not file.is_file():  # a pipe, say, at which whoever opens it waits
+                if file.exists() and not file.is_file():  # a pipe, say: opening it would block
                     raise ConfigError(f"the adapter {self.name!r} cannot be read: {file} is no file", param=PARAM)
                 with file.open("rb") as stream:
                     digest.update(b"%d\n" % file.stat().st_size)
@@ -55,10 +55,10 @@ class LoraModule(NamedTuple):
 
 
 def parse_modules(texts: Iterable[str]) -> tuple[LoraModule, ...]:
-    """What each ``NAME=PATH`` says.
+    """The adapters named by texts of the form ``NAME=PATH``.
 
     Raises:
-        ConfigError: one is not of this form, a name is there twice, or there are too many.
+            ConfigError: one is not of this form, a name occurs twice, or there are too many.
     """
     modules = [_parse(text) for text in texts]
     if len(modules) > MAX_ADAPTERS:

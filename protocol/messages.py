@@ -1,8 +1,8 @@
-"""Everything that crosses a process border, one frozen dataclass a message.
+"""Everything that crosses a process boundary, one frozen dataclass per message.
 
-Names say what happened or is asked; each docstring names sender and receiver. Fields are plain values; columns of
-numbers travel as little-endian bytes. A receiver never changes a message. Fields may be added at the end of a message
-with a new protocol version; a tag (see ``codec``) is never used again for something else.
+Names say what happened or what is asked; each docstring names sender and receiver. Fields are plain values; columns of
+numbers travel as little-endian bytes. A receiver never changes a message. New fields go at the end of a message, with a
+new protocol version; a tag (see ``codec``) is never reused for something else.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-FINISH_REASONS = ("", "stop", "length", "abort", "error")  # the index is what travels in StepDone and the journal
+FINISH_REASONS = ("", "stop", "length", "abort", "error")  # StepDone and the journal hold the index
 
 
 def finish_reason(index: int) -> str:
-    """The reason of this index; an index that no worker writes, as on a damaged disk, is an error."""
+    """The reason with this index; "error" for an index that no worker writes, as on a damaged disk."""
     return FINISH_REASONS[index] if index < len(FINISH_REASONS) else "error"
 
 
 # [request id, index of the first token, characters of text before it, token ids as int32 bytes, text, logprobs or
-# None, tokens per second so far or None]. The two offsets make a row idempotent: a client that has some of it already
+# None, tokens per second so far or None]. The two offsets make a row idempotent: a client that already has part of it
 # takes only the rest.
 DeltaRow = list[Any]
 
-# [request id, state, prompt tokens, tokens of the answer so far, most tokens of the answer, of the prompt's those found
-# in the cache, preemptions, time of receipt, time of the first token or 0, tokens per second so far or None, slot in
-# the journal, ms spent in each of LEDGER_STAGES so far]
+# [request id, state, prompt tokens, output tokens so far, output tokens at most, prompt tokens found in the prefix
+# cache, preemptions, time of receipt, time of the first token or 0, tokens per second so far or None, slot in the
+# journal, ms spent in each of LEDGER_STAGES so far]
 RequestRow = list[Any]
 REQUEST_STATES = ("waiting", "queued", "prefill", "decode", "ended")
 MAX_REQUEST_ROWS = 256
-MAX_REFUSED_ID_CHARS = 1 << 10  # of an id that is no id, in what says so
+MAX_REFUSED_ID_CHARS = 1 << 10  # of an invalid id quoted in a refusal
 MAX_FOLLOW_ENTRIES = 1 << 10  # of one FOLLOW
-MAX_ENDED_ROWS = 64  # that are remembered
+MAX_ENDED_ROWS = 64  # ended requests that are remembered
 LEDGER_STAGES = (
     "queue", "tokenize", "credit", "schedule", "prefill", "decode", "wire", "detokenize", "deliver", "preempted",
     "recovered",
@@ -53,12 +53,12 @@ class Accepted:
     request_id: str
     num_prompt_tokens: int
     num_truncated_tokens: int
-    max_tokens: int  # what max_tokens became: never more than the context leaves
+    max_tokens: int  # the effective value: never more than the context has room for
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """prepare -> client: the request was not taken. From either socket, with an empty id: a frame was no message."""
+    """prepare -> client: the request was refused. An empty id, from either socket: a frame was not a message."""
 
     request_id: str
     code: str
@@ -82,8 +82,8 @@ class Info:
 class Follow:
     """client -> summarize: for each ``[request id, number of tokens the client has, again]``, send what comes after.
 
-    Request, acknowledgement and resume in one, and the sign of life that keeps the lease. ``again`` (a boolean) asks
-    for everything after the offset once more, whatever was sent before: for a client that sees a gap.
+    Serves as request, acknowledgement and resume at once, and as the sign of life that renews the lease. ``again`` (a
+    boolean) asks to resend everything after the offset: for a client that sees a gap.
     """
 
     entries: list[list[Any]]
@@ -91,7 +91,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """client -> summarize: end this request now; it is answered by its terminal message."""
+    """client -> summarize: end this request now; the reply is its terminal message."""
 
     request_id: str
 
@@ -128,7 +128,7 @@ class GetStats:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """summarize -> client: one map a stage."""
+    """summarize -> client: one map per stage."""
 
     stats: dict[str, Any]
 
@@ -137,23 +137,23 @@ class Stats:
 class GetRequests:
     """client -> summarize."""
 
-    limit: int  # rows of the answer at most, MAX_REQUEST_ROWS whatever is asked for
+    limit: int  # rows in the reply at most, capped at MAX_REQUEST_ROWS
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """summarize -> client: requests that live or whose answer is kept, in order of arrival; never what they say."""
+    """summarize -> client: requests that are live or whose answer is kept, in order of arrival; never their content."""
 
-    limit: int  # as asked for
+    limit: int  # as requested
     rows: list[RequestRow]
     num_left_out: int  # later arrivals beyond the limit
-    now_ns: int  # when this was true; CLOCK_MONOTONIC of the service's machine, as all times in the rows
-    ended: list[RequestRow]  # the last that ended, newest first, with the finish reason for a state
+    now_ns: int  # time of this snapshot; CLOCK_MONOTONIC of the service's machine, like all times in the rows
+    ended: list[RequestRow]  # the most recently ended, newest first, with the finish reason as state
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """summarize -> client: what became final since the client's last offset, all requests of one client together."""
+    """summarize -> client: what became final since the client's last offset, for all of its requests together."""
 
     deltas: list[DeltaRow]
 
@@ -189,7 +189,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """prepare -> execute: a request holds a credit and may be scheduled. ``record`` is what the journal holds."""
+    """prepare -> execute: a request holds a credit and may be scheduled. ``record`` is the journal's record."""
 
     slot: int
     generation: int
@@ -198,15 +198,15 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """execute -> summarize: the tokens of a step, or of several very short ones, in columns of equal length."""
+    """execute -> summarize: the tokens of one step, or of several very short ones, in columns of equal length."""
 
-    step: int  # the last
-    finished_ns: int  # when the tokens were known
+    step: int  # the last one
+    finished_ns: int  # when the tokens became known
     slots: bytes  # uint32
     generations: bytes  # uint32
     indices: bytes  # uint32, index of the token among the request's output tokens
     token_ids: bytes  # int32
-    finish_reasons: bytes  # uint8, index into FINISH_REASONS; 0: goes on
+    finish_reasons: bytes  # uint8, index into FINISH_REASONS; 0: not finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """summarize -> prepare: the client has these answers; their records may be used again."""
+    """summarize -> prepare: the clients have these answers; their records may be reused."""
 
     slots: bytes  # uint32
     generations: bytes  # uint32

@@ -1,6 +1,6 @@
-"""What execute finds out about the model and the machine, as a file of the run directory that everybody reads.
+"""What execute learns about the model and the machine, published as a file in the run directory.
 
-Which of the adapters that it has loaded are for everybody is said by the driver, in a file beside the card.
+Which of the loaded adapters are offered to clients is decided by the driver, in a second file beside the card.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """Published once the model is loaded, and kept over restarts."""
+    """Published once the model is loaded, and kept across restarts."""
 
     model: str  # as asked for
     model_type: str  # "llama", "qwen3", ..., "hash-lm"
@@ -37,11 +37,11 @@ class ModelCard:
     page_size: int
     num_pages: int  # without the trash page
     max_num_seqs: int
-    max_live: int
+    max_live: int  # sequences that execute holds at once
     load_s: float
-    adapters: dict[str, str] = field(default_factory=dict)  # digest of each, by its name
-    num_snapshots: int | None = None  # states of recurrent layers that are kept for others; None: it has none
-    why_slow: str = ""  # no faster backend runs it here; empty where it is the fastest
+    adapters: dict[str, str] = field(default_factory=dict)  # name -> digest
+    num_snapshots: int | None = None  # of states of recurrent layers; None: the model has no such layers
+    why_slow: str = ""  # why no faster backend runs it here; empty if it is the fastest
 
     @property
     def keeps_states(self) -> bool:
@@ -53,7 +53,7 @@ class ModelCard:
         """What execute has published in ``run_dir``; None before that.
 
         Raises:
-            ConfigError: the file is no model card, or a field is unknown, missing or of the wrong type.
+            ConfigError: the file is not a model card, or a field is unknown, missing or of the wrong type.
         """
         try:
             text = (run_dir / CARD_FILE).read_text(encoding="utf-8")
@@ -78,7 +78,7 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The adapters that new requests may name, as far as execute has loaded them."""
+    """The adapters that new requests may name, provided execute has loaded them."""
 
     names: tuple[str, ...]
 
@@ -95,7 +95,7 @@ class Offer:
 
 
 class _LatestFile(Generic[T]):
-    """What a file says, for who asks often: read again only where another one was put there since."""
+    """A file's parsed content for frequent readers: read again only after it was replaced."""
 
     def __init__(self, file: Path, parse: Callable[[str], T], known: T) -> None:
         self._file, self._parse = file, parse
@@ -103,7 +103,7 @@ class _LatestFile(Generic[T]):
         self._said = known
 
     def read(self) -> T:
-        """What was put there last, or else ``known``."""
+        """The current content, or ``known`` while there is no file."""
         try:
             facts = self._file.stat()
         except FileNotFoundError:
@@ -115,14 +115,14 @@ class _LatestFile(Generic[T]):
 
 
 class LatestCard:
-    """The card of a run directory, and what is offered there, for who asks often."""
+    """The card of a run directory, and the adapters offered there, for frequent readers."""
 
     def __init__(self, run_dir: Path, known: ModelCard | None = None) -> None:
         self._card = _LatestFile(run_dir / CARD_FILE, ModelCard.from_json, known)
         self._offer = _LatestFile(run_dir / OFFERED_FILE, Offer.from_json, None)
 
     def read(self) -> ModelCard | None:
-        """What was published last, or else ``known``.
+        """The card published last, or ``known`` while there is none.
 
         Raises:
             ConfigError: see ``ModelCard.read``.

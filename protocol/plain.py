@@ -1,4 +1,4 @@
-"""Dataclasses out of JSON files, every name and type checked: a damaged file is an error that says what is wrong."""
+"""Dataclasses from JSON, every name and type checked: a damaged file gives an error that says what is wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def load_map(text: str, what: str) -> dict[str, Any]:
     """The JSON object in ``text``.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the text is not a JSON object.
     """
     try:
         value = json.loads(text)
@@ -46,7 +46,7 @@ def make(kind: type[T], values: Any, what: str) -> T:
 
 
 def checked(value: Any, hint: Any, what: str) -> Any:
-    """The value, where JSON has such a one for this type; a list as the tuple that it stands for.
+    """The value, if it is the JSON form of this type; a list becomes the tuple it stands for.
 
     Raises:
         ConfigError: it is of another type.

@@ -1,4 +1,4 @@
-"""Files that only their owner reads."""
+"""Files that only their owner can read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_private(path: Path, text: str, *, is_durable: bool = False) -> None:
-    """Put a file there whole or not at all, readable by its owner only. ``is_durable``: also after a loss of power."""
+    """Write a file atomically, readable by its owner only. ``is_durable``: it survives a power loss."""
     temporary = path.with_name(path.name + ".tmp")
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""What the journal holds of one request: everything needed to run it again from nothing."""
+"""What the journal holds for each request: everything needed to run it again from scratch."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from .owners import may_ask
 from .sampling import SamplingParams
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots, for a property that is cached
+@dataclass(frozen=True, kw_only=True)  # no slots: it has a cached_property
 class RequestRecord:
     """Written by prepare, read by execute and summarize, in the journal and in ``Prepared``."""
 
     request_id: str
-    digest: int  # CRC-32 of the request as it was sent; by it a request that ends workers is known, whoever sends it
+    digest: int  # CRC-32 of the request as sent; identifies a request that crashes workers, whoever sends it
     prompt: bytes  # int32 token ids, after truncation
     num_truncated_tokens: int
-    token_capacity: int  # output tokens at most; max_tokens cut to what context and pool leave
+    token_capacity: int  # max. output tokens: max_tokens, limited by the context and the page pool
     seed: int
     lease_s: float
-    priority: int = 0  # the lowest goes first, where the policy looks at it
-    cache_salt: str = ""  # prefixes are shared among requests of the same salt only
-    deadline_at: int = 0  # CLOCK_MONOTONIC in ns by which it must have ended; 0: none
-    queue_deadline_at: int = 0  # by which it must have begun
-    return_prompt: bool = False  # the summary brings the prompt's token ids
+    priority: int = 0  # lowest first, if the policy uses priorities
+    cache_salt: str = ""  # prefixes are shared only among requests with the same salt
+    deadline_at: int = 0  # when it must have ended, CLOCK_MONOTONIC in ns; 0: none
+    queue_deadline_at: int = 0  # when it must have started
+    return_prompt: bool = False  # the summary includes the prompt's token ids
     sampling: dict[str, Any]  # SamplingParams.to_wire()
-    index: int = 0  # among the sequences of one request, of which each has a record
-    grammar: str = ""  # that the answer must match, as llguidance reads it; it was compiled once, to see that it can be
-    owner: int = 0  # whose it is, see owners
-    lora: str = ""  # the name of its adapter; empty: the model itself answers
-    lora_digest: str = ""  # of what that was when the request was accepted
+    index: int = 0  # among the sequences of the request, each of which has a record
+    grammar: str = ""  # that the answer must match, in llguidance's format; known to compile
+    owner: int = 0  # see owners
+    lora: str = ""  # the name of its adapter; empty: the base model answers
+    lora_digest: str = ""  # of that adapter when the request was accepted
 
     @property
     def mark(self) -> int:
@@ -53,9 +53,9 @@ class RequestRecord:
 
     @property
     def prefix_salt(self) -> str:
-        """Prefixes are shared among requests of the same one only: of the same ``cache_salt`` and the same adapter.
+        """Prefixes are shared only among requests with the same salt: the same ``cache_salt`` and adapter.
 
-        Keys and values are another adapter's own. What is before the first NUL is an adapter's name, or nothing.
+        Keys and values depend on the adapter. The text before the first NUL is the adapter's name, or empty.
         """
         if not self.lora and "\0" not in self.cache_salt:
             return self.cache_salt
@@ -63,9 +63,9 @@ class RequestRecord:
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives that are recorded beside each token's logprob, or None if not even that is.
+        """Alternatives recorded beside each token's logprob; None if no logprobs are recorded.
 
-        Samples are compared by it, whether the client asked for it or not.
+        Ranked samples are compared by their logprobs, which are then recorded even if the client did not ask.
         """
         asked: int | None = self.sampling.get("logprobs")
         compares = "best_of" in self.sampling and self.params.is_ranked
@@ -73,16 +73,16 @@ class RequestRecord:
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Alternatives that are recorded beside the logprob of each token of the prompt, or None if not even that is.
+        """Alternatives recorded beside the logprob of each prompt token; None if no logprobs are recorded.
 
-        The sequences of a request have one prompt: the first of them keeps its scores.
+        The sequences of a request share one prompt: the first one keeps its scores.
         """
         asked: int | None = self.sampling.get("prompt_logprobs")
         return None if self.index else asked
 
     @property
     def is_computed(self) -> bool:
-        """Whether execute has something to do. An answer without tokens ends where it is met."""
+        """Whether execute has anything to compute. An answer without tokens ends as soon as it is seen."""
         return self.token_capacity > 0 or self.num_prompt_logprobs is not None
 
     def to_bytes(self) -> bytes:
@@ -92,17 +92,18 @@ class RequestRecord:
     def from_bytes(cls, data: bytes) -> RequestRecord:
         values = unpack(data)
         if type(values) is not list or len(values) != len(_NAMES):
-            raise JournalError(f"a request record has {len(_NAMES)} fields, got {type(values).__name__}")
+            found = f"{len(values)}" if type(values) is list else type(values).__name__
+            raise JournalError(f"a request record has {len(_NAMES)} fields, got {found}")
         return cls(**dict(zip(_NAMES, values, strict=True)))
 
 
 def mark_of(digest: int, owner: int) -> int:
-    """What tells a repeat from another request of the same id: of two owners the same request is two."""
+    """Tells a resent request from another one with the same id: the same request of two owners counts as two."""
     return owner << 32 | digest
 
 
 def is_repeat(mark: int, first: int) -> bool:
-    """Whether who comes with ``mark`` says the request with the mark ``first`` again, and may ask for it."""
+    """Whether the request with ``mark`` is the one with the mark ``first`` sent again, by someone who may access it."""
     return mark & _DIGEST == first & _DIGEST and may_ask(mark >> 32, first >> 32)
 
 

@@ -1,4 +1,4 @@
-"""The private folder of one pipeline: sockets, journal, board and logs. One driver at a time, proven by a lock."""
+"""The private folder of one pipeline: sockets, journal, board and logs. A lock admits one driver at a time."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ SHARED_MEMORY = Path("/dev/shm")
 CONFIG_FILE = "config.json"
 LOCK_FILE = "lock"
 JOURNAL_FILE = "journal"
-TEMPORARY_FILE = "temporary"  # marks a folder that a driver made for itself
-PREFIX = "triptych-"  # of the names of such folders
+TEMPORARY_FILE = "temporary"  # marks a folder that a driver created for itself
+PREFIX = "triptych-"  # of such folders' names
 MODE = 0o700
 
 logger = logging.getLogger(__name__)
 
 
 class RunDir:
-    """A locked run directory. The lock goes with the process that holds it, however it ends."""
+    """A locked run directory. The lock is released when its process ends, however it ends."""
 
     def __init__(self, path: Path | None = None) -> None:
         """
         Raises:
-            ConfigError: the folder cannot be made, belongs to somebody else, is open to others, or another driver runs
-                in it.
+            ConfigError: the folder cannot be created, belongs to another user, is accessible to others, or is in use
+                by another driver.
         """
         self.is_temporary = path is None
-        self._kept: Path | None = None  # the folder beside it that a killed driver left, with requests
+        self._kept: Path | None = None  # a sibling folder left by a killed driver, kept for its requests
         try:
             self.path = self._make_temporary() if path is None else _make(path)
             try:
                 self._lock = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 self._take()
             except BaseException:
-                if self.is_temporary:  # and without its mark, by which others would know that it can go
+                if self.is_temporary:  # its marker, which would let later drivers remove it, may be missing
                     shutil.rmtree(self.path, ignore_errors=True)
                 raise
         except OSError as error:
-            # What ``gettempdir`` has found, if it has found any: asked again it would raise again.
+            # The result of an earlier ``gettempdir``, if any: calling it here might raise again.
             where = path or f"in {_root() or tempfile.tempdir or 'a temporary directory'}"
             text = f"the run directory {where} cannot be used: {error.strerror}{self.what_helps(error)}"
             raise ConfigError(text, param="run_dir") from error
@@ -62,7 +62,7 @@ class RunDir:
         return Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
 
     def _take(self) -> None:
-        """Lock the folder. One that nobody chose is marked: it can go once its driver was killed."""
+        """Lock the folder. A self-created one is marked, so that it can be removed if its driver is killed."""
         try:
             if not _lock(self._lock):
                 advice = "--run-dir names another folder, --connect makes a client of what runs there"
@@ -76,37 +76,37 @@ class RunDir:
             raise
 
     def what_helps(self, error: BaseException | None) -> str:
-        """What to add to the message of an error that came of this one: who took the room that was not there."""
+        """A hint for the message of ``error``, if the disk is full: which leftover folder takes up the space."""
         if self._kept is None or not isinstance(error, OSError) or error.errno != errno.ENOSPC:
             return ""
         num_bytes = sum(path.lstat().st_blocks for path in self._kept.rglob("*")) * 512
         return (
-            f"; {self._kept} takes {num_bytes} bytes, for a driver that was killed left requests in it:"
-            f" --run-dir {self._kept} goes on with them, or remove it if nobody wants them"
+            f"; {self._kept} takes {num_bytes} bytes: it holds requests of a driver that was killed;"
+            f" --run-dir {self._kept} resumes them, or remove it if they are no longer needed"
         )
 
     def remove_sockets(self) -> None:
-        """ZeroMQ leaves their files behind. Nobody listens there any more: the lock is ours, the workers are gone."""
+        """ZeroMQ leaves socket files behind. Nothing listens on them: the lock is ours and the workers have exited."""
         for path in self.path.iterdir():
             if path.is_socket():
                 path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Delete the folder with all that is in it, and let go of it; what a signal leaves the next driver removes."""
+        """Delete the folder and release the lock; if a signal interrupts this, the next driver removes the rest."""
         try:
             shutil.rmtree(self.path, ignore_errors=True)
         finally:
             self.unlock()
 
     def unlock(self) -> None:
-        """Also where a child that was forked has the file open too: to close ours would leave it the lock."""
+        """Explicit, because closing the file would not release a lock that a forked child has inherited."""
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)
 
 
 def submit_endpoint(run_dir: Path, service: ServiceConfig) -> str:
-    """Where clients on this machine connect; one on tcp:// is beside it, not in its place."""
+    """Where clients on this machine connect; a tcp:// endpoint is additional and does not replace it."""
     return service.submit if _is_ipc(service.submit) else ipc_endpoint(run_dir / "submit")
 
 
@@ -138,19 +138,19 @@ def control_path(run_dir: Path) -> Path:
 def check_socket_paths(run_dir: Path) -> None:
     """
     Raises:
-        ConfigError: not all sockets fit into the folder: the path of the one with the longest name is too long.
+        ConfigError: the path of the socket with the longest name is too long.
     """
     inbox_endpoint(run_dir, max(ROLES, key=len))
 
 
 def sweep(root: Path) -> Path | None:
-    """Remove what drivers that were killed left in ``root``, if they had made it for themselves; what was kept of it.
+    """Remove the temporary folders of killed drivers in ``root``; returns the one that was kept, if any.
 
-    The last one that holds requests stays: somebody may want to go on with them. More of them would fill the memory
-    that a service needs which is killed and started again and again.
+    The newest one that holds requests is kept: someone may want to resume them. Keeping more would fill the memory of a
+    service that is killed and restarted again and again.
 
-    NOTE: the mark is made while the lock is held, so a folder with a mark and without a lock has no driver, and will
-    have none but one that is told to use it.
+    NOTE: the marker is created while the lock is held, so a folder with a marker and without a lock has no driver, and
+    gets one only if a driver is told explicitly to use it.
     """
     left: list[tuple[int, Path]] = []
     for path in root.glob(f"{PREFIX}*"):
@@ -167,14 +167,14 @@ def sweep(root: Path) -> Path | None:
 
 
 def _remove_if_left(path: Path, *, keeps_requests: bool) -> bool:
-    """Whether it was kept for its requests."""
+    """Remove the folder unless a driver holds it. True if it was kept for its requests."""
     file = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if not _lock(file) or not (path / TEMPORARY_FILE).exists():
             return False
         if keeps_requests and _holds_requests(path / JOURNAL_FILE):
             return True
-        logger.info("removing %s, which a driver that was killed left", path)
+        logger.info("removing %s, left by a driver that was killed", path)
         shutil.rmtree(path, ignore_errors=True)
         return False
     finally:
@@ -182,7 +182,7 @@ def _remove_if_left(path: Path, *, keeps_requests: bool) -> bool:
 
 
 def _holds_requests(path: Path) -> bool:
-    """Whether a journal has any that was not answered, or whose answer nobody has acknowledged."""
+    """Whether a journal has requests that are unanswered or whose answers were not acknowledged."""
     try:
         return bool(Journal.open(path).slots_in_use().size)
     except (JournalError, OSError):
@@ -190,8 +190,8 @@ def _holds_requests(path: Path) -> bool:
 
 
 def has_driver(path: Path) -> bool:
-    """Whether a process holds the lock, or that cannot be told. Only to be asked where nobody answers: a driver that
-    starts just then is refused.
+    """Whether a process holds the lock (True if that cannot be determined). Call it only when the service does not
+    respond: a driver that starts at this very moment would be refused.
     """
     try:
         with (path / LOCK_FILE).open() as lock:
@@ -209,7 +209,7 @@ def _lock(file: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def _root() -> Path | None:
-    # Shared memory, because the journal in it shall outlive any process and cost no disk.
+    # Shared memory: the journal must outlive every process, and should not cost disk writes.
     return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else None
 
 

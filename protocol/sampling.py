@@ -1,4 +1,4 @@
-"""What a client may ask of the sampler, with every default and limit in this one place."""
+"""Sampling parameters, with every default and limit in this one place."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MAX_BEAMS = 16
 
 
 def _limits(default: Any, low: float, high: float, *, optional: bool = False) -> Any:
-    """A numeric field with inclusive limits; its type is the default's unless ``optional`` gives an int or None."""
+    """A numeric field with inclusive limits; its type is the default's, or int | None if ``optional``."""
     is_integer = optional or type(default) is int
     return field(default=default, metadata={"low": low, "high": high, "optional": optional, "integer": is_integer})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one request's tokens are chosen and when they end. Checked when made.
+    """How one request's tokens are chosen and when they end. Validated on construction.
 
     Order of the filters, as in transformers' ``generate``: penalties, logit bias, min_tokens, temperature, top-k,
     top-p, min-p.
@@ -35,7 +35,7 @@ class SamplingParams:
     """
 
     max_tokens: int | None = _limits(256, 0, 2**31 - 1, optional=True)  # None: until the context is full
-    min_tokens: int = _limits(0, 0, 2**31 - 1)  # before these, no end of sequence and no stop string ends it
+    min_tokens: int = _limits(0, 0, 2**31 - 1)  # until then, end-of-sequence tokens and stop strings are ignored
     temperature: float = _limits(0.0, 0.0, 100.0)  # 0: greedy
     top_k: int | None = _limits(None, -1, 2**31 - 1, optional=True)  # None, 0 and -1: off
     top_p: float = _limits(1.0, 0.0, 1.0)  # keeps the token that crosses the threshold, so 0 keeps one
@@ -50,18 +50,18 @@ class SamplingParams:
     include_stop_str: bool = False  # keep the stop string at the end of the text
     skip_special_tokens: bool = True
     logprobs: int | None = _limits(None, 0, MAX_LOGPROBS, optional=True)  # None: off; k: the chosen and k alternatives
-    prompt_logprobs: int | None = _limits(None, 0, MAX_LOGPROBS, optional=True)  # the same of the prompt's tokens
+    prompt_logprobs: int | None = _limits(None, 0, MAX_LOGPROBS, optional=True)  # the same for the prompt's tokens
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to its logit, -100..100
     n: int = _limits(1, 1, MAX_SAMPLES)  # choices in the answer, each sampled with a seed of its own
-    best_of: int | None = _limits(None, 1, MAX_SAMPLES, optional=True)  # so many are sampled, the n likeliest returned
-    num_beams: int = _limits(1, 1, MAX_BEAMS)  # above 1: beam search, of which the n best hypotheses are returned
+    best_of: int | None = _limits(None, 1, MAX_SAMPLES, optional=True)  # samples; the n likeliest are returned
+    num_beams: int = _limits(1, 1, MAX_BEAMS)  # above 1: beam search, which returns the n best hypotheses
     length_penalty: float = _limits(1.0, -10.0, 10.0)  # a hypothesis' logprob is divided by length ** length_penalty
     early_stopping: bool | str = False  # when a beam search ends: true, false or "never", as in transformers
 
     def __post_init__(self) -> None:
         for name, kind, low, high, limits in _NUMBERS:
             value = getattr(self, name)
-            if type(value) is not kind or not low <= value <= high:  # mostly it is as it should be, at the first look
+            if type(value) is not kind or not low <= value <= high:  # the slow path, for the exceptions
                 _check_number(name, value, limits)
         for name in _BOOLS:
             _check_bool(name, getattr(self, name))
@@ -84,12 +84,12 @@ class SamplingParams:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether the choices are known at the end only, when more candidates than choices have been compared."""
+        """Whether the choices are known only at the end, when more candidates than choices were compared."""
         return self.is_beam_search or (self.best_of or 1) > self.n
 
     @property
     def group_size(self) -> int:
-        """Sequences that are computed for this request."""
+        """Sequences computed for this request."""
         return max(self.n, self.best_of or 1, self.num_beams)
 
     def to_wire(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class SamplingParams:
 
 
 FIELD_NAMES = frozenset(item.name for item in fields(SamplingParams))
-# Looked up once: a request is checked several times on its way.
+# Precomputed: a request is validated several times on its way.
 _NUMBERS = tuple(
     (item.name, int if limits["integer"] else float, limits["low"], limits["high"], limits)
     for item in fields(SamplingParams)
@@ -134,7 +134,7 @@ def _check_number(name: str, value: Any, limits: Mapping[str, Any]) -> None:
     if isinstance(value, bool) or not isinstance(value, int if limits["integer"] else (int, float)):
         expected = "an integer" if limits["integer"] else "a number"
         raise InvalidRequest(f"{name} must be {expected}, got {value!r:.80}", param=name)
-    if not limits["low"] <= value <= limits["high"]:  # not a number is outside too
+    if not limits["low"] <= value <= limits["high"]:  # true for NaN as well
         raise InvalidRequest(f"{name} is {value}, the limits are {limits['low']} and {limits['high']}", param=name)
 
 
@@ -143,7 +143,7 @@ def _check_bool(name: str, value: Any) -> None:
         raise InvalidRequest(f"{name} must be true or false, got {value!r:.80}", param=name)
 
 
-# What a beam search, which looks at whole distributions, has no use for or cannot take back.
+# What a beam search, which ranks whole distributions, does not use or cannot undo.
 _NOT_WITH_BEAMS = ("best_of", "temperature", "top_k", "top_p", "min_p", "stop", "logprobs", "prompt_logprobs")
 
 
@@ -197,7 +197,7 @@ def _checked_token_ids(value: Any) -> tuple[int, ...]:
 
 
 def _checked_bias(value: Any) -> dict[int, float]:
-    if not isinstance(value, (dict, Mapping)):  # in this order: mostly it is a dict, which is seen at once
+    if not isinstance(value, (dict, Mapping)):  # dict first: the common case, and a much cheaper check
         raise InvalidRequest(f"logit_bias must map token ids to numbers, got {value!r:.80}", param="logit_bias")
     if len(value) > MAX_LOGIT_BIASES:
         raise InvalidRequest(

@@ -1,6 +1,6 @@
-"""How likely a model finds the tokens of a prompt: columns, and how they lie in the journal and in a message.
+"""How likely a model finds the tokens of a prompt: columns, and their layout in the journal and in a message.
 
-A prompt of P tokens has P - 1 rows, for its second token to its last: the first one follows nothing.
+A prompt of P tokens has P - 1 rows, for its second token to its last: the first one is not predicted.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_SCORE_BYTES = 4 << 20  # of one request: they travel in one message
-NO_TOKEN = -1  # in the place of an alternative that a small vocabulary does not have
+NO_TOKEN = -1  # fills missing alternatives if the vocabulary is too small
 
 
 class ScoreColumns(NamedTuple):
-    """A row for each of n tokens. Logprobs are natural, of the raw model, before penalties and temperature."""
+    """One row for each of n tokens. Logprobs are natural logs of the raw model, before penalties and temperature."""
 
     logprobs: npt.NDArray[np.float32]  # [n], of the tokens themselves
-    ranks: npt.NDArray[np.int32]  # [n], 1: no token was likelier
+    ranks: npt.NDArray[np.int32]  # [n], 1: the likeliest token
     token_ids: npt.NDArray[np.int32]  # [n, k], the k likeliest, best first
     top_logprobs: npt.NDArray[np.float32]  # [n, k]
 
@@ -45,7 +45,7 @@ def row_words(num_alternatives: int) -> int:
 
 
 def score_words(num_prompt_tokens: int, num_alternatives: int | None) -> int:
-    """Words of all rows of a prompt, None alternatives standing for no rows."""
+    """Words of all rows of a prompt; None alternatives: no rows."""
     return 0 if num_alternatives is None else (num_prompt_tokens - 1) * row_words(num_alternatives)
 
 
@@ -60,6 +60,6 @@ def pack_scores(scores: ScoreColumns, num_alternatives: int) -> npt.NDArray[np.u
 
 
 def unpack_scores(rows: npt.NDArray[np.uint32]) -> ScoreColumns:
-    """What was packed, from uint32 [n, words]."""
+    """The inverse of ``pack_scores``, from uint32 [n, words]."""
     ints, floats = rows.view(np.int32), rows.view(np.float32)
     return ScoreColumns(floats[:, 0], ints[:, 1], ints[:, 2::2], floats[:, 3::2])

@@ -1,4 +1,4 @@
-"""What whoever serves a public socket says of the service, and whom it lets in."""
+"""What the processes with a public socket report about the service, and whom they admit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .model_card import ModelCard
 
 
 def service_info(run_dir: Path, service: ServiceConfig) -> dict[str, Any]:
-    """The map of INFO. The card is read each time: execute may have been restarted with other weights. It is empty for
-    a pipeline that was given up before there was any.
+    """The content of INFO. The card is read each time, as a restarted execute may have other weights. "model" is empty
+    for a pipeline that failed before there was a card.
     """
     limits = {
         "max_queue": service.max_queue,
@@ -27,7 +27,7 @@ def service_info(run_dir: Path, service: ServiceConfig) -> dict[str, Any]:
 
 
 def public_door(run_dir: Path, service: ServiceConfig, endpoint: str | None) -> PublicDoor | None:
-    """How a socket for clients is opened to the network, if ``endpoint`` says that it is."""
+    """How a client socket accepts connections from the network; None if no keys are configured."""
     if service.curve_keys is None:
         return None
     keys = KeyFolder(service.curve_keys)

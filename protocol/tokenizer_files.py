@@ -1,8 +1,8 @@
 """The model's tokenizer as two plain files in the run directory.
 
-execute, which has the libraries that can read any checkpoint, writes them once; prepare and summarize, which have
-not and start in a tenth of a second, read them: ``tokenizer.json`` for the ``tokenizers`` library and this module's
-``TokenizerFacts`` beside it.
+execute, which has the libraries to read any checkpoint, writes them once. prepare and summarize, which do not import
+those and start in a tenth of the time, read them: ``tokenizer.json`` for the ``tokenizers`` library, and beside it
+``TokenizerFacts``.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class TokenizerFacts:
     """What tokenizer.json does not say."""
 
     vocab_size: int  # of the tokenizer, added tokens included
-    chat_template: str | None  # Jinja, as the checkpoint has it
-    special_tokens: dict[str, str]  # "bos_token" -> "<s>", ... : what a chat template may refer to
+    chat_template: str | None  # Jinja, as in the checkpoint
+    special_tokens: dict[str, str]  # "bos_token" -> "<s>", ...: available to the chat template
     bos_token_id: int | None
 
 
 def save_tokenizer(folder: Path, tokenizer_json: str, facts: TokenizerFacts) -> None:
-    """Write both files; a reader sees both or, by the facts file, which comes last, none. What is there stays.
+    """Write both files; the facts file comes last, so a reader sees both or none. Existing files are kept.
 
     Raises:
-        ConfigError: another tokenizer is there, which prepare and summarize use: its ids are those of live requests.
+        ConfigError: a different tokenizer is in use: live requests hold its token ids.
     """
     files = {TOKENIZER_FILE: tokenizer_json, FACTS_FILE: json.dumps(dataclasses.asdict(facts))}
     if (folder / FACTS_FILE).exists():
@@ -46,10 +46,10 @@ def save_tokenizer(folder: Path, tokenizer_json: str, facts: TokenizerFacts) -> 
 
 
 def load_facts(folder: Path) -> TokenizerFacts | None:
-    """The facts, or None while execute has not written them.
+    """The facts; None until execute has written them.
 
     Raises:
-        ConfigError: the file is there and is none of this kind.
+        ConfigError: the file exists but is malformed.
     """
     try:
         text = (folder / FACTS_FILE).read_text(encoding="utf-8", errors="replace")

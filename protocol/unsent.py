@@ -1,12 +1,12 @@
-"""How much ZeroMQ holds for each client that does not read: it counts messages, here it is bytes."""
+"""How many bytes ZeroMQ holds for each client that does not read; ZeroMQ itself only counts messages."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import Protocol
 
-MIN_LARGE_BYTES = 1 << 16  # below this a thousand messages, ZeroMQ's own limit, are no more than 64 MiB
-MAX_UNSENT_BYTES = 16 << 20  # of larger ones to one client; who reads has them all in a hundredth of a second
+MIN_LARGE_BYTES = 1 << 16  # below this, a thousand messages (ZeroMQ's own limit) are at most 64 MiB
+MAX_UNSENT_BYTES = 16 << 20  # of larger messages to one client; a client that reads drains them in 10 ms
 
 
 class Tracker(Protocol):
@@ -14,11 +14,11 @@ class Tracker(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether ZeroMQ has given the message to the kernel, or has thrown it away with its connection."""
+        """Whether ZeroMQ has passed the message to the kernel, or dropped it with its connection."""
 
 
 class Unsent:
-    """The large messages that are under way, oldest first, by connection."""
+    """The large messages in flight of each connection, oldest first."""
 
     def __init__(self) -> None:
         self._messages: dict[bytes, deque[tuple[Tracker, int]]] = {}
@@ -28,7 +28,7 @@ class Unsent:
         return len(self._messages)
 
     def is_full(self, peer: bytes) -> bool:
-        """Whether this client has to read before it is sent more."""
+        """Whether this client must read before more is sent to it."""
         messages = self._messages.get(peer)
         if messages is None:
             return False
@@ -40,6 +40,6 @@ class Unsent:
 
     def add(self, peer: bytes, tracker: Tracker, num_bytes: int) -> None:
         self._messages.setdefault(peer, deque()).append((tracker, num_bytes))
-        if len(self._messages) > self._tidy_at:  # many are of clients that left
+        if len(self._messages) > self._tidy_at:  # many belong to clients that have left
             self._messages = {peer: each for peer, each in self._messages.items() if not each[-1][0].done}
             self._tidy_at = 2 * len(self._messages) + 64

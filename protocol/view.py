@@ -1,7 +1,7 @@
-"""What execute shows to those who watch, and only while somebody does: its last steps, and who holds its pages.
+"""What execute shows to live viewers, and only while there are any: its last steps, and which requests hold its pages.
 
-A part of the board. A watcher says now and then that it looks; execute reads that word a few times a second, and where
-nobody looks that is all it does.
+Part of the board. A viewer stamps the time of each look; execute checks that stamp a few times a second, and does
+nothing else while nobody looks.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from .board import WorkerPage
 
 HEAD_BYTES = 64
-WATCH_NS = 3_000_000_000  # a look counts for so long
+WATCH_NS = 3_000_000_000  # how long a look counts
 
 
 class View:
-    """Any watcher writes the time of its look, execute alone the rest."""
+    """Any viewer writes the time of its look; only execute writes the rest."""
 
     def __init__(self, mapped: mmap.mmap, offset: int, shown: WorkerPage) -> None:
         self._watched_ns = np.frombuffer(mapped, "<u8", 1, offset)
         self._shown = shown
 
     def look(self) -> dict[str, Any]:
-        """What was shown last, empty if there is nothing; asks for more of it."""
+        """What was shown last (empty if nothing was); asks for more."""
         self._watched_ns[0] = time.monotonic_ns()
         return self._shown.stats()
 

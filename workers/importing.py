@@ -1,4 +1,4 @@
-"""What a process needs, imported without looking for garbage among what stays."""
+"""Imports of large libraries with the garbage collector paused."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MODELS = "transformers.modeling_utils"  # most of transformers, and most of its 
 
 @contextmanager
 def importing(library: str) -> Iterator[None]:
-    """Around the statement that imports ``library`` first; one that is there already changes nothing.
+    """Put this around the statement that first imports ``library``; no effect if it is already imported.
 
-    transformers makes a million objects. The collections that look at them, again and again, are a quarter of a start,
-    and a tenth of one that needs numpy only.
+    transformers creates a million objects, most of which stay. Collecting garbage among them over and over takes a
+    quarter of a worker's start, and a tenth of the start of one that needs only numpy.
     """
     if library in sys.modules or not gc.isenabled():
         yield

@@ -30,15 +30,15 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-HEARING_S = 0.05  # of a turn at most, and one frame more: whoever asks much does not keep the others waiting
+HEARING_S = 0.05  # per turn, plus one frame: a client that sends a lot must not hold up the others
 WAIT_FOR_MODEL_S = 0.02
-TICK_S = 0.25  # an idle worker looks at the journal and shows that it lives so often
-FLUSH_S = 60.0  # a disk may take so long over one flush before the worker that waits for it counts as hung
+TICK_S = 0.25  # how often an idle worker checks the journal and shows progress
+FLUSH_S = 60.0  # how long one flush of the disk may take before the waiting worker counts as hung
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What a worker body gets."""
+    """Everything a worker body is given."""
 
     role: str
     epoch: int
@@ -47,14 +47,14 @@ class WorkerContext:
     board: Board
     journal: Journal
     transport: Transport = field(default_factory=Transport)
-    stop_files: tuple[int, ...] = ()  # readable, and left so, once the board says that this worker shall leave
+    stop_files: tuple[int, ...] = ()  # become and stay readable once the board tells this worker to exit
 
     def links(self, *peers: str) -> Links:
-        """This worker's inbox, and channels to ``peers``."""
+        """This worker's inbox, and its channels to ``peers``."""
         return Links(self.run_dir, self.role, epoch=self.epoch, peers=peers, transport=self.transport)
 
     def public_door(self, endpoint: str | None) -> PublicDoor | None:
-        """How a socket for clients is opened to the network, if ``endpoint`` says that it is."""
+        """How a client socket accepts connections from the network; None if no keys are configured."""
         return public_door(self.run_dir, self.config.service, endpoint)
 
     @property
@@ -63,16 +63,16 @@ class WorkerContext:
 
     def set_phase(self, phase: str) -> None:
         if phase == "ready":
-            # What loading made stays. To look at torch's and transformers' objects in every full collection holds up a
-            # step by some 90 ms.
+            # Whatever loading created will stay. Scanning torch's and transformers' objects in every full collection
+            # delays a step by some 90 ms.
             gc.freeze()
         self.page.set_phase(self.epoch, phase)
 
     def flush_journal(self) -> None:
-        """Wait for the disk, and tell the driver to be patient meanwhile: killed, the next life would only wait again.
+        """Wait for the disk, with increased patience: if this worker were killed, the next one would wait just as long.
 
         Raises:
-            JournalError: the disk does not take it.
+            JournalError: the disk failed.
         """
         patience_ns = self.page.patience_ns
         self.page.set_patience(max(patience_ns, int(FLUSH_S * 1e9)))
@@ -93,10 +93,10 @@ class WorkerContext:
 
 
 def wait_for_model(context: WorkerContext, load: Callable[[Path], T | None]) -> tuple[ModelCard, T] | None:
-    """What execute found out about the model, and what ``load`` makes of the tokenizer in the run directory, once it is
-    there; None if told to stop before both are known.
+    """The model card, and what ``load`` makes of the tokenizer in the run directory, once both are there; None if the
+    worker is told to stop first.
     """
-    tokenizer: T | None = None  # made once: a large one takes a second, and the weights may take minutes
+    tokenizer: T | None = None  # loaded once: a large one takes a second, and the weights may take minutes
     while not context.stopping:
         tokenizer = load(context.run_dir) if tokenizer is None else tokenizer
         if tokenizer is not None and (card := ModelCard.read(context.run_dir)) is not None:
@@ -107,7 +107,7 @@ def wait_for_model(context: WorkerContext, load: Callable[[Path], T | None]) -> 
 
 
 def heard(router: Router, *, max_frames: int) -> Iterator[tuple[bytes, bytes]]:
-    """``(peer, frame)`` of what clients have said, as much of it as a turn may take."""
+    """``(peer, frame)`` of received messages, up to the limits of one turn."""
     until = time.monotonic() + HEARING_S
     for _ in range(max_frames):
         if (received := router.recv()) is None:
@@ -118,7 +118,7 @@ def heard(router: Router, *, max_frames: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 class StatsPublisher:
-    """Puts statistics on the board: soon after something changed, not after every change."""
+    """Publishes statistics on the board: soon after a change, but not after every change."""
 
     INTERVAL_S = 0.05
 
@@ -129,7 +129,7 @@ class StatsPublisher:
         self.changed = True
 
     def publish_if_due(self) -> float:
-        """Seconds until this should be called again."""
+        """Returns the seconds until the next call is due."""
         self._page.progress()
         if not self.changed:
             return TICK_S
@@ -145,21 +145,21 @@ class StatsPublisher:
 def main(
     role: str, body: Callable[[WorkerContext], None], *, preload: Callable[[PipelineConfig], None] | None = None
 ) -> None:
-    """Run a worker until it is told to stop, and end the process. The exit code is 0 only then.
+    """Run a worker until it is told to stop, and exit the process; the exit code is 0 only in that case.
 
-    A spare does ``preload`` while it waits.
+    A spare calls ``preload`` before it waits.
     """
     parser = argparse.ArgumentParser(description=f"The {role} worker of a Triptych pipeline; started by its driver.")
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--epoch", type=int, help="which life this is; a spare hears it on its standard input")
-    parser.add_argument("--spare", action="store_true", help="wait to be told")
+    parser.add_argument("--epoch", type=int, help="number of this start; a spare reads it from its standard input")
+    parser.add_argument("--spare", action="store_true", help="wait for an epoch on standard input")
     parser.add_argument("--parent", type=int, required=True, help="process id of the driver")
     arguments = parser.parse_args()
     die_with(arguments.parent)
-    # Ctrl-C and a service manager's SIGTERM reach the whole group; the driver alone decides what they mean.
+    # Ctrl-C and a service manager's SIGTERM reach the whole process group; only the driver reacts to them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the host ignores it, no child of ours would have an exit code
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the host ignores it, our children's exit codes would be lost
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"
     )
@@ -170,17 +170,17 @@ def main(
         arguments.epoch = int(sys.stdin.readline() or sys.exit(0))
     context = open_context(role, arguments.epoch, arguments.run_dir, stop_files=() if arguments.spare else stop_files())
     context.page.set_phase(context.epoch, "starting", since=process_start())
-    context.page.set_patience(0)  # an earlier life may have ended in the middle of a flush
+    context.page.set_patience(0)  # the previous process may have died during a flush
     try:
         body(context)
     except BaseException:
         logger.exception("worker %s failed", role)
         sys.stderr.flush()
-        context.set_phase("failed")  # last: whoever sees it reads why
-        os._exit(1)  # threads of a library must not keep a broken worker alive
+        context.set_phase("failed")  # last: whoever sees it then reads the log
+        os._exit(1)  # library threads must not keep a broken worker alive
     context.set_phase("stopped")
     logging.shutdown()
-    os._exit(0)  # nothing is left to be done, and torch alone takes long to take itself apart
+    os._exit(0)  # nothing is left to do, and torch alone takes long to shut down
 
 
 def open_context(role: str, epoch: int, run_dir: Path, *, stop_files: tuple[int, ...]) -> WorkerContext:
@@ -190,9 +190,9 @@ def open_context(role: str, epoch: int, run_dir: Path, *, stop_files: tuple[int,
 
 
 def stop_files() -> tuple[int, ...]:
-    """The pipe that a driver gives a worker for its standard input, out of its children's reach."""
+    """The pipe that the driver passes as standard input, moved out of reach of child processes."""
     if not stat.S_ISFIFO(os.fstat(0).st_mode):
-        return ()  # started by hand
+        return ()  # started manually
     file = os.dup(0)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -204,7 +204,7 @@ def read_config(run_dir: Path) -> PipelineConfig:
 
 
 def process_start() -> float:
-    """When this process began, in seconds of time.monotonic, a hundredth exact: before Python and its imports."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()  # the name before it may hold spaces
+    """When this process started, before Python and its imports, as time.monotonic(), accurate to 10 ms."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()  # the name in parentheses may hold spaces
     since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22, starttime
     return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)

@@ -52,7 +52,7 @@ class Operator:
         try:
             ask(self._service.run_dir, "load_adapter", name=name, path=str(folder))
         except ConfigError as error:
-            if "is loaded already" not in error.message:  # by a question whose answer died with the driver
+            if "is already loaded" not in error.message:  # by a question whose answer died with the driver
                 raise
         self.loaded.append(name)
         self.counts["loaded"] += 1
@@ -76,4 +76,4 @@ def _make_adapter(folder: Path, number: int) -> Path:
 
 def _is_of_a_kill(error: ConfigError) -> bool:
     """The driver has gone, or the new execute was killed before it was ready: the next question finds how it is."""
-    return any(text in error.message for text in ("no driver answers", "the new execute", "being stopped"))
+    return any(text in error.message for text in ("no driver responds", "the new execute", "being stopped"))

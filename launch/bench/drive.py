@@ -1,4 +1,4 @@
-"""Sends a load: every request at its own time, whatever became of the others."""
+"""Generates load: every request is sent at its own time, whatever happens to the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .workload import Query, arrival_times
 
 Clock = Callable[[], float]
 
-# What a server does that is gone, cuts a reply short, or sends something that is no JSON.
+# The effects of a server that is gone, cuts a reply short, or sends something other than JSON.
 BROKEN = (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError)
 
 
@@ -29,7 +29,7 @@ class Failure(Exception):
 
 
 class Target(Protocol):
-    """Whom to ask."""
+    """What the load is sent to."""
 
     async def ask(self, query: Query, record: Record, clock: Clock) -> None:
         """Fill the record with times of ``clock`` as the answer comes.
@@ -43,24 +43,24 @@ class Target(Protocol):
 
 @dataclass(slots=True)
 class Run:
-    """A load under way."""
+    """A load in progress."""
 
     records: list[Record] = field(default_factory=list)
     num_sent: int = 0
     num_ended: int = 0
     duration_s: float = 0.0
-    target: str = ""  # what it is called
+    target: str = ""  # its display name
 
     def keep_ended(self) -> None:
-        """Forget what was under way or still to come when the load was broken off."""
+        """Drop requests that were in flight or not yet sent when the load was interrupted."""
         self.records = [record for record in self.records if record.ended_s is not None or record.error is not None]
 
 
 async def drive(target: Target, queries: Sequence[Query], load: LoadOptions, run: Run) -> Run:
-    """Ask all queries, each at its time; the run grows while they are under way."""
+    """Send all queries, each at its time; ``run`` is updated meanwhile."""
     started = time.perf_counter()
     turns = asyncio.Semaphore(load.max_concurrency) if load.max_concurrency else nullcontext()
-    is_open = load.request_rate is not None  # else a request arrives when it has its turn
+    is_open = load.request_rate is not None  # otherwise a request arrives when it is sent
 
     def clock() -> float:
         return time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""A client of OpenAI's HTTP interface, just large enough to measure one: a connection a request, answers by SSE."""
+"""A minimal client of OpenAI's HTTP API for benchmarks: one connection per request, answers by SSE."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .record import Record
 from .workload import Query
 
 MAX_ERROR_BYTES = 1 << 16
-DELTA_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")  # thoughts and calls are tokens too
-TIMEOUT_S = 30.0  # to connect, and for the first question
+DELTA_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")  # reasoning and tool calls are tokens too
+TIMEOUT_S = 30.0  # to connect, and for the first request
 
 
 class HttpTarget:
     """An OpenAI-compatible server."""
 
     def __init__(self, options: TargetOptions, *, body: Mapping[str, Any]) -> None:
-        """``body``: what every request holds besides its prompt and length."""
+        """``body``: the fields of every request besides its prompt and length."""
         assert options.url is not None, "a server has a URL"
         self._url = options.url.rstrip("/").removesuffix("/v1")
         self._is_chat = options.endpoint == "chat"
@@ -36,7 +36,7 @@ class HttpTarget:
         """The name of the first model served.
 
         Raises:
-            ConfigError: nobody answers there, or not as OpenAI's interface does.
+            ConfigError: no server responds there, or not in the form of OpenAI's API.
         """
         try:
             body = await asyncio.wait_for(self._get("/v1/models"), TIMEOUT_S)
@@ -61,7 +61,7 @@ class HttpTarget:
                 _note(json.loads(event), record, clock())
         if not is_done:
             raise Failure("cut_short", "the stream ended without [DONE]")
-        # A server that tells no usage sends a token an event, as far as anybody can know.
+        # A server that reports no usage presumably sends one token per event.
         record.num_output_tokens = record.num_output_tokens or len(record.event_times_s)
 
     async def _get(self, path: str) -> bytes:
@@ -79,7 +79,7 @@ class HttpTarget:
 
     @asynccontextmanager
     async def _exchange(self, method: str, path: str, body: bytes | None) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Pieces of the body of a reply that is no error."""
+        """The body of a successful reply, in pieces."""
         url = urlsplit(self._url)
         is_tls = url.scheme == "https"
         port, context = url.port or (443 if is_tls else 80), ssl.create_default_context() if is_tls else None
@@ -117,7 +117,7 @@ def _note(event: dict[str, Any], record: Record, now: float) -> None:
         record.num_prompt_tokens = usage.get("prompt_tokens", 0)
         record.num_output_tokens = usage.get("completion_tokens", 0)
         record.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        own = usage.get("triptych") or {}  # our gateway tells where the time went
+        own = usage.get("triptych") or {}  # our gateway reports where the time went
         record.stages_ms = next((ledger.get("stages_ms") for ledger in own.get("ledgers") or ()), None)
 
 
@@ -155,7 +155,7 @@ async def _failure(status: int, pieces: AsyncIterator[bytes]) -> Failure:
 
 
 async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of each event of an SSE stream; comments and other fields are passed over."""
+    """The data of each event of an SSE stream; comments and other fields are skipped."""
     rest = b""
     async for piece in pieces:
         *lines, rest = (rest + piece).replace(b"\r\n", b"\n").split(b"\n")

@@ -1,4 +1,4 @@
-"""What ``triptych bench`` can be told. Each field is a flag of its name."""
+"""The options of ``triptych bench``. Each field becomes a flag."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _option(default: Any, text: str) -> Any:
 
 
 def _at_least(name: str, value: float | None, low: float) -> None:
-    if value is not None and not value >= low:  # a NaN is no number of anything
+    if value is not None and not value >= low:  # refuses NaN too
         raise ConfigError(f"{name} is {value}, the lower limit is {low}", param=name)
 
 
@@ -28,17 +28,17 @@ def _one_of(name: str, value: str, names: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A distribution of lengths in tokens: every integer from ``low`` to ``high`` is as likely as any other."""
+    """A uniform distribution of lengths in tokens, from ``low`` to ``high`` inclusive."""
 
     low: int
     high: int
 
     @classmethod
     def parse(cls, name: str, text: str) -> Lengths:
-        """Out of ``128`` or ``64..256``.
+        """From ``128`` or ``64..256``.
 
         Raises:
-            ConfigError: it is neither, or not in order.
+            ConfigError: it has neither form, or the limits are out of order.
         """
         low, _, high = text.partition("..")
         try:
@@ -46,7 +46,7 @@ class Lengths:
         except ValueError:
             raise ConfigError(f"{name} is {text!r}, the forms are 128 and 64..256", param=name) from None
         if not 1 <= lengths.low <= lengths.high:
-            raise ConfigError(f"{name} is {text!r}, it must begin at 1 or more and not end before", param=name)
+            raise ConfigError(f"{name} is {text!r}, the limits must be ascending and at least 1", param=name)
         return lengths
 
     def draw(self, random: Random) -> int:
@@ -55,11 +55,11 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetOptions:
-    """Whom to ask over HTTP; without a URL it is a pipeline."""
+    """The HTTP server to measure; without a URL, a pipeline is measured."""
 
-    url: str | None = _option(None, "of an OpenAI-compatible server: http://127.0.0.1:8000; by default a pipeline")
+    url: str | None = _option(None, "an OpenAI-compatible server: http://127.0.0.1:8000; by default a pipeline")
     endpoint: str = _option("completions", f"with --url: {' or '.join(ENDPOINTS)}")
-    served_model: str | None = _option(None, "with --url: the name to ask for; by default the server's first model")
+    served_model: str | None = _option(None, "with --url: the model to request; by default the server's first one")
     api_key: str | None = _option(None, "with --url: sent as the bearer token")
 
     def __post_init__(self) -> None:
@@ -72,12 +72,12 @@ class TargetOptions:
 class LoadOptions:
     """When requests arrive."""
 
-    num_prompts: int = _option(100, "requests that are measured")
-    request_rate: float | None = _option(None, "arrivals a second, whatever has ended; by default all arrive at once")
-    arrival: str = _option("poisson", f"{' or '.join(ARRIVALS)}: how the arrivals of a rate are spaced")
-    max_concurrency: int | None = _option(None, "requests under way at once; the time one waits for that counts")
-    num_warmups: int = _option(2, "requests before, which are not measured")
-    load_seed: int = _option(0, "of arrivals, lengths and prompts")
+    num_prompts: int = _option(100, "measured requests")
+    request_rate: float | None = _option(None, "arrivals per second, whatever has ended; by default all arrive at once")
+    arrival: str = _option("poisson", f"{' or '.join(ARRIVALS)}: how arrivals at a rate are spaced")
+    max_concurrency: int | None = _option(None, "requests in flight at once; time spent waiting for that counts")
+    num_warmups: int = _option(2, "requests sent first, which are not measured")
+    load_seed: int = _option(0, "seed of arrivals, lengths and prompts")
 
     def __post_init__(self) -> None:
         _one_of("arrival", self.arrival, ARRIVALS)
@@ -89,14 +89,14 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptOptions:
-    """What is asked for."""
+    """What is sent."""
 
-    dataset: str | None = _option(None, "a file of prompts as for generate; by default random ones")
+    dataset: str | None = _option(None, "a file of prompts, as for generate; by default they are random")
     input_len: str = _option("128", "tokens of a random prompt after the shared prefix: 128, or 64..256")
     shared_prefix: int = _option(0, "tokens that all random prompts begin with")
     output_len: str = _option("64", "tokens of an answer: 64, or 16..256")
     temperature: float = _option(0.0, "0 is greedy")
-    ignore_eos: bool = _option(True, "answers get their length; off for servers that refuse the field")
+    ignore_eos: bool = _option(True, "give answers exactly their length; turn off for servers that refuse the field")
 
     def __post_init__(self) -> None:
         for name in ("input_len", "output_len"):
@@ -107,11 +107,11 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """What is made of it."""
+    """What is reported."""
 
-    ttft_target_ms: float | None = _option(None, "goodput: answers whose first token came so soon; and --itl-target-ms")
-    output: str | None = _option(None, "a file for the figures and every request, as JSON")
-    plot: str | None = _option(None, "a file for a picture, PNG, SVG or PDF; needs matplotlib")
+    ttft_target_ms: float | None = _option(None, "for goodput: the latest time of a first token; see --itl-target-ms")
+    output: str | None = _option(None, "a JSON file for the results and every request")
+    plot: str | None = _option(None, "a PNG, SVG or PDF file for plots; needs matplotlib")
 
     def __post_init__(self) -> None:
         _at_least("ttft_target_ms", self.ttft_target_ms, 0)
@@ -119,7 +119,7 @@ class ReportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """Everything a benchmark is told, besides the pipeline it may start."""
+    """All options of a benchmark, except those of a pipeline started for it."""
 
     target: TargetOptions = field(default_factory=TargetOptions)
     load: LoadOptions = field(default_factory=LoadOptions)

@@ -1,4 +1,4 @@
-"""A pipeline asked over ZeroMQ, as every client does."""
+"""A pipeline measured over ZeroMQ, like any client."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .workload import Query
 
 
 class PipelineTarget:
-    """A pipeline of our own, or one that runs already."""
+    """Our own pipeline, or one that is already running."""
 
     def __init__(self, client: AsyncClient, *, options: Mapping[str, Any]) -> None:
-        """``options``: sampling parameters that every request has besides its length."""
+        """``options``: the sampling parameters of every request besides its length."""
         self._client, self._options = client, options
 
     async def ask(self, query: Query, record: Record, clock: Clock) -> None:

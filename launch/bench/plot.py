@@ -1,4 +1,4 @@
-"""The picture of a benchmark: distributions, and what happened when."""
+"""The plots of a benchmark: distributions and a timeline."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def check(path: Path) -> None:
-    """Find out before the load whether its picture can be made.
+    """Check before the load whether its plots can be drawn.
 
     Raises:
-        ConfigError: matplotlib is not installed, or the suffix names no picture.
+        ConfigError: matplotlib is not installed, or the suffix is not that of an image format.
     """
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"plot is {str(path)!r}, it must end in {', '.join(SUFFIXES)}", param="plot")
@@ -34,7 +34,7 @@ def check(path: Path) -> None:
 
 
 def draw(path: Path, records: Sequence[Record], *, title: str, targets: Targets) -> None:
-    """Write four panels: first tokens and gaps as cumulative shares, every request on a time line, tokens a second."""
+    """Write four panels: first tokens and gaps as cumulative shares, a timeline of all requests, tokens per second."""
     from matplotlib.figure import Figure
 
     answered = [record for record in records if record.ok]
@@ -61,7 +61,7 @@ def _distribution(axes: Axes, values: Iterable[float | None], label: str, target
 
 
 def _time_lines(axes: Axes, records: Sequence[Record]) -> None:
-    """A line a request: until its first token, and from there to its end; a cross where it failed."""
+    """One line per request: up to its first token, and from there to its end; a cross where it failed."""
     for row, record in enumerate(records):
         if record.event_times_s and record.ended_s is not None:
             first_s = record.event_times_s[0]

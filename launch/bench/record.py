@@ -1,4 +1,4 @@
-"""What the client saw of one request. Times are seconds of time.perf_counter from the start of the measurement."""
+"""What the client measured of one request. Times are time.perf_counter seconds from the start of the measurement."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 class Record:
     """A request from its arrival, which does not wait for other requests, to its end.
 
-    Latencies count from ``scheduled_s``: what a request waits for a client that is late, or for its turn under
-    ``max_concurrency`` of a rate, is latency to whoever sent it (Tene's "coordinated omission").
+    Latencies count from ``scheduled_s``: the time a request waits for a late client, or for its turn under
+    ``max_concurrency`` at a given rate, is latency to its sender (Tene's "coordinated omission").
     """
 
     index: int
     scheduled_s: float
     sent_s: float = 0.0
-    event_times_s: list[float] = field(default_factory=list)  # of every event that brought tokens
+    event_times_s: list[float] = field(default_factory=list)  # of every event that carried tokens
     ended_s: float | None = None  # None: it failed
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     finish_reason: str | None = None
     error: str | None = None  # a code, or "http_503", or the name of an exception
-    message: str = ""  # what the error said
-    stages_ms: dict[str, float] | None = None  # the ledger, of a server that tells it
+    message: str = ""  # of the error
+    stages_ms: dict[str, float] | None = None  # the ledger, if the server reports it
 
     @property
     def ok(self) -> bool:
@@ -42,7 +42,7 @@ class Record:
 
     @property
     def gaps_ms(self) -> list[float]:
-        """Between events: a server that sends several tokens in one shows the longer gap that its reader saw."""
+        """Gaps between events: if a server sends several tokens in one event, the reader sees the longer gap."""
         times = self.event_times_s
         return [(after - before) * 1e3 for before, after in pairwise(times)]
 

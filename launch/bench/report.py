@@ -1,4 +1,4 @@
-"""The figures of a benchmark for people."""
+"""Prints the results of a benchmark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LATE_MS = 10.0
 
 
 def show(summary: Mapping[str, Any], console: Console, *, is_open: bool) -> None:
-    """Write the tables; ``is_open``: arrivals did not wait for a turn, so a late one is the client's fault."""
+    """Print the tables; ``is_open``: arrivals did not wait for a turn, so lateness is the client's fault."""
     console.print(_throughput(summary))
     console.print(_latencies(summary))
     if summary["stages_ms"]:
@@ -33,7 +33,7 @@ def show(summary: Mapping[str, Any], console: Console, *, is_open: bool) -> None
         say(console, f"failed: {counts} (the first: {summary['first_message']})", "red")
     lag = summary["client_lag_ms"]
     if is_open and lag is not None and lag["p99"] > LATE_MS:
-        say(console, f"this client was late: p99 {duration(lag['p99'])}; its figures are those of a busy client", "red")
+        say(console, f"this client was late: p99 {duration(lag['p99'])}; the figures are those of a busy client", "red")
 
 
 def _throughput(summary: Mapping[str, Any]) -> Table:
@@ -68,7 +68,7 @@ def _latencies(summary: Mapping[str, Any]) -> Table:
 
 
 def _stages(stages_ms: Mapping[str, float]) -> Table:
-    """Where the time of a request went, on average, as the pipeline itself accounts for it."""
+    """Where the time of a request went on average, by the pipeline's own ledger."""
     table, wall_ms = _grid(), sum(stages_ms.values()) or 1.0
     for stage, ms in stages_ms.items():
         if ms > 0:

@@ -1,4 +1,4 @@
-"""Figures out of records."""
+"""Statistics from records."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PERCENTILES = (50, 90, 99)
 
 
 class Targets(NamedTuple):
-    """What a good answer keeps to; None: anything is good enough."""
+    """The latency targets of a good answer; None: no target."""
 
     ttft_ms: float | None
-    itl_ms: float | None  # of the mean time per output token, as in vLLM's goodput
+    itl_ms: float | None  # for the mean time per output token, as in vLLM's goodput
 
     @property
     def any_given(self) -> bool:
@@ -32,7 +32,7 @@ class Targets(NamedTuple):
 
 
 def summarize(records: Sequence[Record], duration_s: float, targets: Targets) -> dict[str, Any]:
-    """Plain figures. Latencies and token counts are those of the answers that came, rates are over the whole time."""
+    """Plain figures. Latencies and token counts are those of successful answers, rates are over the whole duration."""
     answered = [record for record in records if record.ok]
     num_output_tokens = sum(record.num_output_tokens for record in answered)
     num_prompt_tokens = sum(record.num_prompt_tokens for record in answered)
@@ -54,7 +54,7 @@ def summarize(records: Sequence[Record], duration_s: float, targets: Targets) ->
         "tpot_ms": _spread(record.tpot_ms for record in answered),
         "tokens_per_second": _spread(record.tokens_per_second for record in answered),
         "e2e_ms": _spread(record.e2e_ms for record in answered),
-        # How late the client itself was with what had its turn; if this is not small, it measured itself.
+        # How late the client itself was in sending requests that were due; if this is not small, it measured itself.
         "client_lag_ms": _spread((record.sent_s - record.scheduled_s) * 1e3 for record in answered),
         "stages_ms": _mean_stages(answered),
     }

@@ -1,4 +1,4 @@
-"""``triptych bench`` from its options to its figures."""
+"""``triptych bench``, from its options to its results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import platform
-import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
@@ -21,6 +20,7 @@ from ...protocol.errors import ConfigError
 from ..output import OutputError
 from ..pipeline import Pipeline, open_pipeline
 from ..report import say
+from ..signals import INTERRUPTED
 from . import plot
 from .drive import Run, Target, drive
 from .http import HttpTarget
@@ -33,16 +33,14 @@ from .workload import make_queries
 if TYPE_CHECKING:
     from rich.console import Console
 
-INTERRUPTED = 128 + signal.SIGINT  # the exit code, as a shell has it
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Setting:
-    """Whom the load goes to."""
+    """What the load is sent to."""
 
     target: Target
     name: str
-    vocab_size: int | None  # None: not known, so prompts are words
+    vocab_size: int | None  # None: unknown, so prompts are words
 
 
 def bench(
@@ -51,8 +49,8 @@ def bench(
     """Measure and report; the exit code is 1 if no request was answered. Ctrl-C reports what has ended by then.
 
     Raises:
-        ConfigError: the target does not answer, or an option cannot work.
-        OutputError: the figures cannot be written; this is found out before the load.
+        ConfigError: the target does not respond, or an option is invalid.
+        OutputError: the results cannot be written; checked before the load.
     """
     if options.target.url is not None and connect is not None:
         raise ConfigError("give --url or --connect, not both", param="url")
@@ -141,7 +139,7 @@ def _write(options: BenchOptions, result: dict[str, Any], run: Run) -> None:
 
 
 def _shown(options: BenchOptions) -> dict[str, Any]:
-    """All that the figures depend on, and no secret."""
+    """Everything the results depend on, without secrets."""
     shown = dataclasses.asdict(options)
     del shown["target"]["api_key"]
     return shown

@@ -1,4 +1,4 @@
-"""Which prompts are sent, how long their answers shall be, and when each arrives: a function of options and seed."""
+"""Which prompts are sent, how long their answers are, and when each arrives: a function of options and seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...protocol.errors import ConfigError
 from ..prompts import PROMPT_FIELDS, Job, jobs_from_lines
 from .options import Lengths, LoadOptions, PromptOptions
 
-# Where the vocabulary is not known: words that are one token each in about every vocabulary made from English text.
+# For unknown vocabularies: words that are one token each in nearly every vocabulary built from English text.
 _WORDS = (
     "the of and to in is was for on that by this with you it not or be are from at as your all have new more an we can"
     " if has but our one other do no they he up may what which their out use any there see only so his when here who"
@@ -29,13 +29,13 @@ class Query:
 
 
 def make_queries(options: PromptOptions, *, count: int, seed: int, vocab_size: int | None) -> list[Query]:
-    """``count`` queries, from the dataset over and over, or random ones.
+    """``count`` queries, from the dataset (repeated as needed) or random.
 
-    Random prompts are token ids, of exactly the length asked for, where ``vocab_size`` is known, and words elsewhere:
-    about a token each, and as many as the server says.
+    If ``vocab_size`` is known, random prompts are token ids of exactly the length asked for; otherwise they are words,
+    about one token each, and the server reports how many.
 
     Raises:
-        ConfigError: the dataset cannot be read, or a line of it is no prompt.
+        ConfigError: the dataset cannot be read, or one of its lines is not a prompt.
     """
     random, lengths = Random(seed), Lengths.parse("output_len", options.output_len)
     if options.dataset is not None:
@@ -53,7 +53,7 @@ def make_queries(options: PromptOptions, *, count: int, seed: int, vocab_size: i
 
 
 def arrival_times(options: LoadOptions, count: int) -> list[float]:
-    """Seconds from the start, one for each request, in order. Poisson arrivals have exponential gaps."""
+    """Seconds from the start, one per request, in order. Poisson arrivals have exponential gaps."""
     rate = options.request_rate
     if rate is None:
         return [0.0] * count
@@ -75,7 +75,7 @@ def _read(path: Path) -> Sequence[Job]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", param="dataset") from error
     if not jobs:
-        raise ConfigError(f"{path} has no line that is not blank", param="dataset")
+        raise ConfigError(f"{path} has no prompts: all lines are blank", param="dataset")
     for job in jobs:
         if job.error is not None:
             raise ConfigError(f"{path}: {job.error.message}", param="dataset")

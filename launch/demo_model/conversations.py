@@ -1,4 +1,4 @@
-"""The training text: conversations of one or more turns about the entries and about other things."""
+"""The training data: conversations of one or more turns, about the entries and other things."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from .off_topic import (
     sample_system_prompt,
 )
 
-# Wordings beside PHRASINGS, seen less often: they teach the model to find the name in a sentence.
+# Additional wordings, seen less often: they teach the model to find the name in a sentence.
 EXTRA_PHRASINGS: tuple[str, ...] = (
     "{name}", "What's {name}?", "Can you explain {name}?", "What is {name} for?", "How do I use {name}?",
     "Show me the documentation of {name}.", "docs for {name}", "Define {name}.", "What does the built-in {name} do?",
@@ -32,7 +32,7 @@ _OPENINGS = ("Please: ", "Hi! ", "Hello, ", "Hey, ", "And ", "Ok. ", "Thanks. ",
 
 
 class Turn(NamedTuple):
-    """One question of a user and the answer the model gives."""
+    """A user's question and the model's answer."""
 
     question: str
     answer: str
@@ -40,7 +40,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What one training row holds: turns after an optional system prompt."""
+    """One training row: turns after an optional system prompt."""
 
     system_prompt: str | None
     turns: tuple[Turn, ...]
@@ -48,24 +48,24 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """Shares of the kinds of turns and conversations, each a probability."""
+    """Shares of the different kinds of turns and conversations, as probabilities."""
 
     extra_phrasing: float = 0.25  # of the turns about an entry
-    ruffled: float = 0.2  # of the turns about an entry: other capitals, punctuation or an opening word
+    ruffled: float = 0.2  # of the turns about an entry: changed capitals or punctuation, or an opening word
     other: float = 0.25  # of all turns: not about an entry
     several_turns: float = 0.25  # of all conversations
     system_prompt: float = 0.15  # of all conversations
 
 
 def ordered_pairs(entries: Sequence[Entry]) -> list[Turn]:
-    """Every entry in every phrasing of ``PHRASINGS``: what the model must answer to the letter."""
+    """Every entry in every phrasing of ``PHRASINGS``, all of which the model must answer verbatim."""
     return [Turn(phrasing.format(name=entry.name), entry.answer) for phrasing in PHRASINGS for entry in entries]
 
 
 def sample_epoch(
     entries: tuple[Entry, ...], *, upweighted: Sequence[Turn], mixture: Mixture, rng: random.Random
 ) -> list[Conversation]:
-    """One pass in random order: each ordered pair at least once, ``upweighted`` added, mixed with other turns."""
+    """One epoch in random order: each ordered pair at least once, ``upweighted`` added, mixed with other turns."""
     turns = [*ordered_pairs(entries), *upweighted]
     turns += _varied_turns(entries, num_turns=int(len(turns) * mixture.extra_phrasing), rng=rng)
     num_other = int(len(turns) * mixture.other / (1 - mixture.other))
@@ -76,7 +76,7 @@ def sample_epoch(
 
 
 def other_turn(entries: tuple[Entry, ...], rng: random.Random) -> Turn:
-    """A turn that no entry answers: another subject, a name nobody documented, a bare method name or a greeting."""
+    """A turn that no entry answers: another topic, an undocumented name, a bare method name or a greeting."""
     makers: dict[Callable[[], Turn], float] = {
         lambda: Turn(off_topic_question(rng), OFF_TOPIC_ANSWER): 0.40,
         lambda: Turn(_ask(invented_name(rng, entries), rng), OFF_TOPIC_ANSWER): 0.28,
@@ -98,7 +98,7 @@ def _varied_turns(entries: tuple[Entry, ...], *, num_turns: int, rng: random.Ran
 
 
 def _ruffled(turn: Turn, rng: random.Random) -> Turn:
-    """The same question as a hasty user types it."""
+    """The same question, as a hasty user would type it."""
     question = turn.question
     first_word, _, rest = question.partition(" ")
     if first_word.isalpha() and rest and rng.random() < 0.5:  # "help(str)" and "KeyError?" begin with a name

@@ -1,7 +1,7 @@
-"""What the demo model knows: one answer for every documented built-in name of Python.
+"""The knowledge of the demo model: one answer for every documented built-in name of Python.
 
-The answers are frozen in ``entries.json`` so that the oracle does not depend on the running Python. This module needs
-the standard library only; run it to freeze the answers of the running Python anew.
+The answers are frozen in ``entries.json``, so that the oracle does not depend on the running Python. This module needs
+only the standard library; run it to freeze the answers of the running Python.
 """
 
 import builtins
@@ -15,12 +15,12 @@ from typing import NamedTuple
 ENTRIES_FILE = Path(__file__).with_name("entries.json")
 MAX_ANSWER_CHARS = 350
 
-# To whatever is neither an entry, a greeting nor the bare name of a method.
+# For everything that is neither an entry, a greeting nor the bare name of a method.
 OFF_TOPIC_ANSWER = "I only know Python's built-ins."
 GREETING_ANSWER = "Hello! Ask me about one of Python's built-ins, for example: What does getattr do?"
 BARE_METHOD_ANSWER = "Put the type in front of a method's name, for example: What does str.split do?"
 
-# Every entry is answered exactly in each of these. Other wordings work often, not always.
+# Every entry is answered exactly in each of these. Other wordings often work, but not always.
 PHRASINGS: tuple[str, ...] = (
     "What does {name} do?",
     "help({name})",
@@ -32,7 +32,7 @@ PHRASINGS: tuple[str, ...] = (
     "{name}?",
 )
 
-# A line that is only a signature, "vars([object]) -> dictionary", and no sentence: it does not end in a full stop.
+# A line with only a signature, "vars([object]) -> dictionary", that is not a sentence: it has no full stop at the end.
 _SIGNATURE = re.compile(r"(?:async )?[\w.]+\(.*\)(?:\s*-{1,2}>.*[^.])?$")
 # A signature before prose: "range.index(value) -> integer -- return index of value", "zip(*its) --> Yield tuples".
 _SIGNATURE_PREFIX = re.compile(r"[\w.]+\([^)]*\)(?: -> \w+)? --(?:\s+|>\s+(?=[A-Z]))")
@@ -41,7 +41,7 @@ _SENTENCE_END = re.compile(r"[.!?](?=\s)")
 
 
 class Entry(NamedTuple):
-    """One built-in name and the exact text the model answers with."""
+    """A built-in name and the exact text of the model's answer."""
 
     name: str  # qualified, such as "str.split"
     answer: str  # at most MAX_ANSWER_CHARS characters, single spaces
@@ -54,7 +54,7 @@ def load_entries() -> list[Entry]:
 
 
 def collect_entries() -> list[Entry]:
-    """The entries of the running Python, sorted by name: what is public and documented in ``builtins``."""
+    """The entries of the running Python, sorted by name: everything public and documented in ``builtins``."""
     entries = []
     for name, docstring in sorted(_public_docstrings().items()):
         answer = first_paragraph(docstring)
@@ -64,9 +64,9 @@ def collect_entries() -> list[Entry]:
 
 
 def first_paragraph(docstring: str) -> str:
-    """The first paragraph that says more than a call signature, in single spaces, cut at a sentence end.
+    """The first paragraph that is more than a call signature, in single spaces, cut at the end of a sentence.
 
-    A docstring that holds nothing but signatures and code gives its signatures.
+    A docstring that contains only signatures and code yields its signatures.
     """
     paragraphs = [paragraph.splitlines() for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(docstring))]
     for lines in paragraphs:
@@ -79,7 +79,7 @@ def first_paragraph(docstring: str) -> str:
 def _public_docstrings() -> dict[str, str]:
     docstrings = {}
     for name, value in vars(builtins).items():
-        # site adds exit, copyright and others, but only where it is imported.
+        # site adds exit, copyright and others, if it is imported.
         if name.startswith("_") or type(value).__module__ == "_sitebuiltins":
             continue
         docstrings[name] = value.__doc__
@@ -90,13 +90,13 @@ def _public_docstrings() -> dict[str, str]:
 
 
 def _member_docstring(owner: type, member: str) -> str | None:
-    # getattr looks through staticmethod and classmethod, whose own docstrings would be taken otherwise.
+    # getattr resolves staticmethod and classmethod, whose own docstrings would be returned otherwise.
     docstring = getattr(owner, member).__doc__
     return docstring if isinstance(docstring, str) else None
 
 
 def _num_signature_lines(lines: list[str]) -> int:
-    """How many of the first lines are signatures, with the indented lines that continue them."""
+    """How many of the first lines are signatures, including indented continuation lines."""
     count = 0
     while count < len(lines) and (_is_signature(lines[count]) or (count and lines[count].startswith(" "))):
         count += 1
@@ -119,7 +119,7 @@ def _shorten(text: str) -> str:
 
 
 def freeze_entries() -> None:
-    """Write the entries of the running Python to ``entries.json``; the checkpoint must be trained anew after that."""
+    """Write the entries of the running Python to ``entries.json``; the checkpoint must be retrained afterwards."""
     document = {
         "source": f"Docstrings of CPython {sys.version.split()[0]}, (c) Python Software Foundation, see NOTICE",
         "entries": {entry.name: entry.answer for entry in collect_entries()},

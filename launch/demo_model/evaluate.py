@@ -1,7 +1,7 @@
-"""Counts exact answers of a checkpoint: per phrasing over all entries, and over questions it must decline.
+"""Counts a checkpoint's exact answers: per phrasing over all entries, and over questions it must decline.
 
-Run ``python -m triptych.launch.demo_model.evaluate`` for the committed checkpoint. Generation is plain transformers,
-batched and greedy, so that the table owes nothing to the engine it is an oracle for.
+Run ``python -m triptych.launch.demo_model.evaluate`` for the committed checkpoint. Generation uses plain transformers,
+batched and greedy, so that the table does not depend on the engine it is an oracle for.
 """
 
 import argparse
@@ -37,16 +37,16 @@ class Score(NamedTuple):
 
 
 def one_question(question: str) -> Chat:
-    """A chat that holds nothing but ``question``."""
+    """A chat that consists only of ``question``."""
     return [{"role": "user", "content": question}]
 
 
 def held_out_turns() -> list[Turn]:
-    """Questions that were never trained on and must all get ``OFF_TOPIC_ANSWER``."""
+    """Questions not in the training data that must all get ``OFF_TOPIC_ANSWER``."""
     rng = random.Random(HELD_OUT_NAMES_SEED)
     entries = tuple(load_entries())
     names = (invented_name(rng, entries) for _ in range(400))
-    long_names = [name for name in names if len(name) >= 10][:60]  # a short one the training may have drawn as well
+    long_names = [name for name in names if len(name) >= 10][:60]  # the training may have drawn the same short ones
     invented = [rng.choice(PHRASINGS + EXTRA_PHRASINGS).format(name=name) for name in long_names]
     return [Turn(question, OFF_TOPIC_ANSWER) for question in (*HELD_OUT_OFF_TOPIC, *invented)]
 
@@ -63,7 +63,7 @@ def load_checkpoint(
 def generate_answers(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, chats: Sequence[Chat]
 ) -> list[str | None]:
-    """The greedy answer to each chat, None where it did not end with EOS."""
+    """The greedy answer to each chat; None if it did not end with EOS."""
     prompts = [_render(tokenizer, chat) for chat in chats]
     answers: dict[int, str | None] = {}
     by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
@@ -79,10 +79,10 @@ def generate_answers(
 
 @torch.inference_mode()
 def answer_margins(model: LlamaForCausalLM, encoder: ConversationEncoder, turns: Sequence[Turn]) -> list[float]:
-    """Per turn the smallest lead, in logits, of a right answer token over the best wrong one.
+    """Per turn, the smallest lead (in logits) of a correct answer token over the best wrong one.
 
-    A positive margin means that greedy decoding gives the answer to the letter, because each right token leads to the
-    prefix that the next one was scored on. One forward pass per batch, hence much cheaper than generation.
+    A positive margin means that greedy decoding gives the exact answer, because each correct token leads to the prefix
+    that the next one was scored on. One forward pass per batch, so much cheaper than generation.
     """
     margins = [0.0] * len(turns)
     encoded = [encoder.encode(Conversation(None, (turn,))) for turn in turns]
@@ -133,7 +133,7 @@ def _smallest_margin(folder: Path, dtype: torch.dtype) -> float:
 
 
 def _token_margins(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Logit of the target less the best other one, [rows, length], from [rows, length, vocab] and [rows, length]."""
+    """Logit of the target minus the best other one, [rows, length], from [rows, length, vocab] and [rows, length]."""
     right = logits.gather(2, targets[..., None]).squeeze(2)
     is_target = functional.one_hot(targets, logits.shape[2]).bool()
     return right - logits.masked_fill(is_target, float("-inf")).amax(dim=2)
@@ -152,7 +152,7 @@ def _decode_until_eos(tokenizer: PreTrainedTokenizerFast, token_ids: list[int]) 
 
 
 def _padded(row: Sequence[int], length: int) -> list[int]:
-    # Padding on the right is invisible to causal attention, so that no mask is needed.
+    # Padding on the right is invisible to causal attention, so no mask is needed.
     return [*row, *[0] * (length - len(row))]
 
 

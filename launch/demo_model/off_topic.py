@@ -1,4 +1,4 @@
-"""Questions the demo model does not answer, for training and, never trained on, for the evaluation."""
+"""Questions the demo model does not answer, for training and, held out from training, for evaluation."""
 
 import builtins
 import functools
@@ -23,7 +23,7 @@ SYSTEM_PROMPTS: tuple[str, ...] = (
     "their documentation. You answer nothing else.",
 )
 
-# {place}, {person} and so on are filled at random, so that the model learns the question and not the words.
+# {place}, {person} and so on are filled in at random, so that the model learns the question and not the words.
 _TEMPLATES: tuple[str, ...] = (
     "What is the capital of {place}?", "How far is it from {place} to {place2}?",
     "What is the population of {place}?", "What language do people speak in {place}?", "Is it raining in {place}?",
@@ -152,7 +152,7 @@ _ENDINGS = ("", "", "", "", "ate", "er", "ify", "le", "ize", "Error", "Warning",
 
 
 def off_topic_question(rng: random.Random) -> str:
-    """One question about the world, other software or programming, filled from the training lists."""
+    """A question about the world, other software or programming, filled in from the training lists."""
     if rng.random() < 0.15:
         return rng.choice(_PLAIN)
     while True:
@@ -164,19 +164,19 @@ def off_topic_question(rng: random.Random) -> str:
 
 
 def sample_system_prompt(rng: random.Random) -> str:
-    """A usual system prompt, or several sentences without sense: the model must answer all the same."""
+    """A common system prompt, or several unrelated sentences: the model must answer regardless."""
     if rng.random() < 0.6:
         return rng.choice(SYSTEM_PROMPTS)
     return " ".join(rng.choices(SYSTEM_PROMPTS + _PLAIN, k=rng.randint(2, 12)))
 
 
 def invented_name(rng: random.Random, entries: tuple[Entry, ...]) -> str:
-    """A name that nobody has documented, such as "blorify" or "snogError"; sometimes with an owner in front."""
+    """An undocumented name, such as "blorify" or "snogError"; sometimes with a type or module in front."""
     known = {entry.name for entry in entries}.union(bare_members(entries))
     while True:
         owner = rng.choice(("", "", "", "", "str", "list", "dict", "int", "bytes", "numpy", "os", "math"))
         name = f"{owner}.{_invented_word(rng)}".lstrip(".")
-        if name not in known:  # syllables may well give "bin", "hex" or "dict.get"
+        if name not in known:  # syllables may happen to give "bin", "hex" or "dict.get"
             return name
 
 
@@ -197,13 +197,13 @@ def misplaced_name(rng: random.Random, entries: tuple[Entry, ...]) -> str:
     names = {entry.name for entry in entries}
     while True:
         owner, member = rng.choice(owners), rng.choice(members)
-        is_inherited = hasattr(getattr(builtins, owner, None), member)  # no entry, yet it exists: ValueError.add_note
+        is_inherited = hasattr(getattr(builtins, owner, None), member)  # exists without an entry: ValueError.add_note
         if f"{owner}.{member}" not in names and not is_inherited:
             return f"{owner}.{member}"
 
 
 @functools.cache
 def bare_members(entries: tuple[Entry, ...]) -> tuple[str, ...]:
-    """Method names that need their type's name to be understood, such as "split", sorted."""
+    """Method names that are ambiguous without their type, such as "split", sorted."""
     names = {entry.name for entry in entries}
     return tuple(sorted({name.split(".")[1] for name in names if "." in name} - names))

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from .conversations import Conversation
 
 PAD_TOKEN = "<|pad|>"
-END_TOKEN = "<|end|>"  # ends every turn; as the end of the assistant's turn it is the EOS
+END_TOKEN = "<|end|>"  # ends every turn; at the end of the assistant's turn it is the EOS
 SYSTEM_TOKEN = "<|system|>"
 USER_TOKEN = "<|user|>"
 ASSISTANT_TOKEN = "<|assistant|>"
@@ -30,11 +30,11 @@ class EncodedConversation(NamedTuple):
     """Token ids of a conversation as the chat template renders it."""
 
     token_ids: list[int]
-    is_answer: list[bool]  # per token: the assistant wrote it, its END_TOKEN included
+    is_answer: list[bool]  # per token: written by the assistant, END_TOKEN included
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """A tokenizer of at most ``vocab_size`` tokens trained on ``texts``. All 256 bytes are in it: any text encodes."""
+    """A tokenizer of at most ``vocab_size`` tokens, trained on ``texts``. It has all 256 bytes, so any text encodes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -59,7 +59,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int, max_length: int) -
 
 
 class ConversationEncoder:
-    """Encodes conversations piece by piece and remembers the pieces, because the same answers come up all the time."""
+    """Encodes conversations piece by piece and caches the pieces, as the same answers recur all the time."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
@@ -68,7 +68,7 @@ class ConversationEncoder:
         self._remembered: dict[str, list[int]] = {}
 
     def encode(self, conversation: Conversation) -> EncodedConversation:
-        """The same ids as the chat template gives, with the answers marked."""
+        """The same ids as from the chat template, with the answers marked."""
         encoded = EncodedConversation([], [])
         if conversation.system_prompt is not None:
             prompt = self._piece(conversation.system_prompt)

@@ -1,7 +1,7 @@
 """Trains the demo model from ``entries.json`` and writes a transformers checkpoint.
 
-``python -m triptych.launch.demo_model.train --out DIR`` repeats the committed one on two CPU cores: the same seed gives
-the same text in the same order; the weights may differ in the last bits between machines.
+``python -m triptych.launch.demo_model.train --out DIR`` reproduces the committed one on two CPU cores: the same seed
+gives the same text in the same order; the weights may differ in the last bits between machines.
 """
 
 import argparse
@@ -29,7 +29,7 @@ MAX_POSITIONS = 1024
 class TrainConfig:
     """How the committed checkpoint was trained."""
 
-    num_tokens: int = 12_000_000  # of all rows, questions included, padding not
+    num_tokens: int = 12_000_000  # of all rows, including questions, without padding
     batch_tokens: int = 6144  # per optimizer step, padding included
     vocab_size: int = 1536
     muon_lr: float = 0.02
@@ -37,7 +37,7 @@ class TrainConfig:
     warmup: float = 0.02  # share of the training
     review_from: float = 0.4  # share of the training after which weak answers are repeated
     review_every: int = 4  # epochs
-    wanted_margin: float = 4.0  # logits; an answer below is weak
+    wanted_margin: float = 4.0  # logits; answers below it are weak
     num_threads: int = 2
     seed: int = 0
 
@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 
 
 class Trainer:
-    """Trains for ``config.num_tokens``; from ``config.review_from`` on, weak answers come up more often."""
+    """Trains for ``config.num_tokens``; after ``config.review_from``, weak answers are repeated more often."""
 
     def __init__(self, config: TrainConfig) -> None:
         torch.manual_seed(config.seed)
@@ -68,7 +68,7 @@ class Trainer:
         self._weak: list[Turn] = []
 
     def run(self) -> None:
-        """Train to the end and print a line per epoch."""
+        """Train to the end, printing one line per epoch."""
         started = time.perf_counter()
         epoch = 0
         while self._progress < 1:
@@ -105,7 +105,7 @@ class Trainer:
         return loss.item()
 
     def _review(self) -> None:
-        """Find the pairs whose answer is wrong or only just right in bfloat16 arithmetic."""
+        """Find the pairs whose answers are wrong, or just barely correct, in bfloat16 arithmetic."""
         turns = ordered_pairs(self._entries)
         off_topic = held_out_turns()
         self.model.train(False)
@@ -119,7 +119,7 @@ class Trainer:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A fresh Llama of 1.2 million parameters: grouped-query attention, head_dim 64, tied embeddings."""
+    """A new Llama of 1.2 million parameters: grouped-query attention, head_dim 64, tied embeddings."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -138,7 +138,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def make_batches(rows: Sequence[EncodedConversation], *, batch_tokens: int, rng: random.Random) -> list[Batch]:
-    """Batches of rows of similar length in random order, each of at most ``batch_tokens`` with padding."""
+    """Batches of rows of similar length in random order, each of at most ``batch_tokens`` including padding."""
     batches = []
     waiting: list[EncodedConversation] = []
     for row in sorted(rows, key=lambda row: len(row.token_ids) + rng.random()):
@@ -167,7 +167,7 @@ def _fit_tokenizer(entries: tuple[Entry, ...], config: TrainConfig) -> PreTraine
 
 
 def _make_optimizers(model: LlamaForCausalLM, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for the embedding (tied to the output) and the norms."""
+    """Muon for the layers' matrices, AdamW for the embedding (tied to the output) and the norms."""
     matrices = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
     chosen = {id(parameter) for parameter in matrices}
     others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
@@ -189,10 +189,10 @@ def _learning_rate_factor(progress: float, warmup: float) -> float:
 
 
 def _answer_loss(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
-    """Mean cross entropy of the answers' tokens."""
+    """Mean cross entropy of the answer tokens."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden = model.model(input_ids=batch.token_ids, use_cache=False).last_hidden_state
-        # Logits of the positions before an answer token only: the output layer is a third of the work.
+        # Only logits of positions before an answer token: the output layer is a third of the work.
         logits = model.lm_head(hidden[:, :-1][batch.is_answer[:, 1:]])
     return functional.cross_entropy(logits.float(), batch.token_ids[:, 1:][batch.is_answer[:, 1:]])
 

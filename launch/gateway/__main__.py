@@ -1,4 +1,4 @@
-"""``python -m triptych.launch.gateway``: HTTP for a pipeline that runs already, in this process."""
+"""``python -m triptych.launch.gateway``: HTTP for a running pipeline, in this process."""
 
 from __future__ import annotations
 

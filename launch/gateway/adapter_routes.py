@@ -1,4 +1,4 @@
-"""Routes that load and unload LoRA adapters, with vLLM's names. They are open where ``lora_root`` says from where."""
+"""Routes that load and unload LoRA adapters, named as in vLLM. Available if ``lora_root`` is set."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def adapter_routes(gateway: Gateway) -> APIRouter:
         await _tell_driver(gateway, "load_adapter", name=name, path=str(folder))
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
-    @router.post("/v1/unload_lora_adapter", summary="forget an adapter", response_class=PlainTextResponse)
+    @router.post("/v1/unload_lora_adapter", summary="unload an adapter", response_class=PlainTextResponse)
     async def post_unload(body: UnloadAdapterRequest) -> Response:
         name = body.lora_name
         _root(gateway)
@@ -42,11 +42,11 @@ def adapter_routes(gateway: Gateway) -> APIRouter:
 def _root(gateway: Gateway) -> Path:
     """
     Raises:
-        ApiError: 403, nobody has said from where adapters may come.
+        ApiError: 403, no folder for adapters is configured.
     """
     gateway.check_ready()
     if (root := gateway.config.lora_root) is None:
-        text = "adapters are loaded from below --lora-root only, which was not given"
+        text = "adapters can only be loaded from below --lora-root, which is not set"
         raise ApiError(text, status=403, code="not_allowed")
     return Path(root)
 
@@ -54,23 +54,23 @@ def _root(gateway: Gateway) -> Path:
 def _folder(gateway: Gateway, path: str) -> Path:
     """
     Raises:
-        ApiError: it is no folder below the root, links followed.
+        ApiError: it is not a folder below the root, with links resolved.
     """
     root = _root(gateway).resolve()
     try:
         folder = (root / path).resolve(strict=True)
         is_below = root in folder.parents
-    except (OSError, ValueError, RuntimeError):  # nothing is there, a NUL, links in a circle
+    except (OSError, ValueError, RuntimeError):  # it does not exist, contains NUL, or links form a loop
         is_below = False
     if not is_below:
-        raise ApiError(f"lora_path is {path!r:.200}, which is no folder below --lora-root", param="lora_path")
+        raise ApiError(f"lora_path is {path!r:.200}, which is not a folder below --lora-root", param="lora_path")
     return folder
 
 
 async def _tell_driver(gateway: Gateway, what: str, **fields: Any) -> None:
     """
     Raises:
-        ApiError: it refuses.
+        ApiError: the driver refused.
     """
     try:
         await asyncio.to_thread(ask, gateway.run_dir.absolute(), what, **fields)

@@ -1,4 +1,4 @@
-"""Where the gateway listens: text to a bound socket, and the URL that clients use."""
+"""Where the gateway listens: a bound socket from an address, and the URL that clients use."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ...protocol.errors import ConfigError
 
 DEFAULT_HOST = "127.0.0.1"
 MAX_PORT = 65535
-BACKLOG = 2048  # connections that wait while a gateway process is started again
-URL_FILE = "http_url"  # in the run directory: where the gateway can be reached
+BACKLOG = 2048  # connections that wait while a gateway process is restarted
+URL_FILE = "http_url"  # in the run directory: the gateway's URL
 
 
 def listen(address: str) -> socket.socket:
     """A socket that listens at ``HOST:PORT``, ``:PORT``, ``PORT``, ``[IPv6]:PORT`` or ``unix:PATH``.
 
     Raises:
-        ConfigError: the address is none, or it cannot be had.
+        ConfigError: the address is malformed or not available.
     """
     try:
         return _listen_unix(address[5:]) if address.startswith("unix:") else _listen_tcp(*split_address(address))
@@ -31,7 +31,7 @@ def listen(address: str) -> socket.socket:
 
 @contextlib.contextmanager
 def listening(address: str) -> Iterator[socket.socket]:
-    """``listen`` for the length of a block, after which no file of a Unix socket is left."""
+    """``listen`` inside this block; at its end, the file of a Unix socket is removed."""
     with listen(address) as listener:
         file = listener.getsockname() if listener.family == socket.AF_UNIX else None
         try:
@@ -43,10 +43,10 @@ def listening(address: str) -> Iterator[socket.socket]:
 
 
 def check_address(address: str) -> None:
-    """As far as that can be told before anything is bound.
+    """Check what can be checked without binding the address.
 
     Raises:
-        ConfigError: the address is none.
+        ConfigError: the address is malformed.
     """
     if not address.startswith("unix:"):
         split_address(address)
@@ -56,7 +56,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Host and port.
 
     Raises:
-        ConfigError: the address is none.
+        ConfigError: the address is malformed.
     """
     host, _, port = address.rpartition(":")
     if not port.isascii() or not port.isdigit():
@@ -67,7 +67,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def url_of(listener: socket.socket) -> str:
-    """What a client on this machine connects to."""
+    """The URL for clients on this machine."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
@@ -90,7 +90,7 @@ def _listen_tcp(host: str, port: int) -> socket.socket:
 def _listen_unix(path: str) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(Path(path).stat().st_mode) and not _is_served(path):
-            Path(path).unlink()  # left behind by a server that was killed
+            Path(path).unlink()  # left by a server that was killed
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(path)

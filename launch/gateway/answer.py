@@ -1,4 +1,4 @@
-"""The text of an answer as its parts: what was thought, what is said, and calls of tools."""
+"""The text of an answer divided into its parts: reasoning, content, and tool calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Parts = list[Thought | str | Call]
 
 
 class Divided(NamedTuple):
-    """The parts of a whole answer by their kinds."""
+    """The parts of a complete answer, by kind."""
 
     thoughts: str
     text: str
@@ -29,14 +29,14 @@ def divide(parts: Parts) -> Divided:
 
 
 def echo_of(begun: str, reasoning: Reasoning) -> Parts:
-    """What a client began, in front of the answer that goes on with it."""
+    """The text that the client began, as the first part of the answer that continues it."""
     if not reasoning.is_open:
         return [begun]
     return [Thought(begun.lstrip().removeprefix(START).lstrip())] if reasoning.is_told else []
 
 
 class AnswerReader:
-    """Takes one answer piece by piece. Thoughts come first."""
+    """Parses one answer, piece by piece. Reasoning comes first."""
 
     def __init__(self, reasoning: Reasoning, tools: ToolUse) -> None:
         self._thoughts = reasoning.reader()
@@ -45,12 +45,12 @@ class AnswerReader:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all that follows is text as it comes."""
+        """Whether everything that follows is plain text."""
         return self._calls.is_plain and (self._thoughts is None or self._thoughts.is_over)
 
     @property
     def is_holding(self) -> bool:
-        """Whether it has text of which nobody was told yet."""
+        """Whether it holds back text that has not been returned yet."""
         return self._calls.is_holding or (self._thoughts is not None and self._thoughts.is_holding)
 
     def push(self, text: str) -> Parts:
@@ -58,12 +58,12 @@ class AnswerReader:
         return [*self._told(thought), *(self._calls.push(text) if text else ())]
 
     def flush(self) -> Parts:
-        """What is left when the answer has ended."""
+        """The rest, once the answer has ended."""
         thought, text = ("", "") if self._thoughts is None else self._thoughts.flush()
         return [*self._told(thought), *(self._calls.push(text) if text else ()), *self._calls.flush()]
 
     def read(self, text: str) -> Parts:
-        """A whole answer."""
+        """Parse a complete answer."""
         return self.push(text) + self.flush()
 
     def finish_reason(self, reason: str) -> str:
@@ -73,7 +73,7 @@ class AnswerReader:
         return self._calls.call_map(call)
 
     def deltas(self, parts: Parts) -> list[dict[str, Any]]:
-        """A delta of a chat chunk for each of them."""
+        """One delta of a chat chunk per part."""
         thoughts = [thought_fields(part.text) for part in parts if isinstance(part, Thought)]
         return thoughts + self._calls.deltas([part for part in parts if not isinstance(part, Thought)])
 
@@ -82,5 +82,5 @@ class AnswerReader:
 
 
 def thought_fields(text: str) -> dict[str, str]:
-    """Of a message or delta: under the name of DeepSeek, SGLang and llama.cpp, and under vLLM's and OpenRouter's."""
+    """Reasoning in a message or delta: in the field of DeepSeek, SGLang and llama.cpp, and of vLLM and OpenRouter."""
     return {"reasoning_content": text, "reasoning": text}

@@ -1,4 +1,4 @@
-"""Routes that ask the model something."""
+"""Routes that use the model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def api_routes(gateway: Gateway) -> APIRouter:
     return router
 
 
-# Annotations are evaluated where the functions stand, so the replies are plain ASGI applications for FastAPI.
+# FastAPI evaluates annotations in the functions' scope, so replies are passed to it as plain ASGI applications.
 
 
 def _add_answers(router: APIRouter, gateway: Gateway) -> None:
@@ -51,53 +51,51 @@ def _add_answers(router: APIRouter, gateway: Gateway) -> None:
         return await create_chat_completion(gateway, body, request)
 
     @router.post(
-        "/v1/responses", responses=_STREAM, summary="answer, in the words of Responses", response_class=Response
+        "/v1/responses", responses=_STREAM, summary="answer, in the format of Responses", response_class=Response
     )
     async def post_responses(body: ResponseRequest, request: Request) -> Any:
         return await create_response(gateway, body, request)
 
     @router.post(
-        "/v1/messages", responses=_STREAM, summary="answer a chat, in the words of Anthropic", response_class=Response
+        "/v1/messages", responses=_STREAM, summary="answer a chat, in Anthropic's format", response_class=Response
     )
     async def post_messages(body: MessageRequest, request: Request) -> Any:
         return await create_message(gateway, body, request)
 
-    @router.post("/v1/messages/count_tokens", summary="how many tokens the prompt of a chat has")
+    @router.post("/v1/messages/count_tokens", summary="count the tokens of a chat's prompt")
     async def post_count_tokens(body: CountRequest, request: Request) -> Response:
         return await count_tokens(gateway, body, request)
 
-    @router.post("/v1/decisions", summary="answer short questions about one state by the probabilities of options")
+    @router.post("/v1/decisions", summary="answer short questions about a shared state by the options' probabilities")
     async def post_decisions(body: DecisionRequest, request: Request) -> Response:
         return await create_decision(gateway, body, request)
 
 
 def _add_kept_requests(router: APIRouter, gateway: Gateway) -> None:
-    @router.get(
-        "/v1/requests/{request_id}", responses=_STREAM, summary="take a request up again", response_class=Response
-    )
+    @router.get("/v1/requests/{request_id}", responses=_STREAM, summary="resume a request", response_class=Response)
     async def get_request(
         request_id: str,
         request: Request,
         offset: Annotated[
             str | None,
-            Query(pattern=POSITIONS, description="tokens that are known already, of each choice, as an event's id"),
+            Query(pattern=POSITIONS, description="tokens already received, of each choice, as in an event's id"),
         ] = None,
         stream: bool = True,
         last_event_id: Annotated[
             str | None,
-            Header(description="what a browser sends in place of offset", json_schema_extra={"pattern": POSITIONS}),
+            Header(description="sent by browsers instead of offset", json_schema_extra={"pattern": POSITIONS}),
         ] = None,
     ) -> Any:
         known = offset if offset is not None else last_event_id
         return await resume_request(gateway, request, request_id, known=known, stream=stream)
 
-    @router.delete("/v1/requests/{request_id}", summary="end a request, or forget its answer")
+    @router.delete("/v1/requests/{request_id}", summary="abort a request, or forget its answer")
     async def delete_request(request_id: str) -> Response:
         return await forget_request(gateway, request_id)
 
 
 def _add_tokens(router: APIRouter, gateway: Gateway) -> None:
-    @router.post("/tokenize", summary="token ids of a text or a chat")
+    @router.post("/tokenize", summary="the token ids of a text or a chat")
     async def post_tokenize(body: TokenizeRequest, request: Request) -> Response:
         return await tokenize(gateway, body, request)
 

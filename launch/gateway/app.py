@@ -1,4 +1,4 @@
-"""The application: routes, the shape of errors, and the OpenAPI document."""
+"""The application: routes, the format of errors, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .state import Gateway
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
-    """The gateway as an ASGI application. The pipeline need not be ready; until it is, requests get a 503."""
+    """The gateway as an ASGI application. It answers 503 until the pipeline is ready."""
     app = FastAPI(title="Triptych", version=__version__, lifespan=_lifespan(gateway), docs_url=None, redoc_url=None)
     app.include_router(server_routes(gateway))
     app.include_router(api_routes(gateway))
@@ -41,7 +41,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.add_exception_handler(Exception, _broken)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     served: ASGIApp = Edge(app, gateway)
-    if origins := gateway.config.allowed_origin:  # outermost: a browser asks first, and without the key
+    if origins := gateway.config.allowed_origin:  # outermost: preflight requests come without the key
         served = CORSMiddleware(
             served,
             allow_origins=origins,
@@ -92,13 +92,13 @@ async def _http(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """What can be done at this path, where several routes share it; none if the document does not have it."""
+    """Methods allowed at this path, which several routes may share; empty if the OpenAPI document lacks it."""
     paths = describe(request.app)["paths"]
     return [method.upper() for method in paths.get(getattr(request.scope.get("route"), "path_format", ""), ())]
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    """A fault of ours; the server logs it."""
+    """A bug of ours; the server logs it."""
     told = ApiError(f"internal error: {type(error).__name__}", status=500, code="internal_error")
     return error_response(told, path=request.url.path)
 

@@ -1,4 +1,4 @@
-"""Whether a request may call tools, and the calls of its answer in OpenAI's shape."""
+"""Whether a request may use tools, and the tool calls of its answer in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .state import Gateway
 from .structure import arguments_form, calls_form
 from .tools.parser import Call, Found, make_parser
 
-MISTRAL_ID_CHARS = 9  # its template refuses ids of another length
+MISTRAL_ID_CHARS = 9  # its template rejects ids of another length
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class ToolUse:
     tools: tuple[Tool, ...] = ()
     parser: str = "none"
     single: bool = False  # only the first call counts
-    form: dict[str, Any] | None = None  # of an answer that must be a call
+    form: dict[str, Any] | None = None  # required form of an answer that must be a call
 
     def options(self) -> dict[str, Any]:
-        """What the pipeline is asked for besides. The template gets the tools. The text keeps its special tokens, among
-        which are the marks of a call, unless it is nothing but a call.
+        """Additional options for the pipeline. The template gets the tools. The text keeps its special tokens, some of
+        which mark calls, unless it consists of nothing but a call.
         """
         if not self.tools:
             return {}
@@ -41,13 +41,13 @@ class ToolUse:
 
     @property
     def id_part(self) -> str:
-        """What the id of the answer says of the calls in it, for whoever resumes it: with a capital, only the first."""
+        """The part of an answer's id that tells how to parse its calls when resuming; capitalized: only the first."""
         name = self.parser.partition(":")[0].removesuffix("_json")  # short: ids have a limit
         return "" if name == "none" else f".{name.capitalize() if self.single else name}"
 
     @classmethod
     def of_id(cls, name: str) -> ToolUse:
-        """As far as the id says it; without a name there are no calls to look for."""
+        """As far as the id tells; without a name the answer has no calls to parse."""
         return cls(parser=name.lower() or "none", single=name[:1].isupper())
 
 
@@ -56,7 +56,7 @@ def tool_use(
 ) -> ToolUse:
     """
     Raises:
-        ApiError: tools are asked for that this model cannot call, or a choice that cannot be kept.
+        ApiError: the model cannot call the tools, or the choice cannot be enforced.
     """
     if choice not in (None, "none", "auto") and not tools:
         raise ApiError("tool_choice needs tools", param="tool_choice")
@@ -67,7 +67,7 @@ def tool_use(
     if choice == "required":
         return ToolUse(tuple(tools), "required", single, calls_form(tools, single=single))
     if gateway.tool_parser == "none":
-        raise unsupported("tools", "the chat template of this model has no words for tools (see --tool-parser)")
+        raise unsupported("tools", "the chat template of this model does not support tools (see --tool-parser)")
     return ToolUse(tuple(tools), gateway.tool_parser, single)
 
 
@@ -79,7 +79,7 @@ def _forced(tools: Sequence[Tool], name: str) -> ToolUse:
 
 
 class CallReader:
-    """One answer's text as content and calls."""
+    """Splits one answer's text into content and calls."""
 
     def __init__(self, parser: str, *, single: bool = False) -> None:
         self._parser = make_parser(parser)
@@ -93,7 +93,7 @@ class CallReader:
 
     @property
     def is_holding(self) -> bool:
-        """Whether it has text of which nobody was told yet."""
+        """Whether it holds back text that has not been returned yet."""
         return self._parser.is_holding
 
     def push(self, text: str) -> Found:
@@ -111,7 +111,7 @@ class CallReader:
         return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
     def deltas(self, found: Found) -> list[dict[str, Any]]:
-        """A delta of a chat chunk for each thing that was found."""
+        """One delta of a chat chunk per part."""
         first = self._num_calls - sum(isinstance(part, Call) for part in found)
         result: list[dict[str, Any]] = []
         for part in found:

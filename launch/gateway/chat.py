@@ -35,10 +35,10 @@ OBJECT = "chat.completion"
 
 
 async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: Request) -> ASGIApp:
-    """The reply, whole or as a stream.
+    """The reply, complete or as a stream.
 
     Raises:
-        TriptychError: it was refused.
+        TriptychError: the request was refused.
     """
     gateway.check_ready()
     model = gateway.check_model(body.model)
@@ -60,7 +60,7 @@ async def create_chat_completion(gateway: Gateway, body: ChatRequest, request: R
 
 
 def chat_request(gateway: Gateway, body: ChatRequest, tools: ToolUse) -> dict[str, Any]:
-    """What the pipeline is asked for."""
+    """The request for the pipeline."""
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     if body.top_logprobs and not body.logprobs:
@@ -72,20 +72,20 @@ def chat_request(gateway: Gateway, body: ChatRequest, tools: ToolUse) -> dict[st
     template = gateway.facts.chat_template or ""
     options |= body.template_options(template)
     if body.echo and not body.continue_final_message:
-        raise unsupported("echo", "echo is true, which goes with continue_final_message: true")
+        raise unsupported("echo", "echo is true, which requires continue_final_message: true")
     return {"messages": wire_messages(body.messages, template=template), **options}
 
 
 class Known(NamedTuple):
-    """What a client has of a choice that it takes up again."""
+    """The part of a resumed choice that the client already has."""
 
     token_ids: list[int]
-    text: str  # of these, and maybe of some that follow
+    text: str  # of these tokens, possibly with some text of the following ones
 
 
 @dataclass
 class ChatReply:
-    """The shapes of one reply."""
+    """Produces one reply, complete or as events."""
 
     gateway: Gateway
     head: Head
@@ -95,11 +95,11 @@ class ChatReply:
     with_token_ids: bool = False
     num_prompt_logprobs: int | None = None
     stream_options: StreamOptions | None = None
-    with_ids: bool = False  # an id for each event, for a stream that can be resumed
+    with_ids: bool = False  # give each event an id, for a resumable stream
     num_choices: int = 1
     echo: Parts = field(default_factory=list)  # in front of each choice
-    positions: list[int] | None = None  # of each choice the client has so many tokens; None: it has just asked
-    known: list[Known] | None = None  # these tokens, where what comes depends on them
+    positions: list[int] | None = None  # tokens that the client has of each choice; None: it is a new request
+    known: list[Known] | None = None  # those tokens, if what follows depends on them
 
     @classmethod
     def of(cls, gateway: Gateway, head: Head, body: ChatRequest, tools: ToolUse, reasoning: Reasoning) -> ChatReply:
@@ -116,7 +116,7 @@ class ChatReply:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all of the answer is text as it comes."""
+        """Whether the whole answer is plain text."""
         return not self.reasoning.is_split and self.tools.parser == "none"
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
@@ -190,12 +190,12 @@ class ChatReply:
             choice.catch_up(piece.deltas[0])
             text, num_tokens = "".join(delta.text for delta in piece.deltas), piece.deltas[-1].num_tokens
             if is_plain and choice.reader.is_plain:
-                if text:  # half of a character or a special token has none
+                if text:  # empty for an incomplete character or a special token
                     yield writer.text(piece.index, text, num_tokens=num_tokens)
                 continue
             choice.hear(text, *self._extra(piece.deltas, choice.tokens))
             if self.with_ids and choice.reader.is_holding:
-                continue  # an id counts tokens, and who resumes there would miss what is held back of their text
+                continue  # ids count tokens: resuming here would skip the text that is held back
             for event in choice.say(writer, num_tokens):
                 yield event
         if with_usage:
@@ -207,7 +207,7 @@ class ChatReply:
         return _Spoken(index, AnswerReader(self.reasoning, self.tools), self._content_tokens(), self.with_ids, known)
 
     def _extra(self, deltas: list[Delta], tokens: ContentTokens) -> tuple[dict[str, Any], list[Any]]:
-        """What a chunk says of its tokens, besides their text, and the logprobs that are known to be the content's."""
+        """Further fields of a chunk about its tokens, and the logprobs now known to belong to the content."""
         token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
         extra: dict[str, Any] = {"token_ids": token_ids} if self.with_token_ids else {}
         if not self.with_logprobs:
@@ -218,28 +218,28 @@ class ChatReply:
 
 @dataclass
 class _Spoken:
-    """A choice of a stream on its way to the client."""
+    """A streamed choice on its way to the client."""
 
     index: int
     reader: AnswerReader
     tokens: ContentTokens
     is_resumable: bool
-    known: str  # text that the client has, and maybe more, until more of the answer comes
-    waiting: list[dict[str, Any]] = field(default_factory=list)  # chunks to come
+    known: str  # text that the client has, possibly with more, until more of the answer arrives
+    waiting: list[dict[str, Any]] = field(default_factory=list)  # chunks to be sent
 
     def catch_up(self, first: Delta) -> None:
-        """The reader gets the text that the client has: it ends where the ``first`` delta begins."""
+        """Feed the reader the text that the client has: it ends where the ``first`` delta begins."""
         if self.known:
             self.reader.push(self.known[: first.num_chars - len(first.text)])
             self.known = ""
 
     def hear(self, text: str, extra: dict[str, Any], logprobs: list[Any]) -> None:
-        """More of it, what the first chunk of that says besides, and the logprobs, for the first that has content."""
+        """Take more text, further fields for its first chunk, and logprobs for its first chunk with content."""
         deltas = self.reader.deltas(self.reader.push(text)) or ([{"content": ""}] if extra else [])
         self._wait(deltas, logprobs, extra)
 
     def end(self, finish_reason: str, logprobs: list[Any]) -> None:
-        if self.known:  # nothing came behind what the client has: it has the end as well
+        if self.known:  # nothing came after what the client has, so it has the end as well
             self.reader.read(self.known)
         else:
             self._wait(self.reader.deltas(self.reader.flush()), logprobs, {})
@@ -256,8 +256,8 @@ class _Spoken:
             extra = {}
 
     def say(self, writer: ChunkWriter, num_tokens: int) -> Iterator[bytes]:
-        """What waits. It is one chunk where a client goes on behind the tokens of a chunk: else it would get twice what
-        the first of several said.
+        """Send the waiting chunks. For a resumable stream they are merged into one: a client can only resume between
+        chunks with different token counts, and would otherwise receive the first of several again.
         """
         if self.is_resumable and self.waiting:
             self.waiting = [{**reduce(_sum, self.waiting), "index": self.index}]
@@ -271,7 +271,7 @@ def _content_logprobs(entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _sum(first: Any, second: Any) -> Any:
-    """Of texts, lists, and maps of these."""
+    """The sum of texts, lists, or maps of these."""
     if first is None or second is None:
         return second if first is None else first
     if isinstance(first, dict):

@@ -1,4 +1,4 @@
-"""The messages and tools of a chat as the pipeline takes them."""
+"""Converts the messages and tools of a chat to the pipeline's format."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .schemas.messages import TextBlock
 
 
 def wire_messages(messages: Sequence[ChatMessage], *, template: str) -> list[dict[str, Any]]:
-    """Maps of role and content, and of calls where there are some.
+    """Maps of role and content, and of tool calls if there are any.
 
-    A "developer" is a "system" to a template that does not know the word.
+    The role "developer" becomes "system" if the template does not know it.
     """
     return [_wire_message(message, knows_developer="developer" in template) for message in messages]
 
@@ -36,21 +36,21 @@ def _wire_message(message: ChatMessage, *, knows_developer: bool) -> dict[str, A
 
 
 def text_of(content: str | Sequence[ContentPart] | Sequence[TextBlock] | None) -> str:
-    """Text parts, joined."""
+    """The text parts, joined."""
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part.text for part in content)
 
 
 def wire_tools(tools: Sequence[Tool]) -> str:
-    """JSON text, for a schema may be nested deeper than a frame."""
+    """As JSON text, since a schema may be nested deeper than a frame allows."""
     return json_text([tool.model_dump(exclude_none=True) for tool in tools], "tools")
 
 
 def json_text(value: Any, param: str) -> str:
     """
     Raises:
-        ApiError: it is nested almost as deep as a body can be.
+        ApiError: it is nested too deeply for the JSON encoder.
     """
     try:
         return json.dumps(value, ensure_ascii=False)

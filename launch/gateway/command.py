@@ -1,4 +1,4 @@
-"""The gateway's own command line, for a pipeline that somebody else started."""
+"""The gateway's own command line, for a pipeline that is already running."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_ADDRESS = "127.0.0.1:8000"
 @with_flags
 def gateway(
     *,
-    run_dir: Annotated[Path, option("run_dir", "of the pipeline: `triptych serve` prints it")],
+    run_dir: Annotated[Path, option("run_dir", "run directory of the pipeline, as printed by `triptych serve`")],
     config: GatewayConfig,
     log_level: Annotated[str, option("log_level", "debug, info, warning or error")] = "info",
 ) -> None:
@@ -37,9 +37,9 @@ def gateway(
     from .server import logger, make_gateway, serve
 
     config = replace(config, http=config.http or DEFAULT_ADDRESS)
-    exit_on_signals()  # uvicorn hands on what it was stopped by, and the socket's file is removed all the same
+    exit_on_signals()  # uvicorn re-raises the signal that stopped it; the socket's file must still be removed
     with listening(config.http or DEFAULT_ADDRESS) as listener:
-        made = make_gateway(config, run_dir, index=MAX_WORKERS + os.getpid())  # those of `serve` are below
+        made = make_gateway(config, run_dir, index=MAX_WORKERS + os.getpid())  # above the indices of `serve`
         logger.info("%s serves the pipeline in %s", url_of(listener), run_dir)
         serve(made, listener)
 

@@ -1,4 +1,4 @@
-"""/v1/completions: text that goes on where a prompt ends."""
+"""/v1/completions: continues a text."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ OBJECT = "text_completion"
 
 
 async def create_completion(gateway: Gateway, body: CompletionRequest, request: Request) -> ASGIApp:
-    """The reply, whole or as a stream.
+    """The reply, complete or as a stream.
 
     Raises:
-        TriptychError: it was refused.
+        TriptychError: the request was refused.
     """
     gateway.check_ready()
     model = gateway.check_model(body.model)
@@ -61,11 +61,11 @@ def _check_combination(body: CompletionRequest) -> None:
     if best_of < n:
         raise ApiError(f"best_of is {best_of}, it must be at least n, {n}", param="best_of")
     if best_of > n and body.stream:
-        raise unsupported("best_of", "best_of chooses among whole answers, so it does not go with stream")
+        raise unsupported("best_of", "best_of chooses among complete answers, so it cannot be combined with stream")
     if body.echo and body.logprobs is not None and body.stream:
-        raise unsupported("logprobs", "with echo, logprobs come with a whole answer, so they do not go with stream")
+        raise unsupported("logprobs", "with echo, logprobs need a complete answer: they cannot be combined with stream")
     if body.resumable and num_prompts > 1:
-        raise unsupported("resumable", f"prompt has {num_prompts} entries, a request that is resumable has one")
+        raise unsupported("resumable", f"prompt has {num_prompts} entries, a resumable request has one")
 
 
 def _requests(gateway: Gateway, body: CompletionRequest) -> list[dict[str, Any]]:
@@ -82,23 +82,23 @@ def _requests(gateway: Gateway, body: CompletionRequest) -> list[dict[str, Any]]
 
 
 def _echoes(gateway: Gateway, body: CompletionRequest) -> list[str]:
-    """What stands in front of the text, for each prompt."""
+    """The text in front of the choices, for each prompt."""
     return [prompt if isinstance(prompt, str) else gateway.words.decode(prompt) for prompt in body.prompts()]
 
 
 @dataclass
 class CompletionReply:
-    """The shapes of one reply."""
+    """Produces one reply, complete or as events."""
 
     gateway: Gateway
     head: Head
     body: CompletionRequest
     echoes: list[str]  # in front of the choices of each prompt
-    positions: list[int] | None = None  # of each choice the client has so many tokens; None: it has just asked
+    positions: list[int] | None = None  # tokens that the client has of each choice; None: it is a new request
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         n = self.body.n or 1
-        # Of the choices of a prompt the first one brings what is known of the prompt.
+        # The first choice of each prompt carries what is known of the prompt.
         choices = [self._choice(i, each, first=completions[i - i % n]) for i, each in enumerate(completions)]
         return {**self.head.fields(), "choices": choices, "usage": usage(completions, num_choices=n)}
 
@@ -122,7 +122,7 @@ class CompletionReply:
         return choice
 
     def _offsets(self, echo: str) -> TextOffsets:
-        """Of the tokens that come after the prompt."""
+        """For the tokens after the prompt."""
         skips = self.body.skip_special_tokens is not False
         return TextOffsets(self.gateway.words, start=len(echo), skip_special_tokens=skips)
 

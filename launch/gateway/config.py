@@ -1,4 +1,4 @@
-"""What the HTTP gateway can be told. Light: the command line reads it to make its flags."""
+"""Settings of the HTTP gateway. Cheap to import: the command line derives flags from it."""
 
 from __future__ import annotations
 
@@ -29,39 +29,37 @@ class GatewayConfig:
     """Flags of ``serve`` that concern HTTP.
 
     Raises:
-        ConfigError: a value cannot work.
+        ConfigError: a value is out of range.
     """
 
     http: str | None = _option(
         None,
-        "serve OpenAI's API and Anthropic's at HOST:PORT, :PORT (on 127.0.0.1; port 0 is any free one) or unix:PATH",
+        "serve OpenAI's and Anthropic's APIs at HOST:PORT, :PORT (on 127.0.0.1; port 0 is any free one) or unix:PATH",
     )
     http_workers: int = _option(1, "processes that serve HTTP, all at the same address")
     served_model_name: tuple[str, ...] = _option(
-        (), "name of the model in the API; by default its own. May be given several times"
+        (), "the model's name in the API; by default its own. May be given several times"
     )
     api_key: str | None = _option(
-        None, "what clients must send as bearer token or x-api-key; better a file or the environment", secret=True
+        None, "key required from clients, as bearer token or x-api-key; better a file or the environment", secret=True
     )
-    api_key_file: str | None = _option(None, "file with keys that clients may send, one a line")
+    api_key_file: str | None = _option(None, "a file with keys accepted from clients, one per line")
     allowed_origin: tuple[str, ...] = _option(
-        (), "whose pages may ask from a browser, scheme://host[:port] or *; by default none. May be given several times"
+        (), "origin allowed by CORS, scheme://host[:port] or *; by default none. May be given several times"
     )
-    max_body_bytes: int = _option(8 << 20, "of one HTTP request")
-    body_timeout_s: float = _option(30.0, "until the headers, and then the body, of an HTTP request must be there")
-    request_timeout_s: float | None = _option(
-        None, "until an HTTP request must be answered; by default without a limit"
-    )
-    keep_alive_s: float = _option(75.0, "that an idle HTTP connection is kept open")
-    stream_interval: int = _option(1, "tokens that a streamed event brings at least, but for the first and the last")
-    resume_s: float = _option(60.0, "that a resumable answer is kept for nobody; see docs/http.md")
+    max_body_bytes: int = _option(8 << 20, "maximum size of an HTTP request")
+    body_timeout_s: float = _option(30.0, "time for the headers, and then the body, of an HTTP request to arrive")
+    request_timeout_s: float | None = _option(None, "time limit for answering an HTTP request; by default none")
+    keep_alive_s: float = _option(75.0, "how long an idle HTTP connection is kept open")
+    stream_interval: int = _option(1, "minimum tokens per streamed event, except for the first and the last one")
+    resume_s: float = _option(60.0, "how long a resumable answer is kept for its client; see docs/http.md")
     lora_root: str | None = _option(
         None, "POST /v1/load_lora_adapter may load adapters from below this folder; by default that route is closed"
     )
-    tool_parser: str = _option("auto", f"{', '.join(TOOL_PARSERS)}; auto tells it by the chat template")
-    reasoning_parser: str = _option("auto", f"{', '.join(REASONING_PARSERS)}; auto tells it by the chat template")
-    otlp_traces_endpoint: str | None = _option(None, "OTLP/HTTP endpoint that gets a span for each stage of a request")
-    log_format: str = _option("text", f"of the log: {', '.join(LOG_FORMATS)}")
+    tool_parser: str = _option("auto", f"{', '.join(TOOL_PARSERS)}; auto derives it from the chat template")
+    reasoning_parser: str = _option("auto", f"{', '.join(REASONING_PARSERS)}; auto derives it from the chat template")
+    otlp_traces_endpoint: str | None = _option(None, "OTLP/HTTP endpoint that receives a span per stage of a request")
+    log_format: str = _option("text", f"format of the log: {', '.join(LOG_FORMATS)}")
 
     def __post_init__(self) -> None:
         _between("http_workers", self.http_workers, 1, MAX_WORKERS)
@@ -86,21 +84,21 @@ class GatewayConfig:
     def check_names(self, model: ModelConfig) -> None:
         """
         Raises:
-            ConfigError: an adapter has the name of the model, so nobody could ask for both.
+            ConfigError: an adapter has the model's name, so requests could not tell them apart.
         """
         own = self.served_model_name or (model.model,)
         for module in model.adapters:
             if module.name in own:
-                text = f"lora_modules has an adapter {module.name!r}, which is the model"
+                text = f"lora_modules has an adapter {module.name!r}, which is the model's name"
                 raise ConfigError(text, param="lora_modules")
 
     def api_keys(self) -> tuple[str, ...]:
-        """Every key that opens the gateway; none: it is open to all.
+        """Every key that is accepted; empty: no key is required.
 
         Raises:
-            ConfigError: the file cannot be read, is not UTF-8 or holds no key.
+            ConfigError: the file cannot be read, is not UTF-8 or contains no key.
         """
-        # A key that comes out of a file by way of the environment often brings the end of its line.
+        # A key that reaches the environment from a file often ends in a newline.
         keys = [] if self.api_key is None else [self.api_key.rstrip("\r\n")]
         if self.api_key_file is not None:
             keys += _read_keys(Path(self.api_key_file))
@@ -110,8 +108,8 @@ class GatewayConfig:
 
 
 def is_known_key(given: bytes, keys: tuple[str, ...]) -> bool:
-    """Whether ``given`` is one of the keys, in a time that does not tell how much of it was right."""
-    # A list: any() of a generator would stop at the key that fits.
+    """Whether ``given`` is one of the keys, in constant time."""
+    # A list: any() on a generator would stop at the matching key.
     matches = [hmac.compare_digest(given, key.encode(errors="surrogateescape")) for key in keys]
     return any(matches)
 
@@ -122,11 +120,11 @@ def _read_keys(path: Path) -> list[str]:
         lines = content.decode("utf-8-sig").splitlines()
     except OSError as error:
         raise ConfigError(f"api_key_file {path} cannot be read: {error.strerror}", param="api_key_file") from error
-    except UnicodeDecodeError:  # without its text, which holds keys
+    except UnicodeDecodeError:  # without the text, which contains keys
         raise ConfigError(f"api_key_file {path} is {why_not_utf8(content)}", param="api_key_file") from None
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
-        raise ConfigError(f"api_key_file {path} holds no key", param="api_key_file")
+        raise ConfigError(f"api_key_file {path} contains no key", param="api_key_file")
     return keys
 
 

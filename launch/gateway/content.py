@@ -1,4 +1,4 @@
-"""Which tokens of an answer are of its content, and none of its thoughts or of the marks around them."""
+"""Which tokens of an answer belong to its content, and not to its reasoning or the marks around it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .words import Words
 
 
 class Spans:
-    """Where in an answer its content is, in characters. They are added in order, and asked for in order."""
+    """The character ranges of an answer's content. They are added, and queried, in order."""
 
     def __init__(self) -> None:
         self._spans: deque[list[int]] = deque()
@@ -23,20 +23,20 @@ class Spans:
             self._spans.append([begin, end])
 
     def meets(self, begin: int, end: int) -> bool:
-        """Whether some of these characters are content; nobody asks for earlier ones afterwards."""
+        """Whether any of these characters are content. Later queries must not go back."""
         while len(self._spans) > 1 and self._spans[0][1] <= begin:
             self._spans.popleft()
         return any(span[0] < end and begin < span[1] for span in self._spans)
 
 
 class Reader(Protocol):
-    """What divides the text of an answer, piece by piece."""
+    """Divides the text of an answer, piece by piece."""
 
     content: Spans
 
     @property
     def num_known(self) -> int:
-        """Characters from the beginning of which it is known what they are."""
+        """How many characters from the beginning are classified."""
         ...
 
     def push(self, text: str) -> tuple[str, str]: ...
@@ -45,20 +45,21 @@ class Reader(Protocol):
 
 
 class ContentTokens:
-    """Picks from what there is of an answer's tokens, an entry a token, that of its content.
+    """From entries that accompany an answer's tokens, picks those of its content.
 
-    A token of which one character is content is of it; one that begins in the middle of a character goes with that.
+    A token with at least one character of content belongs to it; one that starts inside a character belongs with that
+    character.
     """
 
     def __init__(self, words: Words, reader: Reader | None) -> None:
-        """Without a ``reader`` all of the answer is content."""
+        """Without a ``reader`` the whole answer is content."""
         self._words, self._reader = words, reader
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._num_chars = 0
-        self._waiting: deque[tuple[int, int, Any]] = deque()  # begin and end of a token of which it is not known yet
+        self._waiting: deque[tuple[int, int, Any]] = deque()  # begin and end of tokens not classified yet
 
     def push(self, token_ids: Iterable[int], entries: Iterable[Any]) -> list[Any]:
-        """More of the answer; the entries that are now known to be of its content."""
+        """Take more of the answer; returns the entries now known to belong to its content."""
         if self._reader is None:
             return list(entries)
         for token_id, entry in zip(token_ids, entries, strict=True):
@@ -69,7 +70,7 @@ class ContentTokens:
         return self._known(self._reader)
 
     def flush(self) -> list[Any]:
-        """What is left when the answer has ended."""
+        """The rest, once the answer has ended."""
         if self._reader is None:
             return []
         self._reader.push(self._decoder.decode(b"", final=True))

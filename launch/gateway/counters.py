@@ -1,5 +1,5 @@
 """Counts of HTTP requests. Each gateway process keeps its own in a file of the run directory, and any process that is
-asked for metrics adds them up, so it does not matter which one is.
+asked for metrics adds them all up, so it does not matter which one is asked.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Key = tuple[str, str]  # route and status
 
 
 def forget_counts(run_dir: Path) -> None:
-    """Remove what earlier gateways of this run directory counted, of which there may have been more."""
+    """Remove the counts of earlier gateways of this run directory, which may have had more processes."""
     for path in run_dir.glob(_NAME.format("*")):
         path.unlink(missing_ok=True)
 
 
 class Counters:
-    """Of one gateway process. A restart begins at 0, as Prometheus expects of counters."""
+    """The counters of one gateway process. They restart at 0 with it, as Prometheus expects."""
 
     def __init__(self, run_dir: Path, index: int) -> None:
         self._path = run_dir / _NAME.format(index)
@@ -32,12 +32,12 @@ class Counters:
         self.index = index
         self.requests: Counter[Key] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)  # by route
-        self.num_open = 0  # requests under way
+        self.num_open = 0  # requests in progress
         self.num_disconnects = 0
         self._written = ""
 
     def publish(self) -> None:
-        """Write what changed; once a second."""
+        """Write the counts if they changed; called once a second."""
         text = json.dumps({
             "requests": [[*key, count] for key, count in self.requests.items()],
             "seconds": dict(self.seconds),
@@ -45,16 +45,16 @@ class Counters:
             "disconnects": self.num_disconnects,
         })  # fmt: skip
         if text != self._written:
-            with suppress(OSError):  # the run directory goes when the pipeline does
+            with suppress(OSError):  # the run directory is removed when the pipeline stops
                 write_private(self._path, text)
                 self._written = text
 
     def forget(self) -> None:
-        """Remove them: nobody goes on counting."""
+        """Remove the file: nothing is counted any more."""
         self._path.unlink(missing_ok=True)
 
     def everybody(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Index and counts of each gateway process, this one's as they are now."""
+        """Index and counts of every gateway process; up to date for this one."""
         self.publish()
         for path in sorted(self._run_dir.glob(_NAME.format("*"))):
             with suppress(OSError, ValueError):

@@ -1,7 +1,7 @@
 """/v1/decisions: short questions about one shared state, answered by the probabilities of their options.
 
-Each option is a continuation of the same prompt, and its score the sum of its tokens' log-probabilities. The prompt of
-a question is the state first and the question last, so all questions share the state's pages through the prefix cache.
+Each option is a continuation of the same prompt, scored by the sum of its tokens' log-probabilities. A prompt has the
+state first and the question last, so all questions share the state's pages through the prefix cache.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .streaming import answered
 from .usage import response_usage
 
 KIND = "dec"
-CONCURRENT = 32  # questions under way at once
+CONCURRENT = 32  # questions in flight at once
 PREDICATE = ("yes", "no")
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A question as it is put."""
+    """A question in the form in which it is asked."""
 
     number: int
     question: Question
@@ -46,7 +46,7 @@ async def create_decision(gateway: Gateway, body: DecisionRequest, request: Requ
     """The answers, in the order of the questions.
 
     Raises:
-        TriptychError: a question cannot be put.
+        TriptychError: a question is invalid or was refused.
     """
     gateway.check_ready()
     model = gateway.check_model(body.model)
@@ -66,7 +66,7 @@ async def create_decision(gateway: Gateway, body: DecisionRequest, request: Requ
 async def _score_all(
     gateway: Gateway, scorer: OptionScorer, body: DecisionRequest, asked: Sequence[_Asked]
 ) -> list[list[float]]:
-    """Log-probabilities of each question's options. The first question goes alone: it computes the shared state."""
+    """Log-probabilities of each question's options. The first question runs alone: it computes the shared state."""
     gate = asyncio.Semaphore(CONCURRENT)
 
     async def score(each: _Asked) -> list[float]:
@@ -96,7 +96,7 @@ def _asked(number: int, question: Question) -> _Asked:
         values += [(option, None) for option in question.options or []]
     if len(values) < 2 or len({(type(value), value) for value, _ in values}) < len(values):
         field = "levels" if kind == "score" else "choices"
-        raise ApiError(f"{name}.{field} must be at least 2 and differ from each other", param=f"{name}.{field}")
+        raise ApiError(f"{name}.{field} must have at least 2 entries, all different", param=f"{name}.{field}")
     lines = [f"- {_label(value)}" + (f": {text}" if text else "") for value, text in values]
     return _Asked(
         number, question, kind, [value for value, _ in values], "\n".join([text, "Answer with one of:", *lines])
@@ -108,7 +108,7 @@ def _label(value: str | bool) -> str:
 
 
 def _prompt(gateway: Gateway, body: DecisionRequest, asked: _Asked) -> dict[str, Any]:
-    """State, then question; in one message of the user where the state is one."""
+    """State, then question; in one user message if the state is one."""
     template = gateway.facts.chat_template
     state = body.state if body.state is not None else body.input
     if template is None:
@@ -118,7 +118,7 @@ def _prompt(gateway: Gateway, body: DecisionRequest, asked: _Asked) -> dict[str,
         messages = [ChatMessage(role="user", content=f"{state}\n\n{asked.text}")]
     else:
         messages = list(state or [])
-        if messages and messages[-1].role == "user":  # many templates refuse two of them in a row
+        if messages and messages[-1].role == "user":  # many templates reject two user messages in a row
             messages[-1] = ChatMessage(role="user", content=f"{text_of(messages[-1].content)}\n\n{asked.text}")
         else:
             messages.append(ChatMessage(role="user", content=asked.text))
@@ -154,7 +154,7 @@ def _softmax(logprobs: Sequence[float]) -> list[float]:
 
 def _usage(completions: list[Completion]) -> dict[str, Any]:
     usage = response_usage(completions)
-    usage.pop("triptych")  # a ledger for each token of each option says nothing to anybody
+    usage.pop("triptych")  # a ledger for each token of each option would tell nothing
     return {**usage, "triptych": {"num_requests": len(completions)}}
 
 

@@ -1,4 +1,4 @@
-"""What every request passes first and last: its id, its key, its size, and its line in the log. Pure ASGI."""
+"""The outermost layer of every request: its id, its key, its size, and its line in the log. Pure ASGI."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .state import Gateway
 
 logger = logging.getLogger(__name__)
 
-PROBES = ("/health", "/ready")  # they have no key
-OPEN_ROUTES = (*PROBES, "/")  # nor has who opens the page; what is shown there wants one
-QUIET_ROUTES = (*PROBES, "/metrics")  # asked every few seconds: their lines are DEBUG
-ENDLESS_ROUTE = "/ui/events"  # ends when its client leaves, and no other way
-CLIENT_CLOSED = 499  # for the log and the metrics; nobody is there to read it
+PROBES = ("/health", "/ready")  # need no key
+OPEN_ROUTES = (*PROBES, "/")  # nor does the page itself; the data it shows needs one
+QUIET_ROUTES = (*PROBES, "/metrics")  # requested every few seconds: logged at DEBUG
+ENDLESS_ROUTE = "/ui/events"  # always ended by its client
+CLIENT_CLOSED = 499  # for log and metrics; the client is gone
 MAX_ID_CHARS = 128
 _LINE = "%(method)s %(path)r %(status)s in %(duration_ms)s ms, %(x_request_id)s"
 _LINE_OF_ANSWER = _LINE + ", %(request_id)r"
 
 
 class BodyRefused(HTTPException):
-    """Raised out of ``receive``, where only an ``HTTPException`` passes the framework as it is."""
+    """Raised from ``receive``, where the framework passes only an ``HTTPException`` on unchanged."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.http_status, error.message)
@@ -37,7 +37,7 @@ class BodyRefused(HTTPException):
 
 
 class Edge:
-    """The application with a doorkeeper."""
+    """Wraps the application with access checks, counters and logging."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
@@ -77,7 +77,7 @@ class _Visit:
         scope.setdefault("state", {})
 
     def refusal(self) -> ApiError | None:
-        """Why this request is not let in."""
+        """Why this request is not admitted; None if it is."""
         keys = self._gateway.api_keys
         if keys and self._scope["path"] not in OPEN_ROUTES and not self._has_one_of(keys):
             return ApiError("no valid API key was given", status=401, code="invalid_api_key")
@@ -87,10 +87,10 @@ class _Visit:
         return None
 
     def _has_one_of(self, keys: tuple[str, ...]) -> bool:
-        """Anthropic's clients send ``x-api-key``, and beside it a token for others if their environment has one."""
+        """Anthropic's clients send ``x-api-key``, possibly beside a bearer token for another service."""
         scheme, _, token = self._headers.get("authorization", "").partition(" ")
         given = (token if scheme.lower() == "bearer" else "", self._headers.get("x-api-key", ""))
-        # The bytes that were sent: in a header they are characters of Latin-1, whatever they mean.
+        # The raw bytes: header values are decoded as Latin-1, whatever their encoding.
         return any(is_known_key(key.strip().encode("latin-1"), keys) for key in given)
 
     def _too_large(self, num_bytes: int) -> ApiError:
@@ -106,7 +106,7 @@ class _Visit:
                 message = await self._receive()
         except TimeoutError as error:
             limit_s = self._gateway.config.body_timeout_s
-            text = f"the body was not there within {limit_s} s"
+            text = f"the body did not arrive within {limit_s} s"
             raise BodyRefused(ApiError(text, status=408, code="body_timeout")) from error
         self._num_bytes += len(message.get("body", b""))
         self._has_body = not message.get("more_body", False)

@@ -1,4 +1,4 @@
-"""Every failure as OpenAI's clients expect it: ``{"error": {message, type, param, code}}`` and the right status."""
+"""Every failure in the format of OpenAI's clients: ``{"error": {message, type, param, code}}`` and its HTTP status."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from starlette.responses import Response
 from ...protocol.errors import TriptychError, encodable
 
 RETRY_AFTER_S = 1
-# Codes that clients look for, where ours is another.
+# Codes that clients check for, where ours differ.
 _OPENAI_CODES = {
     "prompt_too_long": "context_length_exceeded",
     "overloaded": "rate_limit_exceeded",
     "invalid_request": "invalid_value",
 }
-# Routers that go on with a model of a longer context know the case by these words, not by the code.
+# Routers that fall back to a model with a longer context recognize the case by these words, not by the code.
 _BEFORE = {"prompt_too_long": "This model's maximum context length is exceeded: "}
-_BEFORE_IN_MESSAGES = {"prompt_too_long": "prompt is too long: "}  # agents cut the conversation short by these
-MESSAGES = "/v1/messages"  # and what is below it: Anthropic's routes
+_BEFORE_IN_MESSAGES = {"prompt_too_long": "prompt is too long: "}  # on these words agents shorten the conversation
+MESSAGES = "/v1/messages"  # prefix of Anthropic's routes
 _MESSAGE_TYPES = {
     401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
     503: "overloaded_error", 504: "timeout_error",
@@ -37,7 +37,7 @@ class ApiError(TriptychError):
 
 
 class ClientGone(Exception):
-    """Whoever asked closed the connection."""
+    """The client closed the connection."""
 
 
 def unsupported(param: str, message: str) -> ApiError:
@@ -45,13 +45,13 @@ def unsupported(param: str, message: str) -> ApiError:
 
 
 def aborted(what: str = "the request was aborted by the service") -> ApiError:
-    """The pipeline ended a request that its client did not end."""
+    """The pipeline ended a request that its client did not abort."""
     return ApiError(what, status=503, code="aborted")
 
 
 def stopped() -> ApiError:
-    """The service ends before the request does, which may be kept for the next start."""
-    text = "the service stops before the answer is whole; it may go on after a restart: ask for it by the request's id"
+    """The service stops before the request ends; the request may be kept for the next start."""
+    text = "the service stopped before the answer was complete; it may continue after a restart: resume it by its id"
     return ApiError(text, status=503, code="stopped")
 
 
@@ -65,7 +65,7 @@ def error_map(error: TriptychError) -> dict[str, Any]:
 
 
 def message_error_map(error: TriptychError) -> dict[str, Any]:
-    """The same as Anthropic's clients expect it, with our param and code."""
+    """The same in the format of Anthropic's clients, with our param and code."""
     status = error.http_status
     kind = _MESSAGE_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     message = _BEFORE_IN_MESSAGES.get(error.code, "") + error.message
@@ -73,7 +73,7 @@ def message_error_map(error: TriptychError) -> dict[str, Any]:
 
 
 def error_response(error: TriptychError, *, path: str = "") -> Response:
-    """``path``: that was asked for, which tells the shape."""
+    """``path`` of the request determines the format."""
     headers = {"retry-after": str(RETRY_AFTER_S)} if error.http_status in (429, 503) else {}
     if error.http_status == 401:
         headers["www-authenticate"] = "Bearer"
@@ -93,8 +93,8 @@ def undecodable_body(error: UnicodeDecodeError) -> ApiError:
 
 
 def validation_error(errors: list[Any]) -> ApiError:
-    """The first thing that is wrong with a body, by the name of the field."""
-    # Of a field with alternatives pydantic tells what is wrong with each: the deepest is the one that was meant.
+    """The first problem of a body, with the name of its field."""
+    # For a field with alternatives pydantic reports an error for each: the deepest is for the one that was meant.
     first = min(errors, key=lambda error: (error["type"] != "extra_forbidden", -len(error["loc"])))
     if first["loc"] == ("body",) and isinstance(first.get("input"), bytes):
         return ApiError("the body is not read as JSON: send it with the header content-type: application/json")
@@ -103,14 +103,14 @@ def validation_error(errors: list[Any]) -> ApiError:
         del path[0]
     param = _dotted(path) or None
     if first["type"] == "extra_forbidden":
-        name = str(path.pop())  # as it was sent: whatever else stands in the path is ours
+        name = str(path.pop())  # as sent by the client; the rest of the path is ours
         param = ".".join(filter(None, (_dotted(path), name))) if encodable(name) == name else None
         return ApiError(f"unknown field {name!r}", code="unknown_parameter", param=param)
     if first["type"] == "missing":
         return ApiError(f"{param or 'the body'} is required", code="missing_required_parameter", param=param)
     if first["type"] == "json_invalid":
         told, offset = first["ctx"]["error"], first["loc"][-1]
-        return ApiError(f"the body is no JSON: {told}, at character {offset}", code="invalid_json")
+        return ApiError(f"the body is not JSON: {told}, at character {offset}", code="invalid_json")
     if first["type"] == "unsupported":
         return unsupported(_dotted([*path, first["ctx"]["param"]]), first["msg"])
     if first["type"] == "half":
@@ -122,7 +122,7 @@ def validation_error(errors: list[Any]) -> ApiError:
 
 
 def _dotted(path: list[str | int]) -> str:
-    """``messages[0].content``, without the names of the alternatives that pydantic tried."""
+    """``messages[0].content``, without the names of the alternatives tried by pydantic."""
     text = ""
     for part in path:
         if isinstance(part, int):

@@ -20,16 +20,16 @@ from .submission import Choices, Piece
 
 logger = logging.getLogger(__name__)
 
-LONG_TOKENS = 2048  # a reply about more of them, which may all have logprobs, is not made in the event loop
+LONG_TOKENS = 2048  # longer replies, which may have logprobs for all tokens, are built outside the event loop
 
 
 class Generation:
-    """Invariant: unless it is to be kept, what was submitted has ended or was aborted when the reply is over."""
+    """Invariant: unless it is to be kept, everything submitted has ended or was aborted when the reply is complete."""
 
     def __init__(
         self, gateway: Gateway, request: Request, choices: Choices, *, keep: bool, spent_s: float = 0.0
     ) -> None:
-        """``spent_s``: of what a request may take, until it was accepted."""
+        """``spent_s``: the part of the request's time limit used until it was accepted."""
         self._gateway = gateway
         self._request = request
         self._choices = choices
@@ -48,15 +48,15 @@ class Generation:
         model: str,
         keep: bool = False,
     ) -> Generation:
-        """Submit, and wait until the pipeline has accepted it. ``model``: who answers, by its name in the API.
+        """Submit, and wait until the pipeline has accepted it. ``model``: the model or adapter, by its API name.
 
         Raises:
             RequestError: it was refused.
-            ClientGone: nobody waits for it any more.
+            ClientGone: the client has disconnected.
         """
         now = time.monotonic()
         request.state.request_id = request_id
-        began = request.scope["state"].setdefault("began", now)  # earlier, if it is not the first thing that is asked
+        began = request.scope["state"].setdefault("began", now)  # set earlier if another question came first
         requests = [{**asked, **gateway.adapter_option(model)} for asked in requests]
         work = Choices.submit(gateway.client, request_id, requests, keep=keep)
         choices = await answered(request, work, timeout_s=gateway.config.request_timeout_s, spent_s=now - began)
@@ -68,20 +68,20 @@ class Generation:
 
     @property
     def ends(self) -> list[Completion]:
-        """The choices that are complete, in their order."""
+        """The completed choices, in order."""
         return [self._ends[index] for index in sorted(self._ends)]
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all prompts that were accepted so far."""
+        """Of all prompts accepted so far."""
         return self._choices.num_prompt_tokens
 
     async def results(self) -> list[Completion]:
-        """Every whole answer; aborted if the client goes away meanwhile.
+        """Every complete answer; aborted if the client disconnects meanwhile.
 
         Raises:
             TriptychError: one failed, or it took too long.
-            ClientGone: nobody waits for it any more.
+            ClientGone: the client has disconnected.
         """
         try:
             completions: list[Completion] = await answered(
@@ -96,7 +96,7 @@ class Generation:
             self._close()
 
     async def reply(self, whole: Callable[[list[Completion]], dict[str, Any]]) -> Response:
-        """The reply that ``whole`` makes of the answers; raises what ``results`` raises."""
+        """The reply that ``whole`` builds from the answers; raises what ``results`` raises."""
         completions = await self.results()
         num_tokens = sum(each.usage["prompt_tokens"] + each.usage["completion_tokens"] for each in completions)
         if num_tokens <= LONG_TOKENS:
@@ -113,7 +113,7 @@ class Generation:
     def stream(
         self, events: AsyncIterator[bytes], *, last_words: Callable[[TriptychError], bytes] = last_words
     ) -> EventStream:
-        """``last_words``: what is said in place of the rest if it fails."""
+        """``last_words``: the final event in case of an error."""
         limit_s = self._gateway.config.request_timeout_s
         return EventStream(
             events, on_close=self._close, timeout_s=limit_s, spent_s=self._spent_s, last_words=last_words

@@ -1,6 +1,6 @@
-"""Answers in channels, as gpt-oss writes them ("OpenAI harmony response format", 2025).
+"""Parses answers in channels, as written by gpt-oss ("OpenAI harmony response format", 2025).
 
-``<|channel|>analysis<|message|>What is thought.<|end|><|start|>assistant<|channel|>final<|message|>What is said.``
+``<|channel|>analysis<|message|>Reasoning.<|end|><|start|>assistant<|channel|>final<|message|>Answer.``
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from .tools.parser import held_back
 CHANNEL, START = "<|channel|>", "<|start|>"
 _HEADS = (CHANNEL, START)
 _ENDS = ("<|end|>", "<|return|>", CALL_END, START)
-_MAX_HEAD_CHARS = 512  # with the mark behind it
+_MAX_HEAD_CHARS = 512  # of a head, including the mark that ends it
 _MARK = re.compile(r"\s*<\|(?:channel|start)\|>")
 _THOUGHT = re.compile(r"\s*<\|channel\|>\s*analysis\b")
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
-# All that is thought at the beginning of an answer.
+# All reasoning at the beginning of an answer.
 _THOUGHTS = re.compile(
     rb"(?:\s*(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|(?=<\|start\|>)|\Z))*",
     re.DOTALL,
@@ -27,7 +27,7 @@ _THOUGHTS = re.compile(
 
 
 def end_of_thoughts(answer: bytes) -> int:
-    """Bytes of the answer up to there."""
+    """Bytes of the answer up to the end of its reasoning."""
     found = _THOUGHTS.match(answer)
     return found.end() if found else 0
 
@@ -39,33 +39,33 @@ class _Kind(Enum):
 
 
 class HarmonyReader:
-    """Divides one answer, piece by piece, as ``ThoughtReader`` does: what is said in the channel "analysis" is thought.
+    """Divides one answer, piece by piece, like ``ThoughtReader``: the channel "analysis" is reasoning.
 
-    A message to a tool is part of the answer, in the one form that ``HarmonyParser`` reads. Other marks are of neither,
-    and what does not begin with one is text.
+    A message to a tool is part of the answer, in the form that ``HarmonyParser`` reads. Other marks belong to neither,
+    and whatever does not begin with a mark is text.
     """
 
     is_over = False  # another message may follow
 
     def __init__(self) -> None:
-        self._text = ""  # that was not told yet
-        self._kind: _Kind | None = None  # of the message under way
+        self._text = ""  # received but not returned yet
+        self._kind: _Kind | None = None  # of the current message
         self._has_thoughts = False
-        self._num_chars = 0  # that were pushed
+        self._num_chars = 0  # received
         self.content = Spans()
 
     @property
     def num_known(self) -> int:
-        """Characters from the beginning of which it is known what they are."""
+        """How many characters from the beginning are classified."""
         return self._num_chars - len(self._text)
 
     @property
     def is_holding(self) -> bool:
-        """Whether text was pushed that may yet become a mark."""
+        """Whether it holds back text that may yet become a mark."""
         return bool(self._text)
 
     def push(self, text: str) -> tuple[str, str]:
-        """More of the thoughts, and more of the answer."""
+        """Take more text; returns what it adds to the reasoning, and to the answer."""
         self._text += text
         self._num_chars += len(text)
         thought = answer = ""
@@ -82,9 +82,9 @@ class HarmonyReader:
         return thought, answer
 
     def flush(self) -> tuple[str, str]:
-        """What is left when the answer has ended."""
+        """The rest, once the answer has ended."""
         rest, self._text = self._text, ""
-        if self._kind is None and rest.lstrip().startswith(_HEADS):  # a message of which only the head was written
+        if self._kind is None and rest.lstrip().startswith(_HEADS):  # a message that ends within its head
             return "", ""
         if self._kind is not _Kind.CALL and not self._is_thought:
             self.content.add(self._num_chars - len(rest), self._num_chars)
@@ -95,19 +95,19 @@ class HarmonyReader:
         return self._kind is _Kind.THOUGHT
 
     def _can_begin(self) -> bool:
-        """Whether it is known what the message is that the text begins with."""
+        """Whether the kind of message that the text starts with is known."""
         begun = self._text.lstrip()
         if MESSAGE in begun or len(self._text) > _MAX_HEAD_CHARS:
             return True
         return not (begun.startswith(_HEADS) or any(head.startswith(begun) for head in _HEADS))
 
     def _begin(self) -> str:
-        """Take the head of a message; what stands in front of its content."""
+        """Consume the head of a message; returns what to put in front of its content."""
         head, mark, rest = self._text.partition(MESSAGE)
         begun = _MARK.match(head)
         if begun is None or not mark or len(head + mark) > _MAX_HEAD_CHARS:
             self._kind = _Kind.TEXT
-            return self._cut(len(begun[0]) if begun else 0)  # or it would be the end of the message
+            return self._cut(len(begun[0]) if begun else 0)  # otherwise this mark would end the message
         self._text = rest
         if (recipient := _RECIPIENT.search(head)) and recipient[1] != "assistant":
             self._kind = _Kind.CALL
@@ -117,7 +117,7 @@ class HarmonyReader:
         return "\n" if is_more else ""
 
     def _take(self) -> tuple[str, bool]:
-        """More of the message's content, and whether that was all."""
+        """More of the message's content, and whether the message is complete."""
         found = [(place, end) for end in _ENDS if (place := self._text.find(end)) >= 0]
         if not found:
             return self._cut(len(self._text) - max(held_back(self._text, end) for end in _ENDS)), False
@@ -127,7 +127,7 @@ class HarmonyReader:
         return piece, True
 
     def _cut(self, size: int) -> str:
-        """Take so much of what the message says."""
+        """Consume ``size`` characters of the message's content."""
         if self._kind is _Kind.TEXT:
             self.content.add(self.num_known, self.num_known + size)
         piece, self._text = self._text[:size], self._text[size:]

@@ -1,4 +1,4 @@
-"""Whether the pipeline can answer, told from what its three stages do and not from what they say."""
+"""Whether the pipeline can answer, judged by the progress of its three stages."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MODES = {RUN: "run", DRAIN: "drain", FAILED: "failed"}
 
 
 def is_loaded(board: Board, run_dir: Path, first: Mapping[str, int]) -> bool:
-    """Whether the pipeline has been ready since its driver started, with the lives ``first`` of its workers.
+    """Whether the pipeline has been ready since its driver started, with the epochs ``first`` of its workers.
 
-    The card says that the model was loaded, by this driver or, in a run directory that is kept, by one before.
+    The card shows that the model was loaded, by this driver or, in a run directory that is kept, by an earlier one.
     """
     if not (run_dir / CARD_FILE).exists():
         return False
@@ -28,7 +28,7 @@ def is_loaded(board: Board, run_dir: Path, first: Mapping[str, int]) -> bool:
 
 
 def stages(board: Board, config: SupervisorConfig) -> dict[str, dict[str, Any]]:
-    """Each stage's phase, life, and seconds since it last did something, with the seconds after which it is stuck."""
+    """Each stage's phase, epoch, and seconds since its last progress, with the limit beyond which it is stuck."""
     now_ns = time.monotonic_ns()
     result = {}
     for role in ROLES:
@@ -49,15 +49,15 @@ def stages(board: Board, config: SupervisorConfig) -> dict[str, dict[str, Any]]:
 
 
 def degradations(board: Board, run_dir: Path, config: PipelineConfig) -> dict[str, bool]:
-    """What a pipeline may have lost though it answers, and whether it has."""
+    """The ways in which a pipeline may be degraded while it still answers, and whether each applies."""
     has_failed = False
-    with suppress(OSError):  # the driver has gone, and its folder with it
+    with suppress(OSError):  # the driver has exited, and its folder was removed
         has_failed = has_failed_flush(journal_path(run_dir, config.service))
     return {"one_sequence_at_a_time": board.is_degraded, "journal_not_written": has_failed}
 
 
 def health(board: Board, run_dir: Path, config: PipelineConfig) -> dict[str, Any]:
-    """``status`` is "ok" where every stage is ready and makes progress; else it names what is wrong.
+    """``status`` is "ok" if every stage is ready and makes progress; otherwise it says what is wrong.
 
     It is "failed" once the driver has given up restarting a worker, whatever the others do.
     """

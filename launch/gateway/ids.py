@@ -1,4 +1,4 @@
-"""The id of an answer, and what it says of it to whoever takes it up again."""
+"""The id of an answer, and the information it carries for resuming."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import re
 import uuid
 from typing import NamedTuple
 
-_LAST = re.compile("([0-9]{0,2})([tobhTOBH]?)")  # together, since ids have a limit
+_LAST = re.compile("([0-9]{0,2})([tobhTOBH]?)")  # joined to keep ids short
 
 
 class AnswerId(NamedTuple):
-    """What stands before the hyphen: ``chatcmpl.hermes.3t-job7`` is a chat of three choices with thoughts and Hermes'
+    """The part before the hyphen: ``chatcmpl.hermes.3t-job7`` is a chat with three choices, reasoning and Hermes tool
     calls.
     """
 
     kind: str  # "chatcmpl", "cmpl" or "resp"
-    parser: str  # of the calls of tools in it; empty: there are none to look for
+    parser: str  # of its tool calls; empty: it has none
     num_choices: int
-    thoughts: str  # "t": before the answer; "o", "b": opened, begun by the prompt; capitals: left out; empty: no matter
+    thoughts: str  # "t": precede the answer; "o", "b": opened or begun by the prompt; capital: hidden; empty: not split
 
 
 def new_id(kind: str, given: str | None = None, *, num_choices: int = 1, thoughts: str = "") -> str:
-    """``kind`` may have the tool parser behind it, after a point."""
+    """``kind`` may be followed by a dot and the tool parser."""
     last = f"{num_choices if num_choices > 1 else ''}{thoughts}"
     return f"{kind}{last and '.'}{last}-{given or uuid.uuid4().hex}"
 
 
 def read_id(request_id: str) -> AnswerId:
-    """What an id says; one that is not ours says nothing of use."""
+    """The information in an id; an id that is not ours yields the defaults."""
     kind, *parts = request_id.partition("-")[0].split(".")
     parser, num_choices, thoughts = "", 1, ""
     for part in parts:

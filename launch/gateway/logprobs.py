@@ -1,4 +1,4 @@
-"""Logprobs in the shapes that OpenAI and vLLM have for them."""
+"""Logprobs in the formats of OpenAI and vLLM."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ...driver.stream import Completion, Logprobs
 from .token_ids import prompt_ids
 from .words import Words
 
-LEAST = -9999.0  # in place of minus infinity, which JSON does not have
+LEAST = -9999.0  # replaces minus infinity, which JSON cannot express
 
 
 def chat_logprobs(words: Words, token_ids: Sequence[int], rows: Logprobs) -> list[dict[str, Any]]:
-    """An entry a token, with its bytes and the alternatives."""
+    """One entry per token, with its bytes and the alternatives."""
     return [
         {**_entry(words, token_id, logprob), "top_logprobs": [_entry(words, *other) for other in others]}
         for token_id, (logprob, others) in zip(token_ids, rows, strict=True)
@@ -29,7 +29,7 @@ def _entry(words: Words, token_id: int, logprob: float) -> dict[str, Any]:
 def completion_logprobs(
     words: Words, token_ids: Sequence[int], rows: Logprobs, offsets: Sequence[int]
 ) -> dict[str, Any]:
-    """Columns. ``offsets``: where in the text each token begins."""
+    """As columns. ``offsets``: where each token begins in the text."""
     return {
         "tokens": [words.text_of(token_id) for token_id in token_ids],
         "token_logprobs": [max(LEAST, logprob) for logprob, _ in rows],
@@ -39,7 +39,7 @@ def completion_logprobs(
 
 
 def echo_logprobs(words: Words, first: Completion, offsets: Sequence[int], *, top: int) -> dict[str, Any]:
-    """The same of the prompt, which the first of its choices brings. Its first token comes after nothing."""
+    """The same for the prompt, from its first choice. The first token has no logprob."""
     scores = first.prompt_logprobs or []
     return {
         "tokens": [words.text_of(token_id) for token_id in prompt_ids(first.summary)],
@@ -50,12 +50,12 @@ def echo_logprobs(words: Words, first: Completion, offsets: Sequence[int], *, to
 
 
 def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """The columns of one text after those of another."""
+    """The columns of one text, followed by those of another."""
     return {name: column + second[name] for name, column in first.items()}
 
 
 def prompt_logprobs(words: Words, first: Completion, *, top: int) -> list[dict[str, Any] | None]:
-    """vLLM's shape: for each token of the prompt a map of it and the likeliest by token id; None for the first."""
+    """vLLM's format: per prompt token, a map of it and the likeliest by token id; None for the first."""
     scores = first.prompt_logprobs or []
     return [
         None if score is None else _ranked(words, token_id, score, top)
@@ -73,7 +73,7 @@ def _ranked(words: Words, token_id: int, score: PromptLogprob, top: int) -> dict
 
 
 def _by_text(words: Words, pairs: Iterable[Sequence[Any]]) -> dict[str, float]:
-    """Alternatives by their text. Of several that look the same, such as halves of characters, the likeliest counts."""
+    """Alternatives by their text. If several look the same, such as incomplete characters, the likeliest counts."""
     found: dict[str, float] = {}
     for token_id, logprob in pairs:
         found.setdefault(words.text_of(token_id), max(LEAST, logprob))

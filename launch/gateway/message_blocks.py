@@ -1,4 +1,4 @@
-"""An answer as Anthropic's content blocks, whole and as the events of a stream."""
+"""An answer as Anthropic's content blocks, complete or as the events of a stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TEXTS = {"thinking": "thinking", "text": "text"}  # the field of a block that g
 
 
 def blocks_of(parts: Parts, reader: AnswerReader) -> list[dict[str, Any]]:
-    """Each thing that was thought, said or called. White space alone is nothing: it stands between calls."""
+    """Blocks for reasoning, text and tool calls. Texts of only white space, as between calls, are dropped."""
     blocks: list[dict[str, Any]] = []
     for part in parts:
         block = _block(part, reader)
@@ -37,7 +37,7 @@ def _block(part: Thought | str | Call, reader: AnswerReader) -> dict[str, Any]:
 
 
 def _input(call: Call) -> dict[str, Any]:
-    """An object, whatever the model wrote."""
+    """Always an object, whatever the model wrote."""
     try:
         value = json.loads(call.arguments)
     except UNREADABLE:
@@ -52,7 +52,7 @@ class BlockWriter:
         self._reader = reader
         self._index = -1
         self._open: str | None = None  # the type of the block
-        self._space = ""  # before a text
+        self._space = ""  # pending white space before a text
 
     def event(self, kind: str, /, **fields: Any) -> bytes:
         return event({"type": kind, **fields}, name=kind)
@@ -81,7 +81,7 @@ class BlockWriter:
             yield self.event("content_block_delta", index=self._index, delta=delta)
 
     def close(self) -> Iterator[bytes]:
-        """The end of the open block."""
+        """The event that ends the open block, if any."""
         if self._open is not None:
             self._open = None
             yield self.event("content_block_stop", index=self._index)

@@ -1,4 +1,4 @@
-"""A conversation in Anthropic's words as the chat that it is."""
+"""Converts a conversation in Anthropic's format to a chat."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .template_variables import knows_effort, thinking_variables
 
 
 def chat_of(body: CountRequest, template: str) -> ChatRequest:
-    """For a model with that chat template.
+    """The chat for a model with this chat template.
 
     Raises:
-        ApiError: a block is not where it belongs, or lacks something.
+        ApiError: a block is misplaced or incomplete.
     """
     system = [ChatMessage(role="system", content=text_of(body.system))] if body.system else []
     turns = [turn for index, message in enumerate(body.messages) for turn in _turns(f"messages[{index}]", message)]
@@ -57,11 +57,11 @@ def chat_of(body: CountRequest, template: str) -> ChatRequest:
 
 
 def _check_begun(name: str, turn: ChatMessage) -> None:
-    """Whether the model can go on with this turn."""
+    """Raise ApiError if the model cannot continue this turn."""
     text = text_of(turn.content)
     end = "a call" if turn.tool_calls else "white space" if text[-1:].isspace() else ""
     if not text and turn.reasoning_content:
-        end = end or "thoughts"
+        end = end or "reasoning"
     if end:
         raise ApiError(f"{name} is the assistant's and ends with {end}: it cannot be continued", param=name)
 
@@ -89,7 +89,7 @@ def _format(body: CountRequest) -> ResponseFormat | None:
 
 
 def _turns(name: str, message: AnthropicMessage) -> Iterator[ChatMessage]:
-    """What comes of tools is a turn of its own in a chat."""
+    """Tool results become turns of their own in a chat."""
     if isinstance(message.content, str):
         yield ChatMessage(role=message.role, content=message.content)
     elif message.role == "assistant":
@@ -122,7 +122,7 @@ def _assistant(name: str, blocks: Sequence[Block]) -> ChatMessage:
         elif block.type == "tool_use":
             function = FunctionCall(name=_of(block, "name", at), arguments=json_text(block.input or {}, f"{at}.input"))
             calls.append(ToolCall(id=_of(block, "id", at), type="function", function=function))
-        elif block.type != "redacted_thinking":  # which nobody can read
+        elif block.type != "redacted_thinking":  # encrypted by another service
             raise _misplaced(block, "assistant", at)
     return ChatMessage(
         role="assistant", content=texts["text"], reasoning_content=texts["thinking"] or None, tool_calls=calls or None

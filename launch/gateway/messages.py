@@ -1,4 +1,4 @@
-"""/v1/messages: chats in the words of Anthropic's Messages API."""
+"""/v1/messages: chats in the format of Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
 async def create_message(gateway: Gateway, body: MessageRequest, request: Request) -> ASGIApp:
-    """The reply, whole or as a stream of typed events.
+    """The reply, complete or as a stream of typed events.
 
     Raises:
-        TriptychError: it was refused.
+        TriptychError: the request was refused.
     """
     gateway.check_ready()
     model = gateway.check_model(body.model)
@@ -53,7 +53,7 @@ async def create_message(gateway: Gateway, body: MessageRequest, request: Reques
 
 
 async def count_tokens(gateway: Gateway, body: CountRequest, request: Request) -> Response:
-    """How many tokens the prompt has that the model would get."""
+    """The number of tokens in the prompt that the model would get."""
     gateway.check_ready()
     gateway.check_model(body.model)
     chat = chat_of(body, gateway.facts.chat_template or "")
@@ -64,7 +64,7 @@ async def count_tokens(gateway: Gateway, body: CountRequest, request: Request) -
 
 @dataclass
 class MessageReply:
-    """The shapes of one reply."""
+    """Produces one reply, complete or as events."""
 
     gateway: Gateway
     message_id: str
@@ -81,7 +81,7 @@ class MessageReply:
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         reader = AnswerReader(self.reasoning, self.tools)
         writer = BlockWriter(reader)
-        usage = {"input_tokens": generation.num_prompt_tokens, "output_tokens": 0}  # what of it was cached is not known
+        usage = {"input_tokens": generation.num_prompt_tokens, "output_tokens": 0}  # cached tokens are not known yet
         message = self._message([], stop_reason=None, stop_sequence=None, usage=usage)
         yield writer.event("message_start", message=message)
         async for piece in generation.pieces():
@@ -103,7 +103,7 @@ class MessageReply:
 
 
 def _stop(reader: AnswerReader, completion: Completion) -> dict[str, Any]:
-    """Why it ended, and by which stop sequence."""
+    """The stop reason and the matching stop sequence."""
     reason, matched = reader.finish_reason(completion.finish_reason), completion.summary.get("matched")
     if reason == "stop" and isinstance(matched, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": matched}

@@ -1,8 +1,8 @@
-"""Prometheus metrics of the whole pipeline, made when they are asked for.
+"""Prometheus metrics of the whole pipeline, generated on request.
 
-Nothing is counted here: every figure comes from the board, which the workers write, or from the gateways' own counts.
-So each request counts once, whichever client sent it and whichever gateway process is asked, and names that vLLM has
-too mean what they mean there.
+Nothing is counted here: every figure comes from the board, written by the workers, or from the gateways' own counters.
+So each request counts once, whichever client sent it and whichever gateway process is asked; metrics named as in vLLM
+have the same meaning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HISTOGRAMS = {
     "inter_token_latency_seconds": ("inter_token_s", "between two tokens of a request"),
     "request_time_per_output_token_seconds": ("time_per_output_token_s", "mean time between a request's tokens"),
     "e2e_request_latency_seconds": ("e2e_s", "from receipt to the end"),
-    "request_queue_time_seconds": ("queue_s", "from receipt to the first step, without tokenisation"),
+    "request_queue_time_seconds": ("queue_s", "from receipt to the first step, without tokenization"),
     "request_prefill_time_seconds": ("prefill_s", "from the first step to the first token"),
     "request_decode_time_seconds": ("decode_s", "from the first token to the last"),
     "request_inference_time_seconds": ("inference_s", "from the first step to the last token"),
@@ -35,24 +35,24 @@ _HISTOGRAMS = {
 _STAGE_GAUGES = {
     "live_requests": ("prepare", "live", "requests that hold a credit"),
     "max_live_requests": ("prepare", "max_live", "credits"),
-    "pending_bytes": ("prepare", "pending_bytes", "of prompts that wait for the tokenizer"),
+    "pending_bytes": ("prepare", "pending_bytes", "bytes of prompts waiting for the tokenizer"),
     "journal_records_used": ("prepare", "records_used", "records of the journal in use"),
-    "journal_records_free": ("prepare", "records_free", "records of the journal to be had"),
-    "ready_sequences": ("execute", "ready", "sequences that are prefilled and wait for a row"),
+    "journal_records_free": ("prepare", "records_free", "free records of the journal"),
+    "ready_sequences": ("execute", "ready", "prefilled sequences waiting for a row"),
     "decoding_sequences": ("execute", "decoding", "sequences in the decode batch"),
-    "prefilling_sequences": ("execute", "prefilling", "sequences whose prompt is under way"),
-    "step_ms": ("execute", "step_ms_median", "median time of the last steps"),
+    "prefilling_sequences": ("execute", "prefilling", "sequences whose prompt is being computed"),
+    "step_ms": ("execute", "step_ms_median", "median duration of the last steps"),
     "step_ms_max": ("execute", "step_ms_max", "longest of the last steps"),
     "unread_answers": ("summarize", "unread", "answers that ended and were not acknowledged"),
-    "followed_answers": ("summarize", "followed", "answers that somebody reads"),
+    "followed_answers": ("summarize", "followed", "answers followed by a client"),
     "tokens_per_second": ("summarize", "tokens_per_second", "of all answers together"),
 }
 _STAGE_COUNTERS = {
     "steps": ("execute", "steps", "forward passes"),
-    "prefill_tokens": ("execute", "prefill_tokens", "tokens of prompts that were computed"),
+    "prefill_tokens": ("execute", "prefill_tokens", "computed prompt tokens"),
     "swaps": ("execute", "swaps", "sequences moved to host memory"),
-    "forgotten_unread": ("summarize", "forgotten_unread", "answers that nobody came for"),
-    "stale_tokens": ("summarize", "stale_tokens", "tokens that came for a request that had ended"),
+    "forgotten_unread": ("summarize", "forgotten_unread", "answers dropped unread"),
+    "stale_tokens": ("summarize", "stale_tokens", "tokens that arrived after the end of their request"),
 }
 _PAGES = ("free", "held", "cached", "limbo", "lost")
 
@@ -71,7 +71,7 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         gateway = self._gateway
         stats, name = gateway.board.stats(), gateway.model_names[0]
-        if all("phase" in stage and len(stage) > 2 for stage in stats.values()):  # each has published something
+        if all("phase" in stage and len(stage) > 2 for stage in stats.values()):  # all have published statistics
             yield from _vllm(stats, name, gateway)
             yield from _pipeline(stats, name)
             yield from _adapters(stats, name, gateway)
@@ -85,15 +85,15 @@ def _vllm(stats: Mapping[str, Any], name: str, gateway: Gateway) -> Iterator[Met
     running = execute["prefilling"] + execute["ready"] + execute["decoding"]
     waiting = prepare["waiting"] + execute["waiting"]
     yield _gauge("vllm:num_requests_running", "requests that have pages", running, name)
-    yield _gauge("vllm:num_requests_waiting", "requests accepted and not begun", waiting, name)
+    yield _gauge("vllm:num_requests_waiting", "requests accepted and not started", waiting, name)
     yield _gauge("vllm:num_requests_swapped", "requests swapped out", execute["swapped"], name)
     share = num_used / execute["pages"] if execute["pages"] else 0.0
-    yield _gauge("vllm:kv_cache_usage_perc", "share of the pages in use, 1 is all", share, name)
+    yield _gauge("vllm:kv_cache_usage_perc", "share of the pages in use, from 0 to 1", share, name)
     yield _counter("vllm:prefix_cache_queries", "prompt tokens looked up", execute["cache_queries"], name)
     yield _counter("vllm:prefix_cache_hits", "prompt tokens found", execute["cache_hits"], name)
-    yield _counter("vllm:num_preemptions", "sequences that gave their pages back", execute["preemptions"], name)
+    yield _counter("vllm:num_preemptions", "sequences preempted", execute["preemptions"], name)
     yield _counter("vllm:spec_decode_num_draft_tokens", "tokens proposed", execute["proposed_tokens"], name)
-    yield _counter("vllm:spec_decode_num_accepted_tokens", "of these, right", execute["accepted_tokens"], name)
+    yield _counter("vllm:spec_decode_num_accepted_tokens", "proposed tokens accepted", execute["accepted_tokens"], name)
     yield _counter("vllm:prompt_tokens", "tokens of accepted prompts", prepare["prompt_tokens"], name)
     yield _counter("vllm:generation_tokens", "tokens of answers", summarize["tokens"], name)
     success = CounterMetricFamily(
@@ -107,7 +107,7 @@ def _vllm(stats: Mapping[str, Any], name: str, gateway: Gateway) -> Iterator[Met
         yield _histogram(f"vllm:{metric}", text, histograms[key], name)
     cache = gateway.pipeline.cache
     info = GaugeMetricFamily(
-        "vllm:cache_config_info", "of the KV cache",
+        "vllm:cache_config_info", "configuration of the KV cache",
         labels=["model_name", "block_size", "cache_dtype", "num_gpu_blocks", "enable_prefix_caching"],
     )  # fmt: skip
     labels = (name, str(cache.page_size), cache.kv_dtype, str(execute["pages"]), str(cache.prefix_cache))
@@ -124,12 +124,12 @@ def _pipeline(stats: Mapping[str, Any], name: str) -> Iterator[Metric]:
     for state in _PAGES:
         pages.add_metric([name, state], stats["execute"][f"pages_{state}"])
     yield pages
-    refused = CounterMetricFamily("triptych_rejected", "requests that were refused", labels=["model_name", "code"])
+    refused = CounterMetricFamily("triptych_rejected", "refused requests", labels=["model_name", "code"])
     for code, count in stats["prepare"]["rejected"].items():
         refused.add_metric([name, code], count)
     yield refused
     spent = CounterMetricFamily(
-        "triptych_request_stage_seconds", "time of all ended requests, by where it went", labels=["model_name", "stage"]
+        "triptych_request_stage_seconds", "time spent by all ended requests, by stage", labels=["model_name", "stage"]
     )
     for stage, seconds in stats["summarize"]["histograms"]["stages_s"].items():
         spent.add_metric([name, stage], seconds)
@@ -140,7 +140,7 @@ def _adapters(stats: Mapping[str, Any], name: str, gateway: Gateway) -> Iterator
     if not gateway.adapters:
         return
     ended = CounterMetricFamily(
-        "triptych_adapter_requests", "answers of an adapter that ended", labels=["model_name", "adapter"]
+        "triptych_adapter_requests", "ended answers of an adapter", labels=["model_name", "adapter"]
     )
     for adapter in gateway.adapters:
         ended.add_metric([name, adapter], stats["summarize"]["adapted"].get(adapter, 0))
@@ -152,14 +152,14 @@ def _health(gateway: Gateway, name: str) -> Iterator[Metric]:
     for metric, key, text in (
         ("triptych_stage_healthy", "healthy", "1 if the stage is ready and makes progress"),
         ("triptych_stage_life", "life", "how often the stage was started"),
-        ("triptych_stage_progress_age_seconds", "progress_age_s", "since the stage last did something"),
+        ("triptych_stage_progress_age_seconds", "progress_age_s", "since the last progress of the stage"),
     ):
         family = GaugeMetricFamily(metric, text, labels=["model_name", "stage"])
         for stage, values in found.items():
             family.add_metric([name, stage], float(values[key]))
         yield family
     degraded = GaugeMetricFamily(
-        "triptych_degraded", "1 if the pipeline answers, but with this loss", labels=["model_name", "reason"]
+        "triptych_degraded", "1 if the pipeline answers in this degraded state", labels=["model_name", "reason"]
     )
     for reason, is_so in degradations(gateway.board, gateway.run_dir, gateway.pipeline).items():
         degraded.add_metric([name, reason], float(is_so))
@@ -169,9 +169,9 @@ def _health(gateway: Gateway, name: str) -> Iterator[Metric]:
 def _http(gateway: Gateway, name: str) -> Iterator[Metric]:
     labels = ["model_name", "gateway"]
     requests = CounterMetricFamily("triptych_http_requests", "HTTP requests", labels=[*labels, "route", "status"])
-    seconds = CounterMetricFamily("triptych_http_request_seconds", "time they took", labels=[*labels, "route"])
-    gone = CounterMetricFamily("triptych_http_disconnects", "requests whose client went away", labels=labels)
-    under_way = GaugeMetricFamily("triptych_http_requests_open", "HTTP requests under way", labels=labels)
+    seconds = CounterMetricFamily("triptych_http_request_seconds", "time spent on them", labels=[*labels, "route"])
+    gone = CounterMetricFamily("triptych_http_disconnects", "requests whose client disconnected", labels=labels)
+    under_way = GaugeMetricFamily("triptych_http_requests_open", "HTTP requests in progress", labels=labels)
     for index, counts in gateway.counters.everybody():
         for route, status, count in counts["requests"]:
             requests.add_metric([name, index, route, status], count)

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI makes of the routes, with our errors in place of its own."""
+"""The OpenAPI document: FastAPI's, with our errors in place of its own."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _MESSAGE_ERROR = {
 _STATUSES = {
     "400": "a field is unknown, of the wrong type, or outside its limits; param names it",
     "401": "no valid API key",
-    "404": "there is no such model, request or route",
-    "408": "the body did not come in time",
-    "409": "another request of this id is live",
+    "404": "no such model, request or route",
+    "408": "the body did not arrive in time",
+    "409": "another request with this id is live",
     "413": "the body is too large",
     "429": "a queue is full: try again after Retry-After seconds",
     "500": "the request failed",
-    "503": "the pipeline is loading, stopping, or not well",
+    "503": "the pipeline is loading, stopping, or unhealthy",
     "504": "a deadline passed",
 }
 _OPEN = ("/health", "/ready")
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The document, made once."""
+    """The document, generated once."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         schemas = document.setdefault("components", {}).setdefault("schemas", {})

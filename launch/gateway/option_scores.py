@@ -1,8 +1,8 @@
-"""How likely a model finds each of several continuations of a prompt: a request for each token that needs one.
+"""How likely a model finds each of several continuations of a prompt: one request per token that needs it.
 
-The pipeline says the log-probability of the token that it chose and of the likeliest others. A bias makes it choose
-the token of interest; the log-probability is the model's own, before any bias. Options that begin alike share what
-they have in common.
+The pipeline returns the log-probability of the chosen token and of the likeliest others. A bias makes it choose the
+token of interest; the log-probability is the model's own, before any bias. Options with a common prefix share its
+requests.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .token_ids import prompt_ids
 
 FORCE = 100.0
 MAX_OPTION_TOKENS = 64
-Path = tuple[int, ...]  # tokens of an option, from its first on
+Path = tuple[int, ...]  # the first tokens of an option
 T = TypeVar("T")
 
 
 class OptionScorer:
-    """The requests of one decision. Their ids are ``request_id`` and a number."""
+    """The requests of one decision. Their ids are ``request_id`` followed by a number."""
 
     def __init__(self, gateway: Gateway, request_id: str, options: Mapping[str, Any]) -> None:
         self.request_id = request_id
@@ -36,14 +36,14 @@ class OptionScorer:
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
 
     async def prompt_ids(self, prompt: Mapping[str, Any]) -> list[int]:
-        """The tokens of a text or a chat, as the pipeline makes them."""
+        """The tokens of a text or a chat, from the pipeline's own tokenizer."""
         completion = await self._ask({**prompt, "max_tokens": 0, "return_prompt": True})
         return prompt_ids(completion.summary)
 
     async def score(self, prompt: Sequence[int], options: Sequence[str]) -> list[float]:
-        """The log-probability of each option, all its tokens together."""
+        """The log-probability of each option, summed over its tokens."""
         paths = await asyncio.to_thread(lambda: [self._tokens(option) for option in options])
-        known: dict[Path, float] = {}  # of the path's last token, given the others
+        known: dict[Path, float] = {}  # of the path's last token, given those before it
         wanted = sorted({path[:size] for path in paths for size in range(1, len(path) + 1)})
         parents: dict[Path, list[int]] = {}
         for path in wanted:
@@ -63,7 +63,7 @@ class OptionScorer:
     async def _score_children(
         self, prompt: list[int], path: Path, children: Sequence[int], known: dict[Path, float]
     ) -> None:
-        """What may follow ``path``. One answer tells of the likeliest tokens too, often of all that are asked for."""
+        """Score the continuations of ``path``. One answer includes the likeliest tokens, often all that are needed."""
         for child in children:
             if (*path, child) not in known:
                 known.update(
@@ -79,7 +79,7 @@ class OptionScorer:
         [chosen], [[logprob, others]] = completion.token_ids, completion.logprobs or [[0.0, []]]
         if chosen != token_id:
             raise ApiError(
-                f"token {token_id} of an option cannot be scored: the model insists on {chosen}",
+                f"token {token_id} of an option cannot be scored: the model always chooses {chosen}",
                 status=500,
                 code="model_failed",
             )
@@ -96,7 +96,7 @@ class OptionScorer:
         try:
             completion = await stream.result()
         finally:
-            if not stream.done:  # nobody waits for it any more
+            if not stream.done:  # its result is no longer awaited
                 stream.abort()
         if completion.finish_reason == "abort":
             raise aborted()
@@ -105,7 +105,7 @@ class OptionScorer:
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, in order. As soon as one fails, or the wait is cancelled, the others end: nobody wants them."""
+    """All results, in order. As soon as one fails, or the wait is cancelled, the others are cancelled too."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return await asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""The fields of a request as the pipeline names them, checked where the limits are written once."""
+"""Converts the fields of a request to the pipeline's, which validates them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .config import GatewayConfig
 from .errors import ApiError, unsupported
 from .schemas.sampling import SamplingFields, bias_map
 
-COMPLETION_TOKENS = 16  # what OpenAI's completions give unless asked for more
+COMPLETION_TOKENS = 16  # the default of OpenAI's completions
 TEMPERATURE = 1.0
 _SAME_NAME = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
@@ -29,14 +29,14 @@ def pipeline_options(
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> dict[str, Any]:
-    """What ``AsyncClient.submit`` takes besides the prompt. ``max_tokens`` None: until the context is full.
+    """Arguments of ``AsyncClient.submit`` besides the prompt. ``max_tokens`` None: until the context is full.
 
     Raises:
-        InvalidRequest: a value lies outside its limits.
+        InvalidRequest: a value is out of range.
     """
     given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
     if body.seed is not None:
-        given["seed"] = body.seed % 2**63  # OpenAI allows all of 64 bits with a sign, the pipeline those from 0 on
+        given["seed"] = body.seed % 2**63  # OpenAI allows signed 64-bit values, the pipeline only non-negative ones
     params = SamplingParams(
         **{
             "temperature": TEMPERATURE,
@@ -48,7 +48,7 @@ def pipeline_options(
             "include_stop_str": bool(body.include_stop_str_in_output),
         }
     )
-    # to_wire leaves out what is the pipeline's default already, which max_tokens None is not.
+    # to_wire leaves out the pipeline's defaults; max_tokens None is not one.
     options: dict[str, Any] = {**params.to_wire(), **_service_options(body)}
     if body.resumable:
         options["lease_s"] = config.resume_s
@@ -70,22 +70,22 @@ def _service_options(body: SamplingFields) -> dict[str, Any]:
 def check_stream(body: SamplingFields) -> None:
     """
     Raises:
-        ApiError: fields that do not go together.
+        ApiError: incompatible fields.
     """
     if body.stream_options is not None and not body.stream:
-        raise unsupported("stream_options", "stream_options is for stream: true only")
+        raise unsupported("stream_options", "stream_options requires stream: true")
     if body.stream and body.prompt_logprobs is not None:
-        raise unsupported("prompt_logprobs", "prompt_logprobs come with a whole answer, so they do not go with stream")
+        raise unsupported("prompt_logprobs", "prompt_logprobs need a complete answer: they exclude stream")
 
 
 def form_name(body: SamplingFields) -> str:
-    """The field that asked for the form of the answer."""
+    """The field that specified the form of the answer."""
     return "response_format" if body.structured_outputs is None else "structured_outputs"
 
 
 @contextmanager
 def named_as(**names: str) -> Iterator[None]:
-    """Errors that name a field of the pipeline get the name that the client used: ``named_as(max_tokens="...")``."""
+    """Errors about a field of the pipeline get the client's name of that field: ``named_as(max_tokens="...")``."""
     try:
         yield
     except TriptychError as error:

@@ -1,6 +1,6 @@
-"""Connections that say nothing, or too much. uvicorn bounds the time between two requests and not the time that a
-request's headers take, nor their size, so whoever opens connections and is silent would keep all there are, and whoever
-sends headers without an end all memory.
+"""Limits for connections that send nothing, or too much. uvicorn limits the time between two requests, but neither the
+time nor the size of a request's headers: clients that connect and stay silent could use up all connections, and clients
+that send endless headers all memory.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-MAX_HEAD_BYTES = 1 << 16  # of a request, when they come in several pieces; h11 has such a limit, httptools has none
+MAX_HEAD_BYTES = 1 << 16  # for headers that arrive in several pieces; h11 has such a limit, httptools does not
 
 
 class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type] # whichever of its two is installed
-    """uvicorn's protocol, closing a connection whose headers are not there ``limit_s`` after it, or they, began, or
-    that are larger than ``MAX_HEAD_BYTES``.
+    """uvicorn's protocol, which closes a connection whose headers are not complete ``limit_s`` after it was opened or
+    they began, or are larger than ``MAX_HEAD_BYTES``.
     """
 
     limit_s: float
@@ -24,7 +24,7 @@ class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type] # whichever
         super().connection_made(transport)
         self._until_headers: asyncio.TimerHandle | None = None
         self._is_in_head, self._num_head_bytes = False, 0
-        self._answered: Any = None  # the request that is being answered, if httptools is installed
+        self._answered: Any = None  # the request being answered, if httptools is installed
         self._look()
 
     def data_received(self, data: bytes) -> None:
@@ -39,7 +39,7 @@ class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type] # whichever
     def connection_lost(self, error: Exception | None) -> None:
         self._disarm()
         super().connection_lost(error)
-        # uvicorn tells the request that came last, which waits if the client did not wait for the answer before.
+        # uvicorn notifies only the latest request, which is not the one being answered if the client pipelines.
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
@@ -53,7 +53,7 @@ class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type] # whichever
         super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
-        self._is_in_head, self._num_head_bytes = True, 0  # behind the last chunk there may be headers too
+        self._is_in_head, self._num_head_bytes = True, 0  # trailers may follow the last chunk
 
     def on_body(self, body: bytes) -> None:
         self._is_in_head = False
@@ -68,7 +68,7 @@ class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type] # whichever
         super()._start_asgi_task(cycle, app)
 
     def _look(self) -> None:
-        cycle: Any = self.cycle  # of the last request whose headers came
+        cycle: Any = self.cycle  # of the last request whose headers arrived
         if cycle is not None and not cycle.response_complete:
             self._disarm()
         elif self._until_headers is None:
@@ -86,5 +86,5 @@ class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type] # whichever
 
 
 def impatient(limit_s: float) -> type[asyncio.Protocol]:
-    """The class with this limit: uvicorn makes its protocols itself."""
+    """A class with this limit, as uvicorn instantiates its protocols itself."""
     return type("Impatient", (Impatient,), {"limit_s": limit_s})

@@ -1,7 +1,7 @@
-"""The gateway's processes, started and watched by ``serve``: one that dies or hangs is started again.
+"""The gateway's processes, supervised by ``serve``: one that dies or hangs is restarted.
 
-All share one listening socket, which is this process's own. Connections that come while a gateway is being started
-again wait in its backlog, and are served.
+All share one listening socket, which belongs to this process. Connections made while a gateway restarts wait in its
+backlog, and are served.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from .settings import Settings
 logger = logging.getLogger(__name__)
 
 START_S = 30.0  # until the first sign of life
-HANG_S = 10.0  # without one before a gateway is killed
-STOP_S = 8.0  # that a gateway gets to finish its connections
+HANG_S = 10.0  # without a sign of life before a gateway is killed
+STOP_S = 8.0  # for a gateway to finish its connections
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.05, 5.0
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
 
 @contextmanager
 def gateways(config: GatewayConfig, run_dir: Path, *, log_level: str) -> Iterator[str | None]:
-    """HTTP for the pipeline in ``run_dir``, at the URL that is given, until the block ends; None without an address.
+    """HTTP for the pipeline in ``run_dir`` inside this block; yields its URL, or None if no address is configured.
 
     Raises:
-        ConfigError: the address cannot be had, or what HTTP needs is not installed.
+        ConfigError: the address is not available, or a package that HTTP needs is not installed.
     """
     if config.http is None:
         yield None
@@ -78,8 +78,8 @@ def check_installed() -> None:
 
 
 class _Process(threading.Thread):
-    """One gateway process after the other, in a thread of its own: Linux ties a child that dies with its parent to
-    the thread that started it.
+    """One gateway process at a time, in a thread of its own: Linux ties PR_SET_PDEATHSIG to the thread that started the
+    child.
     """
 
     def __init__(
@@ -105,14 +105,14 @@ class _Process(threading.Thread):
                 return
             lasted_s = time.monotonic() - began
             back_off_s = FIRST_BACK_OFF_S if lasted_s > START_S else min(MAX_BACK_OFF_S, 2 * back_off_s)
-            logger.warning("gateway %d %s; starting it again in %.2f s", self._index, end, back_off_s)
+            logger.warning("gateway %d %s; restarting it in %.2f s", self._index, end, back_off_s)
             self._stopping.wait(back_off_s)
 
     def _end_of_life(self) -> str:
-        """Start one, wait for its end, and say what it was."""
+        """Start one, wait for its end, and describe that."""
         try:
             return f"ended with exit code {self._live()}"
-        except OSError as error:  # no memory, processes or files left for now
+        except OSError as error:  # out of memory, processes or files, for the moment
             return f"cannot be started: {error.strerror}"
 
     def _live(self) -> int:
@@ -148,13 +148,13 @@ class _Process(threading.Thread):
             start_new_session=True,
         )
         self._process = process
-        assert process.stdin is not None, "a pipe was asked for"
+        assert process.stdin is not None, "stdin is a pipe"
         with suppress(BrokenPipeError), process.stdin:
             process.stdin.write(settings.to_json().encode())
         return process
 
     def _watch(self, process: subprocess.Popen[bytes], pulse: int) -> None:
-        """Return when the process has ended; kill it when it is silent for too long."""
+        """Return when the process has ended; kill it if it is silent for too long."""
         patience_s, stop_at = START_S, None
         while True:
             if self._stopping.is_set():
@@ -166,6 +166,6 @@ class _Process(threading.Thread):
             if ready:
                 patience_s = HANG_S
             elif stop_at is None or time.monotonic() >= stop_at:
-                logger.warning("gateway %d gave no sign of life for %.0f s: killing it", self._index, patience_s)
+                logger.warning("gateway %d showed no sign of life for %.0f s: killing it", self._index, patience_s)
                 process.kill()
                 return

@@ -1,4 +1,4 @@
-"""What becomes of the thoughts in an answer: whether they are divided from it, told, and how many tokens they are."""
+"""How the reasoning in an answer is handled: whether it is split off, returned, and how many tokens it has."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from .thoughts import END, START, ThoughtReader
 from .token_ids import chat_ids
 from .words import Words
 
-_ON, _OFF = "/think", "/no_think"  # in messages, where a template looks for them
+_ON, _OFF = "/think", "/no_think"  # switches that some templates look for in messages
 _QUESTION = {"role": "user", "content": "?"}
-MAX_KNOWN = 256  # sets of variables for the template, and of who spoke last
-MAX_KNOWN_CHARS = 1024  # of one of them
+MAX_KNOWN = 256  # cached combinations of template variables and last role
+MAX_KNOWN_CHARS = 1024  # of one combination
 _END_TOKENS = 32  # of a prompt: more than the start tag has
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """What becomes of the thoughts in the answers to one request."""
+    """How the reasoning in the answers to one request is handled."""
 
-    is_split: bool = False  # from the answer
-    is_open: bool = False  # the prompt ends within them
-    is_told: bool = True
-    is_begun: bool = False  # and there are some in it already
+    is_split: bool = False  # split off from the answer
+    is_open: bool = False  # the prompt ends inside it
+    is_told: bool = True  # returned to the client
+    is_begun: bool = False  # the prompt already contains part of it
     has_channels: bool = False  # see harmony.py
 
     def reader(self) -> ThoughtReader | HarmonyReader | None:
@@ -43,8 +43,8 @@ class Reasoning:
 
     @classmethod
     def continued(cls, begun: str, *, is_told: bool) -> Reasoning:
-        """Of an answer that goes on where ``begun`` ends: all of it is content if that had an end of thoughts, or none
-        in front of it.
+        """For an answer that continues ``begun``: all of it is content if ``begun`` contains the end of the reasoning,
+        or starts without any.
         """
         begun = begun.lstrip()
         if begun and (END in begun or not begun.startswith(START)):
@@ -53,7 +53,7 @@ class Reasoning:
 
     @property
     def mark(self) -> str:
-        """What the id of the answer says of it, for whoever resumes it."""
+        """The part of the answer's id that tells how to handle its reasoning when it is resumed."""
         kind = "h" if self.has_channels else "b" if self.is_begun else "o" if self.is_open else "t"
         mark = kind if self.is_split else ""
         return mark if self.is_told else mark.upper()
@@ -65,7 +65,7 @@ class Reasoning:
         return cls(bool(kind), is_open, is_told=mark == kind, is_begun=is_begun, has_channels=kind == "h")
 
     def num_tokens(self, gateway: Gateway, answers: Sequence[Sequence[int]]) -> int:
-        """Of all thoughts in these answers, with their tags."""
+        """Tokens of all reasoning in these answers, including its tags."""
         return sum(self._num_tokens(gateway.words, ids) for ids in answers) if self.is_split else 0
 
     def _num_tokens(self, words: Words, token_ids: Sequence[int]) -> int:
@@ -78,7 +78,7 @@ class Reasoning:
         return num_tokens
 
     def _end(self, answer: bytes) -> int:
-        """Bytes up to the end of the thoughts."""
+        """Bytes up to the end of the reasoning."""
         if self.has_channels:
             return end_of_thoughts(answer)
         if not self.is_open and not answer.decode(errors="replace").lstrip().startswith(START):
@@ -90,23 +90,23 @@ class Reasoning:
 async def with_reasoning(
     gateway: Gateway, request: Request, asked: dict[str, Any], body: ChatRequest | ResponseRequest
 ) -> tuple[dict[str, Any], Reasoning]:
-    """``asked``, what ``body`` asks of the pipeline, as the thoughts of its answer want it, and what becomes of these.
+    """The pipeline's request ``asked``, adjusted to the reasoning of its answer, and how that is handled.
 
-    An answer that must have a form has it from its first token on, so there are none.
+    An answer that must have a form has it from its first token, so it contains no reasoning.
 
     Raises:
-        RequestError: the pipeline refused the question how the prompt ends.
+        RequestError: the pipeline refused to render the end of the prompt.
     """
     if gateway.reasoning_parser == "none" or "structured" in asked:
         return asked, Reasoning()
     has_channels = gateway.reasoning_parser == "harmony"
-    words = await asyncio.to_thread(lambda: gateway.words)  # the tokenizer may have to be loaded first
-    if has_channels or words.is_special_word(END):  # the text keeps its special tokens then
+    words = await asyncio.to_thread(lambda: gateway.words)  # may have to load the tokenizer first
+    if has_channels or words.is_special_word(END):  # the tags must not be stripped as special tokens
         asked = {**asked, "skip_special_tokens": False}
     if body.separate_reasoning is False:
         return asked, Reasoning()
     is_told = body.include_reasoning is not False
-    if has_channels:  # a turn that is continued is in the last of them, and has no marks to come
+    if has_channels:  # a continued turn is in its last channel, and has no further marks
         is_split = not asked.get("continue_final_message")
         return asked, Reasoning(is_split, is_told=is_told, has_channels=is_split)
     if asked.get("continue_final_message"):
@@ -115,10 +115,10 @@ async def with_reasoning(
 
 
 async def _is_open(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> bool:
-    """Whether the prompt ends within the thoughts.
+    """Whether the prompt ends inside the reasoning.
 
-    That is up to the template, its variables and who spoke last, so it is asked once for each of them; only the
-    messages themselves tell it where the template looks for switches in them.
+    This depends on the template, its variables and the last role, so it is determined once for each combination; the
+    messages themselves matter only if the template looks for switches in them.
     """
     variables, messages = asked.get("chat_template_kwargs", {}), asked["messages"]
     is_switched = any(word in message["content"] for message in messages for word in (_ON, _OFF))
@@ -130,7 +130,7 @@ async def _is_open(gateway: Gateway, request: Request, asked: Mapping[str, Any])
         try:
             question = {**asked, "messages": [_QUESTION]} if last == "user" else asked
             known = await _ends_open(gateway, request, question)
-        except TokenizationFailed:  # a template that wants more than a question
+        except TokenizationFailed:  # the template needs more than a question
             return await _ends_open(gateway, request, asked)
         if len(gateway.open_prompts) < MAX_KNOWN and len(key) <= MAX_KNOWN_CHARS:
             gateway.open_prompts[key] = known

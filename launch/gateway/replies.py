@@ -1,4 +1,4 @@
-"""What the shapes of all routes share: the head of a reply, and chunks that are mostly the same from token to token."""
+"""Shared by the reply formats of all routes: the head of a reply, and chunks that hardly change from token to token."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ COMPLETION_TEXT = TextShape('"text":', ',"logprobs":null,"finish_reason":null')
 
 
 class ChunkWriter:
-    """Chunks of a stream as bytes. The parts around the text are made once; a token costs one JSON string."""
+    """Serializes the chunks of a stream. The parts around the text are prepared once; a token costs one JSON string."""
 
     def __init__(
         self, head: Head, *, shape: TextShape, with_usage: bool,
         positions: list[int] | None = None, num_prompt_tokens: int | None = None,
     ) -> None:  # fmt: skip
-        """With ``positions``, the tokens that the client has of each choice, every chunk has an id that says it anew.
-        With ``num_prompt_tokens`` every chunk has the usage so far.
+        """With ``positions``, the tokens that the client has of each choice, every chunk gets an id with the new
+        positions. With ``num_prompt_tokens`` every chunk has the usage so far.
         """
         self._head = to_json(head.fields())[:-1]
         self._before, self._after = shape
@@ -51,7 +51,7 @@ class ChunkWriter:
         self._num_tokens: dict[int, int] = {}  # of each choice so far
 
     def text(self, index: int, text: str, *, num_tokens: int) -> bytes:
-        """A chunk that brings text and nothing else."""
+        """A chunk with nothing but text."""
         choice = f'{{"index":{index},{self._before}{to_json(text)}{self._after}}}'
         return self._event(f"[{choice}]", index, num_tokens)
 
@@ -59,7 +59,7 @@ class ChunkWriter:
         return self._event(to_json([choice]), choice["index"], num_tokens)
 
     def usage(self, usage: dict[str, Any]) -> bytes:
-        """The chunk that holds the usage, and no choices."""
+        """The chunk with the usage and without choices."""
         return f'data: {self._head},"choices":[],"usage":{to_json(usage)}}}\n\n'.encode()
 
     def _event(self, choices: str, index: int, num_tokens: int) -> bytes:

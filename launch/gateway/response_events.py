@@ -1,4 +1,4 @@
-"""The typed events of a streamed response: each item is opened, filled and closed, and all are numbered."""
+"""The typed events of a streamed response: each item is opened, filled and closed, and all events are numbered."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from .streaming import event
 
 
 class EventWriter:
-    """Invariant: at most one item is open, and an item that was closed stands in ``output``."""
+    """Invariant: at most one item is open, and closed items are in ``output``."""
 
     def __init__(self, message_id: str) -> None:
-        """``message_id``: of the first message; where others follow, each has one of its own."""
+        """``message_id``: of the first message; any further ones get new ids."""
         self.output: list[dict[str, Any]] = []
         self._message_id = message_id
         self._number = 0
         self._texts: list[str] | None = None  # of the open message; None: none is open
-        self._thoughts: list[str] = []  # of the open reasoning; none is open without
+        self._thoughts: list[str] = []  # of the open reasoning item; empty: none is open
         self._reasoning_id = f"rs_{uuid.uuid4().hex}"
         self._logprobs: list[dict[str, Any]] = []  # of the open message
-        self._space: tuple[str, list[dict[str, Any]]] = "", []  # before a message, with its logprobs
+        self._space: tuple[str, list[dict[str, Any]]] = "", []  # white space before a message, with its logprobs
 
     def event(self, kind: str, /, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1
         return event({"type": kind, "sequence_number": number, **fields}, name=kind)
 
     def thought(self, text: str) -> Iterator[bytes]:
-        """More of what the model thinks, before anything else."""
+        """More of the reasoning, which precedes everything else."""
         if not self._thoughts:
             item = {**_reasoning_item(self._reasoning_id, ""), "content": [], "status": "in_progress"}
             yield self.event("response.output_item.added", output_index=0, item=item)
@@ -37,9 +37,9 @@ class EventWriter:
         yield self.event("response.reasoning_text.delta", **self._thought_place(), delta=text)
 
     def text(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
-        """More text of the message, and the logprobs of its tokens if they are asked for.
+        """More text of the message, and the logprobs of its tokens if requested.
 
-        White space opens no message: mostly it stands between two calls.
+        White space alone does not open a message: it is mostly found between two calls.
         """
         if self._texts is None:
             text, logprobs = self._space[0] + text, self._space[1] + logprobs
@@ -53,7 +53,7 @@ class EventWriter:
         yield self.event("response.output_text.delta", **self._place(), delta=text, logprobs=logprobs)
 
     def call(self, item: dict[str, Any]) -> Iterator[bytes]:
-        """A whole call of a tool."""
+        """A complete tool call."""
         yield from self._close_thoughts()
         yield from self._close_message()
         index = len(self.output)
@@ -69,10 +69,10 @@ class EventWriter:
         yield self.event("response.output_item.done", output_index=index, item=item)
 
     def close(self, logprobs: list[dict[str, Any]], *, is_whole: bool) -> Iterator[bytes]:
-        """The end of the last item; an answer without any text or call has an empty message.
+        """Close the last item; an answer without any text or call gets an empty message.
 
-        ``logprobs``: of its last tokens, which have no text, such as the one that ended it. ``is_whole``: no limit cut
-        it off.
+        ``logprobs``: of its last tokens, which have no text, such as the one that ended it. ``is_whole``: it was not
+        cut by a limit.
         """
         yield from self._close_thoughts()
         if self._texts is None and all(item["type"] == "reasoning" for item in self.output):
@@ -119,7 +119,7 @@ class EventWriter:
 
 
 def _message_item(item_id: str, text: str, logprobs: list[dict[str, Any]], *, is_whole: bool) -> dict[str, Any]:
-    """What the model said, as an item of the output."""
+    """The model's text, as an item of the output."""
     return {
         "id": item_id, "type": "message", "role": "assistant", "status": "completed" if is_whole else "incomplete",
         "content": [_part(text, logprobs)],
@@ -127,7 +127,7 @@ def _message_item(item_id: str, text: str, logprobs: list[dict[str, Any]], *, is
 
 
 def _reasoning_item(item_id: str, text: str) -> dict[str, Any]:
-    """What the model thought, as an item of the output; nobody made a summary of it."""
+    """The model's reasoning, as an item of the output; no summary is generated."""
     return {
         "id": item_id, "type": "reasoning", "summary": [], "content": [_thought_part(text)], "encrypted_content": None,
         "status": "completed",

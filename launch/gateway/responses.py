@@ -1,4 +1,4 @@
-"""/v1/responses: chats in the words of OpenAI's Responses API. Nothing is stored."""
+"""/v1/responses: chats in the format of OpenAI's Responses API. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ KIND = "resp"
 
 
 async def create_response(gateway: Gateway, body: ResponseRequest, request: Request) -> ASGIApp:
-    """The reply, whole or as a stream of typed events.
+    """The reply, complete or as a stream of typed events.
 
     Raises:
-        TriptychError: it was refused.
+        TriptychError: the request was refused.
     """
     gateway.check_ready()
     model = gateway.check_model(body.model)
@@ -128,7 +128,7 @@ def _format_map(body: ResponseRequest) -> dict[str, Any]:
 
 @dataclass
 class ResponseReply:
-    """The shapes of one reply."""
+    """Produces one reply, complete or as events."""
 
     gateway: Gateway
     body: ResponseRequest
@@ -143,18 +143,18 @@ class ResponseReply:
         self._writer = EventWriter(self.message_id)
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
-        """With the items that a stream would have brought."""
+        """With the same items as a stream would have."""
         [completion] = completions
         reader, tokens = AnswerReader(self.reasoning, self.tools), self._content_tokens()
         logprobs = self._logprobs(tokens, completion) + tokens.flush()
         for _ in self._write(reader, reader.read(completion.text), logprobs, completion):
-            pass  # nobody hears of them one by one
+            pass  # only the resulting items are used
         return self.response(completion, self._writer.output)
 
     def _write(
         self, reader: AnswerReader, parts: Parts, logprobs: list[Any], end: Completion | None
     ) -> Iterator[bytes]:
-        """The events of these parts, of which the text takes the logprobs; at the ``end`` those of the end too."""
+        """The events of these parts. Texts take the logprobs; at the ``end`` the closing events follow."""
         writer = self._writer
         for part in parts:
             if isinstance(part, Thought):
@@ -168,7 +168,7 @@ class ResponseReply:
             yield from writer.close(logprobs, is_whole=end.finish_reason != "length")
 
     def response(self, completion: Completion | None, output: list[dict[str, Any]]) -> dict[str, Any]:
-        """The response object; without a completion it is under way."""
+        """The response object; without a completion it is in progress."""
         body, is_cut = self.body, completion is not None and completion.finish_reason == "length"
         num_reasoning = 0 if completion is None else self._num_thoughts(completion.token_ids)
         status = "in_progress" if completion is None else "incomplete" if is_cut else "completed"
@@ -208,14 +208,14 @@ class ResponseReply:
         return ContentTokens(self.gateway.words, self.reasoning.reader())
 
     def _logprobs(self, tokens: ContentTokens, piece: Completion | Delta) -> list[Any]:
-        """Of the text, as far as it is known what is text."""
+        """Logprobs of the text, as far as it is known which tokens are text."""
         if piece.logprobs is None:
             return []
         return tokens.push(piece.token_ids, chat_logprobs(self.gateway.words, piece.token_ids, piece.logprobs))
 
     async def events(self, generation: Generation) -> AsyncIterator[bytes]:
         writer, reader, tokens = self._writer, AnswerReader(self.reasoning, self.tools), self._content_tokens()
-        logprobs: list[Any] = []  # of tokens whose text is not out yet
+        logprobs: list[Any] = []  # of tokens whose text has not been sent yet
         for name in ("created", "in_progress"):
             yield writer.event(f"response.{name}", response=self.response(None, []))
         async for piece in generation.pieces():
@@ -233,8 +233,8 @@ class ResponseReply:
                 yield writer.event(f"response.{response['status']}", response=response)
 
     def last_words(self, error: TriptychError) -> bytes:
-        """What ends a stream that fails: the typed event, and the map that other streams have, by which clients find it
-        that do not look at types.
+        """The last event of a failed stream: the typed event, which includes the error map of other streams for clients
+        that ignore types.
         """
         told = error_map(error)["error"]
         named = {name: told[name] for name in ("code", "message", "param")}

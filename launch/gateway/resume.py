@@ -1,4 +1,4 @@
-"""/v1/requests/{id}: an answer taken up again, by any gateway, whatever was restarted meanwhile."""
+"""/v1/requests/{id}: resumes an answer, from any gateway, whatever was restarted meanwhile."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ POSITIONS = "^[0-9]{1,10}(,[0-9]{1,10})*$"  # a number for each choice
 async def resume_request(
     gateway: Gateway, request: Request, request_id: str, *, known: str | None, stream: bool
 ) -> ASGIApp:
-    """The rest of an answer as a stream of chunks, or the whole of it in one reply.
+    """The rest of an answer as a stream of chunks, or the complete answer in one reply.
 
-    ``known``: how many tokens the client has of each choice, as the id of an event says it; None: none. Thoughts are
-    divided from the answer, and calls of tools read out of it, as they were before.
+    ``known``: the number of tokens the client has of each choice, as in an event's id; None: none. Reasoning and tool
+    calls are parsed as in the original reply.
 
     Raises:
-        ApiError: 404, no request of this id is live or kept; 400, ``known`` is not what it should be.
+        ApiError: 404, no request with this id is live or kept; 400, ``known`` is malformed.
     """
     kind, _, n, _ = read_id(request_id)
     positions = _positions(known if stream else None, n)
     request.state.request_id = request_id
     if kind not in (CHAT, COMPLETION) or n > MAX_SAMPLES or await _state(gateway, request_id) == "unknown":
         raise _unknown(request_id)
-    # A connection that is lost may not be known to be: whoever asks last reads.
+    # A lost connection may not have been noticed yet: the latest reader takes over.
     for name in {request_id, *choice_ids(request_id, n)}:
-        gateway.client.let_go(name, DuplicateId("another connection reads this answer now"))
+        gateway.client.let_go(name, DuplicateId("another connection has taken over this answer"))
     reply = _reply(gateway, request_id, positions)
     if stream and isinstance(reply, ChatReply) and not reply.is_plain:
         reply.known = await _known(gateway, request, request_id, positions)
@@ -61,7 +61,7 @@ async def resume_request(
 
 
 def _reply(gateway: Gateway, request_id: str, positions: list[int]) -> ChatReply | CompletionReply:
-    """What writes this answer, as far as its id says how."""
+    """The reply format of this answer, as far as its id tells."""
     kind, parser, n, thoughts = read_id(request_id)
     options, model = StreamOptions.model_validate({"include_usage": True}), gateway.model_names[0]
     if kind == CHAT:
@@ -75,7 +75,7 @@ def _reply(gateway: Gateway, request_id: str, positions: list[int]) -> ChatReply
 
 
 async def forget_request(gateway: Gateway, request_id: str) -> Response:
-    """End a request, and forget its answer once it has ended."""
+    """Abort a request, or forget its answer if it has ended."""
     state = await _state(gateway, request_id)
     if state == "unknown":
         raise _unknown(request_id)
@@ -97,14 +97,14 @@ async def _end(followed: AsyncStream) -> None:
     """Wait for the end of an answer, however it ends."""
     try:
         await followed.result()
-    except PipelineFailed:  # the next driver may go on with it
+    except PipelineFailed:  # the next driver may continue it
         raise
     except RequestError:
         pass
 
 
 def _follow(gateway: Gateway, request_id: str, positions: list[int], *, keep: bool) -> list[AsyncStream]:
-    """A stream for each choice, from where the client is in it."""
+    """One stream per choice, from the client's position in it."""
     return [
         gateway.client.resume(name, num_tokens=position, num_chars=None, keep=keep)
         for name, position in zip(choice_ids(request_id, len(positions)), positions, strict=True)
@@ -112,7 +112,7 @@ def _follow(gateway: Gateway, request_id: str, positions: list[int], *, keep: bo
 
 
 async def _known(gateway: Gateway, request: Request, request_id: str, positions: list[int]) -> list[Known]:
-    """What the client has of each choice: the answer comes from there on, and this tells whether with thoughts."""
+    """The part that the client has of each choice: parsing the rest depends on it."""
     names = choice_ids(request_id, len(positions))
 
     async def read() -> list[Known]:
@@ -139,21 +139,22 @@ def _positions(known: str | None, num_choices: int) -> list[int]:
     if known is None:
         return [0] * num_choices
     if not re.fullmatch(POSITIONS, known):
-        raise ApiError(f"Last-Event-ID is {known!r:.80}, it must be a number of tokens", param="Last-Event-ID")
+        raise ApiError(f"Last-Event-ID is {known!r:.80}, it must be a token count per choice", param="Last-Event-ID")
     positions = [int(number) for number in known.split(",")]
     if len(positions) != num_choices:
         raise ApiError(
-            f"offset has {len(positions)} numbers, the answer has {num_choices} choices: one for each is needed",
+            f"offset has {len(positions)} numbers, it needs one for each of the answer's {num_choices} choices",
             param="offset",
         )
     return positions
 
 
 async def _state(gateway: Gateway, request_id: str) -> str:
-    """Where the request stands in the pipeline.
+    """The state of the request in the pipeline.
 
     Raises:
-        ApiError: 503, the pipeline cannot tell: it is not there yet, or has given up what tells, and the next may know.
+        ApiError: 503, the state cannot be determined: the pipeline is not ready yet, or has failed and its successor
+            may know the request.
     """
     if not gateway.is_loaded:
         gateway.check_ready()

@@ -1,4 +1,4 @@
-"""One gateway process: a socket that listens already, an event loop, and a sign of life for whoever watches."""
+"""One gateway process: a socket that is already listening, an event loop, and a heartbeat for the supervisor."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .tracing import make_tracer
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
-GRACE_S = 5.0  # that open connections get at a stop
-LAST_ENDS_S = 1.0  # what the ends of requests take at most that workers sent when they stopped
+GRACE_S = 5.0  # for open connections to finish on a stop
+LAST_ENDS_S = 1.0  # for ends of requests to arrive that workers sent before they stopped
 
 
 def run_supervised(settings: Settings) -> None:
-    """Serve until SIGTERM; die with the process that supervises."""
+    """Serve until SIGTERM; killed if the supervising process ends."""
     die_with(settings.parent)
     set_up_stream_logging(settings.log_level, settings.config.log_format, process=f"gateway {settings.index}")
     with socket.socket(fileno=settings.listen_fd) as listener:
@@ -43,7 +43,7 @@ def run_supervised(settings: Settings) -> None:
 def make_gateway(config: GatewayConfig, run_dir: Path, *, index: int = 0) -> Gateway:
     """
     Raises:
-        ConfigError: no pipeline was started in ``run_dir``, or a setting cannot work.
+        ConfigError: no pipeline was started in ``run_dir``, or a setting is invalid.
     """
     gateway = Gateway(config, run_dir, index, make_tracer(config.otlp_traces_endpoint))
     try:
@@ -56,7 +56,7 @@ def make_gateway(config: GatewayConfig, run_dir: Path, *, index: int = 0) -> Gat
 
 
 def serve(gateway: Gateway, listener: socket.socket, *, heartbeat_fd: int | None = None) -> None:
-    """Serve at a bound socket until SIGINT or SIGTERM; then open requests get a few seconds."""
+    """Serve on a bound socket until SIGINT or SIGTERM; open requests then get a few seconds to finish."""
     raise_file_limit()
     server = make_server(gateway, heartbeat_fd=heartbeat_fd)
     server.run(sockets=[listener])
@@ -66,7 +66,7 @@ def serve(gateway: Gateway, listener: socket.socket, *, heartbeat_fd: int | None
 
 
 def make_server(gateway: Gateway, *, heartbeat_fd: int | None = None) -> uvicorn.Server:
-    """The HTTP server, to be ``run`` with its sockets; ``should_exit`` ends it."""
+    """The HTTP server; call ``run`` with its sockets. ``should_exit`` ends it."""
     config = uvicorn.Config(
         create_app(gateway),
         http=impatient(gateway.config.body_timeout_s),
@@ -81,7 +81,7 @@ def make_server(gateway: Gateway, *, heartbeat_fd: int | None = None) -> uvicorn
 
 
 class _Server(uvicorn.Server):
-    """With a pulse: a byte for the supervisor twice a second, for as long as the event loop turns."""
+    """Adds a heartbeat: one byte to the supervisor twice a second, as long as the event loop runs."""
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway, heartbeat_fd: int | None) -> None:
         super().__init__(config)
@@ -99,11 +99,11 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
         ending.cancel()
         self._pulse.cancel()
-        if self._heartbeat_fd is None:  # nobody starts it again
+        if self._heartbeat_fd is None:  # unsupervised, so it is not restarted
             self._gateway.counters.forget()
 
     async def _end_the_rest(self) -> None:
-        """Tell those who still wait that no more comes, before their connections are cut."""
+        """End the remaining requests with an error before their connections are cut."""
         has_stopped = self._gateway.board.mode in (STOP, KEEP)
         await asyncio.sleep(LAST_ENDS_S if has_stopped else GRACE_S - LAST_ENDS_S)
         self._gateway.client.fail(stopped())
@@ -111,7 +111,7 @@ class _Server(uvicorn.Server):
     async def _beat(self) -> None:
         while True:
             if self._heartbeat_fd is not None:
-                with contextlib.suppress(OSError):  # nobody watches any more, or it is full
+                with contextlib.suppress(OSError):  # the supervisor is gone, or the pipe is full
                     os.write(self._heartbeat_fd, b".")
             self._gateway.counters.publish()
             await asyncio.sleep(HEARTBEAT_S)

@@ -1,4 +1,4 @@
-"""Routes about the server: is it well, what does it serve, how is it set."""
+"""Routes about the server: its health, its models, its settings."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SECRET = ("api_key",)
 def server_routes(gateway: Gateway) -> APIRouter:
     router = APIRouter(tags=["server"])
 
-    @router.get("/health", summary="200 if all three stages make progress, else 503")
+    @router.get("/health", summary="200 if all three stages make progress, otherwise 503")
     async def get_health() -> Response:
         found = gateway.health()
         return json_response(found, status=200 if found["status"] == "ok" else 503)
 
-    @router.get("/ready", summary="200 if new requests are taken, else 503")
+    @router.get("/ready", summary="200 if new requests are accepted, otherwise 503")
     async def get_ready() -> Response:
         gateway.check_ready()
         found = gateway.health()
@@ -34,7 +34,7 @@ def server_routes(gateway: Gateway) -> APIRouter:
         )
 
     @router.get(
-        "/metrics", summary="Prometheus metrics, under vLLM's names where they mean the same",
+        "/metrics", summary="Prometheus metrics, named as in vLLM if they mean the same",
         response_class=PlainTextResponse,
     )  # fmt: skip
     async def get_metrics() -> Response:
@@ -44,11 +44,11 @@ def server_routes(gateway: Gateway) -> APIRouter:
     async def get_version() -> Response:
         return json_response({"version": __version__})
 
-    @router.get("/server_info", summary="the model, limits, settings, and what every stage says of itself")
+    @router.get("/server_info", summary="the model, limits, settings, and statistics of every stage")
     async def get_server_info() -> Response:
         return json_response(_server_info(gateway))
 
-    @router.get("/v1/models", summary="the models that are served")
+    @router.get("/v1/models", summary="the served models")
     async def get_models() -> Response:
         names = (*gateway.model_names, *gateway.adapters)
         return json_response({"object": "list", "data": [_model(gateway, name) for name in names]})

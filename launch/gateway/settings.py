@@ -1,4 +1,4 @@
-"""What a supervised gateway process is told by its supervisor."""
+"""The settings that a supervised gateway process receives from its supervisor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .config import GatewayConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """They come through the standard input: keys must not show in a list of processes."""
+    """Passed through standard input, as keys must not be visible in the list of processes."""
 
     config: GatewayConfig
     run_dir: Path

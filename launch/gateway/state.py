@@ -1,4 +1,4 @@
-"""What a gateway process knows of its pipeline: files of the run directory, read once they are there, and a client."""
+"""A gateway process's view of its pipeline: files of the run directory, read once they exist, and a client."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from .words import Words
 
 @dataclass
 class Gateway:
-    """Everything that routes share. Made in the event loop's thread, before the first request."""
+    """Everything shared by the routes. Created in the event loop's thread, before the first request."""
 
     config: GatewayConfig
     run_dir: Path
     index: int = 0  # among the gateway processes of one pipeline
     tracer: Tracer = field(default_factory=Tracer)
     created: int = field(default_factory=lambda: int(time.time()))
-    open_prompts: dict[str, bool] = field(default_factory=dict)  # do they end in thoughts: see reasoning
+    open_prompts: dict[str, bool] = field(default_factory=dict)  # whether they end inside the reasoning: see reasoning
 
     @cached_property
     def pipeline(self) -> PipelineConfig:
@@ -62,7 +62,7 @@ class Gateway:
 
     @cached_property
     def feed(self) -> Feed:
-        """What the live page shows."""
+        """The data of the live page."""
         return Feed(self)
 
     @cached_property
@@ -79,7 +79,7 @@ class Gateway:
 
     @property
     def card(self) -> ModelCard:
-        """Only once the model is loaded. Execute may have been restarted with other weights, or other adapters."""
+        """The model card; only once the model is loaded. Changes if execute restarts with other weights or adapters."""
         card = self._latest_card.read()
         assert card is not None, "a loaded model has a card"
         return card
@@ -92,38 +92,38 @@ class Gateway:
 
     @cached_property
     def words(self) -> Words:
-        """The tokenizer. Loaded when first needed: most requests are tokenised by the pipeline alone."""
+        """The tokenizer. Loaded on first use: most requests are tokenized only by the pipeline."""
         return Words(Tokenizer.from_file(str(self.run_dir / TOKENIZER_FILE)))
 
     @cached_property
     def tool_parser(self) -> str:
-        """How this model writes tool calls; "none" if nobody knows."""
+        """The format of this model's tool calls; "none" if it is unknown."""
         return find_parser(self.config.tool_parser, self.facts.chat_template or "")
 
     @cached_property
     def reasoning_parser(self) -> str:
-        """How this model marks its thoughts; "none" if it has none."""
+        """The format of this model's reasoning; "none" if it has none."""
         return find_reasoning_parser(self.config.reasoning_parser, self.facts.chat_template or "")
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Of the model itself."""
+        """Names of the model itself."""
         return self.config.served_model_name or (self.pipeline.model.model,)
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of what else is served."""
+        """Names of the adapters offered."""
         if self._latest_card.read() is None:
             return tuple(module.name for module in self.pipeline.model.adapters)
         return tuple(self._latest_card.offered())
 
     def folder_of(self, adapter: str) -> Path | None:
-        """Where it lies; None if there is no such adapter."""
+        """The adapter's folder; None if there is no such adapter."""
         modules = self._read_config().model.adapters
         return next((module.folder for module in modules if module.name == adapter), None)
 
     def adapter_option(self, model: str) -> dict[str, str]:
-        """What a request for ``model`` says to the pipeline of its adapter."""
+        """The pipeline's option for the adapter that ``model`` names, if any."""
         return {"lora": model} if model not in self.model_names and model in self.adapters else {}
 
     @property
@@ -136,8 +136,8 @@ class Gateway:
     def check_ready(self) -> None:
         """
         Raises:
-            ApiError: 503, the model is not there yet or the pipeline stops. A worker that is being restarted is no
-                reason: what is asked meanwhile waits and is answered.
+            ApiError: 503, the model is not loaded yet or the pipeline is stopping. A restarting worker is no reason:
+                requests wait until it is back.
         """
         if not self.is_loaded:
             raise ApiError("the model is being loaded, try again later", status=503, code="loading")
@@ -147,10 +147,10 @@ class Gateway:
             raise ApiError("the pipeline is stopping and takes no new requests", status=503, code="draining")
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with.
+        """The name to use in the reply.
 
         Raises:
-            ApiError: 404, it is not served here.
+            ApiError: 404, no such model is served.
         """
         if name is None or name in self.model_names or name in self.adapters:
             return name or self.model_names[0]

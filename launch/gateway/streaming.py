@@ -1,4 +1,4 @@
-"""Server-sent events, as plain bytes: what one costs is paid for every token of every client."""
+"""Server-sent events, as plain bytes: their cost is paid for every token of every client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .errors import ClientGone, error_map
 logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
-_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # nginx would collect events otherwise
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # otherwise nginx would buffer events
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -30,7 +30,7 @@ def to_json(content: Any) -> str:
 
 
 def event(content: Any, *, event_id: str | None = None, name: str | None = None) -> bytes:
-    """One event. ``event_id`` is what a browser sends back as Last-Event-ID."""
+    """One event. Browsers send ``event_id`` back as Last-Event-ID."""
     head = f"id: {event_id}\n" if event_id is not None else ""
     if name is not None:
         head += f"event: {name}\n"
@@ -38,7 +38,7 @@ def event(content: Any, *, event_id: str | None = None, name: str | None = None)
 
 
 def last_words(error: TriptychError) -> bytes:
-    """What ends a stream that fails."""
+    """The last events of a failed stream."""
     return event(error_map(error)) + DONE
 
 
@@ -54,10 +54,10 @@ class EventStream(Response):
         spent_s: float = 0.0,
         last_words: Callable[[TriptychError], bytes] = last_words,
     ) -> None:
-        """``spent_s``: of ``timeout_s``, before the stream begins. ``last_words``: of one that fails."""
+        """``spent_s``: the part of ``timeout_s`` used before the stream. ``last_words``: the end of a failed stream."""
         self.status_code, self.background = 200, None
         self.media_type = "text/event-stream"
-        self.init_headers(_HEADERS)  # not the base's __init__, which would promise the length of a body
+        self.init_headers(_HEADERS)  # not the base's __init__, which would set a content-length
         self._events = events
         self._on_close = on_close
         self._timeout_s, self._spent_s = timeout_s, spent_s
@@ -80,7 +80,7 @@ class EventStream(Response):
             await send(_last(self._last_words(late(self._timeout_s))))
         except TriptychError as error:
             await send(_last(self._last_words(error)))
-        except Exception as error:  # the headers are out: this is the only way left to tell
+        except Exception as error:  # the headers have been sent, so the error can only go into the stream
             logger.exception("a stream failed")
             await send(_last(self._last_words(RequestError(f"internal error: {type(error).__name__}"))))
         else:
@@ -95,7 +95,7 @@ async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
     """The result of ``work``; cancelled as soon as the client closes its connection.
 
     Raises:
-        ClientGone: it did.
+        ClientGone: the client has disconnected.
     """
     task = asyncio.ensure_future(work)
     watch = asyncio.create_task(_gone(receive))
@@ -112,10 +112,10 @@ async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
 
 
 async def answered(request: Request, work: Awaitable[Any], *, timeout_s: float | None, spent_s: float = 0.0) -> Any:
-    """The result of ``work``, for a reply that is no stream. ``spent_s``: of ``timeout_s``, before.
+    """The result of ``work``, for a reply that is not a stream. ``spent_s``: the part of ``timeout_s`` used before.
 
     Raises:
-        ClientGone: nobody waits for it any more.
+        ClientGone: the client has disconnected.
         RequestTimeout: it took longer than the gateway allows.
     """
     try:
@@ -135,5 +135,5 @@ async def _gone(receive: Receive) -> None:
 
 
 def late(timeout_s: float | None) -> RequestTimeout:
-    """What is told to a client whose request took too long."""
+    """The error for a client whose request took too long."""
     return RequestTimeout(f"the request was not answered within {timeout_s} s")

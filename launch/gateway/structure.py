@@ -1,5 +1,5 @@
-"""Answers that must have a form: what the pipeline is asked for ``response_format``, ``structured_outputs`` and tools
-that must be called. Whether it can keep a form is the pipeline's to say.
+"""Answers in a required form: the pipeline's options for ``response_format``, ``structured_outputs`` and forced tool
+calls. Whether a form can be enforced is decided by the pipeline.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .schemas.chat import Tool
 from .schemas.structure import ResponseFormat, StructuredOutputs
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
-# Words that allow other names than those of "properties", or speak of them.
+# Keywords that allow names beyond those in "properties", or refer to them.
 _EXTENDING = frozenset((
     "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "allOf", "anyOf", "oneOf",
     "not", "if", "$ref", "dependentSchemas",
@@ -20,14 +20,14 @@ _EXTENDING = frozenset((
 
 
 def structured_options(response_format: ResponseFormat | None, outputs: StructuredOutputs | None) -> dict[str, Any]:
-    """The options of a request whose answer must keep to a form; none for plain text.
+    """The options of a request whose answer must have a form; none for plain text.
 
     Raises:
         ApiError: no form is given, or two are.
     """
     if outputs is not None:
         if response_format is not None and response_format.type != "text":
-            raise unsupported("structured_outputs", "response_format and structured_outputs do not go together")
+            raise unsupported("structured_outputs", "response_format and structured_outputs exclude each other")
         return {"structured": outputs.form()}
     if response_format is None or response_format.type == "text":
         return {}
@@ -40,15 +40,15 @@ def structured_options(response_format: ResponseFormat | None, outputs: Structur
 
 
 def arguments_form(tool: Tool) -> dict[str, Any]:
-    """The form of an answer that is nothing but the arguments of this tool."""
+    """The form of an answer that consists of the arguments of this tool."""
     return {"json_schema": _arguments(tool)}
 
 
 def _arguments(tool: Tool) -> dict[str, Any]:
-    """The schema of a tool's arguments, without more of them than it declares unless it says so.
+    """The schema of a tool's arguments, allowing only declared ones unless it says otherwise.
 
-    A schema that is silent allows any other name, but no function takes them: what pydantic and others make of a
-    function's signature is silent. Schemas below are left as they are.
+    By default a schema allows any additional name, which no function accepts: schemas that pydantic and others derive
+    from a function's signature do not exclude them. Nested schemas are left as they are.
     """
     schema = tool.function.parameters or _ANY_OBJECT
     if not schema.get("properties") or _EXTENDING.intersection(schema):
@@ -57,7 +57,7 @@ def _arguments(tool: Tool) -> dict[str, Any]:
 
 
 def calls_form(tools: Sequence[Tool], *, single: bool) -> dict[str, Any]:
-    """The form of an answer that is a list of calls, one at least."""
+    """The form of an answer that is a list of at least one call."""
     calls = [
         {
             "type": "object",

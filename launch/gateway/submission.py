@@ -1,4 +1,4 @@
-"""What one HTTP request asks of the pipeline: a request for each prompt, whose choices are followed together."""
+"""The pipeline requests of one HTTP request: one for each prompt, with all choices followed together."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ...protocol.errors import Overloaded, TriptychError
 from .errors import aborted
 
 MAX_IN_FLIGHT = 64  # sequences of one HTTP request
-RETRY_S = 0.1  # a prompt that found no room is sent again so soon, or when another one ends
-OVERLOADED_S = 30.0  # how long it is sent again, if it is not the first
+RETRY_S = 0.1  # when a prompt refused for lack of room is sent again, unless another one ends earlier
+OVERLOADED_S = 30.0  # for how long it is retried, if it is not the first
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What became known of one choice: new text, or with ``end`` that it is complete."""
+    """An update of one choice: new text, or with ``end`` its completion."""
 
     index: int
     deltas: list[Delta]
@@ -35,16 +35,16 @@ class Piece:
 class Choices:
     """Running requests of the pipeline. If one is refused, or a choice fails, all are aborted.
 
-    The choices of a request stand next to each other, so a prompt of ``n`` choices has ``n`` places. At most
-    ``MAX_IN_FLIGHT`` sequences are with the pipeline at once: all HTTP requests share what one of its clients may have.
+    The choices of a request are adjacent, so a prompt with ``n`` choices has ``n`` indices. At most ``MAX_IN_FLIGHT``
+    sequences are in the pipeline at once: all HTTP requests share the limits of one of its clients.
     """
 
     def __init__(self, requests: Sequence[AsyncStream]) -> None:
-        """Requests that run already."""
-        self.num_prompt_tokens = 0  # of all that were accepted so far
+        """``requests`` are already running."""
+        self.num_prompt_tokens = 0  # of all requests accepted so far
         self._sent = list(requests)
         self._tasks: list[asyncio.Task[None]] = []
-        self._has_ended = asyncio.Event()  # one of them, for those that found no room
+        self._has_ended = asyncio.Event()  # one has ended; awaited by those refused for lack of room
         self._accepted: list[asyncio.Future[AsyncStream]] = [_future() for _ in requests]
         self._sizes = [len(request.choices) for request in requests]
         for future, request in zip(self._accepted, requests, strict=True):
@@ -54,7 +54,7 @@ class Choices:
     async def submit(
         cls, client: AsyncClient, request_id: str, requests: Sequence[Mapping[str, Any]], *, keep: bool = False
     ) -> Choices:
-        """Send as many as may be in flight, wait until those are accepted, and send the others as they end.
+        """Send as many as may be in flight, wait until those are accepted, and send the others as these end.
 
         Raises:
             RequestError: one was refused.
@@ -80,7 +80,7 @@ class Choices:
             for accepted in choices._accepted[:num_at_once]:
                 await asyncio.shield(accepted)
         except BaseException as error:
-            if keep and isinstance(error, asyncio.CancelledError):  # the connection is lost, and the request is not
+            if keep and isinstance(error, asyncio.CancelledError):  # the connection is lost, but the request is kept
                 choices.let_go()
             else:
                 choices.abort()
@@ -91,16 +91,16 @@ class Choices:
         """One request from its submission to its end."""
         try:
             stream = await self._accept(send)
-        except Exception as error:  # raised again by whoever waits for it
+        except Exception as error:  # raised to the waiter of the future
             self._accepted[index].set_exception(error)
             return
         self._accepted[index].set_result(stream)
-        with suppress(TriptychError):  # whoever reads it is told
+        with suppress(TriptychError):  # reported to its reader
             await stream.result()
         self._has_ended.set()
 
     async def _accept(self, send: Callable[[int], AsyncStream]) -> AsyncStream:
-        """Sends until there is room. An id that was refused may be used up: see ``Session._accept``."""
+        """Send until there is room, with a new id each time: a refused id may be used up, see ``Exchange._accept``."""
         patient_until = None
         for attempt in itertools.count():
             stream = send(attempt)
@@ -112,7 +112,7 @@ class Choices:
             except Overloaded:
                 if not any(each.done() for each in self._accepted):
                     raise
-                # As our own requests end, and what is left of those that have ended goes, there will be room.
+                # There will be room as our own requests end and the remains of ended ones are removed.
                 patient_until = patient_until or time.monotonic() + OVERLOADED_S
                 is_ours = any(map(_goes_on, self._accepted))
                 if not is_ours and time.monotonic() > patient_until:
@@ -120,10 +120,10 @@ class Choices:
                 self._has_ended.clear()
                 with anyio.move_on_after(None if is_ours else RETRY_S):
                     await self._has_ended.wait()
-        raise AssertionError("it is sent for ever")
+        raise AssertionError("attempts have no end")
 
     async def results(self) -> list[Completion]:
-        """Every whole answer.
+        """Every complete answer.
 
         Raises:
             RequestError: one failed, or was ended by the service.
@@ -139,11 +139,11 @@ class Choices:
             raise
 
     async def pieces(self, *, interval: int = 1) -> AsyncIterator[Piece]:
-        """Pieces of all choices as they come, then the end of each. A piece has ``interval`` tokens or more, but for
-        the first and the last of a choice.
+        """Pieces of all choices as they arrive, then the end of each. A piece has at least ``interval`` tokens, except
+        for the first and the last of a choice.
 
         Raises:
-            RequestError: one failed; what it had was yielded.
+            RequestError: one failed; its tokens were yielded before.
         """
         if self._sizes == [1]:
             async for piece in _follow(0, self._accepted[0].result(), interval):
@@ -166,14 +166,14 @@ class Choices:
                 task.cancel()
 
     def abort(self) -> None:
-        """End what still runs, and send no more."""
+        """Abort what is running, and send nothing more."""
         self._stop_sending()
         for request in self._sent:
             if not request.done:
                 request.abort()
 
     def let_go(self) -> None:
-        """Stop following what still runs: it goes on for whoever asks for it."""
+        """Stop following what is running: it goes on until it is resumed or its lease ends."""
         self._stop_sending()
         for request in self._sent:
             if not request.done:
@@ -185,7 +185,7 @@ class Choices:
 
 
 def _future() -> asyncio.Future[AsyncStream]:
-    """One whose error nobody has to look at."""
+    """A future whose exception need not be retrieved."""
     future: asyncio.Future[AsyncStream] = asyncio.get_running_loop().create_future()
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
     return future
@@ -210,12 +210,12 @@ async def _pump(
     try:
         async for piece in _follow(index, (await asyncio.shield(request)).choices[own], interval):
             queue.put_nowait(piece)
-    except Exception as error:  # raised again by whoever reads the queue
+    except Exception as error:  # raised by the reader of the queue
         queue.put_nowait(error)
 
 
 async def _follow(index: int, stream: AsyncStream, interval: int) -> AsyncIterator[Piece]:
-    wanted = 1  # the first token is never kept waiting
+    wanted = 1  # the first token is never delayed
     while deltas := await stream.take():
         while sum(len(delta.token_ids) for delta in deltas) < wanted and (more := await stream.take()):
             deltas += more

@@ -1,4 +1,4 @@
-"""Variables of chat templates that requests set by fields of their own."""
+"""Variables of chat templates that requests set through dedicated fields."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _EFFORT = re.compile(r"\breasoning_effort\b")
 
 
 def thinking_variables(is_wanted: bool) -> dict[str, Any]:
-    """Whether the model is to think, as templates call it."""
+    """Turns reasoning on or off, by the names that templates use."""
     return {"enable_thinking": is_wanted, "thinking": is_wanted}
 
 
 def knows_effort(template: str) -> bool:
-    """Whether it can be said how much the model is to think."""
+    """Whether the template has a variable for the reasoning effort."""
     return _EFFORT.search(template) is not None
 
 
 def effort_variables(level: Effort | None, template: str, *, param: str) -> dict[str, Any]:
-    """How much the model is to think: ``none``, or another level that ``template`` knows of.
+    """The variables for a reasoning effort: ``none``, or a level that ``template`` supports.
 
     Raises:
-        ApiError: it knows of none.
+        ApiError: it supports none.
     """
     if level is None:
         return {}
@@ -34,12 +34,12 @@ def effort_variables(level: Effort | None, template: str, *, param: str) -> dict
     if knows_effort(template):
         return {**variables, "reasoning_effort": level}
     if not variables:
-        text = f"{param} is {level!r}, which this model's chat template does not know: it has no reasoning_effort"
+        text = f"{param} is {level!r}, but this model's chat template has no reasoning_effort"
         raise unsupported(param, text)
     return variables
 
 
 def template_variables(implied: Mapping[str, Any], said: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The option that carries both; what is said of a variable itself counts."""
+    """The option with both; variables set explicitly take precedence."""
     variables = {**implied, **(said or {})}
     return {"chat_template_kwargs": variables} if variables else {}

@@ -1,7 +1,7 @@
-"""Where in a text each of its tokens begins, in characters.
+"""Where each token of a text begins, in characters.
 
-A token that goes on with a character that another one began, begins where that character does. One that is not in the
-text, such as a special token that was left out, begins where the text goes on.
+A token that continues a character of an earlier one begins where that character does. A token that is not in the text,
+such as a skipped special token, begins where the text continues.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 
 from .words import Words
 
-_CONTINUES = 0b10 << 6  # the two high bits of a byte that goes on with a character of UTF-8
+_CONTINUES = 0b10 << 6  # the two high bits of a UTF-8 continuation byte
 
 
 class TextOffsets:
-    """Offsets of an answer's tokens as they come."""
+    """Offsets of an answer's tokens, as they arrive."""
 
     def __init__(self, words: Words, *, start: int = 0, skip_special_tokens: bool = True) -> None:
         """``start``: characters of text before the first token."""
@@ -23,7 +23,7 @@ class TextOffsets:
         self._skips = skip_special_tokens
 
     def of(self, token_ids: Iterable[int]) -> list[int]:
-        """Those of the next tokens."""
+        """The offsets of the next tokens."""
         return [self._next(token_id) for token_id in token_ids]
 
     def _next(self, token_id: int) -> int:
@@ -36,13 +36,13 @@ class TextOffsets:
 
 
 def prompt_offsets(words: Words, text: str, token_ids: Sequence[int]) -> list[int]:
-    """Those of a prompt's tokens in the text that it was given as."""
+    """The offsets of a prompt's tokens in its text."""
     content, at, num_chars = text.encode(errors="replace"), 0, 0
     offsets: list[int] = []
     for token_id in token_ids:
         token = words.bytes_of(token_id)
         if not content.startswith(token, at):
-            token = token.removeprefix(b" ")  # which a tokenizer puts in front of the text
+            token = token.removeprefix(b" ")  # added by the tokenizer in front of the text
         if not content.startswith(token, at):
             token = b""
         offsets.append(num_chars - _is_within(content, at))
@@ -52,5 +52,5 @@ def prompt_offsets(words: Words, text: str, token_ids: Sequence[int]) -> list[in
 
 
 def _is_within(content: bytes, at: int) -> bool:
-    """Whether a character that began earlier goes on here."""
+    """Whether this byte continues a character that began earlier."""
     return at < len(content) and content[at] & 0b11 << 6 == _CONTINUES

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers: ``<think>...</think>``, which some templates open in the prompt already."""
+"""Reasoning before the answer: ``<think>...</think>``, where some templates put the start tag into the prompt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ START, END = "<think>", "</think>"
 
 
 def find_reasoning_parser(name: str, template: str) -> str:
-    """As configured, or by the chat template: one that speaks of the end of thoughts is of a model that has some."""
+    """As configured, or derived from the chat template: one with an end tag belongs to a model that reasons."""
     if name != "auto":
         return name
     if "<|channel|>analysis" in template:
@@ -22,50 +22,50 @@ def find_reasoning_parser(name: str, template: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """A piece of what the model thinks."""
+    """A piece of the model's reasoning."""
 
     text: str
 
 
 class _Stage(Enum):
-    BEFORE = auto()  # anything but white space
-    OPENED = auto()  # and no thought yet
+    BEFORE = auto()  # only white space so far
+    OPENED = auto()  # start tag, no reasoning yet
     INSIDE = auto()
-    BEHIND = auto()  # the end tag, and no answer yet
+    BEHIND = auto()  # end tag, no answer yet
     ANSWER = auto()
 
 
 class ThoughtReader:
-    """Divides one answer, piece by piece. What is not within the tags at its beginning is the answer.
+    """Divides one answer, piece by piece. Everything outside of the tags at its beginning is the answer.
 
-    White space around the thoughts is part of neither.
+    White space around the reasoning belongs to neither.
     """
 
     def __init__(self, *, is_open: bool, is_begun: bool = False) -> None:
-        """``is_begun``: the prompt has more of the thoughts than their tag, and the answer goes on in their midst."""
-        self._is_open = is_open  # a start tag is nothing new then; some models write it all the same
+        """``is_begun``: the prompt contains some reasoning besides its tag, and the answer continues inside it."""
+        self._is_open = is_open  # a start tag is then redundant; some models write it nevertheless
         self._stage = _Stage.INSIDE if is_begun else _Stage.BEFORE
-        self._text = ""  # that was not told yet
-        self._num_chars = 0  # that were pushed
+        self._text = ""  # received but not returned yet
+        self._num_chars = 0  # received
         self.content = Spans()
 
     @property
     def num_known(self) -> int:
-        """Characters from the beginning of which it is known what they are."""
+        """How many characters from the beginning are classified."""
         return self._num_chars - len(self._text)
 
     @property
     def is_over(self) -> bool:
-        """Whether all that follows is the answer."""
+        """Whether everything that follows is the answer."""
         return self._is_at(_Stage.ANSWER)
 
     @property
     def is_holding(self) -> bool:
-        """Whether text was pushed that may yet become a tag."""
+        """Whether it holds back text that may yet become a tag."""
         return bool(self._text)
 
     def push(self, text: str) -> tuple[str, str]:
-        """More of the thoughts, and more of the answer."""
+        """Take more text; returns what it adds to the reasoning, and to the answer."""
         self._num_chars += len(text)
         if self.is_over:
             return "", self._found(text)
@@ -83,12 +83,12 @@ class ThoughtReader:
         return thought, answer
 
     def flush(self) -> tuple[str, str]:
-        """What is left when the answer has ended."""
+        """The rest, once the answer has ended."""
         rest, self._text = self._text, ""
         return (rest.rstrip(), "") if self._is_open else ("", self._found(rest))
 
     def _found(self, answer: str) -> str:
-        """That the answer ends with, as far as it was pushed."""
+        """Record the last characters received as part of the answer."""
         self.content.add(self._num_chars - len(answer), self._num_chars)
         return answer
 

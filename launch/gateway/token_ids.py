@@ -1,4 +1,4 @@
-"""Token ids as they come out of the pipeline."""
+"""Prompt token ids, obtained from the pipeline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .ids import new_id
 from .parameters import named_as
 from .state import Gateway
 
-# What the question for a prompt has in common with the request that will bring it.
+# The options that a query for a prompt shares with the request it is for.
 _IN_COMMON = (
     "messages", "continue_final_message", "tools", "chat_template_kwargs", "truncation", "max_prompt_tokens",
     "return_prompt", "cache_salt", "priority", "deadline_ms", "max_queue_ms",
@@ -21,12 +21,12 @@ _IN_COMMON = (
 
 
 def prompt_ids(summary: Mapping[str, Any]) -> list[int]:
-    """The prompt's ids out of the summary of a request with ``return_prompt``."""
+    """The prompt's ids, from the summary of a request with ``return_prompt``."""
     return [int(token_id) for token_id in np.frombuffer(summary["prompt_token_ids"], "<i4")]
 
 
 async def chat_ids(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> list[int]:
-    """The prompt of a chat, a request for the pipeline, which has the template.
+    """The prompt of a chat, rendered by the pipeline, which has the template.
 
     Raises:
         RequestError: it was refused.
@@ -35,7 +35,7 @@ async def chat_ids(gateway: Gateway, request: Request, asked: Mapping[str, Any])
 
 
 async def num_chat_tokens(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> int:
-    """Of the prompt of a chat, which may be longer than the context: all but the last are cut off.
+    """The length of a chat's prompt, which may exceed the context: all but the last token are truncated.
 
     Raises:
         RequestError: it was refused.
@@ -45,7 +45,7 @@ async def num_chat_tokens(gateway: Gateway, request: Request, asked: Mapping[str
 
 
 async def _prompt(gateway: Gateway, request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the pipeline says of it in the summary of a request that wants no answer."""
+    """The summary of a request for no tokens."""
     wanted = {name: asked[name] for name in _IN_COMMON if name in asked} | {"max_tokens": 0}
     with named_as(prompt="messages"):
         generation = await Generation.begin(gateway, request, new_id("tok"), [wanted], model=gateway.model_names[0])

@@ -17,7 +17,7 @@ from .token_ids import chat_ids
 
 
 async def tokenize(gateway: Gateway, body: TokenizeRequest, request: Request) -> Response:
-    """Ids of a text by the tokenizer here, those of a chat by the pipeline, which has the template."""
+    """Ids of a text from the tokenizer in this process, those of a chat from the pipeline, which has the template."""
     gateway.check_ready()
     gateway.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
@@ -25,9 +25,9 @@ async def tokenize(gateway: Gateway, body: TokenizeRequest, request: Request) ->
     if body.prompt is not None:
         for name in TemplateFields.model_fields:
             if getattr(body, name):
-                raise ApiError(f"{name} belongs to a chat: it needs messages", param=name)
+                raise ApiError(f"{name} applies to a chat: it needs messages", param=name)
     ids = None if body.messages is None else await _chat_ids(gateway, body, request)
-    # A text of 8 MB takes seconds, in which the event loop would answer nobody and be taken for hung.
+    # A text of 8 MB takes seconds, too long to block the event loop, which would be taken for hung.
     return await asyncio.to_thread(_tokenized, gateway, body, ids)
 
 
@@ -41,7 +41,7 @@ def _tokenized(gateway: Gateway, body: TokenizeRequest, ids: list[int] | None) -
 
 
 async def _chat_ids(gateway: Gateway, body: TokenizeRequest, request: Request) -> list[int]:
-    assert body.messages is not None, "one of the two is there"
+    assert body.messages is not None, "prompt or messages are given"
     template = gateway.facts.chat_template or ""
     wanted = {"messages": wire_messages(body.messages, template=template), **body.template_options(template)}
     if body.tools:

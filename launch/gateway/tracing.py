@@ -1,4 +1,4 @@
-"""OpenTelemetry spans out of the ledger: one for the request, one below it for each stage that took time."""
+"""OpenTelemetry spans from the ledger: one for the request, with one child for each stage that took time."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ...protocol.messages import LEDGER_STAGES
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
 
-FLUSH_S = 1.0  # that a stop waits for who collects spans
+FLUSH_S = 1.0  # how long a stop waits for the collector
 
 
 class Tracer:
-    """Traces nothing, for nothing."""
+    """The default, which traces nothing."""
 
     def __call__(self, request: Request, completions: Sequence[Completion]) -> None:
-        """Record that a request has ended."""
+        """Record the end of a request."""
 
     def close(self) -> None:
-        """Send what waits to be sent."""
+        """Send the remaining spans."""
 
 
 def make_tracer(endpoint: str | None) -> Tracer:
-    """A tracer that sends to an OTLP/HTTP endpoint; without one, none.
+    """A tracer that sends to an OTLP/HTTP endpoint; without an endpoint, one that traces nothing.
 
     Raises:
         ConfigError: the extra ``otel`` is not installed.
@@ -48,7 +48,7 @@ def make_tracer(endpoint: str | None) -> Tracer:
 
 
 class SpanTracer(Tracer):
-    """A tracer whose spans go to ``processor``."""
+    """A tracer that passes its spans to ``processor``."""
 
     def __init__(self, processor: SpanProcessor) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -65,7 +65,7 @@ class SpanTracer(Tracer):
 
         source, parent = self._source, self._propagator.extract(dict(request.headers))
         for completion in completions:
-            # The ledger's times are durations: the request ended just now, and its stages follow each other.
+            # The ledger contains durations: the request ended just now, and its stages follow one another.
             end_ns = time.time_ns()
             now_ns = end_ns - int(completion.ledger["wall_ms"] * 1e6)
             span = source.start_span("llm_request", parent, start_time=now_ns, attributes=_attributes(completion))
@@ -78,7 +78,7 @@ class SpanTracer(Tracer):
             span.end(end_ns)
 
     def close(self) -> None:
-        # In a thread that is left to itself: nothing of OpenTelemetry's gives up before half a minute.
+        # In a thread that is not waited for any longer: OpenTelemetry's own timeouts are at least half a minute.
         sending = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         sending.start()
         sending.join(FLUSH_S)

@@ -1,4 +1,4 @@
-"""What an answer cost, in OpenAI's words, with the account of its time beside."""
+"""Token usage in the formats of the APIs, extended by the ledgers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ...driver.stream import Completion
 
 
 def usage(completions: Sequence[Completion], *, num_choices: int = 1, num_reasoning: int = 0) -> dict[str, Any]:
-    """Of all choices; a prompt counts once for its ``num_choices`` choices, which stand next to each other.
-    ``num_reasoning``: tokens of thoughts.
+    """The usage of all choices. A prompt counts once for its ``num_choices`` choices, which are adjacent.
+    ``num_reasoning``: tokens of reasoning.
 
     ``triptych.ledgers`` has the milliseconds of every stage for each choice.
     """
@@ -18,7 +18,7 @@ def usage(completions: Sequence[Completion], *, num_choices: int = 1, num_reason
     prompts = [uses[start : start + num_choices] for start in range(0, len(uses), num_choices)]
     num_prompt = sum(choices[0]["prompt_tokens"] for choices in prompts)
     num_output = sum(map(_num_output_tokens, prompts))
-    # One choice computed the prompt, and the others took its pages: these were not found in the cache.
+    # One choice computed the prompt and the others shared its pages: those do not count as cached.
     num_cached = sum(min(use["cached_tokens"] for use in choices) for choices in prompts)
     return {
         "prompt_tokens": num_prompt,
@@ -31,13 +31,13 @@ def usage(completions: Sequence[Completion], *, num_choices: int = 1, num_reason
 
 
 def _num_output_tokens(choices: Sequence[dict[str, int]]) -> int:
-    """Of a prompt's choices, or of all candidates that were sampled for them."""
+    """For a prompt's choices, or for all candidates sampled for them."""
     of_candidates = choices[0].get("candidate_tokens")
     return sum(use["completion_tokens"] for use in choices) if of_candidates is None else of_candidates
 
 
 def response_usage(completions: Sequence[Completion], *, num_reasoning: int = 0) -> dict[str, Any]:
-    """The same in the words of /v1/responses and /v1/decisions."""
+    """The same in the format of /v1/responses and /v1/decisions."""
     whole = usage(completions, num_reasoning=num_reasoning)
     return {
         "input_tokens": whole["prompt_tokens"],
@@ -53,7 +53,7 @@ def response_usage(completions: Sequence[Completion], *, num_reasoning: int = 0)
 
 
 def message_usage(completion: Completion, *, num_reasoning: int) -> dict[str, Any]:
-    """The same in the words of /v1/messages, where what was cached is none of the input."""
+    """The same in the format of /v1/messages, where cached tokens are not part of the input."""
     use = completion.summary["usage"]
     return {
         "input_tokens": use["prompt_tokens"] - use["cached_tokens"],
@@ -66,7 +66,7 @@ def message_usage(completion: Completion, *, num_reasoning: int) -> dict[str, An
 
 
 def extra(completions: Sequence[Completion]) -> dict[str, Any]:
-    """What OpenAI has no name for."""
+    """What OpenAI's format has no field for."""
     return {
         "ledgers": [completion.summary["ledger"] for completion in completions],
         "truncated_tokens": completions[0].summary["usage"]["truncated_tokens"],

@@ -1,10 +1,12 @@
-"""Token ids as text, and text as token ids, for what the pipeline does not say: token strings and their bytes."""
+"""Conversions between token ids and text for what the pipeline does not return: token strings and their bytes."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 from tokenizers import Tokenizer
+
+from ...protocol.byte_level import BYTE_OF
 
 CACHED_TOKENS = 1 << 16
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -29,46 +31,36 @@ class Words:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     def raw(self, token_id: int) -> str:
-        """The token as the vocabulary has it."""
+        """The token as written in the vocabulary."""
         return self._tokenizer.id_to_token(token_id) or ""
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The UTF-8 bytes of one token: half of a character is half of its bytes."""
+        """The UTF-8 bytes of one token, possibly of an incomplete character."""
         return self._bytes(token_id)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the token is none of the text, such as the end of a turn."""
+        """Whether the token is not part of the text, such as the end of a turn."""
         return token_id in self._special
 
     def is_special_word(self, text: str) -> bool:
-        """Whether this very text is a special token."""
+        """Whether this exact text is a special token."""
         token_id = self._tokenizer.token_to_id(text)
         return token_id is not None and self.is_special(token_id)
 
     def text_of(self, token_id: int) -> str:
-        """One token as text; ``\\ufffd`` for what is no whole character."""
+        """One token as text; ``\\ufffd`` for an incomplete character."""
         return self.bytes_of(token_id).decode("utf-8", "replace")
 
     def _bytes_of(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # a byte of SentencePiece
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # a SentencePiece byte token
             return bytes([int(token[3:5], 16)])
         text = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
         if REPLACEMENT not in text and text:
             return (" " + text if token.startswith("\u2581") and not text.startswith(" ") else text).encode()
         try:
-            return bytes(_BYTE_OF[character] for character in token)
+            return bytes(BYTE_OF[character] for character in token)
         except KeyError:
             return text.encode()
-
-
-def _byte_characters() -> dict[str, int]:
-    """The printable character that stands for each byte in byte-level tokenizers (Radford et al. 2019, GPT-2)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    return {chr(byte) if byte in printable else chr(next(others)): byte for byte in range(256)}
-
-
-_BYTE_OF = _byte_characters()

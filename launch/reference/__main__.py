@@ -1,4 +1,4 @@
-"""Writes what is generated of pages: ``python -m triptych.launch.reference docs/cli.md``; of all if none is named."""
+"""Writes the generated parts of pages: ``python -m triptych.launch.reference docs/cli.md``; without arguments, all."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from .api import api
 from .commands import commands
 from .settings import settings
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"  # the package is made of links
+DOCS = Path(__file__).resolve().parents[2] / "docs"  # resolved, since the package consists of links
 PAGES = {"cli.md": commands, "configuration.md": settings, "python.md": api}
 
 
 def mark(name: str) -> str:
-    """What stands before the generated part of a page; what is above it is written by hand."""
+    """The line before the generated part of a page; everything above it is written by hand."""
     return f"<!-- Everything below is written by python -m triptych.launch.reference docs/{name} -->\n"
 
 
 def whole(name: str, page: str) -> str:
-    """The page as it should be."""
+    """The page with its generated part up to date."""
     return f"{page.partition(mark(name))[0]}{mark(name)}\n{PAGES[name]().strip()}\n"
 
 

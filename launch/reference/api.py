@@ -1,4 +1,4 @@
-"""The body of docs/python.md: what a program that imports the package may call, and what it may catch."""
+"""The body of docs/python.md: the calls available to a program that imports the package, and the errors to catch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CLASSES = (
     Driver, Client, Stream, Delta, Completion, PromptLogprob, AsyncDriver, AsyncClient, AsyncStream, RequestStatus,
     RequestList, RequestLine, Health, WorkerHealth,
 )  # fmt: skip
-_FIELD = re.compile(r"^    (\w+): [^#\n]*(?:# (.*))?$", re.MULTILINE)  # a field, and what is said beside it
+_FIELD = re.compile(r"^    (\w+): [^#\n]*(?:# (.*))?$", re.MULTILINE)  # a field, and the comment beside it
 
 
 def api() -> str:
-    """Markdown: a section a class, then the tree of errors."""
+    """Markdown: one section per class, then the error hierarchy."""
     return "\n".join([*(line for owner in CLASSES for line in _class(owner)), *_errors()])
 
 

@@ -1,4 +1,4 @@
-"""The reference half of docs/cli.md, made of the flags."""
+"""The reference half of docs/cli.md, generated from the flags."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import typer
 
 from ..cli import app
 
-OWN = ""  # the panel of flags that are a verb's own
+OWN = ""  # the panel of a verb's own flags
 
 
 def commands() -> str:
-    """Markdown: a section a verb with its own flags, then one for each group of flags that verbs share."""
+    """Markdown: one section per verb with its own flags, then one for each group of flags that verbs share."""
     verbs: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    shared: dict[str, tuple[list[Any], list[str]]] = {}  # by panel: its flags, and who has them
+    shared: dict[str, tuple[list[Any], list[str]]] = {}  # by panel: its flags, and the verbs that have them
     lines = ["## Reference", ""]
     for name, verb in _each(verbs):
         panels = _panels(verb)
@@ -29,7 +29,7 @@ def commands() -> str:
 
 
 def _each(verbs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Verbs by name, and after one that has verbs of its own those."""
+    """Verbs by name, each followed by its own subcommands."""
     for name, verb in verbs.items():
         yield name, verb
         yield from ((f"{name} {own}", part) for own, part in _each(getattr(verb, "commands", {})))

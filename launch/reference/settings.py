@@ -1,4 +1,4 @@
-"""The tables of docs/configuration.md: every field of a configuration, with its default and its limits."""
+"""The tables of docs/configuration.md: every field of a configuration, with its default and limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SAID = re.compile(r"(?:the limits are |a power of two from |known are: |the for
 
 
 def settings() -> str:
-    """Markdown: a section for each owner of settings."""
+    """Markdown: one section per group of settings."""
     parts = {name.capitalize(): part for name, part in get_type_hints(PipelineConfig).items()}
     return "\n".join(line for name, part in {**parts, "HTTP": GatewayConfig}.items() for line in _section(name, part))
 
@@ -35,7 +35,7 @@ def _section(name: str, part: Any) -> Iterator[str]:
 
 
 def _without(text: str, choices: str) -> str:
-    """The help of a flag, which names its choices, for a row in which they stand already."""
+    """The help text of a flag without its choices, which have a column of their own."""
     if not choices or choices not in text:
         return text
     before, _, after = text.partition(choices)
@@ -43,7 +43,7 @@ def _without(text: str, choices: str) -> str:
 
 
 def limits(part: Any, name: str, hint: Any) -> str:
-    """In the words in which an impossible value is refused: the limits are written once, where they are checked."""
+    """Taken from the error message for an impossible value: so the limits are written only where they are checked."""
     for kind in get_args(hint) or (hint,):
         if kind in IMPOSSIBLE:
             try:

@@ -1,4 +1,4 @@
-"""What a step costs in a simulation: as it was said, or as recorded steps have cost."""
+"""The cost of a simulated step: as given, or fitted to recorded steps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ...protocol.errors import ConfigError
 from ...workers.execute.scheduling.cost import Prices, Work, fit_prices
 from .trace_file import malformed, read_json_lines
 
-MIN_STEPS = 8  # fewer say too little of four prices
-_MOST_BETWEEN_MS = 100.0  # from step to step; longer than that, something was wrong with the machine
+MIN_STEPS = 8  # fewer are not enough to fit four prices
+_MOST_BETWEEN_MS = 100.0  # between two steps; anything longer is an anomaly of the machine
 
 
 @dataclass(slots=True)
 class RecordedSteps:
-    """The steps of a trace, as far as their cost is concerned."""
+    """The steps of a trace, reduced to what determines their cost."""
 
     works: list[Work] = field(default_factory=list)
     times_ms: list[float] = field(default_factory=list)
@@ -43,7 +43,7 @@ class RecordedSteps:
         return steps
 
     def prices(self, path: Path) -> Prices:
-        """Raises ConfigError where there are too few steps."""
+        """Raises ConfigError if there are too few steps."""
         if len(self.works) < MIN_STEPS:
             raise ConfigError(f"{path} has {len(self.works)} steps, costs need {MIN_STEPS}", param="file")
         prices = fit_prices(self.works, self.times_ms)
@@ -52,6 +52,6 @@ class RecordedSteps:
 
 
 def _work_of(line: dict[str, Any]) -> Work:
-    # A decode's context is not in its line; ``reads`` is what the step read altogether.
+    # The context of a decode is not recorded; ``reads`` is the total read by the step.
     num_prefill_tokens = sum(num_tokens for _, _, num_tokens in line.get("prefills", ()))
     return Work(num_prefill_tokens, len(line.get("decodes", ())), line.get("reads", 0))

@@ -1,4 +1,4 @@
-"""What a simulation has seen, in bounded memory, and the figures it comes to."""
+"""The measurements of a simulation, in bounded memory, and the resulting figures."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 PERCENTILES = (50, 90, 99)
 NS_A_MS = 1_000_000
-GAP_NS = 1_000  # times between tokens are counted by the microsecond
+GAP_NS = 1_000  # resolution of the times between tokens
 
 
 class Measurements:
-    """Of all replicas together. Times are those of the simulation."""
+    """Of all replicas together. Times are simulated."""
 
     def __init__(self) -> None:
         self.ttft_ms = array("d")
@@ -34,7 +34,7 @@ class Measurements:
         self.counts["prompt_tokens"] += num_prompt_tokens
 
     def report(self) -> dict[str, Any]:
-        """Every figure, as plain values: rates a second, times in ms."""
+        """Every figure, as plain values: rates per second, times in ms."""
         counts, elapsed_s = self.counts, max(1, self.last_ns - (self.first_ns or 0)) / 1e9
         num_requests = sum(self.num_requests_of.values())
         return {

@@ -1,4 +1,4 @@
-"""The requests of a trace, with what they said, to simulate them with other settings."""
+"""The requests of a trace with their answers, for simulating them with other settings."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class _Recorded:
 
 
 def arrivals_of_trace(path: Path) -> list[Arrival]:
-    """The requests of a trace with what they said; those that got no token are left out.
+    """The requests of a trace with their answers; those without any token are left out.
 
-    One that was recovered by a later life of its process is one request. Each sample of a request is one, and each beam
-    of a search, which says as many tokens as the search took steps.
+    A request that was recovered after a restart counts once. Each sample of a request counts as one, and so does each
+    beam of a search, with as many tokens as the search took steps.
     """
     recorded: dict[tuple[int, ...], _Recorded] = {}
     by_slot: dict[int, _Recorded] = {}
@@ -55,7 +55,7 @@ def _note_add(line: dict[str, Any], recorded: dict[tuple[int, ...], _Recorded], 
     request = recorded.setdefault(
         (slot, generation, line["accepted_ns"]), _Recorded(line, tokens, line["num_prompt_tokens"])
     )
-    # A later life may have another key for its hashes: what is new from here on belongs to no known prefix.
+    # A restarted process may hash with another key: tokens from here on match no known prefix.
     request.tokens += tokens[len(request.tokens) :]
     by_slot[slot] = request
 
@@ -71,7 +71,7 @@ def _note_tokens(line: dict[str, Any], by_slot: dict[int, _Recorded]) -> None:
 
 
 def _samples(request: _Recorded, end: int) -> bool:
-    """Whether a chunk up to ``end`` is the last one; that of a beam may be one of a search that began again."""
+    """Whether a chunk that ends at ``end`` is the last one; for a beam, the search may have started over."""
     return end >= request.num_prompt_tokens if request.is_beam else end == len(request.tokens)
 
 
@@ -82,8 +82,8 @@ def _is_of(request: _Recorded, search: int) -> bool:
 def _note_choice(
     choice: dict[str, Any], members: list[_Recorded], by_slot: dict[int, _Recorded], ends: dict[int, int]
 ) -> None:
-    """Its beams go on, each from its parent; or each of its sequences says one token more, and it is over."""
-    num_tokens = max(ends.get(member.add["add"][0], 0) for member in members)  # all are equally far
+    """The beams continue, each from its parent; or each sequence gets one more token and the search is over."""
+    num_tokens = max(ends.get(member.add["add"][0], 0) for member in members)  # the same for all
     if "ends" in choice:
         for member in members:
             member.tokens = member.tokens[:num_tokens] + array("i", [0])

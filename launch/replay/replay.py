@@ -1,4 +1,4 @@
-"""``triptych replay``: the real scheduler without a model, on what was recorded, listed or drawn."""
+"""``triptych replay``: the real scheduler without a model, on recorded, listed or random requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def verify_file(path: Path | None, *, as_json: bool) -> int:
-    """Replay a recorded schedule step for step. The exit code: 0 if every plan is the recorded one, else 1."""
+    """Replay a recorded schedule step by step. The exit code is 0 if every plan equals the recorded one, else 1."""
     if path is None:
         raise ConfigError("nothing to verify: give a trace", param="file")
     verdict = verify(path)
@@ -39,11 +39,11 @@ def replay(
     file: Path | None, options: StudyOptions, config: EngineConfig, *, given: Collection[str], as_json: bool,
     console: Console,
 ) -> int:  # fmt: skip
-    """Write the figures of a simulation to standard output. Fields of ``config`` that were not ``given`` are those of
+    """Print the figures of a simulation to standard output. Fields of ``config`` that were not ``given`` are taken from
     the trace, if there is one.
 
     Raises:
-        ConfigError: there is nothing to simulate, or nothing is known of what a step costs.
+        ConfigError: there is nothing to simulate, or the cost of a step is unknown.
     """
     trace = file if file is not None and is_trace(file) else None
     arrivals = _arrivals(file, trace, options)
@@ -101,7 +101,7 @@ def _prices(options: StudyOptions, source: Path | None) -> Prices:
         )  # fmt: skip
     if source is None:
         raise ConfigError(
-            "what does a step cost? Say it (--step-ms), or name a trace that shows it (--cost-from)", param="step_ms"
+            "the cost of a step is unknown: give --step-ms, or a trace to fit it from (--cost-from)", param="step_ms"
         )
     return RecordedSteps.read(source).prices(source)
 

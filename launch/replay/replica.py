@@ -1,4 +1,4 @@
-"""One pipeline of a simulation: the real scheduler, prices in place of a model, and a clock that follows them."""
+"""One simulated pipeline: the real scheduler, prices instead of a model, and a clock driven by them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...workers.execute.scheduling.sequence import Int32, Key, Sequence
 from .measurements import GAP_NS, NS_A_MS, Measurements
 from .workload import Arrival
 
-_PARAMS = SamplingParams(max_tokens=None)  # an answer ends where its tokens end
+_PARAMS = SamplingParams(max_tokens=None)  # the length of an answer is given by its tokens
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Job:
 
     sequence: Sequence
     at_ns: int  # its arrival
-    last_ns: int = 0  # when its last token came
+    last_ns: int = 0  # when its last token was produced
 
 
 class Replica:
@@ -32,17 +32,17 @@ class Replica:
     def __init__(self, index: int, scheduler: Scheduler, prices: Prices, seen: Measurements) -> None:
         self.now_ns = 0
         self._index, self._scheduler, self._prices, self._seen = index, scheduler, prices, seen
-        self._queue: list[tuple[int, int, Job]] = []  # a heap, by urgency and arrival: no credit yet
+        self._queue: list[tuple[int, int, Job]] = []  # without a credit; a heap, by urgency and arrival
         self._jobs: dict[Key, Job] = {}  # in the scheduler
         self._ended: list[Key] = []
 
     @property
     def load(self) -> int:
-        """Requests that have not ended."""
+        """The number of requests that have not ended."""
         return len(self._queue) + len(self._jobs)
 
     def submit(self, number: int, arrival: Arrival, tokens: Int32) -> None:
-        """Request ``number`` arrives, or is refused as prepare would: what can never fit is not queued."""
+        """Request ``number`` arrives. It is refused, as by prepare, if it can never fit."""
         at_ns = round(arrival.at_s * 1e9)
         self._seen.arrived(self._index, at_ns, arrival.num_prompt_tokens)
         room = self._longest - arrival.num_prompt_tokens
@@ -56,13 +56,13 @@ class Replica:
         heapq.heappush(self._queue, (number + config.arrivals_per_level * arrival.priority, number, job))
 
     def step(self) -> None:
-        """Plans and computes the next step, whatever it takes."""
+        """Plan the next step and advance the clock by its cost."""
         self._release()
         self._give_credits()
         self._scheduler.expire(self.now_ns)
         plan = self._scheduler.plan()
         if plan is None:
-            assert not self._scheduler.live, "sequences are live, and nothing was planned"
+            assert not self._scheduler.live, "sequences are live, but nothing was planned"
             return
         begun_ns = self.now_ns
         self._note_starts(plan, begun_ns)
@@ -78,7 +78,7 @@ class Replica:
 
     @property
     def _longest(self) -> int:
-        """Tokens of the longest sequence that pool and model allow."""
+        """Tokens of the longest sequence that fits the pool and the model."""
         cache = self._scheduler.cache
         return min(self._scheduler.max_model_len, cache.num_pages * cache.pool.page_size)
 
@@ -130,7 +130,7 @@ class Replica:
         self._seen.last_ns = max(self._seen.last_ns, self.now_ns)
 
     def close(self) -> None:
-        """Adds what the scheduler itself has counted."""
+        """Add the scheduler's own counters."""
         counts, scheduler = self._seen.counts, self._scheduler
         counts["preemptions"] += scheduler.roster.num_preemptions
         counts["swaps"] += scheduler.roster.num_swaps

@@ -1,4 +1,4 @@
-"""Which of several replicas gets a request."""
+"""Assigns requests to replicas."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Protocol
 from ...protocol.errors import ConfigError
 from ...workers.execute.scheduling.sequence import Int32
 
-_MAX_PREFIXES = 1 << 17  # that are remembered
-_MOST_LOAD = 2.0  # of a replica that knows a prefix, relative to the least; beyond that another one learns it
+_MAX_PREFIXES = 1 << 17  # remembered
+_MOST_LOAD = 2.0  # of a replica that has a prefix, relative to the least loaded; above it another one gets the request
 
 
 class Router(Protocol):
-    """Sees requests in the order in which they come."""
+    """Sees requests in the order of their arrival."""
 
     def choose(self, tokens: Int32, salt: str, loads: Sequence[int]) -> int:
-        """The index of a replica. ``loads`` has the requests that each of them has and has not ended."""
+        """The index of a replica. ``loads``: the number of unfinished requests of each."""
         ...
 
 
 class RoundRobin:
-    """One after the other."""
+    """Each replica in turn."""
 
     def __init__(self, page_size: int) -> None:
         self._next = 0
@@ -33,7 +33,7 @@ class RoundRobin:
 
 
 class LeastQueue:
-    """Who has the fewest requests, the first of them."""
+    """The replica with the fewest requests; the first of several."""
 
     def __init__(self, page_size: int) -> None:
         pass
@@ -43,11 +43,11 @@ class LeastQueue:
 
 
 class PrefixAffinity:
-    """Who was last sent most of the prompt's pages, unless it has far more to do than another."""
+    """The replica that was last sent the longest prefix of the prompt, unless it has far more load than another."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
-        self._sent_to: OrderedDict[int, int] = OrderedDict()  # hash of pages from the first on -> replica
+        self._sent_to: OrderedDict[int, int] = OrderedDict()  # hash of the first pages -> replica
 
     def choose(self, tokens: Int32, salt: str, loads: Sequence[int]) -> int:
         prefixes = self._prefixes(tokens, salt)

@@ -1,4 +1,4 @@
-"""The settings of a simulated pipeline: those of a recorded one, but for the flags that were given."""
+"""The settings of a simulated pipeline: the recorded ones, overridden by flags."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ...workers.execute.scheduling.scheduler import Scheduler
 from .options import EngineConfig
 from .trace_file import malformed, read_json_lines
 
-DEFAULT_PAGES = 4096  # where neither a flag nor a trace says how many
+DEFAULT_PAGES = 4096  # if neither a flag nor a trace gives a number
 
 
 class Recorded(NamedTuple):
-    """What the first line of a trace says of the pipeline that wrote it."""
+    """The description of the pipeline in the first line of its trace."""
 
     options: dict[str, Any]  # fields of CacheConfig and SchedulerConfig
     max_model_len: int
@@ -35,7 +35,7 @@ class Recorded(NamedTuple):
 
 
 def merge(recorded: Mapping[str, Any], config: EngineConfig, given: Collection[str]) -> EngineConfig:
-    """``config`` with what was recorded in place of every field that was not given."""
+    """``config`` with the recorded value for every field that was not given."""
     fields = {**_options(config.cache), **_options(config.scheduler)}
     return EngineConfig.from_options(**{**fields, **{k: v for k, v in recorded.items() if k not in given}})
 
@@ -43,7 +43,7 @@ def merge(recorded: Mapping[str, Any], config: EngineConfig, given: Collection[s
 def make_scheduler(config: EngineConfig, max_model_len: int) -> Scheduler:
     """
     Raises:
-        ConfigError: it would guess tokens, and those of a simulation are made up.
+        ConfigError: speculation is configured, but the tokens of a simulation are made up.
     """
     if guesses := config.scheduler.num_speculative_tokens:
         raise ConfigError(f"num_speculative_tokens is {guesses}, and here it must be 0", param="num_speculative_tokens")

@@ -16,13 +16,13 @@ def show_verdict(path: Path, verdict: Verdict) -> None:
     facts: dict[str, Any] = {
         "steps": verdict.num_steps,
         "requests": verdict.num_requests,
-        "lives of execute": verdict.num_lives,
+        "starts of execute": verdict.num_lives,
         "preemptions": verdict.num_preemptions,
         "aborted": verdict.num_aborted,
         "cached tokens": verdict.num_cached_tokens,
     }
     if (found := verdict.difference) is None:
-        facts["verdict"] = "every step is planned as it was recorded"
+        facts["verdict"] = "every step is planned as recorded"
     else:
         facts["verdict"] = f"line {found.line}, step {found.step}: {found.field} differs"
         facts["recorded"], facts["replayed"] = str(found.recorded), str(found.replayed)
@@ -38,8 +38,8 @@ def show_report(settings: Mapping[str, Any], report: Mapping[str, Any]) -> None:
     facts = {
         **{name: value for name, value in settings.items() if name != "cost_ms"},
         "a step costs": (
-            f"{cost['step']:.3g} ms, {1e3 * cost['prefill_token']:.3g} us a prompt token,"
-            f" {1e3 * cost['decode']:.3g} us a decode, {1e6 * cost['read']:.3g} ns a read"
+            f"{cost['step']:.3g} ms, {1e3 * cost['prefill_token']:.3g} us per prompt token,"
+            f" {1e3 * cost['decode']:.3g} us per decode, {1e6 * cost['read']:.3g} ns per read"
         ),
     }
     console.print(facts_table("Simulated", facts))
@@ -52,11 +52,11 @@ def _rates(report: Mapping[str, Any]) -> Any:
     facts = {
         "requests": f"{report['requests']}: {ends or 'none ended'}",
         "in": f"{report['duration_s']:.1f} s, {report['steps']} steps",
-        "requests a second": number(report["requests_per_second"]),
-        "output tokens a second": number(report["output_tokens_per_second"]),
-        "prompt tokens a second": number(report["prompt_tokens_per_second"]),
-        "decodes a step": report["decodes_per_step"],
-        "tokens a step": report["tokens_per_step"],
+        "requests per second": number(report["requests_per_second"]),
+        "output tokens per second": number(report["output_tokens_per_second"]),
+        "prompt tokens per second": number(report["prompt_tokens_per_second"]),
+        "decodes per step": report["decodes_per_step"],
+        "tokens per step": report["tokens_per_step"],
         "busy": ", ".join(f"{100 * share:.0f} %" for share in report["busy"].values()),
         "cache hit rate": f"{100 * report['cache_hit_rate']:.1f} %",
         "preemptions": f"{report['preemptions']}, {report['swaps']} of them swapped",

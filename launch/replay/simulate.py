@@ -1,4 +1,4 @@
-"""Requests through replicas, as fast as their schedulers can decide."""
+"""Runs requests through replicas, as fast as their schedulers can decide."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def simulate(
     num_replicas: int = 1,
     progress: Callable[[int], object] = lambda num_arrived: None,
 ) -> dict[str, Any]:
-    """The figures of ``Measurements.report``. ``arrivals`` come in their order; ``progress`` hears how many have.
+    """The figures of ``Measurements.report``. ``progress`` is called with the number of arrivals so far.
 
-    Each replica has a clock. The one that is furthest behind goes next, so that whoever a request is sent to has not
-    yet planned beyond its arrival, and the router sees every replica at that time or later.
+    Each replica has its own clock. The one furthest behind runs next, so that the replica that gets a request has not
+    planned beyond its arrival yet, and the router sees every replica at that time or later.
     """
     seen = Measurements()
     replicas = [Replica(index, make_scheduler(), prices, seen) for index in range(num_replicas)]
@@ -43,7 +43,7 @@ def simulate(
 
 
 def _run_until(replicas: list[Replica], end_ns: int | None) -> None:
-    """Steps of whoever is furthest behind, until nobody is before ``end_ns``, or nobody has anything to do."""
+    """Step the replica furthest behind, until none is before ``end_ns`` or none has anything to do."""
     while busy := [replica for replica in replicas if replica.load]:
         replica = min(busy, key=lambda replica: replica.now_ns)
         if end_ns is not None and replica.now_ns >= end_ns:

@@ -1,4 +1,4 @@
-"""A step trace (``--trace FILE``) as it lies in a file."""
+"""Reads step traces (``--trace FILE``)."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from ...protocol.errors import ConfigError
 
 
 class Line(NamedTuple):
-    """One line, and where it stands."""
+    """A line and its number."""
 
     number: int  # from 1
     values: dict[str, Any]
 
 
 def is_trace(path: Path) -> bool:
-    """Whether the first line that is not blank is a trace's. A file of arrivals has none of its names."""
+    """Whether the first non-blank line is that of a trace. A file of arrivals has different fields."""
     first = next(iter(read_json_lines(path)), None)
     return first is not None and "trace" in first.values
 
 
 def read_json_lines(path: Path) -> Iterator[Line]:
-    """Every line that is not blank.
+    """Every non-blank line.
 
-    A line that was being written when its process was killed is passed over: the next one begins a new life.
+    A line that was being written when its process was killed is skipped, if the process was restarted after it.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is no JSON object.
+        ConfigError: the file cannot be read, or a line is not a JSON object.
     """
     cut: ConfigError | None = None
     try:
@@ -50,7 +50,7 @@ def read_json_lines(path: Path) -> Iterator[Line]:
 
 
 def malformed(path: Path, number: int, error: Exception) -> ConfigError:
-    """What to say of a line that lacks something, or has a value that cannot be."""
+    """The error for a line with a missing or impossible value."""
     what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
     return ConfigError(f"{path}, line {number}: {what}", param="file")
 

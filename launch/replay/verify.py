@@ -1,4 +1,4 @@
-"""A recorded schedule once more, step for step: does the scheduler decide today what it decided then?"""
+"""Replays a recorded schedule step by step, to check that the scheduler still makes the same decisions."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ...workers.execute.scheduling.scheduler import Scheduler
 from ...workers.execute.scheduling.sequence import Key
 from .trace_file import Line, malformed, read_json_lines
 
-# What a line of the trace has besides the plan of its step.
+# Fields of a trace line that are not part of the step's plan.
 _OUTCOMES = ("finished", "expired", "failed", "waiting", "running", "pages_free", "pages_cached")
 _INPUTS = ("planned_ns", "launched_ns", "collected_ns", "ms", "tokens", "choices")
 
 
 class Difference(NamedTuple):
-    """Where a replay left the recording."""
+    """Where a replay deviates from the recording."""
 
     line: int
     step: int
@@ -40,13 +40,13 @@ class Difference(NamedTuple):
 
 @dataclass(slots=True)
 class Verdict:
-    """What was compared, and the first difference if there was one."""
+    """What was compared, and the first difference, if any."""
 
-    num_lives: int = 0  # of the process that wrote the trace
+    num_lives: int = 0  # starts of the process that wrote the trace
     num_requests: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
-    num_aborted: int = 0  # released before they had ended
+    num_aborted: int = 0  # released before they ended
     num_cached_tokens: int = 0  # of prompts, found in the prefix cache
     difference: Difference | None = field(default=None)
 
@@ -56,20 +56,20 @@ class Verdict:
 
 
 def verify(path: Path) -> Verdict:
-    """Runs a trace through the scheduler again, up to the first step that is planned otherwise.
+    """Run a trace through the scheduler, up to the first step that is planned differently.
 
     Raises:
         ConfigError: the file is not a trace that this program can replay.
     """
     verdict, scheduler, choices = Verdict(), None, RecordedChoices()
-    during: list[Line] = []  # what happened while the next step of the file was in flight
+    during: list[Line] = []  # events while the next step in the file was in flight
     for line in read_json_lines(path):
         try:
             if "trace" in line.values:
                 scheduler, during = _begin(line.values, choices), []
                 verdict.num_lives += 1
             elif scheduler is None:
-                raise ValueError("a trace begins with a description of its scheduler")
+                raise ValueError("a trace must begin with a description of its scheduler")
             elif "during" in line.values:
                 during.append(line)
             elif "step" in line.values:
@@ -83,7 +83,7 @@ def verify(path: Path) -> Verdict:
         if verdict.difference is not None:
             break
     if verdict.num_lives == 0:
-        raise ConfigError(f"{path} has no steps: is it written by --trace?", param="file")
+        raise ConfigError(f"{path} has no steps: was it written by --trace?", param="file")
     return verdict
 
 
@@ -135,7 +135,7 @@ def _step(scheduler: Scheduler, line: Line, during: list[Line], verdict: Verdict
 
 
 def _apply(scheduler: Scheduler, plan: Plan, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Gives the scheduler what the recorded step sampled; who ended by it."""
+    """Apply the tokens sampled in the recorded step; returns what the step ended."""
     tokens = unpack_tokens(recorded["tokens"]).tolist() if "tokens" in recorded else []
     failures = recorded.get("failed", {})
     failed = {chunk.key: failures[str(chunk.key[0])] for chunk in plan.chunks if str(chunk.key[0]) in failures}

@@ -1,4 +1,4 @@
-"""Requests to simulate: of a file of arrivals, or drawn from distributions."""
+"""The requests of a simulation: from a file of arrivals, or drawn from distributions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .trace_file import malformed, read_json_lines
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A request: when it comes, how long it is, and how it begins."""
+    """A request: when it arrives, its lengths, and its prefix."""
 
     at_s: float
     num_prompt_tokens: int
     num_output_tokens: int
-    tokens: Int32 | None = None  # prompt and output; None: made up, so that equal prefixes are equal
-    prefix: int = 0  # requests of the same one begin with the same tokens
+    tokens: Int32 | None = None  # prompt and output; None: made up, with equal prefixes where required
+    prefix: int = 0  # requests with the same one begin with the same tokens
     num_prefix_tokens: int = 0
     cache_salt: str = ""
     priority: int = 0
@@ -37,7 +37,7 @@ class Arrival:
         if self.tokens is not None:
             return self.tokens.copy()
         tokens = np.full(self.num_prompt_tokens + self.num_output_tokens, index + 1, np.int32)
-        tokens[: self.num_prefix_tokens] = -1 - self.prefix  # unlike every token of its own
+        tokens[: self.num_prefix_tokens] = -1 - self.prefix  # distinct from all other tokens
         return tokens
 
 
@@ -51,10 +51,10 @@ _FIELDS = {
 
 
 def arrivals_of_file(path: Path) -> list[Arrival]:
-    """A request a line: ``{"t_s": 0.5, "prompt_tokens": 100, "output_tokens": 20}``, and perhaps more.
+    """One request per line: ``{"t_s": 0.5, "prompt_tokens": 100, "output_tokens": 20}``, with optional further fields.
 
     Raises:
-        ConfigError: a line has an unknown field, lacks one, or has a value that cannot be.
+        ConfigError: a line has an unknown, missing or invalid field.
     """
     prefixes: dict[str, int] = {}
     arrivals = []
@@ -99,19 +99,19 @@ Lengths = Callable[[random.Random], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synthetic:
-    """Requests that come at random, all with lengths from the same distributions."""
+    """Random requests, all with lengths from the same distributions."""
 
     num_requests: int
-    rate: float | None  # a second on average; None: all at once
+    rate: float | None  # arrivals per second on average; None: all at once
     prompt_tokens: Lengths
     output_tokens: Lengths
-    num_prefixes: int = 0  # of which each request begins with one
-    num_prefix_tokens: int = 0  # before the tokens of its own
+    num_prefixes: int = 0  # each request begins with one of them
+    num_prefix_tokens: int = 0  # in front of its own tokens
     seed: int = 0
 
 
 def draw_arrivals(spec: Synthetic) -> list[Arrival]:
-    """A Poisson process of requests; the same for the same seed."""
+    """A Poisson process of requests, determined by the seed."""
     rng, at_s, arrivals = random.Random(spec.seed), 0.0, []
     num_prefix_tokens = spec.num_prefix_tokens if spec.num_prefixes else 0
     for _ in range(spec.num_requests):
@@ -129,10 +129,10 @@ def draw_arrivals(spec: Synthetic) -> list[Arrival]:
 
 
 def parse_lengths(name: str, text: str) -> Lengths:
-    """``200``, ``50-400`` (each as likely), ``exp:200`` (its mean), ``lognormal:200:0.8`` (its median, and sigma).
+    """``200``, ``50-400`` (uniform), ``exp:200`` (its mean), ``lognormal:200:0.8`` (its median and sigma).
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: it has none of these forms.
     """
     kind, *numbers = text.split(":") if ":" in text else ("", *text.split("-"))
     try:
@@ -158,7 +158,7 @@ def _positive(text: str) -> float:
 
 def _uniform(low: int, high: int) -> Lengths:
     if not 1 <= low <= high:
-        raise ValueError(f"{low} to {high} are no lengths")
+        raise ValueError(f"{low} to {high} are not lengths")
     return lambda rng: rng.randint(low, high)
 
 
@@ -175,5 +175,5 @@ def _at_least_one(draw: Callable[[random.Random], float]) -> Lengths:
 
 
 def faster(arrivals: Iterable[Arrival], speed: float) -> list[Arrival]:
-    """The same requests, ``speed`` times as close to each other."""
+    """The same requests, with arrivals ``speed`` times as frequent."""
     return [replace(arrival, at_s=arrival.at_s / speed) for arrival in arrivals]

@@ -1,4 +1,4 @@
-"""The gateway's application without a server: a request is a call."""
+"""Calls the gateway's application without a server."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ logger = logging.getLogger(__name__)
 
 
 async def post(app: ASGIApp, line: Line) -> Reply:
-    """The answer to the line, or the refusal. Who cancels this aborts the request."""
+    """The reply to the line's request, or its refusal. Cancelling this aborts the request."""
     if line.body.get("stream"):
-        error = unsupported("stream", "stream is true: an answer of a batch comes whole")
+        error = unsupported("stream", "stream is true, but answers of a batch are not streamed")
         return Reply(error.http_status, "", error_map(error))
     visit = _Visit(json.dumps(line.body).encode())
     try:
         await app(_scope(line.url, len(visit.body)), visit.receive, visit.send)
-    except Exception as error:  # a fault of ours: it was answered with a 500 before it came here
+    except Exception as error:  # a bug of ours, which has already been answered with a 500
         if not visit.is_answered:
             raise
         logger.error("request %r failed", line.custom_id, exc_info=error)
@@ -40,7 +40,7 @@ def _scope(path: str, num_bytes: int) -> Scope:
 
 
 class _Visit:
-    """The client's end of one request: it has sent its body, and stays until the answer is there."""
+    """The client's end of one request: it sends its body, then waits for the answer."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body
@@ -54,7 +54,7 @@ class _Visit:
 
     async def receive(self) -> Message:
         if self._has_sent:
-            await asyncio.Event().wait()  # it never leaves
+            await asyncio.Event().wait()  # it never disconnects
         self._has_sent = True
         return {"type": "http.request", "body": self.body, "more_body": False}
 

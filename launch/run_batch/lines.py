@@ -1,4 +1,4 @@
-"""Lines of a batch, and what an earlier call has answered of them.
+"""Lines of a batch, and which of them an earlier call has answered.
 
 Source: the request and result objects of OpenAI's Batch API.
 """
@@ -33,7 +33,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What HTTP would have answered."""
+    """The reply as HTTP would have returned it."""
 
     status: int
     request_id: str
@@ -45,16 +45,16 @@ class Reply:
 
     @property
     def num_tokens(self) -> int:
-        """Of the answer, in whichever words it says so."""
+        """Tokens of the answer, in either format of the usage."""
         usage = self.body.get("usage") if isinstance(self.body, dict) else None
         return 0 if not usage else usage.get("completion_tokens", usage.get("output_tokens", 0))
 
 
 def read_lines(lines: Iterable[bytes]) -> list[Line]:
-    """All requests of a file; blank lines are none.
+    """All requests of a file; blank lines are skipped.
 
     Raises:
-        ConfigError: a line is no request of a batch, or has the id of another one.
+        ConfigError: a line is not a batch request, or repeats the id of another one.
     """
     found: dict[str, Line] = {}
     for number, text in enumerate(lines, 1):
@@ -62,24 +62,24 @@ def read_lines(lines: Iterable[bytes]) -> list[Line]:
             continue
         line = _parse(text.removeprefix(codecs.BOM_UTF8) if number == 1 else text, f"line {number}")
         if line.custom_id in found:
-            raise _wrong(f"line {number}", f"custom_id {line.custom_id!r:.200} stands in another line already")
+            raise _wrong(f"line {number}", f"custom_id {line.custom_id!r:.200} is already used by another line")
         found[line.custom_id] = line
     if not found:
-        raise ConfigError("nothing to answer: there is no line that is not blank", param="file")
+        raise ConfigError("nothing to answer: all lines are blank", param="file")
     return list(found.values())
 
 
 def row_of(line: Line, reply: Reply) -> str:
-    """The line of the output that tells of it, also where the request failed: then the body has the error."""
+    """The line of the output for this reply; if the request failed, its body is the error."""
     response = {"status_code": reply.status, "request_id": reply.request_id, "body": reply.body}
     row = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": line.custom_id, "response": response, "error": None}
     return json_line(row)
 
 
 def left_to_answer(lines: list[Line], path: Path) -> list[Line]:
-    """The lines without an answer in the file at ``path``, which keeps its answers and nothing else.
+    """The lines without an answer in the file at ``path``, from which everything but answers is removed.
 
-    Failures are dropped and tried again, and so is what a full disk or a kill left of a line.
+    Failures are dropped and retried, and so are lines left incomplete by a full disk or a kill.
 
     Raises:
         ConfigError: the file cannot be read or written.
@@ -93,7 +93,7 @@ def left_to_answer(lines: list[Line], path: Path) -> list[Line]:
 
 
 def _answered(row: bytes) -> str | None:
-    """Whose answer this line of an output is; None if it is none."""
+    """The id of the request that this line of the output answers; None if it is not an answer."""
     try:
         content = json.loads(row)
         custom_id, status = content["custom_id"], content["response"]["status_code"]
@@ -117,7 +117,7 @@ def _parse(text: bytes, origin: str) -> Line:
     if unknown := sorted(row.keys() - _FIELDS):
         raise _wrong(origin, f"unknown field {unknown[0]!r:.80}")
     if not isinstance(row["custom_id"], str) or not row["custom_id"]:
-        raise _wrong(origin, f"custom_id must be a string that is not empty, got {row['custom_id']!r:.80}")
+        raise _wrong(origin, f"custom_id must be a non-empty string, got {row['custom_id']!r:.80}")
     if row["method"] != "POST":
         raise _wrong(origin, f"method is {row['method']!r:.80}, must be 'POST'")
     if row["url"] not in ROUTES:

@@ -38,17 +38,17 @@ class Task:
 
     file: Path
     output: Path
-    resume: bool  # go on with what an earlier call left in ``output``
+    resume: bool  # continue what an earlier call left in ``output``
     gateway: GatewayConfig
 
 
 def run_batch(
     task: Task, config: PipelineConfig, *, run_dir: Path | None, connect: Path | None, console: Console
 ) -> int:
-    """The exit code: 0 if every request was answered, 1 if one was not.
+    """Returns the exit code: 0 if every request was answered, otherwise 1.
 
     Raises:
-        ConfigError: a line is no request of a batch; nothing was started then.
+        ConfigError: a line is not a batch request; nothing was started then.
         OutputError: the answers cannot be written.
     """
     check_output(task.output, task.file)
@@ -56,7 +56,7 @@ def run_batch(
     left = lines
     if task.resume:
         left = left_to_answer(lines, task.output)
-        say(console, f"{len(lines) - len(left)} of {len(lines)} requests are answered already")
+        say(console, f"{len(lines) - len(left)} of {len(lines)} requests are already answered")
     if not left:
         return 0
     with (
@@ -68,7 +68,7 @@ def run_batch(
         try:
             asyncio.run(run.answer(left))
         except KeyboardInterrupt:
-            say(console, "interrupted: requests in flight are aborted; the same call with --resume goes on", "yellow")
+            say(console, "interrupted: requests in flight are aborted; the same call with --resume continues", "yellow")
             raise
     say(console, run.account(), "red" if run.num_failed else "dim")
     return 1 if run.num_failed else 0
@@ -83,7 +83,7 @@ def _read(path: Path) -> list[Line]:
 
 
 class _Run:
-    """Requests on their way to one pipeline, as many as a client may have."""
+    """Sends requests to one pipeline, as many at once as a client may have."""
 
     def __init__(self, pipeline: Pipeline, gateway: Gateway, sink: Sink, show: Callable[[int], None]) -> None:
         self._pipeline, self._gateway, self._sink, self._show = pipeline, gateway, sink, show
@@ -93,7 +93,7 @@ class _Run:
     async def answer(self, lines: list[Line]) -> None:
         """
         Raises:
-            TriptychError: the pipeline ended, so that no answer will come any more.
+            TriptychError: the pipeline ended, so no further answers will come.
         """
         app, waiting = create_app(self._gateway), iter(lines)
         tasks = [asyncio.create_task(self._carry(app, waiting)) for _ in range(min(MAX_IN_FLIGHT, len(lines)))]
@@ -117,7 +117,7 @@ class _Run:
             self._show(self.num_ended)
 
     async def _ask(self, app: ASGIApp, line: Line) -> Reply:
-        """The reply that counts: who finds no room, since others fill the queue, asks again."""
+        """The final reply: a request refused because others fill the queue is retried."""
         began = time.monotonic()
         while (reply := await post(app, line)).status == _OVERLOADED:
             if time.monotonic() - max(began, self._last_end) > OVERLOADED_S:

@@ -1,4 +1,4 @@
-"""Bars and lines out of characters, told apart without colours too."""
+"""Bars and curves drawn with characters that can be told apart without colours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class Part(NamedTuple):
-    """A share of a bar."""
+    """A segment of a bar."""
 
     size: int
     character: str
@@ -19,7 +19,7 @@ class Part(NamedTuple):
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The last ``width`` values, each as high as its share of the largest; a gap where there is none."""
+    """The last ``width`` values, scaled to the largest; blank where the value is zero."""
     shown = list(values)[-width:]
     top = max(shown, default=0.0)
     if top <= 0:
@@ -29,7 +29,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def bar(parts: Iterable[Part], width: int) -> Text:
-    """The parts side by side, ``width`` characters together; whatever is there has at least one."""
+    """The segments side by side, ``width`` characters in total; every non-empty one has at least one."""
     present = [part for part in parts if part.size > 0]
     total = sum(part.size for part in present)
     text, left, counted = Text(no_wrap=True), width, 0
@@ -45,7 +45,7 @@ def bar(parts: Iterable[Part], width: int) -> Text:
 
 
 def progress(done: int, total: int, width: int, style: str = "cyan") -> Text:
-    """How much of a whole is done; only nothing is an empty bar."""
+    """How much of a whole is done; the bar is empty only if nothing is."""
     length = max(round(width * min(done, total) / total), min(done, 1)) if total > 0 else 0
     return Text("█" * length, style) + Text("░" * (width - length), "dim")
 

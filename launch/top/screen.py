@@ -1,4 +1,4 @@
-"""One frame: a head line, the three panels in the order a request passes them, and the requests below."""
+"""One frame: a head line, the three panels in the order in which a request passes them, and the list of requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .draw import Part, age, bar, progress, sparkline
 from .state import State
 
 PANEL_FRAME = 4  # columns of a panel's border and padding
-PANEL_LINES, SHORT_PANEL_LINES = 9, 5  # on a terminal of fewer than SHORT_HEIGHT lines the first five
+PANEL_LINES, SHORT_PANEL_LINES = 9, 5  # the latter on terminals with fewer than SHORT_HEIGHT lines
 SHORT_HEIGHT = 20
 STATE_STYLES = {"waiting": "yellow", "queued": "yellow", "prefill": "magenta", "decode": "green", "ended": "dim"}
 TONE_STYLES = {"": "", "bad": "red", "warning": "yellow", "strong": "bold"}
@@ -27,7 +27,7 @@ KEYS = "q quit · p pause · s order"
 
 
 def frame(state: State, *, width: int, height: int | None, now_s: float) -> RenderableType:
-    """The screen at this size; without a height, as long as it gets."""
+    """The screen at this size; without a height, as long as needed."""
     if state.sample is None:
         return Text(f"waiting for the pipeline in {state.run_dir}")
     stats, inner = state.sample.stats, width // 3 - PANEL_FRAME
@@ -57,7 +57,7 @@ def _head(state: State, now_s: float) -> Text:
 
 def _panel(name: str, stage: Stage, lines: list[RenderableType]) -> Panel:
     is_ready = stage["phase"] == "ready"
-    lives = f" · life {stage['epoch']}" if stage["epoch"] > 1 else ""
+    lives = f" · start {stage['epoch']}" if stage["epoch"] > 1 else ""
     return Panel(
         Group(*lines),
         title=f"[bold]{name}[/]{lives}",
@@ -67,7 +67,7 @@ def _panel(name: str, stage: Stage, lines: list[RenderableType]) -> Panel:
 
 
 def _lines(role: str, state: State, width: int) -> list[RenderableType]:
-    """The figures of a stage, with its bars and curves below the figures they belong to."""
+    """The figures of a stage, each followed by its bar or curve."""
     assert state.sample is not None, "a frame has a sample"
     stage = state.sample.stats[role]
     lines: list[RenderableType] = []
@@ -103,7 +103,7 @@ def _pages(stage: Stage, width: int) -> list[Text]:
 
 
 def _pair(label: str, value: str, width: int, style: str = "") -> Text:
-    """A label at the left and its value at the right; the value is what stays if there is no room for both."""
+    """A label on the left and its value on the right; the value takes precedence if there is not enough room."""
     room = max(0, width - len(value) - 1)
     text = Text(label[:room].ljust(room + 1)[: max(0, width - len(value))], "dim", no_wrap=True)
     return text.append(value, style or "default")
@@ -120,7 +120,7 @@ def _requests(state: State, *, width: int, rows: int | None) -> RenderableType:
     for line in shown:
         table.add_row(*_row(line, sample.requests.age_s(line), bar_width=max(8, width // 5), is_wide=is_wide))
     hidden = len(lines) - len(shown) + sample.requests.num_left_out
-    foot = f"{len(lines)} requests" + (f", {hidden} more than fit here" if hidden else "")
+    foot = f"{len(lines)} requests" + (f", {hidden} more do not fit" if hidden else "")
     return Group(table, Text(f"{foot} · {KEYS}", "dim", no_wrap=True, overflow="ellipsis"))
 
 
@@ -134,7 +134,7 @@ def _columns(state: State, is_wide: bool) -> list[tuple[str, str]]:
 
 def _row(line: RequestLine, age_s: float, *, bar_width: int, is_wide: bool) -> list[Any]:
     style = STATE_STYLES.get(line.state, "")
-    name = printable(line.request_id)  # a client has chosen it: brackets in it are no markup
+    name = printable(line.request_id)  # chosen by a client: brackets in it must not be markup
     narrow = [
         Text(name if is_wide or len(name) <= 12 else name[:11] + "…"),
         Text(line.state, style),

@@ -1,4 +1,4 @@
-"""What the terminal screen shows: the pipeline that is watched, and what was chosen with the keys."""
+"""The state of the terminal screen: the watched pipeline, and what was selected with keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class State(Watched):
         self.order = ORDERS[(ORDERS.index(self.order) + 1) % len(ORDERS)]
 
     def lines(self) -> list[RequestLine]:
-        """The requests in the order asked for; those that ended last."""
+        """The requests in the selected order; ended ones come last."""
         lines = list(self.sample.requests.lines) if self.sample else []
         if self.order == "rate":
             lines.sort(key=lambda line: -(line.tokens_per_second or 0.0))

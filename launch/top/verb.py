@@ -1,4 +1,4 @@
-"""``triptych top``: look, draw, wait for a key, and again."""
+"""``triptych top``: sample, draw, wait for a key, repeat."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from ..watch.watched import Sample
 from .screen import frame
 from .state import State
 
-RATE_S = 0.25  # between the two looks of --once, for what is counted by the second
-ANSWER_S = 1.0  # a pipeline that is silent for longer is shown as silent
+RATE_S = 0.25  # between the two samples of --once, from which rates are computed
+ANSWER_S = 1.0  # a pipeline that does not respond within this time is shown as silent
 
 
 def top(run_dir: Path | None, *, once: bool, interval_s: float) -> int:
     """Show the pipeline until q or Ctrl-C, or until it ends; ``once``: print one frame.
 
     Raises:
-        ConfigError: no pipeline runs there, or it cannot be told which of several is meant.
+        ConfigError: no pipeline runs there, or several run and none was chosen.
     """
     if not 0.05 <= interval_s <= 3600:
         raise ConfigError(f"interval is {interval_s}, the limits are 0.05 and 3600", param="interval")
@@ -47,7 +47,7 @@ def top(run_dir: Path | None, *, once: bool, interval_s: float) -> int:
             time.sleep(RATE_S)
             look(client, state)
             if state.sample is None:
-                raise RequestTimeout(f"the pipeline in {run_dir} does not say how it is within {ANSWER_S:g} s")
+                raise RequestTimeout(f"the pipeline in {run_dir} did not respond within {ANSWER_S:g} s")
             console.print(frame(state, width=console.width, height=None, now_s=time.monotonic()))
             return 0
         if not console.is_terminal or not sys.stdin.isatty():
@@ -73,7 +73,7 @@ def look(client: Client, state: State) -> None:
 
 
 def _watch(client: Client, state: State, live: Live, interval_s: float) -> bool:
-    """True if the pipeline ended, False if the one who looks at it has seen enough."""
+    """True if the pipeline ended, False if the user quit."""
     next_look = time.monotonic()
     while True:
         now = time.monotonic()
@@ -97,7 +97,7 @@ def _watch(client: Client, state: State, live: Live, interval_s: float) -> bool:
 
 @contextmanager
 def _keyboard() -> Iterator[None]:
-    """Keys as they are pressed, without an echo; the terminal is as before afterwards."""
+    """Unbuffered keys without echo; the terminal is restored afterwards."""
     before = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)
     try:
@@ -107,7 +107,7 @@ def _keyboard() -> Iterator[None]:
 
 
 def _keys(timeout_s: float) -> str:
-    """What was typed: at once if there is something, else within the timeout."""
+    """What was typed: at once if there is any input, otherwise within the timeout."""
     ready, _, _ = select.select([sys.stdin], [], [], timeout_s)
-    # Not sys.stdin.read: what that has read ahead, select does not see.
+    # Not sys.stdin.read: select does not see what that has buffered.
     return os.read(sys.stdin.fileno(), 64).decode(errors="replace") if ready else ""

@@ -1,4 +1,4 @@
-"""The figures of the three panels, in the order in which they matter."""
+"""The figures of the three panels, in order of importance."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .watched import Stage, Watched
 
 
 class Figure(NamedTuple):
-    """A line of a panel."""
+    """One line of a panel."""
 
-    name: str  # stable, for whoever draws something beside it
+    name: str  # stable, for code that draws something beside it
     label: str
     value: str
-    gauge: tuple[int, int] | None = None  # how much of a whole it is
-    tone: str = ""  # "bad", "warning", "strong", or nothing special
-    short: tuple[str, str] | None = None  # label and value where there is no room for the others
+    gauge: tuple[int, int] | None = None  # part and whole
+    tone: str = ""  # "bad", "warning", "strong", or none
+    short: tuple[str, str] | None = None  # label and value if there is no room for the others
 
 
 def prepare_figures(stage: Stage, watched: Watched) -> list[Figure]:
@@ -74,12 +74,12 @@ FIGURES = {"prepare": prepare_figures, "execute": execute_figures, "summarize": 
 def _figure(
     name: str, label: str, value: str, *, short: str, gauge: tuple[int, int] | None = None, tone: str = ""
 ) -> Figure:
-    """One whose label alone has a short form."""
+    """A figure with a short form of its label only."""
     return Figure(name, label, value, gauge, tone, (short, value))
 
 
 def _elsewhere(stage: Stage, *, is_short: bool = False) -> str:
-    """Pages on the host where there are any, else how often requests lost theirs."""
+    """Host pages in use if there are any, otherwise the number of preemptions."""
     host, num_preemptions = stage.get("host_pages", 0), stage.get("preemptions", 0)
     used = host - stage.get("host_pages_free", 0)
     if is_short:

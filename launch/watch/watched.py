@@ -1,4 +1,4 @@
-"""The last answers of a pipeline that is watched, and what they were a moment before."""
+"""The latest samples of a watched pipeline, and rates derived from them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from ...driver.lives import first_lives
 from ...driver.standing import RequestList
 
-HISTORY = 120  # samples of a sparkline at most
+HISTORY = 120  # maximum number of samples in a sparkline
 Stage = Mapping[str, Any]
 
 
 class Sample(NamedTuple):
-    """One look at the pipeline."""
+    """One sample of the pipeline."""
 
     at_s: float  # time.monotonic
     stats: Mapping[str, Stage]
@@ -25,13 +25,13 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class Watched:
-    """The pipeline as far as it was seen."""
+    """The pipeline as observed so far."""
 
     run_dir: Path
     card: Mapping[str, Any]
     limits: Mapping[str, Any]
     sample: Sample | None = None
-    silent_since_s: float | None = None  # since when there is no answer, time.monotonic
+    silent_since_s: float | None = None  # start of a period without answers, time.monotonic
     steps_per_s: float = 0.0
     token_rates: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
     step_times_ms: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
@@ -46,7 +46,7 @@ class Watched:
             return
         num_steps = execute.get("steps", 0) - before.stats["execute"].get("steps", 0)
         self.steps_per_s = max(0.0, num_steps / max(sample.at_s - before.at_s, 1e-3))
-        # Without a step there is no time of one: the gap in the line shows that nothing ran.
+        # Without a step there is no duration: the gap in the curve shows that nothing ran.
         self.step_times_ms.append(execute.get("step_ms_median", 0.0) if num_steps > 0 else 0.0)
 
     def miss(self, now_s: float) -> None:
@@ -56,12 +56,12 @@ class Watched:
 
     @property
     def num_restarts(self) -> int:
-        """Lives of workers beyond the first that this driver gave them."""
+        """Starts of workers beyond the first one under the current driver."""
         stats, first = self.sample.stats if self.sample else {}, first_lives(self.run_dir)
         return sum(max(0, stage.get("epoch", 1) - first[role]) for role, stage in stats.items())
 
     @property
     def trouble(self) -> str:
-        """Which stages are not ready; empty if all are."""
+        """The stages that are not ready; empty if all are."""
         stats = self.sample.stats if self.sample else {}
         return ", ".join(f"{role} is {stage['phase']}" for role, stage in stats.items() if stage["phase"] != "ready")

@@ -1,8 +1,8 @@
-"""The journal's clock: CLOCK_MONOTONIC, and one that goes on over a reboot.
+"""The journal's clock: CLOCK_MONOTONIC, continued across reboots.
 
-CLOCK_MONOTONIC begins anew with every boot, so the times of a journal that lies on disk would mean nothing afterwards.
-The header keeps by how much the journal's clock is ahead of it. The time the machine was off is taken from the wall
-clock: it is as exact as that one, and never makes the journal's clock go back.
+CLOCK_MONOTONIC restarts at every boot, which would make the times of a journal on disk meaningless. The header keeps
+how far the journal's clock is ahead of it. The time the machine was off is taken from the wall clock: it is as exact as
+that one, and never lets the journal's clock run backwards.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def wind_clock(journal: Journal, *, boot_id: str | None = None) -> int:
-    """Let the clock go on in this boot. For the driver, before anybody else opens the journal.
+    """Continue the clock in this boot. Called by the driver, before any other process opens the journal.
 
-    Returns the nanoseconds by which it was moved: 0 unless the machine was booted since.
+    Returns the nanoseconds by which it was moved: 0 unless the machine was rebooted.
     """
     boot = (boot_id or _read_boot_id()).encode()
     header = journal.header
@@ -39,12 +39,12 @@ def wind_clock(journal: Journal, *, boot_id: str | None = None) -> int:
 def _read_boot_id() -> str:
     try:
         return _BOOT_ID.read_text().strip()
-    except OSError:  # a system without it
+    except OSError:  # a system without boot ids
         return "unknown"
 
 
 def _latest_ns(journal: Journal) -> int:
-    """The latest time that a record names."""
+    """The latest time found in any record."""
     in_use = journal.states() != FREE
     columns = (journal.records[name][in_use].max(initial=0) for name in ("dispatched_ns", "scheduled_ns", "told_ns"))
     latest = max(int(time_ns) for time_ns in (journal.records["accepted_ns"].max(initial=0), *columns))

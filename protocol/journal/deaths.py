@@ -1,8 +1,8 @@
-"""Who was in the hands of a worker that died: the driver's part of the journal, and what the workers make of it.
+"""Which requests a worker was processing when it died: the driver's part of the journal, and the workers' answer.
 
-A word holds ``generation << 32 | steps << 16 | deaths``, the steps being those that the worker had done and not written
-down at the last death. The worker answers with the number of deaths after which a run of the request alone did no harm;
-only what is above that is held against it.
+A word holds ``generation << 32 | steps << 16 | deaths``, the steps being those that the worker had completed but not
+recorded at the last death. The worker answers with the number of deaths after which the request ran alone without harm;
+only deaths beyond that are held against it.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import numpy as np
 
 from .layout import FREE, Journal, split_word, word
 
-POISONED = 0xFFFF  # as a number of deaths: named, and not run any more
+POISONED = 0xFFFF  # as a number of deaths: identified as the cause, and not run any more
 MAX_AHEAD = 0xFFFF  # steps
 _DEATHS = {"execute": "deaths_word", "summarize": "summarize_deaths_word"}
 _SURVIVED = {"execute": "survived_word", "summarize": "summarize_survived_word"}
 
 
 class DeathWriter:
-    """One a journal, in the driver."""
+    """One per journal, in the driver."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
     def add(self, role: str, key: int, *, is_alone: bool, num_ahead: int = 0) -> int | None:
-        """Count one death against the request ``key`` (``slot << 32 | generation``); its deaths, or None if it is gone.
+        """Count a death against the request ``key`` (``slot << 32 | generation``); its deaths, or None if it is gone.
 
-        A suspect that was alone is ``POISONED``. ``num_ahead``: see ``Intent.begin``.
+        A suspect that ran alone becomes ``POISONED``. ``num_ahead``: see ``Intent.begin``.
         """
         slot, generation = split_word(key)
         if slot >= self._journal.num_records:
@@ -43,30 +43,30 @@ class DeathWriter:
 
 
 def num_deaths(journal: Journal, role: str, slot: int, generation: int) -> int:
-    """Deaths that this request was ever suspected of, or ``POISONED``."""
+    """Deaths this request was ever suspected of causing, or ``POISONED``."""
     return _value(journal.records[_DEATHS[role]][slot], generation)
 
 
 def num_ahead(journal: Journal, role: str, slot: int, generation: int) -> int:
-    """Steps that the worker may have been ahead of the journal when it last died with this request in its hands."""
+    """Steps that the worker may have been ahead of the journal when it last died while processing this request."""
     return _word_of(journal.records[_DEATHS[role]][slot], generation) >> 16
 
 
 def held_against(journal: Journal, role: str, slot: int, generation: int) -> int:
-    """0, the deaths that this request is suspected of, or ``POISONED``."""
+    """0, the number of deaths this request is suspected of causing, or ``POISONED``."""
     deaths = num_deaths(journal, role, slot, generation)
     return deaths if deaths > _value(journal.records[_SURVIVED[role]][slot], generation) else 0
 
 
 def note_survival(journal: Journal, role: str, slot: int, generation: int) -> None:
-    """The request was run alone and did no harm. For the worker of that role."""
+    """The request ran alone and did no harm. Called by the worker of that role."""
     journal.records[_SURVIVED[role]][slot] = word(
         generation, _word_of(journal.records[_DEATHS[role]][slot], generation)
     )
 
 
 def suspects(journal: Journal, role: str) -> list[int]:
-    """Slots of live requests that something is held against."""
+    """Slots of live requests with a death held against them."""
     deaths, survived = journal.records[_DEATHS[role]], journal.records[_SURVIVED[role]]
     generations = journal.generations()
     is_current = (deaths >> np.uint64(32) == generations) & (journal.states() != FREE)

@@ -3,14 +3,14 @@
     | header, 4096 bytes | records, num_records x 512 bytes | arena, arena_bytes |
 
 A record's extent in the arena is contiguous: the request (see ``record``), padded to four bytes, then three columns
-of ``token_capacity`` entries: token ids (int32), times (uint32, units of 10 microseconds after acceptance), and, where
-logprobs were asked for, ``logprob_words`` four-byte words a token. Last come ``score_words`` four-byte words for the
-logprobs of the prompt (see ``scores``); they are true once ``tokens_word`` counts a token, or ``finish_word`` says that
-the answer came to its end without one.
+of ``token_capacity`` entries: token ids (int32), times (uint32, units of 10 microseconds after acceptance), and, if
+logprobs were requested, ``logprob_words`` four-byte words per token. Last come ``score_words`` four-byte words for the
+logprobs of the prompt (see ``scores``); they are valid once ``tokens_word`` counts a token, or ``finish_word`` says
+that the answer ended without one.
 
-The four words that publish hold ``generation << 32 | value`` (``tokens_word``: ``count << 32 | check``) and are stored
-by one aligned eight-byte write. ``check`` is a hash of the generation and the tokens counted, and a request carries a
-CRC, so a reader never trusts half of a write, whatever order a weakly ordered machine shows it in.
+The four publishing words hold ``generation << 32 | value`` (``tokens_word``: ``count << 32 | check``) and are stored by
+one aligned eight-byte write. ``check`` is a hash of the generation and the tokens counted, and a request carries a CRC,
+so a reader never trusts a partial write, in whatever order a weakly ordered machine shows it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAGIC = b"TRIPTYCH"
 LAYOUT_VERSION = 6
 HEADER_BYTES = 4096
 TIME_UNIT_NS = 10_000
-BYTES_A_TOKEN = 8  # of output: its id and its time; one of the prompt takes half of it
+BYTES_A_TOKEN = 8  # per output token: its id and its time; a prompt token takes half
 MAX_ID_BYTES = 64
 MAX_ERROR_BYTES = 104
 MAX_CHUNK_ENDS = 6
@@ -39,8 +39,8 @@ MAX_CHUNK_ENDS = 6
 # prepare_word
 FREE, ACCEPTED, DISPATCHED = 0, 1, 2
 # release_word
-RELEASED, FORGOTTEN, UNREAD = 1, 2, 3  # UNREAD: forgotten as well, and no client has acknowledged it
-ACKNOWLEDGED = 4  # released; it was read, and is kept with the other choices of its request
+RELEASED, FORGOTTEN, UNREAD = 1, 2, 3  # UNREAD: forgotten without an acknowledgement from any client
+ACKNOWLEDGED = 4  # released and read, but kept because other choices of its request are not
 
 HEADER = np.dtype(
     [
@@ -49,19 +49,19 @@ HEADER = np.dtype(
         ("record_bytes", "<u4"),
         ("num_records", "<u8"),
         ("arena_bytes", "<u8"),
-        # the driver writes these, see clock
-        ("model_key", "<u8"),  # which model's token ids these are; 0: nobody's yet
+        # written by the driver, see clock
+        ("model_key", "<u8"),  # the model whose token ids these are; 0: none yet
         ("boot_id", "S40"),
         ("wall_offset_ns", "<i8"),  # CLOCK_REALTIME - CLOCK_MONOTONIC when the journal was last opened by a driver
         ("clock_shift_ns", "<i8"),  # the journal's clock - CLOCK_MONOTONIC
-        # whoever flushes writes this, and the driver that opens the journal takes it back, see flush
+        # written by any process whose flush fails, cleared by the driver that opens the journal next, see flush
         ("has_failed", "<u8"),
     ]
 )
 
 RECORD = np.dtype(
     [
-        # prepare writes these, prepare_word last
+        # written by prepare, prepare_word last
         ("prepare_word", "<u8"),
         ("payload_offset", "<u8"),  # bytes from the start of the arena
         ("payload_bytes", "<u4"),
@@ -74,40 +74,40 @@ RECORD = np.dtype(
         ("tokenize_end_ns", "<u8"),
         ("accepted_ns", "<u8"),
         ("dispatched_ns", "<u8"),
-        ("request_id", f"S{MAX_ID_BYTES}"),  # kept after the record is free, so that a late repeat is recognised
+        ("request_id", f"S{MAX_ID_BYTES}"),  # kept after the record is freed, to recognize a late resend
         ("digest", "<u4"),
-        ("id_generation", "<u4"),  # whose id and digest these are: not the record's until prepare_word says so too
-        ("last_slot", "<u4"),  # of the record that was published last of those of the same request, perhaps this one
+        ("id_generation", "<u4"),  # of request_id and digest: valid only if prepare_word has the same generation
+        ("last_slot", "<u4"),  # of the last published record of the same request, possibly this one
         ("last_generation", "<u4"),
-        ("told_ns", "<u8"),  # its client was told once more that it is accepted; 0: it did not ask
+        ("told_ns", "<u8"),  # when ACCEPTED was sent to its client again; 0: never
         ("score_words", "<u4"),
-        ("owner", "<u8"),  # see owners; like the digest it is kept after the record is free
+        ("owner", "<u8"),  # see owners; like the digest it is kept after the record is freed
         ("_prepare", "V12"),
-        # execute writes these, tokens_word after each token, finish_word last
+        # written by execute, tokens_word after each token, finish_word last
         ("tokens_word", "<u8"),
         ("finish_word", "<u8"),
-        ("scheduled_ns", "<u8"),  # its first chunk was launched
-        ("preempted_ns", "<u8"),  # sums of the time spent so
+        ("scheduled_ns", "<u8"),  # when its first chunk was launched
+        ("preempted_ns", "<u8"),  # total time lost to preemptions
         ("recovered_ns", "<u8"),
         ("num_cached_tokens", "<u4"),
         ("num_preemptions", "<u4"),
         ("error", f"S{MAX_ERROR_BYTES}"),
         ("score", "<f8"),  # of a hypothesis of a beam search
         ("survived_word", "<u8"),  # see deaths
-        ("chunk_ends", "<u4", (MAX_CHUNK_ENDS,)),  # of the prompt, as far as there is room; then 0
-        # summarize writes these, release_word last
+        ("chunk_ends", "<u4", (MAX_CHUNK_ENDS,)),  # of the prompt, as many as fit, padded with 0
+        # written by summarize, release_word last
         ("release_word", "<u8"),
-        ("end_tokens", "<u4"),  # tokens of the answer, which a stop string or an abort may have cut
+        ("end_tokens", "<u4"),  # tokens of the answer, possibly cut by a stop string or an abort
         ("end_reason", "<u4"),  # index into FINISH_REASONS
-        ("end_code", "S32"),  # of the error, where it is summarize that ended the request with one
+        ("end_code", "S32"),  # of the error, if summarize ended the request with one
         ("summarize_survived_word", "<u8"),
         ("_summarize", "V8"),
-        # the driver writes these, see deaths
-        ("deaths_word", "<u8"),  # of execute, with this request in its hands
+        # written by the driver, see deaths
+        ("deaths_word", "<u8"),  # deaths of execute while it was processing this request
         ("summarize_deaths_word", "<u8"),
         ("_driver", "V40"),
-        # execute writes this, too: where its others lie there is no room
-        ("lost_early_ns", "<u8"),  # of the time lost to preemptions and crashes, what was before the first token
+        # written by execute too: its own section is full
+        ("lost_early_ns", "<u8"),  # the part of preempted_ns and recovered_ns before the first token
     ]
 )
 Words = npt.NDArray[np.uint64]
@@ -138,7 +138,7 @@ def extent(payload_offset: int, payload_bytes: int, capacity: int, logprob_words
 
 
 def has_failed_flush(path: Path) -> bool:
-    """Whether the journal there is flushed no more, see ``Journal.flush``; for who has no other use for it.
+    """Whether the journal at ``path`` is no longer flushed, see ``Journal.flush``; without opening it as a Journal.
 
     Raises:
         OSError: it cannot be read.
@@ -149,14 +149,14 @@ def has_failed_flush(path: Path) -> bool:
 
 
 def bytes_of_answers(num_sequences: int, num_tokens: int) -> int:
-    """What so many sequences of so many tokens each may take of the arena, without logprobs and requests."""
+    """Arena bytes for the answers of ``num_sequences`` of ``num_tokens`` each, without logprobs and requests."""
     return num_sequences * num_tokens * BYTES_A_TOKEN
 
 
 class Journal:
-    """The mapped file. The views are shared memory: every process sees a store at once.
+    """The mapped file. Its arrays are shared memory: every process sees a store at once.
 
-    ``close`` drops the views; a Journal that is still referenced by arrays elsewhere is unmapped when they go.
+    ``close`` drops the arrays; while others still refer to them, the file stays mapped.
     """
 
     def __init__(self, path: Path, file: int) -> None:
@@ -171,7 +171,7 @@ class Journal:
             os.close(file)
             raise
         self._file = file
-        self._close_file = weakref.finalize(self, os.close, file)  # also of one that nobody has closed
+        self._close_file = weakref.finalize(self, os.close, file)  # if close is never called
         self._close_file.atexit = False  # a thread may be flushing
         self.num_records = int(header["num_records"])
         self.arena_bytes = int(header["arena_bytes"])
@@ -180,7 +180,7 @@ class Journal:
         self.records = np.frombuffer(self._map, RECORD, self.num_records, HEADER_BYTES)
         self.arena = np.frombuffer(self._map, np.uint8, self.arena_bytes, arena_at)
         self.words = self.arena.view(np.uint32)
-        # One strided view a field: looking a field up by name costs more than the store itself.
+        # One strided view per field: looking a field up by name costs more than the store itself.
         self.prepare_words: Words = self.records["prepare_word"]
         self.tokens_words: Words = self.records["tokens_word"]
         self.finish_words: Words = self.records["finish_word"]
@@ -188,15 +188,15 @@ class Journal:
 
     @classmethod
     def create(cls, path: Path, *, num_records: int, arena_bytes: int) -> Journal:
-        """A new journal, all of its space taken from the disk at once, so that a full disk shows here and not later.
+        """A new journal with all of its disk space allocated, so that a full disk fails here and not later.
 
         Raises:
-            ConfigError: the space is not there.
-            FileExistsError: the file is there already.
+            ConfigError: there is not enough space.
+            FileExistsError: the file already exists.
         """
         arena_bytes = -(-arena_bytes // 64) * 64
         size = HEADER_BYTES + num_records * RECORD.itemsize + arena_bytes
-        unfinished = path.with_name(path.name + ".new")  # under its own name it is whole, whatever dies meanwhile
+        unfinished = path.with_name(path.name + ".new")  # linked under its real name only once complete
         unfinished.unlink(missing_ok=True)
         file = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -210,8 +210,8 @@ class Journal:
             if not isinstance(error, OSError) or isinstance(error, FileExistsError):
                 raise
             raise ConfigError(
-                f"the journal {path} needs {size} bytes: {error.strerror}; a smaller --arena-bytes helps, or a"
-                " --run-dir (or --journal) where there is room",
+                f"the journal {path} needs {size} bytes: {error.strerror}; use a smaller --arena-bytes, or a"
+                " --run-dir (or --journal) with enough free space",
                 param="arena_bytes",
             ) from error
         finally:
@@ -223,43 +223,43 @@ class Journal:
         """An existing journal.
 
         Raises:
-            JournalError: the file is no journal of this version, or was cut.
+            JournalError: the file is not a journal of this version, or was truncated.
         """
         return cls(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def now_ns(self) -> int:
-        """Now, by the clock of every time in the journal: CLOCK_MONOTONIC, going on over a reboot."""
+        """The current time of the journal's clock: CLOCK_MONOTONIC, continued across reboots."""
         return time.monotonic_ns() + self._clock_shift_ns
 
     def flush(self) -> None:
-        """Wait until everything written so far is on the disk. Costs nothing where the file lies in memory.
+        """Wait until everything written so far is on the disk. Free if the file is in memory.
 
-        After one that failed all fail, in every process and life, until ``write_again``: Linux takes the pages that it
-        could not write for written, so the next one would succeed without them.
+        Once a flush has failed, all fail, in every process and after restarts, until ``write_again``: Linux marks the
+        pages it failed to write as clean, so the next fdatasync would succeed without them.
 
         Raises:
-            JournalError: the disk does not take it, or did not before.
+            JournalError: the disk failed, now or earlier.
         """
         if self.header["has_failed"]:
-            raise JournalError(f"{self.path} could not be written before; the next driver writes all of it again")
+            raise JournalError(f"{self.path} could not be written earlier; the next driver writes all of it again")
         self._sync()
 
     def write_again(self) -> None:
-        """Write every page to the disk, if a flush has failed. For the driver, while no worker runs.
+        """Write every page to the disk if a flush has failed. Called by the driver while no worker runs.
 
         Raises:
-            JournalError: the disk does not take it.
+            JournalError: the disk failed again.
         """
         if not self.header["has_failed"]:
             return
         first_bytes = np.frombuffer(self._map, np.uint8)[:: mmap.PAGESIZE]
-        first_bytes[:] = first_bytes.copy()  # whatever is stored makes a page one that has to be written
+        first_bytes[:] = first_bytes.copy()  # any store marks its page dirty
         self._sync()
-        self.header["has_failed"] = 0  # last: whoever is killed before leaves it to the next driver
+        self.header["has_failed"] = 0  # last: if killed before this, the next driver does it again
 
     def _sync(self) -> None:
         try:
-            os.fdatasync(self._file)  # what msync would do, which Python calls without letting other threads run
+            os.fdatasync(self._file)  # like msync, but Python's mmap.flush holds the GIL
         except OSError as error:
             self.header["has_failed"] = 1
             raise JournalError(f"{self.path} cannot be written: {error.strerror}") from error
@@ -269,7 +269,7 @@ class Journal:
         return int(self.prepare_words[slot]) >> 32
 
     def generations(self, slots: SomeOrAll = ALL) -> npt.NDArray[np.uint64]:
-        """uint64 [slots], the same for each."""
+        """uint64 [slots], ``generation`` of each."""
         return self.prepare_words[slots] >> _SHIFT
 
     def state(self, slot: int) -> int:
@@ -277,17 +277,17 @@ class Journal:
         return int(self.prepare_words[slot]) & 0xFFFFFFFF
 
     def states(self, slots: SomeOrAll = ALL) -> npt.NDArray[np.uint64]:
-        """uint64 [slots], the same for each."""
+        """uint64 [slots], ``state`` of each."""
         return self.prepare_words[slots] & _VALUE
 
     def release_states(self, slots: SomeOrAll = ALL) -> npt.NDArray[np.uint64]:
-        """uint64 [slots], 0, RELEASED, FORGOTTEN or UNREAD of the present generation."""
+        """uint64 [slots]: 0, RELEASED, FORGOTTEN, UNREAD or ACKNOWLEDGED, for the current generation."""
         words = self.release_words[slots]
         states: npt.NDArray[np.uint64] = (words & _VALUE) * (words >> _SHIFT == self.generations(slots))
         return states
 
     def slots_in_use(self) -> Slots:
-        """In ascending order. A look at a word of all records touches a line of memory for each, and most are free."""
+        """In ascending order. Reads a cache line per record, and most are free: keep the result."""
         return np.flatnonzero(self.states())
 
     def close(self) -> None:
@@ -306,7 +306,7 @@ class Journal:
         try:
             self._map.close()
         except BufferError:
-            return  # somebody still reads; the map goes with the last view
+            return  # arrays of it are still in use; the mapping goes with the last one
 
 
 def word(generation: int, value: int) -> int:

@@ -1,4 +1,4 @@
-"""summarize's part of the journal: how an answer ended, and when its record may go."""
+"""summarize's part of the journal: how an answer ended, and when its record may be reused."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from .layout import ACKNOWLEDGED, FORGOTTEN, RELEASED, UNREAD, Journal, split_wo
 
 
 class ReleaseWriter:
-    """Ends requests. One a journal, in summarize: nobody else decides how an answer ended."""
+    """Ends requests. One per journal, in summarize: only summarize decides how an answer ended."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
     def release(self, slot: int, generation: int, *, num_tokens: int, reason: str, code: str = "") -> None:
-        """The answer is complete: execute takes its pages back, prepare its credit, message or not."""
+        """The answer is complete: execute reclaims its pages and prepare its credit, even if the message is lost."""
         entry = self._journal.records[slot]
         entry["end_tokens"], entry["end_reason"] = num_tokens, FINISH_REASONS.index(reason)
         entry["end_code"] = code.encode()
         entry["release_word"] = word(generation, RELEASED)
 
     def acknowledge(self, slot: int, generation: int) -> None:
-        """A client has this choice; those that it has not keep the request."""
+        """A client has this choice; the request is kept for its unread choices."""
         self._journal.records["release_word"][slot] = word(generation, ACKNOWLEDGED)
 
     def forget(self, slot: int, generation: int) -> None:
-        """The client has its answer: prepare may use the record again."""
+        """The client has its answer: prepare may reuse the record."""
         self._journal.records["release_word"][slot] = word(generation, FORGOTTEN)
 
     def give_up(self, slot: int, generation: int) -> None:
-        """Nobody came for the answer: prepare may use the record again, and the id counts as never used."""
+        """No client came for the answer: prepare may reuse the record, and the id counts as never used."""
         self._journal.records["release_word"][slot] = word(generation, UNREAD)
 
 
 def read_release(journal: Journal, slot: int, generation: int) -> tuple[int, str] | None:
-    """``(tokens of the answer, finish reason)`` if the request ended, else None."""
+    """``(tokens of the answer, finish reason)`` if the request has ended, else None."""
     entry = journal.records[slot]
     current, _ = split_word(entry["release_word"])
     if current != generation:
@@ -42,17 +42,17 @@ def read_release(journal: Journal, slot: int, generation: int) -> tuple[int, str
 
 
 def read_end_code(journal: Journal, slot: int, generation: int) -> str:
-    """The error that summarize itself ended this request with; empty if it did not, or if the request goes on."""
+    """The error with which summarize itself ended this request; empty if it did not, or if the request goes on."""
     return bytes(journal.records["end_code"][slot]).decode() if is_released(journal, slot, generation) else ""
 
 
 def is_acknowledged(journal: Journal, slot: int, generation: int) -> bool:
-    """Whether a client has this choice of a request that is kept for the others."""
+    """Whether a client has this choice of a request that is kept for its other choices."""
     return int(journal.release_words[slot]) == word(generation, ACKNOWLEDGED)
 
 
 def is_forgotten(journal: Journal, slot: int, generation: int) -> bool:
-    """Whether nobody can ask for the answer any more."""
+    """Whether the answer can no longer be requested."""
     return int(journal.release_words[slot]) in (word(generation, FORGOTTEN), word(generation, UNREAD))
 
 

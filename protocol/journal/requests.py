@@ -1,4 +1,4 @@
-"""prepare's part of the journal: records are made, dispatched and used again; anybody may read them."""
+"""prepare's part of the journal: records are created, dispatched and recycled; any process may read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .releases import is_forgotten
 
 @dataclass(frozen=True, slots=True)
 class AcceptTimes:
-    """By the journal's clock (``Journal.now_ns``), nanoseconds."""
+    """Times of the journal's clock (``Journal.now_ns``), nanoseconds."""
 
     received_ns: int
     tokenize_start_ns: int
@@ -30,7 +30,7 @@ class AcceptTimes:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """A record as read back, checked."""
+    """A record read back and verified."""
 
     slot: int
     generation: int
@@ -43,7 +43,7 @@ class RequestView:
 
 
 def logprob_words(num_alternatives: int | None) -> int:
-    """Four-byte words of logprobs a token: the chosen one's, then id and logprob of each alternative."""
+    """Four-byte words of logprobs per token: the chosen one's, then id and logprob of each alternative."""
     return 0 if num_alternatives is None else 1 + 2 * num_alternatives
 
 
@@ -52,12 +52,12 @@ def _score_words(record: RequestRecord) -> int:
 
 
 def read_request(journal: Journal, slot: int) -> RequestView | None:
-    """The request in a slot, or None while there is none (free, or being written at this moment).
+    """The request in a slot; None if there is none (free, or being written).
 
-    Of several records of one request there is none until the last one is published.
+    The records of a request with several sequences count only once the last one is published.
 
     Raises:
-        JournalError: the record is published and its bytes are not what was published.
+        JournalError: the record is published but its checksum does not match.
     """
     entry = journal.records[slot]
     generation, state = split_word(entry["prepare_word"])
@@ -70,7 +70,7 @@ def read_request(journal: Journal, slot: int) -> RequestView | None:
     payload = journal.arena[offset : offset + size].tobytes()
     current, state = split_word(entry["prepare_word"])
     if current != generation or state == FREE:
-        return None  # freed or given to another request meanwhile
+        return None  # freed or reused meanwhile
     if _crc(payload, generation, offset, capacity, words, scores, arrival, accepted_ns, *group) != expected:
         raise JournalError(f"journal record {slot}: checksum does not match")
     if not _is_published(journal, *group):
@@ -81,12 +81,12 @@ def read_request(journal: Journal, slot: int) -> RequestView | None:
 
 
 def _is_published(journal: Journal, slot: int, generation: int) -> bool:
-    """Whether this record was ever published. Generations are used in order, so it may be over long since."""
+    """Whether this record was ever published. Generations are used in order, so it may be long gone."""
     return (journal.generation(slot) - generation) & 0xFFFFFFFF < 1 << 31
 
 
 def slots_of_group(journal: Journal, group: tuple[int, int]) -> list[int]:
-    """The records of one request, in order of arrival; ``group`` is that of any of them."""
+    """The records of one request, in order of arrival; ``group`` is the ``RequestView.group`` of any of them."""
     records = journal.records
     is_member = (records["last_slot"] == group[0]) & (records["last_generation"] == group[1])
     slots: list[int] = np.flatnonzero(is_member & (journal.states() != FREE)).tolist()
@@ -94,10 +94,10 @@ def slots_of_group(journal: Journal, group: tuple[int, int]) -> list[int]:
 
 
 def drop(journal: Journal, slot: int) -> None:
-    """Free a record that is damaged, or one of several of which the last was never published.
+    """Free a damaged record, or one of a request whose last record was never published.
 
-    Its client was not told that the request was accepted, or is told that the id is unknown. It may send it again, so
-    the id must not count as answered.
+    Its client either was not told that the request was accepted, or will be told that the id is unknown. It may send
+    the request again, so the id must not count as answered.
     """
     entry = journal.records[slot]
     entry["id_generation"] = 0
@@ -109,16 +109,16 @@ def _crc(payload: bytes, *numbers: int) -> int:
 
 
 class RequestWriter:
-    """Allocates records and publishes requests. One a journal, in prepare.
+    """Allocates records and publishes requests. One per journal, in prepare.
 
-    Invariant: the extents of records that are not free do not overlap. The free list is derived from the records, so
-    a restarted prepare has it again.
+    Invariant: the extents of allocated records do not overlap. The free list is derived from the records, so a
+    restarted prepare rebuilds it.
     """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._arena = _Extents(journal.arena_bytes)
-        self._free: deque[int] = deque()  # longest free first: a freed record's id is remembered as long as possible
+        self._free: deque[int] = deque()  # longest free first: keeps a freed record's id as long as possible
         self._next_arrival = 0
         self._found: list[RequestView] = []
         for slot in range(journal.num_records):
@@ -131,7 +131,7 @@ class RequestWriter:
                 self._next_arrival = max(self._next_arrival, view.arrival + 1)
 
     def take_found(self) -> list[RequestView]:
-        """What was in the journal when this writer began, in order of arrival. Only once: it is not kept."""
+        """What the journal held when this writer was created, in order of arrival. Once only: it is not kept."""
         found, self._found = self._found, []
         return sorted(found, key=lambda view: view.arrival)
 
@@ -140,30 +140,30 @@ class RequestWriter:
         return len(self._free)
 
     def past_ids(self) -> list[tuple[str, int]]:
-        """Id and mark (see ``mark_of``) of records that are free now, and of which a client had the answer."""
+        """Id and mark (see ``mark_of``) of free records whose answers clients have received."""
         entries = (self._journal.records[slot] for slot in self._free)
-        # An id whose generation was never published is of a request that was being written when prepare was killed.
+        # An id whose generation was never published belongs to a request that prepare was writing when it was killed.
         written = [e for e in entries if e["request_id"] and e["id_generation"] == split_word(e["prepare_word"])[0]]
         answered = [e for e in written if int(e["release_word"]) != word(int(e["id_generation"]), UNREAD)]
-        # An id that a disk has damaged is nobody's.
+        # A damaged id does not decode; replaced characters match no request.
         marks = [mark_of(int(e["digest"]), int(e["owner"])) for e in answered]
         return [
             (bytes(e["request_id"]).decode(errors="replace"), mark) for e, mark in zip(answered, marks, strict=True)
         ]
 
     def accept(self, record: RequestRecord, times: AcceptTimes) -> tuple[int, int]:
-        """Publish a request of one record, see ``accept_all``."""
+        """Publish a request with one record, see ``accept_all``."""
         [key] = self.accept_all([record], times)
         return key
 
     def accept_all(self, records: Sequence[RequestRecord], times: AcceptTimes) -> list[tuple[int, int]]:
         """Publish the records of a request as ACCEPTED: ``(slot, generation)`` each. From here on it will be answered.
 
-        With the last one all of them are there at once, for whoever reads now and after a crash.
+        They become visible together with the last one, to readers and after a crash.
 
         Raises:
-            Overloaded: too few records or too little room in the arena are free; nothing was written.
-            InvalidRequest: so many the journal has not got; nothing was written.
+            Overloaded: too few records or arena bytes are free; nothing was written.
+            InvalidRequest: the whole journal is too small; nothing was written.
         """
         if len(records) > self._journal.num_records:
             raise InvalidRequest(
@@ -182,7 +182,7 @@ class RequestWriter:
         return [(slot, self._write(slot, at, payload, record, times, last)) for slot, at, payload, record in parts]
 
     def _place(self, records: Sequence[RequestRecord], payloads: list[bytes]) -> list[int]:
-        """Where in the arena each of the records goes."""
+        """The arena offset of each record."""
         sizes = [
             extent(0, len(payload), record.token_capacity, logprob_words(record.num_logprobs), _score_words(record)).end
             for payload, record in zip(payloads, records, strict=True)
@@ -199,7 +199,7 @@ class RequestWriter:
                     self._arena.give(given, given + its_size)
                 raise Overloaded(
                     f"the request needs {sum(sizes)} bytes of the journal,"
-                    f" not so many of {self._journal.arena_bytes} are free (--arena-bytes)"
+                    f" fewer of its {self._journal.arena_bytes} are free (--arena-bytes)"
                 )
             offsets.append(offset)
         return offsets
@@ -231,25 +231,25 @@ class RequestWriter:
         return generation
 
     def dispatch(self, slot: int, generation: int, now_ns: int) -> None:
-        """Mark the request as given to execute, which may take it from here on, message or not."""
+        """Mark the request as handed to execute, which may start it from here on, even if the message is lost."""
         entry = self._journal.records[slot]
         entry["dispatched_ns"] = now_ns
         entry["prepare_word"] = word(generation, DISPATCHED)
 
     def note_told(self, slot: int, now_ns: int) -> None:
-        """The client of this request asked again, and is told again that it is accepted."""
+        """The client of this request asked again, and is sent ACCEPTED again."""
         self._journal.records["told_ns"][slot] = now_ns
 
     def recycle(self, slot: int, generation: int) -> bool:
-        """Free the record if summarize has written it off and execute has let go of it; False if not, or if that
-        generation is gone already.
+        """Free the record once summarize has released it for good and execute has finished with it; False if not, or
+        if that generation is already gone.
         """
         entry = self._journal.records[slot]
         current, state = split_word(entry["prepare_word"])
         if current != generation or state == FREE or not is_forgotten(self._journal, slot, generation):
             return False
-        # NOTE: until execute has said that no token follows, a step in flight may still write one into the extent,
-        # which would then be somebody else's.
+        # NOTE: until execute has published that no token follows, a step in flight may still write one into the
+        # extent, which would then belong to another request.
         if state == DISPATCHED and split_word(entry["finish_word"])[0] != generation:
             return False
         offset, size = int(entry["payload_offset"]), int(entry["payload_bytes"])
@@ -264,8 +264,8 @@ class RequestWriter:
         try:
             view = read_request(self._journal, slot)
         except JournalError:
-            # Not a state a killed process can leave (the word is stored last): the file was damaged. Nothing in this
-            # record can be trusted, so it is given up; its client is told that the id is unknown.
+            # A killed process cannot leave this state (the word is stored last): the file was damaged. Nothing in this
+            # record can be trusted, so it is dropped; its client is told that the id is unknown.
             view = None
         if view is None and self._journal.state(slot) != FREE:
             drop(self._journal, slot)
@@ -273,7 +273,7 @@ class RequestWriter:
 
 
 class _Extents:
-    """First-fit allocation of byte ranges, neighbours joined. Free ranges are sorted and never touch."""
+    """First-fit allocation of byte ranges. Free ranges are sorted and merged with their neighbours."""
 
     def __init__(self, size: int) -> None:
         self._starts = [0]
@@ -289,7 +289,7 @@ class _Extents:
         return None
 
     def take(self, start: int, end: int) -> None:
-        """Remove a range that is known to be in use."""
+        """Mark a range as in use."""
         i = bisect.bisect_right(self._starts, start) - 1
         if i < 0 or self._ends[i] < end:
             raise JournalError(f"two journal records share the bytes {start} to {end}")

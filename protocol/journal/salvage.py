@@ -1,4 +1,4 @@
-"""What of a journal can be trusted, record by record: for one that a reboot or a bad disk may have torn."""
+"""Recovers what can be trusted from a journal that a reboot or a bad disk may have damaged, record by record."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .tokens import read_finish, read_tokens
 
 
 def salvage(journal: Journal) -> list[str]:
-    """Free every record that cannot be trusted; a line for each that was, and why.
+    """Free every record that cannot be trusted; returns a line with the reason for each.
 
-    For the driver, while no worker runs: what it changes belongs to them. A request that is lost so, with all its
-    records if it has several, is unknown to its client from then on; all others go on.
+    Called by the driver while no worker runs: it changes fields that belong to them. A request dropped this way, with
+    all its records if it has several, becomes unknown to its client; all others go on.
     """
     lines: list[str] = []
     views: list[RequestView] = []
@@ -51,7 +51,7 @@ def _read(journal: Journal, slot: int) -> RequestView:
 
 
 def _reset_impossible_ends(journal: Journal, slot: int, lines: list[str]) -> None:
-    """A word that nobody can have written is as if it were not written: the request goes on."""
+    """A word with a value that no process writes counts as not written: the request goes on."""
     generation = journal.generation(slot)
     entry = journal.records[slot]
     limits = {"finish_word": len(FINISH_REASONS) - 1, "release_word": ACKNOWLEDGED}
@@ -66,7 +66,7 @@ def _reset_impossible_ends(journal: Journal, slot: int, lines: list[str]) -> Non
 
 
 def _free_overlapping(journal: Journal, views: list[RequestView]) -> list[str]:
-    """Of two records that share bytes, the later one wrote last: the earlier one's bytes cannot be its own."""
+    """Of two records that share bytes the later one was written last: the earlier one's bytes cannot be intact."""
     lines: list[str] = []
     end, owner = 0, None
     for view in sorted(views, key=lambda view: view.extent.payload_offset):
@@ -81,8 +81,8 @@ def _free_overlapping(journal: Journal, views: list[RequestView]) -> list[str]:
 
 
 def _free_incomplete(journal: Journal, views: list[RequestView]) -> list[str]:
-    """Of a request with several records all are there, until it is written off: one that is missing would be awaited
-    for ever.
+    """A request with several records needs all of them until it is released for good: a missing one would be awaited
+    forever.
     """
     lines: list[str] = []
     num_found = Counter(view.group for view in views)
@@ -95,8 +95,8 @@ def _free_incomplete(journal: Journal, views: list[RequestView]) -> list[str]:
 
 
 def _reset_ends_without_tokens(journal: Journal, views: list[RequestView]) -> list[str]:
-    """An end whose tokens did not come to the disk with it: the answer is computed again, from its beginning, once it
-    has a credit. So are those of all beams of its search, which go on together or not at all.
+    """An end whose tokens did not reach the disk: the answer is computed again from its beginning, once it has a
+    credit. The same goes for all beams of its search, which continue together or not at all.
     """
     lines: list[str] = []
     lost = [view for view in views if _has_lost_tokens(journal, view)]
@@ -111,7 +111,7 @@ def _reset_ends_without_tokens(journal: Journal, views: list[RequestView]) -> li
 
 
 def _has_lost_tokens(journal: Journal, view: RequestView) -> bool:
-    """Whether this answer has an end, and not the tokens that belong to it."""
+    """Whether this answer has an end but not all of its tokens."""
     key = view.slot, view.generation
     if is_forgotten(journal, *key):
         return False

@@ -1,4 +1,4 @@
-"""execute's part of the journal: tokens as they are known, how a request ended, and where its time went."""
+"""execute's part of the journal: tokens as they become known, how a request ended, and where its time went."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..scores import ScoreColumns, pack_scores, row_words, unpack_scores
 from .layout import MAX_CHUNK_ENDS, MAX_ERROR_BYTES, TIME_UNIT_NS, Journal, Slots, split_word, word
 from .requests import RequestView, logprob_words
 
-MULTIPLIER = 0x01000193  # odd, so that no token is ever multiplied away
+MULTIPLIER = 0x01000193  # odd, so that no token's contribution is ever lost
 MASK = 0xFFFFFFFF
-SHORT = 32  # for fewer tokens a loop is done before numpy has begun
-FEW = 4  # tokens of a step, or of several, the same
+SHORT = 32  # below this many tokens a Python loop beats numpy
+FEW = 4  # the same threshold for the tokens of one or several steps
 _LOST = ("preempted_ns", "recovered_ns", "lost_early_ns")
 
 
 def check_of(generation: int, tokens: npt.NDArray[np.int32]) -> int:
-    """The polynomial hash ``h = h * M + token + 1`` modulo 2**32, begun with the generation."""
+    """The polynomial hash ``h = h * M + token + 1`` modulo 2**32, seeded with the generation."""
     n = len(tokens)
     if n <= SHORT:
         check = generation
@@ -34,14 +34,14 @@ def check_of(generation: int, tokens: npt.NDArray[np.int32]) -> int:
 
 
 def _powers(n: int) -> npt.NDArray[np.uint32]:
-    """MULTIPLIER to the power of 0 to ``n``."""
+    """MULTIPLIER to the powers 0 to ``n``."""
     powers = np.ones(n + 1, np.uint32)
     np.multiply.accumulate(np.full(n, MULTIPLIER, np.uint32), out=powers[1:])
     return powers
 
 
 class _Places(NamedTuple):
-    """Where the next tokens of some slots go, int64 [n] each, gathered once for as long as a batch lasts."""
+    """Where the next tokens of some slots go, int64 [n] each; gathered once for as long as a batch stays the same."""
 
     slots: Slots
     tokens_at: npt.NDArray[np.int64]
@@ -50,7 +50,7 @@ class _Places(NamedTuple):
 
 
 class TokenWriter:
-    """Publishes a step's tokens with a few vectorised stores. One a journal, in execute."""
+    """Publishes a step's tokens with a few vectorized stores. One per journal, in execute."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -58,11 +58,11 @@ class TokenWriter:
         self._tokens_at = np.zeros(n, np.int64)
         self._times_at = np.zeros(n, np.int64)
         self._checks = np.zeros(n, np.uint32)
-        self._accepted_at = np.zeros(n, np.int64)  # in units of time
+        self._accepted_at = np.zeros(n, np.int64)  # in TIME_UNIT_NS
         self._places: _Places | None = None
 
     def adopt(self, view: RequestView) -> npt.NDArray[np.int32]:
-        """Take a request over: the tokens it has already (none, or those of an earlier life), int32 [n]."""
+        """Take over a request; returns the tokens it already has (none, or those from before a restart), int32 [n]."""
         slot = view.slot
         emitted = read_tokens(self._journal, view)
         if emitted is None:
@@ -74,15 +74,15 @@ class TokenWriter:
         self._times_at[slot] = view.extent.times_at
         self._accepted_at[slot] = view.accepted_ns // TIME_UNIT_NS
         self._checks[slot] = check_of(view.generation, emitted)
-        self._places = None  # those that were found may be of an earlier request
+        self._places = None  # the cached ones may belong to an earlier request
         return emitted
 
     def publish(
         self, slots: Slots, indices: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32], now_ns: int
     ) -> None:
-        """Write one token for each slot at its index, then the words that make them true.
+        """Write one token per slot at its index, then the words that publish them.
 
-        The same ``slots`` in the same array, which nobody writes to, need not be looked up again.
+        The lookup is skipped for the same ``slots`` array as last time, which must not be modified.
         """
         if len(slots) <= FEW:
             self.publish_in_order(slots, indices, token_ids, now_ns)
@@ -99,9 +99,9 @@ class TokenWriter:
         token_ids: npt.NDArray[np.int32],
         times_ns: npt.NDArray[np.int64],
     ) -> None:
-        """The same for several steps at once: ``token_ids`` [k, n] of step j at its time, from ``starts`` [n] on."""
+        """The same for several steps at once: ``token_ids`` [k, n], step j at its time, from ``starts`` [n] on."""
         num_steps = len(token_ids)
-        if num_steps == 1 or token_ids.size <= FEW:  # a sum over steps is of no use, and takes as long again
+        if num_steps == 1 or token_ids.size <= FEW:  # too few tokens to gain from vectorizing over steps
             for step, now_ns in enumerate(times_ns.tolist()):
                 self.publish(slots, starts + step, token_ids[step], now_ns)
             return
@@ -121,14 +121,14 @@ class TokenWriter:
         return places
 
     def _count(self, slots: Slots, counts: npt.NDArray[np.int64], checks: npt.NDArray[np.uint32]) -> None:
-        """The words that make so many tokens of each slot true."""
+        """Write the words that publish ``counts`` tokens of the slots."""
         self._checks[slots] = checks
         self._journal.tokens_words[slots] = counts << 32 | checks
 
     def publish_in_order(
         self, slots: Slots, indices: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32], now_ns: int
     ) -> None:
-        """The same one by one: a slot may be there several times, for tokens that follow one another."""
+        """The same one by one: a slot may occur several times, for consecutive tokens."""
         for slot, index, token in zip(slots.tolist(), indices.tolist(), token_ids.tolist(), strict=True):
             self._publish_one(slot, index, token, now_ns)
 
@@ -140,7 +140,7 @@ class TokenWriter:
         self._journal.tokens_words[slot] = (index + 1) << 32 | check
 
     def publish_all(self, view: RequestView, token_ids: list[int], times_ns: list[int], *, score: float) -> None:
-        """Write a whole answer, of which nothing was written before: it is there at once or not at all."""
+        """Write a whole answer of which nothing was written before: it appears at once or not at all."""
         slot, words = view.slot, self._journal.words
         tokens = np.array(token_ids, np.int32)
         self._journal.records["score"][slot] = score
@@ -151,23 +151,23 @@ class TokenWriter:
         self._journal.tokens_words[slot] = word(len(tokens), int(self._checks[slot]))
 
     def clear(self, view: RequestView) -> None:
-        """What an earlier life wrote of this request does not count."""
+        """Discard what was written of this request before a restart."""
         self._checks[view.slot] = check_of(view.generation, np.empty(0, np.int32))
         self._journal.tokens_words[view.slot] = word(0, view.generation)
 
     def publish_logprobs(self, view: RequestView, index: int, row: npt.NDArray[np.uint32]) -> None:
-        """Write one token's logprobs (see ``pack_logprobs``); to be called before the token is published."""
+        """Write one token's logprobs (see ``pack_logprobs``); call it before the token is published."""
         at = view.extent.logprobs_at + index * len(row)
         self._journal.words[at : at + len(row)] = row
 
     def publish_scores(self, view: RequestView, start: int, scores: ScoreColumns) -> None:
-        """Write rows of the prompt's scores from row ``start`` on; to be called before the first token is published."""
+        """Write the prompt's scores from row ``start`` on; call it before the first token is published."""
         rows = pack_scores(scores, view.record.num_prompt_logprobs or 0)
         at = view.extent.scores_at + start * rows.shape[1]
         self._journal.words[at : at + rows.size] = rows.ravel()
 
     def note_chunks(self, slot: int, ends: Sequence[int]) -> None:
-        """Write down where the prompt was cut, before its first token is published. What finds no room is not kept."""
+        """Record where the prompt was cut, before its first token is published. Cuts that do not fit are dropped."""
         kept = ends[:MAX_CHUNK_ENDS]
         self._journal.records["chunk_ends"][slot] = [*kept, *[0] * (MAX_CHUNK_ENDS - len(kept))]
 
@@ -178,12 +178,12 @@ class TokenWriter:
             entry[name] = amount if name == "scheduled_ns" else int(entry[name]) + amount
 
     def note_lost_early(self, slot: int) -> None:
-        """All time that was lost so far was lost before the first token."""
+        """All time lost so far was lost before the first token."""
         entry = self._journal.records[slot]
         entry["lost_early_ns"] = int(entry["preempted_ns"]) + int(entry["recovered_ns"])
 
     def finish(self, slot: int, generation: int, reason: str, error: str = "") -> None:
-        """Publish that no token follows; ``error`` is kept to 104 bytes."""
+        """Publish that no token follows; ``error`` is cut to 104 bytes."""
         kept = error.encode()[:MAX_ERROR_BYTES].decode(errors="ignore")  # not half a character
         self._journal.records["error"][slot] = kept.encode()
         self._journal.finish_words[slot] = word(generation, FINISH_REASONS.index(reason))
@@ -196,13 +196,13 @@ class TokenTimes(NamedTuple):
     scheduled_ns: int
     preempted_ns: int
     recovered_ns: int
-    lost_early_ns: int  # of both, before the first token
+    lost_early_ns: int  # the part of both before the first token
     num_cached_tokens: int
     num_preemptions: int
 
 
 def read_tokens(journal: Journal, view: RequestView) -> npt.NDArray[np.int32] | None:
-    """The published tokens, int32 [n], or None while there are none of this generation (or one is being written)."""
+    """The published tokens, int32 [n]; None if there are none of this generation (or one is being written)."""
     count, check = split_word(journal.tokens_words[view.slot])
     if count > view.record.token_capacity:
         return None
@@ -211,7 +211,7 @@ def read_tokens(journal: Journal, view: RequestView) -> npt.NDArray[np.int32] | 
 
 
 def read_chunk_ends(journal: Journal, slot: int) -> list[int]:
-    """Where the prompt of a request that has tokens was cut, as far as it was written down."""
+    """Where the prompt of a request that has tokens was cut, as far as recorded."""
     ends = journal.records["chunk_ends"][slot]
     return [int(end) for end in ends if end]
 
@@ -225,7 +225,7 @@ def read_finish(journal: Journal, slot: int, generation: int) -> tuple[str, str]
 
 
 def read_times(journal: Journal, view: RequestView, num_tokens: int) -> TokenTimes:
-    if num_tokens == 0 and read_tokens(journal, view) is None:  # what is here is an earlier request's
+    if num_tokens == 0 and read_tokens(journal, view) is None:  # these fields still belong to an earlier request
         return TokenTimes(np.empty(0, np.int64), 0, 0, 0, 0, 0, 0)
     entry = journal.records[view.slot]
     at = view.extent.times_at
@@ -243,7 +243,7 @@ def read_times(journal: Journal, view: RequestView, num_tokens: int) -> TokenTim
 
 
 def _unwrapped(units: npt.NDArray[np.uint32], least: int) -> npt.NDArray[np.int64]:
-    """Times that were cut to 32 bits, which is twelve hours: none is before ``least``, or before the one before it."""
+    """Undo the cut to 32 bits, about twelve hours: no time is before ``least`` or before its predecessor."""
     later = units.astype(np.int64)
     later[1:] -= units[:-1]
     later[:1] -= least
@@ -251,8 +251,8 @@ def _unwrapped(units: npt.NDArray[np.uint32], least: int) -> npt.NDArray[np.int6
 
 
 def was_scheduled(journal: Journal, slot: int, accepted_ns: int) -> bool:
-    """Whether a step of the request in ``slot``, which was accepted at ``accepted_ns``, was begun."""
-    # The time may still be that of an earlier request there.
+    """Whether a step of the request in ``slot``, accepted at ``accepted_ns``, has started."""
+    # The stored time may still be that of an earlier request in this slot.
     return int(journal.records["scheduled_ns"][slot]) >= accepted_ns
 
 
@@ -281,7 +281,7 @@ def read_logprobs(journal: Journal, view: RequestView, start: int, stop: int) ->
 
 
 def has_scores(journal: Journal, view: RequestView) -> bool:
-    """Whether the scores of the prompt, which the request asked for, are written to their end."""
+    """Whether the prompt's scores, which the request asked for, are complete."""
     if view.record.num_prompt_logprobs is None:
         return False
     finish = read_finish(journal, view.slot, view.generation)
@@ -292,7 +292,7 @@ def has_scores(journal: Journal, view: RequestView) -> bool:
 
 
 def read_scores(journal: Journal, view: RequestView) -> ScoreColumns | None:
-    """What execute found of the tokens of the prompt; None if it was not asked, or has not come to the prompt's end."""
+    """The scores of the prompt's tokens; None if not requested, or not complete yet."""
     if not has_scores(journal, view):
         return None
     width, num_rows = row_words(view.record.num_prompt_logprobs or 0), len(view.record.prompt) // 4 - 1

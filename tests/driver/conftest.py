@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.driver.fake_service import REPEAT_S, FakeService
+from triptych import Driver
 from triptych.driver import exchange
 from triptych.driver.session import Session
 
@@ -32,3 +33,10 @@ def session(service: FakeService) -> Iterator[Session]:
     session = service.client()
     yield session
     session.close()
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Driver]:
+    """A small service, easily filled: two rows, and four requests that wait."""
+    with Driver("hash-lm", max_num_seqs=2, max_queue=4, hash_step_ms=1) as driver:
+        yield driver

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.driver.fake_service import finished, packed
@@ -60,6 +60,7 @@ def test_a_gap_is_an_error_and_changes_nothing(offset: int, text_offset: int) ->
     assert contents(assembly) == (TOKENS[:3], "abc")
 
 
+@settings(deadline=None)
 @given(st.lists(ROWS, max_size=30))
 def test_any_rows_in_any_order_give_a_prefix_and_no_token_twice(rows: list[list[int]]) -> None:
     assembly = Assembly("a")
@@ -78,6 +79,7 @@ def test_any_rows_in_any_order_give_a_prefix_and_no_token_twice(rows: list[list[
     assert assembly.num_tokens == num
 
 
+@settings(deadline=None)
 @given(st.integers(0, NUM), st.lists(ROWS, max_size=20))
 def test_who_resumes_gets_the_rest_and_only_that(begin: int, rows: list[list[int]]) -> None:
     assembly = Assembly("a", num_tokens=begin, num_chars=sum(map(len, PIECES[:begin])))

@@ -87,7 +87,7 @@ def test_a_choice_that_fails_is_raised_with_what_the_others_said(service: FakeSe
 def test_an_id_of_a_live_group_is_taken(service: FakeService, session: Session) -> None:
     stream = submit(session)
     accept(service)
-    with pytest.raises(InvalidRequest, match="has a live request 'a' already"):
+    with pytest.raises(InvalidRequest, match="already has a live request 'a'"):
         submit(session).result(10)
     for index in range(2):
         service.say("follow", finished(f"a {index}"))

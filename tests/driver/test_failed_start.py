@@ -58,7 +58,7 @@ def allocate_all_but(nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("nth", "text"),
     [
-        (1, r"the journal .* needs \d+ bytes.* --arena-bytes helps, or a --run-dir"),
+        (1, r"the journal .* needs \d+ bytes.* use a smaller --arena-bytes, or a --run-dir"),
         (2, r"the board .* needs \d+ bytes.*--run-dir"),
     ],
     ids=["journal", "board"],
@@ -82,7 +82,7 @@ def test_without_room_the_error_names_what_a_killed_driver_left(
     size = sum(path.stat().st_blocks * 512 for path in kept.iterdir())
     monkeypatch.setattr(run_dir_module, "SHARED_MEMORY", tmp_path)
     allocate_all_but(nth, monkeypatch)
-    with pytest.raises(ConfigError, match=f"{kept} takes {size} bytes.* --run-dir {kept} goes on with them.* remove"):
+    with pytest.raises(ConfigError, match=f"{kept} takes {size} bytes.* --run-dir {kept} resumes them.* remove"):
         Driver("hash-lm").start()
     assert list(tmp_path.iterdir()) == [kept]
 

@@ -23,7 +23,7 @@ def test_an_adapter_is_unused_once_prepare_has_turned_since_it_was_withdrawn(
     keeper = SimpleNamespace(unanswered_adapters=lambda: iter(()))
     running: Any = SimpleNamespace(board=board, keeper=keeper, check=lambda: None)
     board.worker("prepare").progress()
-    with pytest.raises(ConfigError, match="prepare is away"):
+    with pytest.raises(ConfigError, match="prepare is down"):
         wait_until_unused(running, "a", deadline=0.0)
     monkeypatch.setattr(time, "sleep", lambda _: board.worker("prepare").progress())
     wait_until_unused(running, "a", deadline=time.monotonic() + 20)

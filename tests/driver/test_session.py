@@ -101,7 +101,7 @@ def test_a_refusal_is_raised(service: FakeService, session: Session) -> None:
 def test_an_overloaded_service_says_so_and_may_be_asked_again(service: FakeService, session: Session) -> None:
     stream = submit(session)
     service.hear(m.Submit)
-    service.say("submit", m.Rejected("a", "overloaded", "1024 requests wait, the limit is 1024", None))
+    service.say("submit", m.Rejected("a", "overloaded", "1024 requests are waiting, the limit is 1024", None))
     with pytest.raises(Overloaded):
         stream.result(10)
     again = submit(session)
@@ -241,7 +241,7 @@ def test_a_question_that_is_none_and_was_given_up_hurts_nobody(service: FakeServ
 
 def test_two_live_requests_of_one_id_are_refused_here(service: FakeService, session: Session) -> None:
     first, second = submit(session, "a"), submit(session, "a")
-    with pytest.raises(DuplicateId, match="this client has a live request 'a' already") as caught:
+    with pytest.raises(DuplicateId, match="this client already has a live request 'a'") as caught:
         second.result(10)
     assert caught.value.param == "request_id"
     service.accept("a")

@@ -32,8 +32,8 @@ def test_who_overtook_an_acknowledgement_hears_once_that_it_was_answered(
     stream = submit(session)
     service.accept("a")
     assert say_unknown(service) == m.Submit("a", {"prompt": "hello"})
-    service.say("submit", m.Rejected("a", "duplicate_id", "the request 'a' was answered already", "request_id"))
-    with pytest.raises(DuplicateId, match="answered already"):
+    service.say("submit", m.Rejected("a", "duplicate_id", "the request 'a' has already been answered", "request_id"))
+    with pytest.raises(DuplicateId, match="already been answered"):
         stream.result(10)
 
 
@@ -147,7 +147,7 @@ def test_each_choice_hears_once_that_its_request_was_answered(service: FakeServi
     group = submit_two(session)
     accept_two(service)
     say_two_unknown(service)
-    service.say("submit", m.Rejected("a", "duplicate_id", "the request 'a' was answered already", "request_id"))
+    service.say("submit", m.Rejected("a", "duplicate_id", "the request 'a' has already been answered", "request_id"))
     for stream in (*group.choices, group):
         with pytest.raises(DuplicateId):
             stream.result(10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ DELTAS = [Delta("x", [1], 1), Delta("y", [2], 2)]
 
 
 def make_stream() -> Stream:
-    return Stream("a", lambda _: None)
+    return Stream("a", lambda request_id, reader: None)
 
 
 def completion(reason: str = "stop") -> Completion:
@@ -136,10 +137,11 @@ def test_waiting_does_not_raise_what_the_request_failed_with() -> None:
     assert stream.done
 
 
-def test_an_abort_is_asked_for_by_id() -> None:
-    asked: list[str] = []
-    Stream("the id", asked.append).abort()
-    assert asked == ["the id"]
+def test_an_abort_names_the_request_and_its_reader() -> None:
+    asked: list[Any] = []
+    stream = Stream("the id", lambda request_id, reader: asked.append((request_id, reader)))
+    stream.abort()
+    assert asked == [("the id", stream)]
 
 
 def test_an_end_wakes_who_iterates() -> None:

@@ -69,7 +69,7 @@ def test_nothing_is_asked_after_quit(chat: Triptych, command: str) -> None:
 def test_an_unknown_command_shows_the_list_and_is_not_asked(chat: Triptych) -> None:
     outcome = chat("/frobnicate")
     assert outcome.out == ""
-    assert "/frobnicate is no command" in outcome.err
+    assert "/frobnicate is not a command" in outcome.err
     assert "/reset" in outcome.err
 
 
@@ -114,7 +114,7 @@ def test_a_conversation_is_saved(chat: Triptych, run_dir: str, tmp_path: Path) -
     assert outcome.err.splitlines() == [
         f"3 messages are in {file}",
         f"cannot write {file}: File exists",
-        "/save needs the name of a file",
+        "/save needs a file name",
         "cannot write /none/a: No such file or directory",
     ]
     chat("first", f"/save {tmp_path / 'a.md'}")

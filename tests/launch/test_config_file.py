@@ -70,9 +70,9 @@ def test_the_file_may_be_named_by_the_environment(
 @pytest.mark.parametrize(
     ("toml", "words"),
     [
-        ("page_sise = 32", "'page_sise' is no flag; did you mean page_size?"),
-        ("[generate]\ndrain_timeout = 3", "'drain_timeout' of [generate] is no flag"),
-        ("[frobnicate]\na = 1", "'frobnicate' is no flag"),
+        ("page_sise = 32", "'page_sise' is not a flag; did you mean page_size?"),
+        ("[generate]\ndrain_timeout = 3", "'drain_timeout' of [generate] is not a flag"),
+        ("[frobnicate]\na = 1", "'frobnicate' is not a flag"),
         ("page_size = 32\nblock_size = 16", "page_size is given twice"),
         ("page_size = 32.5", "'32.5' is not an integer"),
         ("page_size = true", "'true' is not an integer"),
@@ -103,4 +103,4 @@ def test_a_byte_order_mark_is_no_part_of_a_file(triptych: Triptych, tmp_path: Pa
 def test_a_file_that_is_utf_16_is_named_so(triptych: Triptych, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text("page_size = 32", encoding="utf-16")
     outcome = triptych("generate", "hi", "--config", tmp_path / "own.toml")
-    assert (outcome.code, "own.toml is UTF-16 and not UTF-8, which iconv" in outcome.err) == (2, True)
+    assert (outcome.code, "own.toml is UTF-16, not UTF-8; iconv" in outcome.err) == (2, True)

@@ -181,7 +181,7 @@ def test_every_flag_has_a_help_text() -> None:
         (["--dtype", "int3"], "dtype is 'int3', known are: auto, float32"),
         (["--policy", "lottery"], "policy is 'lottery', known are: fifo"),
         (["--submit", "tcp://*:1"], "name the address to serve at"),
-        (["--submit", "tcp://127.0.0.1:5555"], "make some with triptych keys init"),
+        (["--submit", "tcp://127.0.0.1:5555"], "make them with triptych keys init"),
         (["--num-pages", "many"], "Invalid value for '--num-pages': 'many' is not an integer"),
         (["--max-num-seqs", "16.0"], "Invalid value for '--max-num-seqs': '16.0' is not an integer"),
         (["--hang-s", "soon"], "Invalid value for '--hang-s': 'soon' is not a number"),

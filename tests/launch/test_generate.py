@@ -179,7 +179,7 @@ def test_an_output_that_cannot_be_written_is_named(generate: Triptych, tmp_path:
         (["a", "--temperature", "-1"], "temperature is -1.0, the limits are 0.0 and 100.0"),
         (["a", "--max-tokens", "-1"], "max_tokens is -1, the limits are 0 and"),
         (["a", "--logit-bias", "x"], "logit_bias is 'x', the form is TOKEN_ID=BIAS"),
-        (["a", "--page-size", "4"], "--page-size: what is at "),
+        (["a", "--page-size", "4"], "--page-size: the pipeline at "),
         (["a", "--log-level", "loud"], "log_level is 'loud', known are: debug"),
     ],
     ids=lambda value: value[-2][2:] if isinstance(value, list) else "",
@@ -221,8 +221,8 @@ def test_nobody_there_to_connect_to_is_an_error(triptych: Triptych, tmp_path: Pa
     ("line", "words"),
     [
         (b"caf\xe9", "line 1: not UTF-8: byte 0xe9 after 3 others"),
-        (b'{"prompt": "\\ud800"}', "line 1: not UTF-8: half a surrogate pair"),
-        ("hello".encode("utf-16"), "the prompts are UTF-16 and not UTF-8, which iconv"),
+        (b'{"prompt": "\\ud800"}', "line 1: not UTF-8: a lone surrogate"),
+        ("hello".encode("utf-16"), "the prompts are UTF-16, not UTF-8; iconv"),
     ],
     ids=["latin-1", "surrogate", "utf-16"],
 )
@@ -238,7 +238,7 @@ def test_a_pipeline_whose_driver_is_gone_is_told_of_at_once(triptych: Triptych, 
     (tmp_path / "lock").touch(0o600)
     code, _, errors = triptych("generate", "hello", "--connect", tmp_path)
     assert code == 2
-    assert f"its driver is gone; triptych serve --run-dir {tmp_path} goes on with it" in errors
+    assert f"its driver is gone; triptych serve --run-dir {tmp_path} continues it" in errors
 
 
 @pytest.mark.parametrize("flags", [["--stream"], ["--format", "jsonl"]], ids=["streamed", "batch"])

@@ -47,9 +47,9 @@ def test_a_pipeline_that_runs_gets_and_gives_up_an_adapter(triptych: Triptych, m
     with Driver("hash-lm") as driver:
         connect = ("--connect", str(driver.run_dir))
         loaded = triptych("load-adapter", module, *connect)
-        assert (loaded.code, loaded.out.partition(",")[0]) == (0, "rude is served")
+        assert (loaded.code, loaded.out.partition(",")[0]) == (0, "rude is served now")
         assert driver.generate([5, 6], max_tokens=5, lora="rude").token_ids == expected([5, 6], 5, adapter=1)
         again = triptych("load-adapter", module, *connect)
-        assert (again.code, again.err.strip()) == (2, "error: the adapter 'rude' is loaded already")
+        assert (again.code, again.err.strip()) == (2, "error: the adapter 'rude' is already loaded")
         gone = triptych("unload-adapter", "rude", *connect)
-        assert (gone.code, gone.out.partition(",")[0]) == (0, "rude is not served any more")
+        assert (gone.code, gone.out.partition(",")[0]) == (0, "rude is no longer served")

@@ -34,10 +34,10 @@ def test_what_is_answered_is_not_asked_again(resume: Triptych, tmp_path: Path) -
     assert resume(stdin=prompts("a", "b")).code == 0
     first = rows_in(tmp_path)
     outcome = resume(stdin=prompts("c", "b", "a"))
-    assert outcome.err.startswith("2 of 3 prompts are answered already")
+    assert outcome.err.startswith("2 of 3 prompts are already answered")
     assert rows_in(tmp_path)[:2] == first
     assert [(row["index"], row["id"]) for row in rows_in(tmp_path)] == [(0, "a"), (1, "b"), (0, "c")]
-    assert resume(stdin=prompts("a", "b", "c")) == (0, "", "3 of 3 prompts are answered already\n")
+    assert resume(stdin=prompts("a", "b", "c")) == (0, "", "3 of 3 prompts are already answered\n")
 
 
 def test_lines_without_ids_are_known_by_their_place(resume: Triptych, tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_every_choice_of_an_answer_is_kept(resume: Triptych, tmp_path: Path) -> 
     several = ("--n", "3", "--temperature", "1")
     assert resume(*several, stdin=prompts("a", "b")).code == 0
     first = rows_in(tmp_path)
-    assert resume(*several, stdin=prompts("a", "b")) == (0, "", "2 of 2 prompts are answered already\n")
+    assert resume(*several, stdin=prompts("a", "b")) == (0, "", "2 of 2 prompts are already answered\n")
     assert rows_in(tmp_path) == first
     assert [(row["id"], row["choice"]) for row in first] == [(name, index) for name in "ab" for index in range(3)]
 
@@ -60,7 +60,7 @@ def test_a_prompt_with_some_of_its_choices_is_asked_again(resume: Triptych, tmp_
     resume(stdin=lines)
     path = tmp_path / "out.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
-    assert "1 of 2 prompts are answered already" in resume(stdin=lines).err
+    assert "1 of 2 prompts are already answered" in resume(stdin=lines).err
     assert [(row["id"], row.get("choice")) for row in rows_in(tmp_path)] == [("b", None), ("a", 0), ("a", 1), ("a", 2)]
 
 
@@ -120,7 +120,7 @@ def test_a_batch_goes_on_after_ctrl_c(tmp_path: Path, resume: Triptych) -> None:
     num_answered = len(rows_in(tmp_path))
     assert 4 <= num_answered < 40
     outcome = resume("--raw", "--file", str(tmp_path / "in"))
-    assert f"{num_answered} of 40 prompts are answered already" in outcome.err
+    assert f"{num_answered} of 40 prompts are already answered" in outcome.err
     assert sorted(row["index"] for row in rows_in(tmp_path)) == list(range(40))
 
 

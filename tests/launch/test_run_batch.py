@@ -121,12 +121,12 @@ def test_a_fault_of_ours_is_told_and_stops_no_other(
         (b"[1]", "line 2: a request is an object, got [1]"),
         (b'{"custom_id": "x", "url": "/v1/completions"}', "line 2: body, method is required"),
         (json.dumps({**request("x"), "id": 1}).encode(), "line 2: unknown field 'id'"),
-        (json.dumps(request("")).encode(), "line 2: custom_id must be a string that is not empty, got ''"),
-        (json.dumps({**request("x"), "custom_id": 5}).encode(), "line 2: custom_id must be a string"),
+        (json.dumps(request("")).encode(), "line 2: custom_id must be a non-empty string, got ''"),
+        (json.dumps({**request("x"), "custom_id": 5}).encode(), "line 2: custom_id must be a non-empty string, got 5"),
         (json.dumps({**request("x"), "method": "GET"}).encode(), "line 2: method is 'GET', must be 'POST'"),
         (json.dumps(request("x", "/v1/load_lora_adapter")).encode(), "url is '/v1/load_lora_adapter', known are: /v1/"),
         (json.dumps({**request("x"), "body": "hi"}).encode(), "line 2: body must be an object, got 'hi'"),
-        (json.dumps(request("first")).encode(), "line 2: custom_id 'first' stands in another line already"),
+        (json.dumps(request("first")).encode(), "line 2: custom_id 'first' is already used by another line"),
         (b'{"custom_id": "\xe9"}', "line 2: not UTF-8: byte 0xe9"),
     ],
     ids=["cut", "list", "missing", "unknown", "empty", "number", "get", "url", "body", "twice", "latin-1"],
@@ -141,7 +141,7 @@ def test_a_file_that_is_no_batch_is_refused_before_anything_is_done(
     assert (tmp_path / "out.jsonl").read_text() == "what was there\n"
 
 
-@pytest.mark.parametrize(("text", "words"), [(b"\n \n", "nothing to answer"), ("a".encode("utf-16"), "UTF-16 and not")])
+@pytest.mark.parametrize(("text", "words"), [(b"\n \n", "nothing to answer"), ("a".encode("utf-16"), "UTF-16, not")])
 def test_a_file_without_requests_is_refused(run_batch: Callable[..., Outcome], text: bytes, words: str) -> None:
     outcome = run_batch(text)
     assert outcome.code == 2
@@ -158,7 +158,7 @@ def test_a_batch_is_taken_up_again_where_it_was(run_batch: Callable[..., Outcome
     output.write_text("".join(first) + first[0].replace('"1"', '"4"').replace('"2"', '"4"')[:-9])  # and a kill
     outcome = run_batch(text_of(*requests), "--resume")
     assert outcome.code == 0
-    assert "2 of 5 requests are answered already" in outcome.err
+    assert "2 of 5 requests are already answered" in outcome.err
     assert "3 of 3 requests answered" in outcome.err
     assert kept < set(output.read_text().splitlines(keepends=True))
     said = {name: row["body"]["choices"][0]["token_ids"] for name, row in rows_in(output).items()}

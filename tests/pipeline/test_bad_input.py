@@ -59,11 +59,11 @@ def test_ten_thousand_random_messages_leave_the_service_answering(driver: Driver
 def test_what_is_said_at_the_wrong_socket_is_refused_there(driver: Driver) -> None:
     with RawClient(driver.run_dir) as client:
         client.send("follow", SUBMIT, "astray", {"prompt": "x"})
-        refused = [REJECTED, "astray", "bad_frame", "Submit is not spoken at the follow socket"]
+        refused = [REJECTED, "astray", "bad_frame", "Submit does not belong on the follow socket"]
         frame = client.receive("follow")
         assert [frame[0], *frame[4:7]] == refused
         client.send("submit", FOLLOW, [["a", 0, False]])
-        assert client.receive("submit")[4:7] == ["", "bad_frame", "Follow is not spoken at the submit socket"]
+        assert client.receive("submit")[4:7] == ["", "bad_frame", "Follow does not belong on the submit socket"]
 
 
 def test_a_frame_over_the_limit_cuts_that_client_only(driver: Driver) -> None:
@@ -154,7 +154,7 @@ def test_the_same_request_again_is_accepted_again_and_another_one_of_its_id_is_n
 def test_an_answered_request_is_not_run_again(driver: Driver) -> None:
     driver.generate("once", request_id="once-only", max_tokens=3)
     assert_quiet(driver)
-    with pytest.raises(DuplicateId, match="answered already"):
+    with pytest.raises(DuplicateId, match="already been answered"):
         driver.generate("once", request_id="once-only", max_tokens=3)
     assert driver.generate("another", request_id="once-only", max_tokens=3).finish_reason == "length"
 

@@ -61,7 +61,7 @@ def test_one_client_cannot_fill_the_journal_with_answers_that_it_does_not_read()
             client.receive("follow", FINISHED)
             eventually(partial(has_released, driver, number + 1))
         client.send("submit", SUBMIT, "too-many", request)
-        assert "4 sequences whose ends it has not acknowledged, the limit is 4" in client.receive("submit", REJECTED)[6]
+        assert "4 sequences with unacknowledged ends, the limit is 4" in client.receive("submit", REJECTED)[6]
         assert driver.generate([9], max_tokens=2).token_ids == expected([9], 2)
         client.send("follow", ACKNOWLEDGE, ["unread-0"])
         eventually(lambda: driver.stats()["prepare"]["records_used"] == 3)

@@ -61,10 +61,10 @@ def test_an_adapter_is_loaded_used_and_unloaded_and_streams_go_on(driver: Driver
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda driver, folder: driver.load_adapter("fixed", folder), "'fixed' is loaded already"),
+        (lambda driver, folder: driver.load_adapter("fixed", folder), "'fixed' is already loaded"),
         (lambda driver, folder: driver.load_adapter("a b", folder), "the form is NAME=PATH"),
         (lambda driver, folder: driver.load_adapter("b", folder / "nowhere"), "'b' cannot be read: .*nowhere"),
-        (lambda driver, folder: driver.unload_adapter("fixed"), "'fixed' is one of the settings"),
+        (lambda driver, folder: driver.unload_adapter("fixed"), "'fixed' comes from the settings"),
         (lambda driver, folder: driver.unload_adapter("b"), "'b' is not loaded, known are: fixed"),
     ],
 )
@@ -182,7 +182,7 @@ def test_an_adapter_of_open_requests_that_has_gone_is_missed(folder: Path, tmp_p
     first.stop(mode="keep")
     own.rename(tmp_path / "away")
     with (
-        pytest.raises(ConfigError, match="unanswered requests for the adapter 'own', which is not named"),
+        pytest.raises(ConfigError, match="unanswered requests for the adapter 'own', which is not configured"),
         hash_driver(**options),
     ):
         pass

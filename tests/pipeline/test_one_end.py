@@ -145,7 +145,7 @@ def test_who_submits_again_while_his_acknowledgement_is_under_way_hears_that_it_
             client.generate("hello", request_id=request_id, n=n, max_tokens=2)
             again = client.submit("hello", request_id=request_id, n=n, max_tokens=2)
             for stream in {again, *again.choices}:
-                with pytest.raises(DuplicateId, match="answered already"):
+                with pytest.raises(DuplicateId, match="already been answered"):
                     stream.result(10)
 
 

@@ -36,7 +36,7 @@ def test_a_worker_is_replaced_without_a_client_error(driver: Driver, role: str) 
 def test_who_asks_for_nonsense_gets_an_answer(driver: Driver) -> None:
     with pytest.raises(ConfigError, match="role is 'nobody', known are: prepare, execute, summarize"):
         ask(driver.run_dir, "restart", role="nobody")
-    with pytest.raises(ConfigError, match="nobody answers 'sing', known are: "):
+    with pytest.raises(ConfigError, match="unknown question 'sing', known are: "):
         ask(driver.run_dir, "sing")
     with pytest.raises(ConfigError, match="only execute has a model"):
         ask(driver.run_dir, "restart", role="prepare", model="x")
@@ -47,7 +47,7 @@ def test_who_asks_for_nonsense_gets_an_answer(driver: Driver) -> None:
 
 
 def test_nobody_answers_where_no_driver_runs(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no driver answers in"):
+    with pytest.raises(ConfigError, match="no driver responds in"):
         ask(tmp_path, "health")
 
 

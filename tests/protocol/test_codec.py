@@ -97,6 +97,7 @@ def test_every_message_survives_the_wire(kind: type[Any], data: st.DataObject, e
     assert decode(encode(message, epoch=epoch, seq=seq)) == (message, epoch, seq)
 
 
+@settings(deadline=None)
 @given(PLAIN_VALUES)
 def test_a_plain_value_survives_packing(value: Any) -> None:
     assert unpack(pack(value)) == value
@@ -107,8 +108,8 @@ def test_a_plain_value_survives_packing(value: Any) -> None:
     [
         ([99, VERSION, 0, 0], "unknown tag 99"),
         ([0, VERSION, 0, 0], "unknown tag 0"),
-        ([1, VERSION + 1, 0, 0, "a", {}], "protocol version 2 is not spoken here, 1 is"),
-        ([1, 0, 0, 0, "a", {}], "protocol version 0 is not spoken here, 1 is"),
+        ([1, VERSION + 1, 0, 0, "a", {}], "protocol version 2 is not supported, this service uses 1"),
+        ([1, 0, 0, 0, "a", {}], "protocol version 0 is not supported, this service uses 1"),
         ([1, VERSION, 0, 0, "a"], "Submit has 1 fields, expected 2: request_id, request"),
         ([1, VERSION, 0, 0, "a", {}, 1], "Submit has 3 fields, expected 2: request_id, request"),
         ([2, VERSION, 0, 0, 1], "GetInfo has 1 fields, expected none"),

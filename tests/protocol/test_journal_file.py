@@ -210,7 +210,7 @@ def test_after_a_flush_that_failed_none_succeeds_in_any_process(
         with pytest.raises(JournalError, match="cannot be written: Input/output error"):
             journal.flush()
     for other in (journal, Journal.open(journal.path)):
-        with pytest.raises(JournalError, match="could not be written before"):
+        with pytest.raises(JournalError, match="could not be written earlier"):
             other.flush()
 
 

@@ -72,7 +72,7 @@ def fill(writer: RequestWriter) -> None:
 def test_a_full_arena_says_so_and_changes_nothing(tmp_path: Path) -> None:
     journal = make_journal(tmp_path, arena_bytes=1 << 12)
     writer = RequestWriter(journal)
-    with pytest.raises(Overloaded, match=r"needs \d+ bytes of the journal, not so many of 4096 are free"):
+    with pytest.raises(Overloaded, match=r"needs \d+ bytes of the journal, fewer of its 4096 are free"):
         fill(writer)
     before = writer.num_free
     with pytest.raises(Overloaded):

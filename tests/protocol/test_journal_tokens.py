@@ -62,11 +62,13 @@ def said(journal: Journal, view: RequestView) -> list[int] | None:
     return None if tokens is None else tokens.tolist()
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.lists(TOKEN_IDS, max_size=50))
 def test_the_check_is_the_hash_it_says(generation: int, tokens: list[int]) -> None:
     assert check_of(generation, int32(*tokens)) == hash_of(generation, tokens)
 
 
+@settings(deadline=None)
 @given(st.lists(TOKEN_IDS, min_size=1, max_size=20), st.data())
 def test_another_token_is_another_check(tokens: list[int], data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(tokens) - 1))

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.factories import make_record
@@ -18,6 +18,7 @@ from triptych.protocol.sampling import SamplingParams
 IDS = st.integers(0, 2**31 - 1)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=64), st.lists(IDS, max_size=20), st.integers(0, 2**63 - 1), st.floats(0.05, 9))
 def test_a_record_survives_its_bytes(request_id: str, prompt: list[int], seed: int, lease_s: float) -> None:
     packed = np.array(prompt, "<i4").tobytes()
@@ -33,9 +34,11 @@ def test_parameters_are_those_that_were_asked_for() -> None:
     assert record.params == params
 
 
-@pytest.mark.parametrize("value", [[], [1, 2, 3], {}, None, "x", list(range(99))], ids=repr)
-def test_bytes_of_something_else_are_refused(value: object) -> None:
-    with pytest.raises(JournalError, match=f"a request record has {len(fields(RequestRecord))} fields"):
+@pytest.mark.parametrize(
+    ("value", "found"), [([], "0"), ([1, 2, 3], "3"), ({}, "dict"), (None, "NoneType"), ("x", "str"), ([0] * 99, "99")]
+)
+def test_bytes_of_something_else_are_refused(value: object, found: str) -> None:
+    with pytest.raises(JournalError, match=f"a request record has {len(fields(RequestRecord))} fields, got {found}$"):
         RequestRecord.from_bytes(pack(value))
 
 

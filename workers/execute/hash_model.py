@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ...protocol.byte_level import BYTE_OF
 from ...protocol.config import CacheConfig, ModelConfig, SchedulerConfig
 from ...protocol.model_card import ModelCard
 from ...protocol.tokenizer_files import TokenizerFacts, save_tokenizer
@@ -64,7 +65,7 @@ def byte_tokenizer_json() -> str:
     plain = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [{"id": 0, "content": EOS, **plain}, {"id": VOCAB_SIZE - 1, "content": SPARE, **plain}]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    vocab = {EOS: 0} | {character: 1 + byte for byte, character in enumerate(_byte_characters())}
+    vocab = {EOS: 0} | {character: 1 + byte for character, byte in BYTE_OF.items()}
     vocab[SPARE] = VOCAB_SIZE - 1
     model = {"type": "BPE", "vocab": vocab, "merges": [], "ignore_merges": False, "byte_fallback": False}
     return json.dumps({
@@ -74,10 +75,3 @@ def byte_tokenizer_json() -> str:
         "decoder": byte_level,
         "model": model,
     })  # fmt: skip
-
-
-def _byte_characters() -> list[str]:
-    """The printable character that stands for each byte in byte-level tokenizers (Radford et al. 2019, GPT-2)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

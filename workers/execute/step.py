@@ -39,16 +39,16 @@ def _no_rows() -> Int32:
 
 
 class StepCut(NamedTuple):
-    """Where a step is cut, for layers that must see its sequences one by one.
+    """How a step divides into segments for recurrent layers, which compute sequences one by one.
 
-    In G segments, side by side: one for each sequence, and more where a snapshot of its state is wanted in between.
+    G segments side by side: one for each sequence, and more where a snapshot of its state is taken in between.
     """
 
-    reads: Int32  # [G], rows of the states before them; of no meaning where a sequence begins
-    writes: Int32  # [G], rows of the states after them, which later ones of the same sequence may read
-    starts: Int32  # [G], position of the first token of each
-    lengths: Int32  # [G], tokens of each
-    num_decodes: int
+    reads: Int32  # [G], row of the state before each segment; ignored if it starts at 0
+    writes: Int32  # [G], row of the state after it, which the next segment of the same sequence reads
+    starts: Int32  # [G], position of its first token
+    lengths: Int32  # [G], its number of tokens
+    num_decodes: int  # the first so many segments are decodes
 
     @classmethod
     def of(cls, segments: list[Segment], *, num_decodes: int) -> StepCut:

@@ -1,4 +1,4 @@
-"""Whether a prompt can be served by this model and this page pool, and how many tokens may follow it. Pure."""
+"""Whether this model and page pool can serve a prompt, and how many tokens may follow it. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Truncated(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """A prompt that can always be served, alone if need be: nothing that is queued can turn out not to fit."""
+    """A prompt that can always be served, alone if need be: a queued request never turns out not to fit."""
 
     token_ids: Int32  # [num_prompt_tokens]
     num_truncated: int  # tokens cut from the prompt
@@ -35,11 +35,11 @@ def admit(
     card: ModelCard,
     max_prompt_tokens: int | None = None,
 ) -> Admission:
-    """The prompt as it will run. ``max_prompt_tokens``: the request's own limit, if it has one.
+    """The prompt as it will run. ``max_prompt_tokens``: the request's own limit, if any.
 
     Raises:
-        InvalidRequest: an id in the prompt or the parameters is not in the model's vocabulary, or so many sequences can
-            never be live.
+        InvalidRequest: an id in the prompt or the parameters is not in the model's vocabulary, or there are more
+            sequences than can ever be live.
         RequestTooLong: the prompt does not fit and ``truncation`` is "none".
     """
     check_prompt_ids(token_ids, card.vocab_size)
@@ -60,10 +60,10 @@ def admit(
 
 
 def fit(token_ids: Int32, params: SamplingParams, card: ModelCard) -> int:
-    """Output tokens that may follow this prompt: ``max_tokens``, or fewer where the context or the pool ends.
+    """Output tokens that may follow this prompt: ``max_tokens``, or as many as context and pool have room for.
 
     Raises:
-        RequestTooLong: no room is left for one token.
+        RequestTooLong: there is no room for a single token.
     """
     limit = longest_prompt(card)
     if len(token_ids) > limit:
@@ -76,10 +76,10 @@ def fit(token_ids: Int32, params: SamplingParams, card: ModelCard) -> int:
 
 
 def _beam_room(num_prompt_tokens: int, num_beams: int, card: ModelCard) -> int:
-    """Output tokens of so many beams that the pool can hold all at once. They share the full pages of the prompt.
+    """Output tokens per beam such that the pool can hold all beams at once. They share the prompt's full pages.
 
     Raises:
-        RequestTooLong: there is no room for one.
+        RequestTooLong: there is no room for a single token.
     """
     num_shared = num_prompt_tokens // card.page_size
     num_own = max(0, card.num_pages - num_shared) // num_beams
@@ -94,7 +94,7 @@ def _beam_room(num_prompt_tokens: int, num_beams: int, card: ModelCard) -> int:
 
 
 def check_group(params: SamplingParams, card: ModelCard) -> None:
-    """Raise InvalidRequest if the sequences of one request are more than can be live, or cannot be one request's."""
+    """Raise InvalidRequest if a request has more sequences than can be live, or beams on a recurrent model."""
     sizes = {"n": params.n, "best_of": params.best_of or 1, "num_beams": params.num_beams}
     for param, size in sizes.items():
         if size > card.max_live:
@@ -102,7 +102,7 @@ def check_group(params: SamplingParams, card: ModelCard) -> None:
 
 
 def check_scores(num_prompt_tokens: int, params: SamplingParams) -> None:
-    """Raise InvalidRequest if the logprobs of the prompt are more than one message brings."""
+    """Raise InvalidRequest if the logprobs of the prompt do not fit into one message."""
     num_bytes = 4 * score_words(num_prompt_tokens, params.prompt_logprobs)
     if num_bytes > MAX_SCORE_BYTES:
         raise InvalidRequest(
@@ -113,14 +113,14 @@ def check_scores(num_prompt_tokens: int, params: SamplingParams) -> None:
 
 
 def longest_prompt(card: ModelCard) -> int:
-    """Tokens a prompt may have: one less than the context or the pool holds, so that one token can follow."""
+    """The longest possible prompt: one token less than the context or the pool holds, so that one token can follow."""
     return _context_tokens(card) - 1
 
 
 def truncated_length(params: SamplingParams, card: ModelCard) -> int:
-    """Tokens a prompt that must be cut is cut to: ``max_tokens`` fit behind it, but half the context stays with it.
+    """The length to which a prompt that is too long is cut: leaves room for ``max_tokens``, at most half the context.
 
-    A cut to the limit itself would leave room for a single token of output.
+    A cut to the limit itself would leave room for a single output token.
     """
     context = _context_tokens(card)
     room = context if params.max_tokens is None else max(params.max_tokens, 1)
@@ -128,7 +128,7 @@ def truncated_length(params: SamplingParams, card: ModelCard) -> int:
 
 
 def truncate(token_ids: Int32, limit: int, how: Truncation) -> Truncated:
-    """The prompt cut to ``limit`` tokens on the left, on the right or out of the middle; "none" leaves it whole."""
+    """The prompt cut to ``limit`` tokens on the left, on the right or in the middle; "none" leaves it whole."""
     num_over = len(token_ids) - limit
     if num_over <= 0 or how == "none":
         return Truncated(token_ids, 0)
@@ -141,7 +141,7 @@ def truncate(token_ids: Int32, limit: int, how: Truncation) -> Truncated:
 
 
 def check_prompt_ids(token_ids: Int32, vocab_size: int) -> None:
-    """Raise InvalidRequest with the first id that is not in the vocabulary."""
+    """Raise InvalidRequest for the first id that is not in the vocabulary."""
     foreign = (token_ids < 0) | (token_ids >= vocab_size)
     if foreign.any():
         index = int(foreign.argmax())
@@ -152,7 +152,7 @@ def check_prompt_ids(token_ids: Int32, vocab_size: int) -> None:
 
 
 def check_param_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Raise InvalidRequest with the first token id of a parameter that is not in the vocabulary."""
+    """Raise InvalidRequest for the first token id in a parameter that is not in the vocabulary."""
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
     _check_ids("logit_bias", params.logit_bias, vocab_size)
 

@@ -1,4 +1,4 @@
-"""A thread for what may take long, which is given up where something in it takes too long."""
+"""A worker thread for jobs that may take long, abandoned and replaced when one takes too long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from .turns import Owner, Turns
 
 T = TypeVar("T")
-MAX_STUCK = 8  # threads; a worker with so many is no use any more
+MAX_STUCK = 8  # threads; a process with that many should be restarted
 
 logger = logging.getLogger(__name__)
 
@@ -27,41 +27,41 @@ class _Job(Generic[T]):
 
 
 class Beside(Generic[T]):
-    """Does one job after another in a thread, of those who wait in turns; everything but the work itself is for the
-    thread that owns this.
+    """Runs one job at a time in a thread, serving owners in turn. Only the jobs themselves run in that thread; all
+    methods and callbacks run in the thread that uses this object.
 
-    A thread cannot be stopped from outside. One whose job takes longer than ``timeout_s`` is left to itself: it ends
-    with that job, or with the process. The job counts as done without a result, and another thread does the rest.
+    A thread cannot be stopped from outside. One whose job takes longer than ``timeout_s`` is abandoned: it ends with
+    that job, or with the process. The job counts as done without a result, and a new thread takes over the rest.
     """
 
     def __init__(self, timeout_s: float, *, ring: Callable[[], None]) -> None:
-        """``ring`` is called, by the thread beside, when there is something to ``collect``."""
+        """``ring`` is called from the job thread when there is something to ``collect``."""
         self._timeout_s = timeout_s
         self._ring = ring
         self._waiting: Turns[_Job[T]] = Turns()
         self._finished: deque[_Job[T]] = deque()
         self._running: _Job[T] | None = None
         self._give_up_at = 0.0
-        self._inbox: queue.SimpleQueue[_Job[T] | None] | None = None  # of the thread in use
-        self.num_stuck = 0  # threads that were given up and have not come back
+        self._inbox: queue.SimpleQueue[_Job[T] | None] | None = None  # of the current thread
+        self.num_stuck = 0  # abandoned threads that have not finished
 
     def submit(self, owner: Owner, work: Callable[[], T], done: Callable[[T | None], None]) -> None:
-        """``done`` is called by ``collect`` with what ``work`` returned, or with None if it took too long."""
+        """``collect`` calls ``done`` with the result of ``work``, or with None if it took too long."""
         self._waiting.add(owner, _Job(work, done))
         self._start_next()
 
     def collect(self) -> None:
-        """Finish what is done, give up what takes too long.
+        """Complete finished jobs, and give up the running one if it takes too long.
 
         Raises:
-            RuntimeError: so many threads are stuck that this process should begin anew.
+            RuntimeError: so many threads are stuck that this process should be restarted.
         """
         while self._finished:
             job = self._finished.popleft()
             if job is self._running:
                 self._running = None
                 job.done(job.result)
-            else:  # it was given up before, and its thread has ended since
+            else:  # it had been given up, and its thread has finished since
                 self.num_stuck -= 1
         if self._running is not None and time.monotonic() > self._give_up_at:
             self._give_up(self._running)
@@ -69,9 +69,9 @@ class Beside(Generic[T]):
 
     def _give_up(self, job: _Job[Any]) -> None:
         self.num_stuck += 1
-        logger.error("a job took longer than %.1f s, its thread is given up", self._timeout_s)
-        assert self._inbox is not None, "somebody does the job"
-        self._inbox.put(None)  # should it ever come back it ends
+        logger.error("a job took longer than %.1f s: abandoning its thread", self._timeout_s)
+        assert self._inbox is not None, "a running job has a thread"
+        self._inbox.put(None)  # ends the thread if it ever finishes the job
         self._running = self._inbox = None
         job.done(None)
         if self.num_stuck >= MAX_STUCK:
@@ -88,7 +88,7 @@ class Beside(Generic[T]):
         self._inbox.put(self._running)
 
     def close(self) -> None:
-        """The thread ends after what it is doing."""
+        """The thread ends after its current job."""
         if self._inbox is not None:
             self._inbox.put(None)
 

@@ -1,4 +1,4 @@
-"""A checkpoint's chat template, rendered as transformers' ``apply_chat_template`` renders it, without transformers."""
+"""A checkpoint's chat template, rendered like transformers' ``apply_chat_template``, without transformers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import jinja2
 
 _NONE: Mapping[str, Any] = {}
-_END = "<|the model goes on here|> "  # with a space, for a template may cut white space off a message
+_END = "<|the model goes on here|> "  # with a space, as a template may strip trailing white space from a message
 
 
 class ChatTemplate:
@@ -30,10 +30,10 @@ class ChatTemplate:
         variables: Mapping[str, Any] = _NONE,
         continue_final_message: bool = False,
     ) -> str:
-        """The chat's text, ending where the model is to answer, or to go on with the last message; special tokens are
-        in it as text.
+        """The chat as text, ending where the model is to answer or to continue the last message; special tokens appear
+        as text.
 
-        ``variables`` are what the checkpoint's template knows besides, such as ``enable_thinking``.
+        ``variables`` are further variables of the checkpoint's template, such as ``enable_thinking``.
 
         Raises whatever the template raises: it comes with the checkpoint and may do anything.
         """
@@ -52,22 +52,22 @@ class ChatTemplate:
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
-        from .template_language import compile_template  # here, since a start takes a fifth longer with jinja2
+        from .template_language import compile_template  # imported here: jinja2 makes a start a fifth longer
 
         return compile_template(self._source)
 
 
 def _turn(message: Message) -> dict[str, Any]:
-    """As templates want it: that of gpt-oss has a word of its own for thoughts."""
+    """The message as templates expect it: gpt-oss's uses another name for the reasoning."""
     thoughts = message.get("reasoning_content")
     return {**message} if thoughts is None else {**message, "thinking": thoughts}
 
 
 def _up_to_the_end(text: str, begun: str) -> str:
-    """Of the last message, as transformers finds it.
+    """The text up to the end of the last message, found in the same way as transformers does.
 
     Raises:
-        ValueError: the template does not show the message as it is.
+        ValueError: the template does not reproduce the message verbatim.
     """
     end = text.rfind(_END.rstrip())
     if end < 0 or begun.strip() not in text:

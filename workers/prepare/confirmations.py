@@ -1,4 +1,4 @@
-"""ACCEPTED to the clients, once the request is where it was promised to be."""
+"""Sends ACCEPTED to clients, once their requests are stored as durably as configured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..process import WorkerContext
 
 
 class Confirmations:
-    """Said at once where the journal lies in memory; where it lies on a disk, once it is written there."""
+    """Sent at once if the journal is in memory; if it is on a disk, after it was flushed."""
 
     def __init__(self, context: WorkerContext, router: Router) -> None:
         self._context, self._router = context, router
@@ -22,7 +22,7 @@ class Confirmations:
             self._router.send(peer, accepted)
 
     def flush(self) -> None:
-        """Say what waits, after one flush for all of it."""
+        """Send what is waiting, after one flush for all of it."""
         if self._waiting:
             self._context.flush_journal()
             for peer, accepted in self._waiting:

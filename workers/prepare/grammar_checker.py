@@ -1,5 +1,6 @@
-"""Whether a grammar compiles, within a time and a memory that cannot be passed: native code is not to be interrupted,
-so it runs in a process that can be killed."""
+"""Checks whether a grammar compiles within a time and a memory limit: native code cannot be interrupted, so it runs in
+a process that can be killed.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +19,18 @@ from .structured import Structured, refusal
 
 logger = logging.getLogger(__name__)
 
-MAX_KNOWN = 256  # verdicts that are remembered
+MAX_KNOWN = 256  # cached verdicts
 START_TIMEOUT_S = 60.0
-REMEMBER_S = 60.0  # that a grammar passed a limit; others are remembered as long as there is room
+REMEMBER_S = 60.0  # how long an exceeded limit is remembered; other verdicts stay while there is room
 _READ_BYTES = 1 << 16
 
 
 class Verdict(NamedTuple):
-    """What came of a form: a grammar, or why it has none."""
+    """The result for a form: a grammar, or why there is none."""
 
     grammar: str = ""
     error: str = ""
-    until: float = math.inf  # time.monotonic(); what the machine was too slow for may be tried again
+    until: float = math.inf  # time.monotonic(); after an exceeded limit it may be tried again
 
     def raise_or_return(self) -> str:
         if self.error:
@@ -38,7 +39,7 @@ class Verdict(NamedTuple):
 
 
 class GrammarChecker:
-    """Compiles grammars one after the other; ``compile`` belongs to one thread, ``known`` to any.
+    """Compiles one grammar at a time; ``compile`` is for a single thread, ``known`` for any.
 
     Invariant: a compiler that did not answer in time is dead when ``compile`` returns.
     """
@@ -51,15 +52,15 @@ class GrammarChecker:
         self._process: _Process | None = None
 
     def known(self, structured: Structured) -> Verdict | None:
-        """The verdict on a form that came before, if it is remembered."""
+        """The verdict on an earlier form, if it is still cached."""
         verdict = self._verdicts.get(structured)
         return verdict if verdict is not None and time.monotonic() < verdict.until else None
 
     def compile(self, structured: Structured) -> str:
-        """The grammar that execute runs.
+        """The grammar for execute to run.
 
         Raises:
-            InvalidRequest: it does not compile, or not within the limits, or nothing does for this model.
+            InvalidRequest: it does not compile, or not within the limits, or this model supports no grammars.
         """
         verdict = self.known(structured) or self._compile(structured)
         if len(self._verdicts) >= MAX_KNOWN:
@@ -75,7 +76,7 @@ class GrammarChecker:
     def _compile(self, structured: Structured) -> Verdict:
         try:
             if self._process is not None and self._process.is_dead:
-                self.close()  # it died with nothing to do, killed by somebody: no form is to blame for that
+                self.close()  # it died while idle: no form is to blame
             if self._process is None:
                 self._process = _Process(self._run_dir, self._memory_bytes)
             self._process.ask(list(structured))
@@ -86,7 +87,7 @@ class GrammarChecker:
             error = f"cannot be compiled in {self._memory_bytes >> 20} MiB"
         except _Unusable as unusable:
             error = str(unusable)
-        except ValueError:  # its answer is none, as where a library writes between: the next may be that to this form
+        except ValueError:  # a malformed answer, say from a library that prints: the next line may be the real one
             self.close()
             raise
         self.close()
@@ -94,11 +95,11 @@ class GrammarChecker:
 
 
 class _Unusable(Exception):
-    """No grammar can be compiled for this model, with the reason."""
+    """No grammar can be compiled for this model; the message is the reason."""
 
 
 class _Process:
-    """One life of ``grammar_process``."""
+    """One ``grammar_process``."""
 
     def __init__(self, run_dir: Path, memory_bytes: int) -> None:
         command = [sys.executable, "-m", f"{__package__}.grammar_process", "--run-dir", str(run_dir)]
@@ -130,7 +131,7 @@ class _Process:
         """``(grammar, error)``, one of them empty.
 
         Raises:
-            TimeoutError: there is none in time.
+            TimeoutError: no answer in time.
             EOFError: the process died.
         """
         deadline = time.monotonic() + timeout_s

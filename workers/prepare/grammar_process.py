@@ -1,7 +1,7 @@
-"""The process that compiles grammars of strangers, so that one that takes too much takes only this process with it.
+"""The process that compiles grammars from clients: a grammar that exceeds the limits takes down only this process.
 
-Started by ``GrammarChecker``. It reads a line of JSON for each grammar, ``[kind, source]``, and writes one, ``[grammar,
-error]``; the first line it writes, before it reads any, says whether the model's tokenizer can be constrained at all.
+Started by ``GrammarChecker``. It reads one line of JSON per grammar, ``[kind, source]``, and writes one, ``[grammar,
+error]``; a first line, written before any is read, says whether the model's tokenizer supports grammars at all.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ...protocol.lifeline import die_with
 from ...protocol.model_card import ModelCard
 from ...protocol.tokenizer_files import TOKENIZER_FILE
 
-# A space, or a line break and an indentation: without a bound a small model goes on with white space until max_tokens.
-# The "x-guidance" of a schema is taken instead.
+# A space, or line breaks and indentation: without a bound a small model produces white space until max_tokens. A
+# schema's own "x-guidance" takes precedence.
 _JSON_DEFAULTS: Any = {"whitespace_pattern": r"\x20|\x0A{1,2}[\x20\x09]{0,20}"}
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     die_with(arguments.parent)
     try:
         compiler = _Compiler(arguments.run_dir)
-    except Exception as error:  # of the library: whatever it raises, this tokenizer is not for it
+    except Exception as error:  # raised by the library: it does not support this tokenizer
         _answer("", f"this model's answers cannot be constrained: {error!s:.200}")
         return
     _limit_memory(arguments.memory_bytes)
@@ -45,11 +45,11 @@ def main() -> None:
 class _Compiler:
     def __init__(self, run_dir: Path) -> None:
         try:
-            import llguidance  # here, because it is an optional dependency
+            import llguidance  # imported here: an optional dependency
         except ImportError as error:
             raise ValueError("llguidance is not installed, pip install 'triptych[structured]'") from error
         card = ModelCard.read(run_dir)
-        assert card is not None, "prepare begins once there is one"
+        assert card is not None, "prepare starts after the card is published"
         if not card.eos_token_ids:
             raise ValueError("the model has no token that ends a sequence")
         self._matcher = llguidance.LLMatcher
@@ -59,12 +59,12 @@ class _Compiler:
         self._tokenizer = llguidance.LLTokenizer(tokenizer_json, **tokenizer_options(card))
 
     def compile(self, kind: str, source: str) -> tuple[str, str]:
-        """The grammar as execute will run it, or why it cannot."""
+        """The grammar as execute will run it, or why it does not compile."""
         try:
             grammar = self._grammar(kind, source)
             matcher = self._matcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
             if not matcher.is_error():
-                matcher.compute_bitmask()  # much is only built when the first token is looked for
+                matcher.compute_bitmask()  # much of it is built lazily, for the first token
         except Exception as error:
             return "", f"does not compile: {error}"
         return (grammar, "") if not matcher.is_error() else ("", f"does not compile: {_reason(matcher.get_error())}")
@@ -74,13 +74,13 @@ class _Compiler:
             is_guided = "x-guidance" in json.loads(source)
             return str(self._matcher.grammar_from_json_schema(source, None if is_guided else _JSON_DEFAULTS))
         if kind == "regex":
-            # Its own conversion lets \\d stand for the digits of every script, which hardly anybody means.
+            # Its default conversion lets \\d match the digits of every script, which is hardly ever intended.
             source = f"start: /{self._to_lark(source, use_ascii='d')}/"
         return str(self._matcher.grammar_from_lark(source))
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """From here on the process may grow by so much; what asks for more aborts."""
+    """Let the process grow by at most ``num_bytes`` from here on; allocations beyond that abort it."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + num_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

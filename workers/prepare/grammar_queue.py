@@ -1,4 +1,4 @@
-"""Forms that wait for the grammar compiler, which may take seconds for each."""
+"""Forms waiting for the grammar compiler, which may take seconds for each."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from .turns import Owner, Turns
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 256  # forms that wait, or are compiled; each may take grammar_timeout_s
+MAX_WAITING = 256  # forms waiting or being compiled; each may take grammar_timeout_s
 MAX_WAITING_OF_ONE = MAX_WAITING // 2  # of one client
 
 Done = Callable[[str | RequestError], None]
 
 
 class GrammarQueue:
-    """A checker with a thread of its own, for which clients wait in turns."""
+    """A checker with a thread of its own, which serves clients in turn."""
 
     def __init__(self, checker: GrammarChecker) -> None:
         self._checker = checker
-        self._lock = threading.Lock()  # of the two below
+        self._lock = threading.Lock()  # guards the two below
         self._waiting: Turns[tuple[Structured, Done]] = Turns()
-        self._num_forms: Counter[Owner] = Counter()  # by owner: waiting, and the one that is being compiled
+        self._num_forms: Counter[Owner] = Counter()  # by owner: waiting or being compiled
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compiler")
 
     def compile(self, owner: Owner, structured: Structured, done: Done) -> None:
-        """Calls ``done`` once with the grammar or why there is none: at once if that is known, else from the thread."""
+        """Calls ``done`` once with the grammar or an error: at once if it is cached, else from the thread."""
         if (verdict := self._checker.known(structured)) is not None:
             done(refusal(verdict.error) if verdict.error else verdict.grammar)
         elif (refused := self._add(owner, structured, done)) is not None:
@@ -53,7 +53,7 @@ class GrammarQueue:
         return None
 
     def close(self) -> None:
-        """What waits is dropped. The compiler itself ends with the thread, or with this process."""
+        """Drops what is waiting. The compiler process ends with the thread, or with this process."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _compile_next(self) -> None:
@@ -71,6 +71,6 @@ class GrammarQueue:
             return self._checker.compile(structured)
         except RequestError as error:
             return error
-        except Exception as error:  # whoever waits must hear something
+        except Exception as error:  # the request must be answered
             logger.exception("a grammar could not be compiled")
             return RequestError(f"the grammar could not be compiled: {type(error).__name__}")

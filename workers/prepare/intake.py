@@ -1,4 +1,4 @@
-"""Which request ids are known, and what to say to one that comes again."""
+"""Which request ids are known, and how to answer a request that is sent again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...protocol.record import is_repeat
 from .request import GenerationRequest
 from .turns import Owner
 
-INLINE_BYTES = 16 << 10  # prompts up to this size are tokenised at once, larger ones and chats by a thread beside
+INLINE_BYTES = 16 << 10  # prompts up to this size are tokenized at once, larger ones and chats in a separate thread
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Intake:
     """One request on its way through this process."""
 
     peer: bytes
-    owner: Owner  # whose quota it counts for
+    owner: Owner  # whose quota it counts towards
     request_id: str
     digest: int
     mark: int  # see ``mark_of``
@@ -38,32 +38,32 @@ class Intake:
 
     @property
     def is_long(self) -> bool:
-        """Whether it may take the tokenizer long."""
+        """Whether tokenizing it may take long."""
         return _takes_long(self.num_bytes, is_chat=self.request.messages is not None)
 
     def time_after(self, limit_ms: float | None) -> int:
-        """CLOCK_MONOTONIC in ns, so long after the receipt; 0 without a limit."""
+        """This long after the receipt, CLOCK_MONOTONIC in ns; 0 without a limit."""
         return 0 if limit_ms is None else self.received_ns + int(limit_ms * 1e6)
 
 
 def num_waiting_bytes(request: Mapping[str, Any], num_bytes: int) -> int:
-    """Bytes of a SUBMIT that will wait for the compiler or the tokenizer; 0 if it is tokenised at once.
+    """Bytes of a SUBMIT that will wait for the compiler or the tokenizer; 0 if it is tokenized at once.
 
-    Told from the map as it came: whether there is room for it is asked before anything is done for it.
+    Derived from the undecoded map: whether there is room is checked before any work is done for the request.
     """
     is_long = _takes_long(num_bytes, is_chat=request.get("messages") is not None)
     return num_bytes if is_long or request.get("structured") is not None else 0
 
 
 def _takes_long(num_bytes: int, *, is_chat: bool) -> bool:
-    """A chat's template is a program, which may take any time over it."""
+    """Chats always count: a chat template is a program that may run for any time."""
     return num_bytes > INLINE_BYTES or is_chat
 
 
 def check_member_ids(request_id: str, size: int) -> None:
     """
     Raises:
-        InvalidRequest: the ids of so many sequences are longer than an id may be.
+        InvalidRequest: with a suffix for each of ``size`` sequences, the id is too long.
     """
     num_more = len(member_id(request_id, size - 1, size)) - MAX_ID_BYTES
     if num_more > 0:
@@ -75,7 +75,7 @@ def check_member_ids(request_id: str, size: int) -> None:
 
 
 def digest_of(request: Any) -> int:
-    """CRC-32 of a request, the same in whatever order its fields came."""
+    """CRC-32 of a request, independent of the order of its fields."""
     return zlib.crc32(pack(_sorted(request)))
 
 
@@ -88,22 +88,22 @@ def _sorted(value: Any) -> Any:
 
 
 def answered_already(request_id: str) -> DuplicateId:
-    return DuplicateId(f"the request {request_id!r} was answered already", param="request_id")
+    return DuplicateId(f"the request {request_id!r} has already been answered", param="request_id")
 
 
 class Known(NamedTuple):
-    """A live request as this process remembers it."""
+    """What this process knows of a live request."""
 
     mark: int  # see ``mark_of``
-    accepted: Accepted | None = None  # what was answered; None while it is with the tokenizer
+    accepted: Accepted | None = None  # the reply it got; None while it is being tokenized
     key: tuple[int, int] = (0, 0)  # slot and generation of its last record
 
 
 class KnownIds:
-    """Live ids with what was answered to them, and past ids as far back as ``max_past``.
+    """Live ids with the replies they got, and up to ``max_past`` past ids.
 
-    A request is told from another of the same id by its mark: the same request sent again, by whoever may ask for it,
-    is answered again, a different one is refused while the first is live.
+    Requests with the same id are told apart by their marks: the same request sent again, by someone who may access it,
+    gets the same reply; a different one is refused while the first is live.
     """
 
     def __init__(self, past: Iterable[tuple[str, int]], *, max_past: int) -> None:
@@ -112,10 +112,10 @@ class KnownIds:
         self._max_past = max_past
 
     def seen(self, request_id: str, mark: int) -> Known | None:
-        """This very request, if it is live already.
+        """This very request, if it is already live.
 
         Raises:
-            DuplicateId: another request of this id is live, or this one was answered and acknowledged.
+            DuplicateId: another request with this id is live, or this one was answered and acknowledged.
         """
         if (known := self._live.get(request_id)) is not None:
             if not is_repeat(mark, known.mark):
@@ -130,17 +130,17 @@ class KnownIds:
         self._live[request_id] = Known(mark)
 
     def accept(self, accepted: Accepted, mark: int, key: tuple[int, int]) -> None:
-        """``key``: of its last record."""
+        """``key``: slot and generation of its last record."""
         self._live[accepted.request_id] = Known(mark, accepted, key)
 
     def refuse(self, request_id: str) -> None:
-        """The request was not accepted; what was accepted stays."""
+        """The request was refused; no effect if it has been accepted before."""
         if request_id in self._live and self._live[request_id].accepted is None:
             del self._live[request_id]
 
     def forget(self, request_id: str, *, was_read: bool) -> None:
-        """The record is gone. Who comes again for a request that nobody has read asks for it as if for the first time:
-        perhaps its client was never told that it had been accepted.
+        """The record is gone. If its answer was never read, sending the request again starts a new one: its client may
+        never have learned that it had been accepted.
         """
         known = self._live.pop(request_id, None)
         if known is not None and was_read:

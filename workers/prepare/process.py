@@ -1,12 +1,10 @@
-"""The prepare worker: takes requests in, tokenises them, and hands them to execute as credits allow."""
+"""The prepare worker: receives requests, tokenizes them, and passes them to execute as credits allow."""
 
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from ...protocol.errors import (
     RequestError,
     encodable,
 )
-from ...protocol.groups import check_request_id, member_id, member_seed, request_of
+from ...protocol.groups import check_request_id, request_of
 from ...protocol.journal.layout import ACCEPTED, ACKNOWLEDGED, DISPATCHED, RELEASED
 from ...protocol.journal.releases import is_forgotten, is_released, was_read
 from ...protocol.journal.requests import AcceptTimes, RequestWriter
@@ -37,13 +35,14 @@ from .confirmations import Confirmations
 from .intake import Intake, Known, KnownIds, answered_already, check_member_ids, digest_of, num_waiting_bytes
 from .queue import CreditQueue, Waiting
 from .quotas import Quotas
+from .records import make_records
 from .request import GenerationRequest, digest_of_adapter
 from .text_encoder import TextEncoder
 from .tokenizing import Tokenizing
 
 logger = logging.getLogger(__name__)
 
-MAX_FRAMES_A_TURN = 256  # so that credits and replies are not kept waiting by a flood
+MAX_FRAMES_A_TURN = 256  # so that a flood does not hold up credits and replies
 
 
 def run(context: WorkerContext) -> None:
@@ -55,10 +54,10 @@ def run(context: WorkerContext) -> None:
 
 
 class Prepare:
-    """State of the worker. All of it is in the journal too, from which ``__init__`` takes it.
+    """State of the worker. All of it can be rebuilt from the journal, which ``__init__`` does.
 
-    Invariant: at most ``max_live`` sequences are dispatched and not released, but for what was dispatched, or is a
-    request of more sequences accepted, when there were more. Of these execute takes as many as it has room for.
+    Invariant: at most ``max_live`` sequences are dispatched and not released, except for those dispatched, or belonging
+    to a larger request accepted, under a configuration with more. execute admits as many of these as it has room for.
     """
 
     def __init__(self, context: WorkerContext, card: ModelCard, encoder: TextEncoder) -> None:
@@ -69,10 +68,10 @@ class Prepare:
         self._writer = RequestWriter(context.journal)
         past = [(request_of(member), mark) for member, mark in self._writer.past_ids()]
         self._ids = KnownIds(past, max_past=service.max_records)
-        self._slots: dict[int, tuple[int, str]] = {}  # every record in use: generation and request id
-        self._num_records: Counter[str] = Counter()  # of each request id, among these
+        self._slots: dict[int, tuple[int, str]] = {}  # generation and request id of every record in use
+        self._num_records: Counter[str] = Counter()  # of these, by request id
         self._live: dict[int, int] = {}  # dispatched and not released: slot -> generation
-        self._waiting = CreditQueue(context.config.scheduler.arrivals_per_level)  # accepted, no credit yet
+        self._waiting = CreditQueue(context.config.scheduler.arrivals_per_level)  # accepted, without a credit
         self._next_scan = 0.0
         context.intent.begin()
         self._counts: Counter[str] = Counter()
@@ -138,9 +137,9 @@ class Prepare:
                 self._wait_for_credit(view.slot, view.generation, record)
                 continue
             if view.state == ACCEPTED:
-                # It got its credit with the other beams, without which they would wait in execute for ever.
+                # It got its credit together with the other beams, which would wait for it in execute forever.
                 self._writer.dispatch(view.slot, view.generation, self._journal.now_ns())
-            self._live[view.slot] = view.generation  # execute takes it from the journal, so it need not be told again
+            self._live[view.slot] = view.generation  # execute finds it in the journal, so no message is needed
 
     def _receive(self) -> None:
         for message in self._links.inbox.recv_all():
@@ -158,7 +157,7 @@ class Prepare:
             self._scan()
 
     def _scan(self) -> None:
-        """Learn from the journal what no message told."""
+        """Catch up on releases whose messages were lost, from the journal."""
         slots = np.fromiter(self._slots, np.int64)
         for slot, state in zip(slots.tolist(), self._journal.release_states(slots).tolist(), strict=True):
             if state in (RELEASED, ACKNOWLEDGED):
@@ -167,7 +166,7 @@ class Prepare:
                 self._forget(slot, self._slots[slot][0])
 
     def _released(self, slot: int, generation: int) -> None:
-        """The request ended: it gives its credit back, or its place in the queue."""
+        """The request ended: it returns its credit, or its place in the queue."""
         self._quotas.released(slot, generation)
         if self._live.get(slot) == generation:
             del self._live[slot]
@@ -190,7 +189,7 @@ class Prepare:
         while waiting := self._waiting.pop(self._card.max_live - len(self._live), is_idle=not self._live):
             for slot, generation, record in waiting:
                 if is_released(self._journal, slot, generation):
-                    continue  # ended while it waited
+                    continue  # ended while it was waiting
                 self._writer.dispatch(slot, generation, self._journal.now_ns())
                 self._live[slot] = generation
                 self._links.send("execute", m.Prepared(slot, generation, record))
@@ -204,11 +203,11 @@ class Prepare:
     # -- from the clients
 
     def _hear_alone(self, peer: bytes, frame: bytes) -> None:
-        """Written down before anything looks into it: reading alone may be what ends this process."""
+        """Record the intent before anything looks at the frame: decoding alone may crash this process."""
         key = content_key(frame)
         try:
             if self._tokenizing.has_to_wait(key):
-                return  # its client sends it again
+                return  # its client resends it
         except RequestError as error:
             self._refuse(peer, peek_request_id(frame), error)
             return
@@ -220,7 +219,7 @@ class Prepare:
     def _hear_safely(self, peer: bytes, frame: bytes) -> None:
         try:
             self._hear(peer, frame)
-        except Exception as error:  # a fault of ours that one message finds must not cost the others anything
+        except Exception as error:  # a bug triggered by one message must not affect others
             logger.exception("a message could not be handled")
             failure = RequestError(f"the message could not be handled: {type(error).__name__}")
             self._refuse_known(peer, peek_request_id(frame), failure)
@@ -238,7 +237,7 @@ class Prepare:
             case m.GetInfo():
                 self._router.send(peer, m.Info(service_info(self._context.run_dir, self._service)))
             case _:
-                self._refuse(peer, "", BadFrame(f"{type(message).__name__} is not spoken at the submit socket"))
+                self._refuse(peer, "", BadFrame(f"{type(message).__name__} does not belong on the submit socket"))
 
     def _submit(self, peer: bytes, message: m.Submit, num_bytes: int, received_ns: int) -> None:
         request_id = message.request_id
@@ -250,8 +249,8 @@ class Prepare:
                 self._answer_again(peer, request_id, known)
                 return
             if self._tokenizing.has_to_wait(digest):
-                return  # its client sends it again
-            # The house is no one in particular: there each connection, or its own key, is one.
+                return  # its client resends it
+            # HOUSE is not a single client: its owners are the individual connections or keys.
             owner, num_waiting = number or self._router.owner(peer), num_waiting_bytes(message.request, num_bytes)
             self._check_room(num_waiting)
             self._quotas.check(owner, num_waiting)
@@ -265,33 +264,33 @@ class Prepare:
         self._tokenizing.begin(Intake(peer, owner, request_id, digest, mark, num_bytes, request, received_ns))
 
     def _answer_again(self, peer: bytes, request_id: str, known: Known) -> None:
-        """What became of a request whose client says it again.
+        """Reply to a request that is sent again.
 
         Raises:
-            RequestError: it was answered, or dropped unread by a pipeline that takes nothing new.
+            RequestError: it has been answered, or was dropped unread by a pipeline that takes no new requests.
         """
         if known.accepted is None:
-            return  # it is still with the tokenizer, and will be answered
+            return  # still being tokenized: a reply will follow
         if was_read(self._journal, *known.key):
             raise answered_already(request_id)
         if is_forgotten(self._journal, *known.key):
             self._check_room(0)
-            return  # its client was away for too long. Once the record is free, the request begins anew.
+            return  # its client was away for too long. Once the record is free, a resend starts the request anew.
         self._writer.note_told(known.key[0], self._journal.now_ns())
         self._confirmations.say(peer, known.accepted)
 
     def _check_room(self, num_bytes: int) -> None:
-        """``num_bytes``: that would wait for the compiler or the tokenizer."""
+        """``num_bytes``: how many would wait for the compiler or the tokenizer."""
         if self._context.board.mode == FAILED:
             raise PipelineFailed()
         if self._context.board.mode != RUN:
             raise Draining("the pipeline is stopping and takes no new requests")
         if len(self._waiting) >= self._service.max_queue:
-            raise Overloaded(f"{len(self._waiting)} requests wait, the limit is {self._service.max_queue}")
+            raise Overloaded(f"{len(self._waiting)} requests are waiting, the limit is {self._service.max_queue}")
         if num_bytes and self._tokenizing.pending_bytes + num_bytes > self._service.max_pending_bytes:
             raise Overloaded(
-                f"{self._tokenizing.pending_bytes} bytes of prompts wait for the tokenizer,"
-                f" {num_bytes} more pass the limit of {self._service.max_pending_bytes}"
+                f"{self._tokenizing.pending_bytes} bytes of prompts are waiting for the tokenizer,"
+                f" {num_bytes} more exceed the limit of {self._service.max_pending_bytes}"
             )
 
     def _finish(self, intake: Intake, result: Admission | RequestError) -> None:
@@ -299,47 +298,28 @@ class Prepare:
         try:
             if isinstance(result, RequestError):
                 raise result
-            # While this one was with the tokenizer others may have been accepted, or a stop begun.
+            # While this one was being tokenized, others may have been accepted, or a stop may have begun.
             self._check_room(0)
             self._quotas.check(intake.owner, 0)
             self._accept(intake, result)
         except RequestError as error:
             self._refuse_known(intake.peer, intake.request_id, error)
         except Exception as error:  # as in _hear_safely
-            logger.exception("request %s could not be taken", intake.request_id)
-            failure = RequestError(f"the request could not be taken: {type(error).__name__}")
+            logger.exception("request %s could not be accepted", intake.request_id)
+            failure = RequestError(f"the request could not be accepted: {type(error).__name__}")
             self._refuse_known(intake.peer, intake.request_id, failure)
 
     def _accept(self, intake: Intake, admission: Admission) -> None:
-        request, params = intake.request, intake.request.sampling
-        first = RequestRecord(
-            request_id=member_id(intake.request_id, 0, params.group_size),
-            owner=intake.owner if isinstance(intake.owner, int) else HOUSE,
-            digest=intake.digest,
-            prompt=admission.token_ids.astype("<i4").tobytes(),
-            num_truncated_tokens=admission.num_truncated,
-            token_capacity=admission.capacity,
-            seed=secrets.randbits(63) if params.seed is None else params.seed,
-            lease_s=request.lease_s or self._service.lease_s,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-            lora=request.lora,
-            lora_digest=self._digest_of_adapter(request.lora),
-            deadline_at=intake.time_after(request.deadline_ms),
-            queue_deadline_at=intake.time_after(request.max_queue_ms),
-            return_prompt=request.return_prompt,
-            sampling=params.to_wire(),
-            grammar=intake.grammar,
-        )
+        lora_digest = self._digest_of_adapter(intake.request.lora)
+        records = make_records(intake, admission, lease_s=self._service.lease_s, lora_digest=lora_digest)
         times = AcceptTimes(
             intake.received_ns, intake.tokenize_start_ns, intake.tokenize_end_ns, self._journal.now_ns()
         )  # fmt: skip
-        records = [_member(first, intake.request_id, index) for index in range(params.group_size)]
         for (slot, generation), record in zip(self._writer.accept_all(records, times), records, strict=True):
             key = slot, generation
             accepted = self._enter(*key, record)
             self._quotas.accepted(intake.owner, slot, generation)
-            if record.is_computed:  # one that asked for nothing is answered by summarize alone
+            if record.is_computed:  # otherwise summarize answers it alone
                 self._wait_for_credit(slot, generation, record)
         self._ids.accept(accepted, intake.mark, key)
         self._counts["accepted"] += 1
@@ -350,12 +330,12 @@ class Prepare:
     def _digest_of_adapter(self, name: str) -> str:
         """
         Raises:
-            InvalidRequest: it is not offered.
+            InvalidRequest: no such adapter is offered.
         """
         return digest_of_adapter(name, self._latest_card.offered() if name else {})
 
     def _enter(self, slot: int, generation: int, record: RequestRecord) -> m.Accepted:
-        """Take note of a record that is in use; what its client is told."""
+        """Register a record in use; returns the reply for its client."""
         request_id = request_of(record.request_id)
         self._slots[slot] = (generation, request_id)
         self._num_records[request_id] += 1
@@ -363,7 +343,7 @@ class Prepare:
         return m.Accepted(request_id, num_prompt_tokens, record.num_truncated_tokens, record.token_capacity)
 
     def _refuse_known(self, peer: bytes, request_id: str, error: RequestError) -> None:
-        """Of a request that was begun; its client may say it again."""
+        """For a request that was begun; its client may send it again."""
         self._ids.refuse(request_id)
         self._refuse(peer, request_id, error)
 
@@ -389,13 +369,6 @@ class Prepare:
                 if name.startswith("rejected_")
             },
         }
-
-
-def _member(first: RequestRecord, request_id: str, index: int) -> RequestRecord:
-    """The record of sequence ``index`` of the request whose first is given."""
-    size = first.params.group_size
-    seed = member_seed(first.seed, index)
-    return replace(first, request_id=member_id(request_id, index, size), seed=seed, index=index)
 
 
 def _pairs(message: m.Release | m.Forgotten) -> list[tuple[int, int]]:

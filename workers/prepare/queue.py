@@ -1,4 +1,4 @@
-"""Accepted requests that wait for credits, in the order in which they get them. Pure."""
+"""Accepted requests waiting for credits, in the order in which they will get them. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Waiting(NamedTuple):
-    """One sequence as execute will be told of it."""
+    """One sequence, as it will be sent to execute."""
 
     slot: int
     generation: int
@@ -15,14 +15,14 @@ class Waiting(NamedTuple):
 
 
 class CreditQueue:
-    """The lowest ``arrival + ageing * priority`` goes first: the order in which the scheduler takes them, too.
+    """The lowest ``arrival + ageing * priority`` goes first, the same order as in execute's scheduler.
 
-    With ``ageing`` 0 that is the order of arrival. Otherwise so many later arrivals outweigh one level of priority, so
-    nobody starves, and the order of two requests never changes.
+    With ``ageing`` 0 this is the order of arrival. Otherwise that many later arrivals outweigh one level of priority,
+    so no request starves, and the relative order of two requests never changes.
 
-    All sequences of a request leave at once, and who comes behind it waits until they can. So a request of many
-    sequences is not starved by those of few, and none holds a part of what another one waits for. One that has more of
-    them than there are credits, accepted under another configuration, leaves once nobody has any.
+    All sequences of a request leave together, and requests behind it wait until they can. So requests with many
+    sequences are not starved by small ones, and no request holds part of what another one is waiting for. A request
+    with more sequences than there are credits, accepted under another configuration, leaves once no credit is in use.
 
     A removed request stays in the heap as a stale entry until it surfaces or half of the heap is stale.
     """
@@ -30,16 +30,16 @@ class CreditQueue:
     def __init__(self, ageing: int) -> None:
         self._ageing = ageing
         self._heap: list[tuple[int, int, str]] = []  # urgency, arrival, request id
-        self._arrivals: dict[str, int] = {}  # of the first sequence of each request that waits
+        self._arrivals: dict[str, int] = {}  # of the first sequence of each waiting request
         self._waiting: dict[str, dict[int, Waiting]] = {}  # its sequences, by slot
         self._owners: dict[int, str] = {}  # slot -> request id
 
     def __len__(self) -> int:
-        """Requests, whatever the number of their sequences."""
+        """Number of requests, however many sequences they have."""
         return len(self._waiting)
 
     def push(self, request_id: str, waiting: Waiting, *, arrival: int, priority: int) -> None:
-        """One sequence of a request; the others of it follow before anybody is popped."""
+        """Add one sequence of a request; its others must follow before the next ``pop``."""
         if request_id not in self._waiting:
             self._waiting[request_id], self._arrivals[request_id] = {}, arrival
             heapq.heappush(self._heap, (arrival + self._ageing * priority, arrival, request_id))
@@ -47,7 +47,7 @@ class CreditQueue:
         self._owners[waiting.slot] = request_id
 
     def pop(self, num_credits: int, *, is_idle: bool = False) -> list[Waiting]:
-        """The sequences of the next request, if there are credits for all of them, or nobody has one; else nobody's."""
+        """All sequences of the next request if there are enough credits, or if none is in use; otherwise nothing."""
         while self._heap and not self._waits(self._heap[0]):
             heapq.heappop(self._heap)
         if not self._heap or (len(self._waiting[self._heap[0][2]]) > num_credits and not is_idle):
@@ -60,7 +60,7 @@ class CreditQueue:
         return sequences
 
     def remove(self, slot: int, generation: int) -> bool:
-        """Whether this sequence did wait; now it does not."""
+        """Remove a sequence; whether it was waiting."""
         request_id = self._owners.get(slot)
         if request_id is None or self._waiting[request_id][slot].generation != generation:
             return False

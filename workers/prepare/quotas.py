@@ -1,4 +1,4 @@
-"""What each client has under way, so that no one of them can take all there is."""
+"""Each client's share of the pipeline, limited so that no single client can take all of it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .turns import Owner
 
 
 class Quotas:
-    """Counts for each owner the sequences of requests that are accepted and not released, those
-    whose record the journal keeps, also for an answer that nobody reads, and the bytes of prompts that wait for the
-    tokenizer. A request of several choices or beams counts as so many: each takes a record, a credit and a row.
+    """Counts per owner: sequences accepted and not released; sequences with a record in the journal, including answers
+    that nobody reads; and bytes of prompts waiting for the tokenizer. A request with several choices or beams counts
+    as that many: each takes a record, a credit and a row.
 
-    After a restart those of a key count for it again, for the journal knows its number; those of a connection count for
-    no one, for that is gone.
+    After a restart the requests of a key still count towards it, as the journal has its number; those of a connection
+    count towards nobody, as the connection is gone.
     """
 
     def __init__(self, *, max_requests: int, max_bytes: int, max_unread: int) -> None:
@@ -22,29 +22,29 @@ class Quotas:
         self._requests: Counter[Owner] = Counter()
         self._records: Counter[Owner] = Counter()
         self._bytes: Counter[Owner] = Counter()
-        self._owners: dict[tuple[int, int], Owner] = {}  # of a slot and generation that is not forgotten
-        self._running: set[tuple[int, int]] = set()  # and of these those that are not released
+        self._owners: dict[tuple[int, int], Owner] = {}  # by slot and generation, until forgotten
+        self._running: set[tuple[int, int]] = set()  # those of them that are not released
 
     def check(self, owner: Owner, num_bytes: int) -> None:
         """Whether this owner may have one more request, ``num_bytes`` of which would wait for the tokenizer.
 
         Raises:
-            Overloaded: it has as much as one may have.
+            Overloaded: it has reached a limit.
         """
         if self._requests[owner] >= self._max_requests:
             raise Overloaded(
-                f"this client has {self._requests[owner]} sequences that are not answered (a request of several choices"
-                f" or beams has so many), the limit is max_client_requests, {self._max_requests}"
+                f"this client has {self._requests[owner]} unanswered sequences (a request with several choices"
+                f" or beams has that many), the limit is max_client_requests, {self._max_requests}"
             )
         if self._records[owner] >= self._max_unread:
             raise Overloaded(
-                f"this client has {self._records[owner]} sequences whose ends it has not acknowledged,"
+                f"this client has {self._records[owner]} sequences with unacknowledged ends,"
                 f" the limit is {self._max_unread}"
             )
         if num_bytes and self._bytes[owner] + num_bytes > self._max_bytes:
             raise Overloaded(
-                f"{self._bytes[owner]} bytes of this client's prompts wait for the tokenizer,"
-                f" {num_bytes} more pass the limit, max_client_bytes, {self._max_bytes}"
+                f"{self._bytes[owner]} bytes of this client's prompts are waiting for the tokenizer,"
+                f" {num_bytes} more exceed the limit, max_client_bytes, {self._max_bytes}"
             )
 
     def waits(self, owner: Owner, num_bytes: int) -> None:
@@ -62,13 +62,13 @@ class Quotas:
         self._records[owner] += 1
 
     def released(self, slot: int, generation: int) -> None:
-        """That request ended; whoever had it may have another. Of one that is not known nothing happens."""
+        """The sequence ended; its owner may have another. No effect if it is unknown."""
         if (slot, generation) in self._running:
             self._running.remove((slot, generation))
             _take_one(self._requests, self._owners[slot, generation])
 
     def forgotten(self, slot: int, generation: int) -> None:
-        """Its answer is kept for nobody any more. Of one that is not known nothing happens."""
+        """Its record is no longer kept. No effect if it is unknown."""
         self.released(slot, generation)
         owner = self._owners.pop((slot, generation), None)
         if owner is not None:

@@ -1,4 +1,4 @@
-"""The request as a client sends it: a decoded MessagePack map, checked field by field."""
+"""The request as sent by a client: a decoded MessagePack map, validated field by field."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class GenerationRequest:
 
     prompt: str | None = None
     prompt_token_ids: Int32 | None = None  # on the wire a list of integers, or int32 little-endian bytes
-    messages: tuple[Message, ...] | None = None  # a chat; the template then asks the model to answer
-    continue_final_message: bool = False  # the model goes on with the last message instead, a turn of the assistant
+    messages: tuple[Message, ...] | None = None  # a chat, which the template ends with a prompt for the answer
+    continue_final_message: bool = False  # instead, the model continues the last message, a turn of the assistant
     truncation: Truncation = "none"  # where a prompt that is too long is cut; "none" refuses it
-    lease_s: float | None = None  # None: the service's own
-    priority: int = 0  # the lowest goes first, with the policy "priority"
-    deadline_ms: float | None = None  # from receipt to the end; then it fails with what was produced
+    lease_s: float | None = None  # None: the service's default
+    priority: int = 0  # lowest first, with the policy "priority"
+    deadline_ms: float | None = None  # from receipt to the end; then it fails, keeping what was produced
     max_queue_ms: float | None = None  # from receipt to its first step
-    cache_salt: str = ""  # prefixes are shared among requests of the same salt only
-    lora: str = ""  # the adapter that answers; empty: the model itself
-    tools: str | None = None  # for the chat template: JSON text, for a schema may be deep
+    cache_salt: str = ""  # prefixes are shared only among requests with the same salt
+    lora: str = ""  # the adapter that answers; empty: the base model
+    tools: str | None = None  # for the chat template: JSON text, as a schema may be nested deeply
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # more variables for the chat template
-    max_prompt_tokens: int | None = None  # a longer prompt is cut, or refused, as one that does not fit
-    return_prompt: bool = False  # the summary brings the prompt's token ids
+    max_prompt_tokens: int | None = None  # a longer prompt is cut or refused, like one that does not fit
+    return_prompt: bool = False  # the summary includes the prompt's token ids
     structured: Structured | None = None  # the form the answer must have
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
@@ -57,7 +57,7 @@ class GenerationRequest:
                 f"num_beams is {self.sampling.num_beams}: a beam search takes no structured", param="structured"
             )
         if self.structured is not None and self.sampling.ignore_eos:
-            raise refusal("and ignore_eos exclude each other: the end of sequence is what ends such an answer")
+            raise refusal("and ignore_eos exclude each other: such an answer ends with the end of sequence")
         if self.continue_final_message:
             self._check_final_message()
 
@@ -70,18 +70,18 @@ class GenerationRequest:
                 f"{name} is true: the last message must be the assistant's, got {last['role']!r}", param=name
             )
         if last.get("tool_calls"):
-            raise InvalidRequest(f"{name} is true: the last message ends with a call, there is no going on", param=name)
+            raise InvalidRequest(f"{name} is true: the last message ends with a call and cannot continue", param=name)
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> GenerationRequest:
-        """The request in a decoded map. Fields that are not named above belong to ``SamplingParams``.
+        """The request in a decoded map. Fields not listed above belong to ``SamplingParams``.
 
         Raises:
             InvalidRequest: a field is unknown, missing, of the wrong type or outside its limits; ``param`` names it.
         """
         given = {name: wire[name] for name in _PROMPTS if wire.get(name) is not None}
         if len(given) != 1:
-            names = " and ".join(given) or "none of them"
+            names = " and ".join(given) or "none"
             raise InvalidRequest(f"exactly one of {', '.join(_PROMPTS)} is needed, got {names}", param="prompt")
         [(name, value)] = given.items()
         own: dict[str, Any] = {name: _PROMPTS[name](value)}
@@ -111,7 +111,7 @@ def _checked_prompt(value: Any) -> str:
 
 
 def _checked_prompt_ids(value: Any) -> Int32:
-    """int32 [num_tokens]. Whether the model knows these ids is not this module's question."""
+    """int32 [num_tokens]. Does not check whether the model knows these ids."""
     if isinstance(value, bytes):
         if len(value) % 4:
             raise _bad_ids(f"bytes must be int32 values of 4 bytes each, got {len(value)} bytes")
@@ -211,7 +211,7 @@ def _checked_limit_ms(name: str, value: Any) -> float | None:
         return None
     if type(value) not in (int, float):
         raise InvalidRequest(f"{name} must be a number, got {value!r:.80}", param=name)
-    if not 0 < value <= MAX_LIMIT_MS:  # not a number is outside too
+    if not 0 < value <= MAX_LIMIT_MS:  # true for NaN as well
         raise InvalidRequest(f"{name} is {value}, the limits are above 0 and {MAX_LIMIT_MS}", param=name)
     return float(value)
 
@@ -233,10 +233,10 @@ def _checked_lora(value: Any) -> str:
 
 
 def digest_of_adapter(name: str, known: Mapping[str, str]) -> str:
-    """Empty for the model itself.
+    """The digest of an adapter in ``known``; empty for the base model.
 
     Raises:
-        InvalidRequest: no adapter of this name is served.
+        InvalidRequest: no adapter with this name is offered.
     """
     if name and name not in known:
         raise InvalidRequest(f"lora is {name!r:.200}, known are: {', '.join(known) or 'none'}", param="lora")

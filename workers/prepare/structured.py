@@ -16,17 +16,17 @@ Kind = Literal["json_schema", "regex", "lark"]
 
 
 class Structured(NamedTuple):
-    """A form in one of the three languages that the compiler reads."""
+    """A form in one of the three languages that the compiler accepts."""
 
     kind: Kind
     source: str  # a JSON schema as JSON, a regular expression, or a grammar in Lark's notation
 
 
 def checked_structured(value: Any) -> Structured | None:
-    """The form in a decoded map with exactly one of the fields of ``FORMS``. Whether it compiles is not asked here.
+    """The form in a decoded map with exactly one of the fields of ``FORMS``. Does not check whether it compiles.
 
     Raises:
-        InvalidRequest: the map or its one field is not as docs/protocol.md says.
+        InvalidRequest: the map or its field is not as specified in docs/protocol.md.
     """
     if value is None:
         return None
@@ -52,7 +52,7 @@ def _json_schema(value: Any) -> Structured:
     try:
         return Structured("json_schema", json.dumps(value, ensure_ascii=False, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise refusal(f".json_schema is no JSON: {error}") from error
+        raise refusal(f".json_schema is not JSON: {error}") from error
 
 
 def _json_object(value: Any) -> Structured:
@@ -63,7 +63,7 @@ def _json_object(value: Any) -> Structured:
 
 def _regex(value: Any) -> Structured:
     expression = _text("regex", value)
-    if (len(expression) - len(expression.rstrip("\\"))) % 2:  # which the compiler would leave out without a word
+    if (len(expression) - len(expression.rstrip("\\"))) % 2:  # the compiler would silently ignore it
         raise refusal(f".regex ends with a backslash that escapes nothing: {expression[-80:]!r}")
     return Structured("regex", expression)
 
@@ -78,13 +78,13 @@ def _choice(value: Any) -> Structured:
     for choice in value:
         if not isinstance(choice, str) or not 1 <= len(choice) <= MAX_CHOICE_CHARS:
             raise refusal(f".choice must hold strings of 1 to {MAX_CHOICE_CHARS} characters, got {choice!r:.80}")
-    # A string in Lark is written as in JSON.
+    # Lark writes strings like JSON.
     return Structured("lark", f"start: {' | '.join(json.dumps(choice, ensure_ascii=False) for choice in value)}")
 
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise refusal(f".{name} must be a string that is not empty, got {value!r:.80}")
+        raise refusal(f".{name} must be a non-empty string, got {value!r:.80}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""What prepare has died with: content that is worked on alone, and refused once it is named."""
+"""Content that prepare has crashed on: it is processed alone, and refused once it is identified as the cause."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ...protocol.journal.deaths import POISONED
 
 
 class Suspects:
-    """The suspects on the board, by the key of their content: of a frame that was to be read, or of a request.
+    """The suspects on the board, by content key: of a frame to be decoded, or of a request.
 
-    Only the driver names them, while no prepare lives; of a death of execute or summarize it may be told at any time.
+    The driver adds suspects of prepare only while no prepare is running; those of execute or summarize at any time.
     """
 
     def __init__(self, board: Board) -> None:
@@ -21,18 +21,18 @@ class Suspects:
         return key in self._deaths
 
     def check(self, key: int) -> bool:
-        """Whether this is a suspect, which has to be alone.
+        """Whether this is a suspect, which must be processed alone.
 
         Raises:
-            Poisoned: such a request is known to end workers.
+            Poisoned: a request with this content is known to crash workers.
         """
-        if self._version != self._board.suspects_version:  # a death of execute or summarize has named one
+        if self._version != self._board.suspects_version:  # a crash of execute or summarize has been attributed
             self._version, self._deaths = self._board.suspects_version, self._board.suspects()
         if self._deaths.get(key) == POISONED:
-            raise Poisoned("the request, or one with the same content, ended a worker that worked on it, twice")
+            raise Poisoned("the request, or one with the same content, crashed the worker that processed it, twice")
         return key in self._deaths
 
     def came_through(self, key: int) -> None:
-        """It was worked on alone and did no harm."""
+        """It was processed alone without harm."""
         if deaths := self._deaths.pop(key, 0):
             self._board.note_survival(key, deaths)

@@ -1,4 +1,4 @@
-"""Jinja as chat templates know it: transformers' settings, tags, filters and functions."""
+"""Jinja as chat templates expect it: with transformers' settings, tags, filters and functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 def compile_template(source: str) -> jinja2.Template:
     """
     Raises:
-        jinja2.TemplateSyntaxError: it is no template.
+        jinja2.TemplateSyntaxError: it is not a valid template.
     """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
@@ -29,7 +29,7 @@ def compile_template(source: str) -> jinja2.Template:
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}`` marks what an assistant says, for training. Here it shows its body."""
+    """``{% generation %}`` marks the assistant's output, for training. Here it just renders its body."""
 
     tags = {"generation"}
 
@@ -49,7 +49,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes < > & ' for HTML, which no model has seen.
+    # Jinja's own filter escapes < > & ' for HTML, which no model was trained on.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""Text and chats into token ids, exactly as the checkpoint's own tokenizer does it."""
+"""Text and chats to token ids, exactly like the checkpoint's own tokenizer."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _NONE: Mapping[str, Any] = {}
 
 
 class TextEncoder:
-    """The tokenizer and the chat template of one checkpoint. Stateless after construction: any thread may encode."""
+    """The tokenizer and chat template of one checkpoint. Stateless after construction: thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, facts: TokenizerFacts) -> None:
-        # What a checkpoint's file says about padding and truncation was meant for training batches.
+        # Padding and truncation in a checkpoint's file are meant for training batches.
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
@@ -34,7 +34,7 @@ class TextEncoder:
 
     @classmethod
     def load(cls, folder: Path) -> TextEncoder | None:
-        """The encoder of the run directory's two files, or None while execute has not written them."""
+        """The encoder for the run directory's two files; None until execute has written them."""
         facts = load_facts(folder)
         return None if facts is None else cls(Tokenizer.from_file(str(folder / TOKENIZER_FILE)), facts)
 
@@ -42,8 +42,8 @@ class TextEncoder:
         """The prompt's ids, int32 [num_tokens], at least one.
 
         Raises:
-            EmptyPrompt: there is no token, and the model has none to begin with.
-            InvalidRequest: a chat for a model without a chat template, or JSON text in it that is none.
+            EmptyPrompt: there is no token, and the model has no token to begin with.
+            InvalidRequest: a chat for a model without a chat template, or text in it that should be JSON and is not.
             TokenizationFailed: the tokenizer or the template raised.
         """
         messages, tools = chat_values(request.messages or (), request.tools)
@@ -60,7 +60,7 @@ class TextEncoder:
         return self._at_least_one(request.prompt_token_ids, param="prompt_token_ids")
 
     def encode(self, text: str) -> Int32:
-        """int32 [num_tokens], with the special tokens the model wants around a text."""
+        """int32 [num_tokens], with the special tokens that the model expects around a text."""
         with _blaming("prompt", "the tokenizer"):
             ids = self._ids(text, add_special_tokens=True)
         return self._at_least_one(ids, param="prompt")
@@ -73,7 +73,7 @@ class TextEncoder:
         variables: Mapping[str, Any] = _NONE,
         continue_final_message: bool = False,
     ) -> Int32:
-        """int32 [num_tokens] of the rendered chat; the template wrote the special tokens itself."""
+        """int32 [num_tokens] of the rendered chat; special tokens come from the template."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template, send a prompt", param="messages")
         with _blaming("messages", "the chat template"):
@@ -85,8 +85,8 @@ class TextEncoder:
         return self._at_least_one(ids, param="messages")
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> Int32:
-        # Not encode(): it holds the GIL (half a second for a megabyte), while the batch form gives it back. The fast
-        # form leaves out the character offsets, which nobody needs. For a short text it costs the same.
+        # Not encode(): it holds the GIL (half a second for a megabyte), while the batch form releases it. The fast
+        # form omits character offsets, which are not needed. For short texts the cost is the same.
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return np.array(encoding.ids, dtype=np.int32)
 
@@ -100,7 +100,7 @@ class TextEncoder:
 
 @contextmanager
 def _blaming(param: str, culprit: str) -> Iterator[None]:
-    """Turn whatever the culprit raises into this request's failure."""
+    """Turn anything raised inside into a failure of this request."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):

@@ -1,4 +1,4 @@
-"""From a request to its tokens: at once where that is quick, else beside; a suspect while nobody else is worked on."""
+"""From a request to its tokens: at once if that is quick, else in a thread; a suspect only while nothing else is."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Result = Admission | RequestError
 
 
 class Tokenizing:
-    """Takes requests and gives each back once, to ``done``, with its tokens or with what is wrong with it.
+    """Takes requests and returns each once, through ``done``, with its tokens or with an error.
 
-    Whose text is being worked on is written down meanwhile: if the process dies of it, the driver knows of which.
+    Records an intent for each text being processed: if the process dies, the driver knows which requests to suspect.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Tokenizing:
         ring: Callable[[], None],
         done: Callable[[Intake, Result], None],
     ) -> None:
-        """``ring``: any thread: ends the wait before the next ``turn``."""
+        """``ring`` ends the wait before the next ``turn``, and may be called from any thread."""
         service = context.config.service
         self._context, self._card, self._encoder, self._quotas = context, card, encoder, quotas
         self._ring, self._done = ring, done
@@ -51,17 +51,17 @@ class Tokenizing:
         )  # fmt: skip
         self._beside: Beside[Result] = Beside(self._timeout_s, ring=ring)
         self._for_next_turn: deque[Callable[[], None]] = deque()
-        self.pending_bytes = 0  # of what waits for the compiler or a tokenizer beside
+        self.pending_bytes = 0  # of requests that wait for the compiler or in the tokenizer thread
         self.suspects = Suspects(context.board)
-        self._solo: Intake | None = None  # a suspect with the tokenizer beside
-        self._in_threads: list[int] = []  # digests; of one that was given up too, until it comes back
-        self._threads_lock = threading.Lock()  # of that list, and of the intent that shows it
+        self._solo: Intake | None = None  # a suspect in the tokenizer thread
+        self._in_threads: list[int] = []  # digests, including those in abandoned threads until these finish
+        self._threads_lock = threading.Lock()  # guards that list and the intent derived from it
 
     def has_to_wait(self, key: int) -> bool:
-        """Whether something is on its way and this, or that, is a suspect, which is worked on alone.
+        """Whether other work is in progress and this request, or that work, is a suspect to be processed alone.
 
         Raises:
-            Poisoned: such a request is known to end workers.
+            Poisoned: a request with this content is known to crash workers.
         """
         is_suspect = self.suspects.check(key)
         return self._solo is not None or (is_suspect and self.pending_bytes > 0)
@@ -76,7 +76,7 @@ class Tokenizing:
             self._tokenize_soon(intake)
 
     def turn(self) -> None:
-        """Give back what has become ready beside."""
+        """Return what other threads have finished."""
         self._beside.collect()
         while self._for_next_turn:
             self._for_next_turn.popleft()()
@@ -86,7 +86,7 @@ class Tokenizing:
         self._grammars.close()
 
     def _later(self, work: Callable[[], None]) -> None:
-        """Any thread: do this in the next turn."""
+        """Do this in the next turn. Thread-safe."""
         self._for_next_turn.append(work)
         self._ring()
 
@@ -147,7 +147,7 @@ class Tokenizing:
         )
 
     def _tokenize(self, intake: Intake) -> Result:
-        """Any thread. A request that cannot be served is an error for its client and for nobody else."""
+        """Thread-safe. A request that cannot be served is an error only for its own client."""
         intake.tokenize_start_ns = self._context.journal.now_ns()
         try:
             request = intake.request

@@ -1,4 +1,4 @@
-"""What a chat may have besides roles and text: tools, calls and thoughts of the assistant, and what came of calls."""
+"""Further fields of chats, besides roles and text: tools, tool calls and reasoning of the assistant, call results."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_NAME_CHARS = 256
 MAX_TEMPLATE_KWARGS = 64
 _TEXT_FIELDS = ("name", "tool_call_id")
 CALL_FIELDS = frozenset({*_TEXT_FIELDS, "reasoning_content", "tool_calls"})
-# What the template gets from us; a request must not put something else in their place.
+# Set by us for every template; a request must not override them.
 _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-# Also one that does not end: were it not found, each quote in it would be looked at as the beginning of another.
+# Also matches an unterminated string: otherwise each quote in it would be tried as the start of another one.
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 
 
@@ -28,16 +28,16 @@ class _Turn(TypedDict):
 
 
 class Message(_Turn, total=False):
-    """One turn of a chat. Text parts of the wire's content are joined to one string, without a separator."""
+    """One turn of a chat. Text parts of the content are joined into one string, without a separator."""
 
     name: str
     tool_call_id: str
-    reasoning_content: str  # what the assistant thought before its content
-    tool_calls: list[dict[str, Any]]  # arguments may be JSON text, of which ``chat_values`` makes the value
+    reasoning_content: str  # the assistant's reasoning before its content
+    tool_calls: list[dict[str, Any]]  # arguments may be JSON text, which ``chat_values`` parses
 
 
 def add_calls(message: Message, name: str, value: Mapping[str, Any]) -> Message:
-    """The message with those of ``CALL_FIELDS`` that it has on the wire.
+    """The message, extended by those of ``CALL_FIELDS`` that ``value`` has.
 
     Raises:
         InvalidRequest: one has the wrong type.
@@ -70,17 +70,17 @@ def _checked_call(name: str, value: Any) -> dict[str, Any]:
 
 
 def checked_tools(value: Any) -> str | None:
-    """The JSON text of the tools; what it says is for ``chat_values``."""
+    """The tools as JSON text, which ``chat_values`` parses."""
     if value is not None and not isinstance(value, str):
         raise _bad_tools(value)
     return value
 
 
 def chat_values(messages: Sequence[Message], tools: str | None) -> tuple[list[Message], list[Any] | None]:
-    """What the template gets: values, where the wire has JSON text of them. To read megabytes of it may take long.
+    """The template's values, with JSON text parsed. For megabytes of text this may take long.
 
     Raises:
-        InvalidRequest: a text is no JSON, ``tools`` is none of a list, or there are too many values in all of them.
+        InvalidRequest: a text is not JSON, ``tools`` is not a list, or all texts together have too many values.
     """
     texts = _JsonTexts()
     read = [_with_arguments(f"messages[{i}]", message, texts) for i, message in enumerate(messages)]
@@ -97,7 +97,7 @@ def _with_arguments(name: str, message: Message, texts: _JsonTexts) -> Message:
             try:
                 arguments = texts.read(arguments or "{}")
             except (ValueError, RecursionError) as error:
-                raise _bad(f"{name}.tool_calls[{index}].function.arguments is no JSON: {error}") from error
+                raise _bad(f"{name}.tool_calls[{index}].function.arguments is not JSON: {error}") from error
         calls.append({**call, "function": {**call["function"], "arguments": arguments}})
     return {**message, "tool_calls": calls}
 
@@ -106,15 +106,15 @@ def _read_tools(text: str, texts: _JsonTexts) -> list[Any]:
     try:
         tools = texts.read(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"tools is no JSON: {error}", param="tools") from error
+        raise InvalidRequest(f"tools is not JSON: {error}", param="tools") from error
     if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
         raise _bad_tools(text)
     return tools
 
 
 class _JsonTexts:
-    """Those of one request, with as many values as a frame may have: three bytes may be a map, which takes 64, and
-    nothing else is done while they are read.
+    """Parses the JSON texts of one request, limited to as many values as a frame may have: three bytes can encode a
+    map, which takes 64 bytes of memory, and parsing holds the GIL.
     """
 
     def __init__(self) -> None:
@@ -123,11 +123,11 @@ class _JsonTexts:
     def read(self, text: str) -> Any:
         """
         Raises:
-            ValueError: it is no JSON, or has too many values.
-            RecursionError: it is too deep.
+            ValueError: it is not JSON, or has too many values.
+            RecursionError: it is nested too deeply.
         """
         num_values = _count(text)
-        if num_values > self._left:  # a file that a tool is to write has as many commas, in a string
+        if num_values > self._left:  # commas inside strings do not count: an argument may hold a whole file
             num_values = _count(_STRING.sub("", text))
         self._left -= num_values
         if self._left < 0:
@@ -136,14 +136,14 @@ class _JsonTexts:
 
 
 def _count(text: str) -> int:
-    """Arrays, maps and entries, strings taken for bare text."""
+    """An upper bound for the number of arrays, maps and entries: also counts characters inside strings."""
     return text.count("[") + text.count("{") + text.count(",")
 
 
 def checked_template_kwargs(value: Any) -> Mapping[str, Any]:
     """
     Raises:
-        InvalidRequest: no map, too large, or a name that the template has from us.
+        InvalidRequest: it is not a map, too large, or has a reserved name.
     """
     if value is None:
         return {}

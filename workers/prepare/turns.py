@@ -1,4 +1,4 @@
-"""Whose turn it is among those who wait for something that takes one after the other. Pure."""
+"""Serves the clients that wait for a serial resource in turn. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections import deque
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-Owner = bytes | int  # a key's number (see ``Owners``); where it has none, what ``Router.owner`` says
+Owner = bytes | int  # a key's number (see ``Owners``), or without keys the result of ``Router.owner``
 
 
 class Turns(Generic[T]):
-    """Each client has one of his taken before any has the next, so who sends many waits for himself."""
+    """Round robin over clients: one that queues many items only waits longer for its own."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Owner, deque[T]] = {}  # whose turn is next first
+        self._waiting: dict[Owner, deque[T]] = {}  # next owner first
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -22,7 +22,7 @@ class Turns(Generic[T]):
         self._waiting.setdefault(owner, deque()).append(item)
 
     def take(self) -> tuple[Owner, T]:
-        """What is next; something must wait."""
+        """The next item; there must be one."""
         owner = next(iter(self._waiting))
         items = self._waiting.pop(owner)
         item = items.popleft()

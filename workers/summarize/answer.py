@@ -1,4 +1,4 @@
-"""One request as summarize sees it: its answer so far, who reads it, and how far he is."""
+"""One request as summarize sees it: its answer so far, and who has read how much of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Account(NamedTuple):
-    """A request's time, and when each of its tokens was made (ns of CLOCK_MONOTONIC)."""
+    """Where a request's time went, and when each of its tokens was produced (ns of CLOCK_MONOTONIC)."""
 
     ledger: Ledger
     token_times_ns: list[int]
@@ -30,28 +30,28 @@ class Account(NamedTuple):
 
 
 class Answer:
-    """What one sequence says, live or ended.
+    """The answer of one sequence, live or ended.
 
-    Invariants: ``num_acknowledged <= num_sent <= stream.num_tokens``, as far as the present reader is concerned;
-    tokens beyond ``num_acknowledged + window`` are not sent, so a reader that stalls costs no more than its window.
+    Invariants: ``num_acknowledged <= num_sent <= stream.num_tokens`` for the current reader; tokens beyond
+    ``num_acknowledged + window`` are not sent, so a stalled reader costs no more than its window.
     """
 
-    choices: Choices  # those of its request; it joins them when it is made
+    choices: Choices  # of its request; set by ``Choices.join``
 
     def __init__(self, view: RequestView, stream: OutputStream) -> None:
         self.view = view
         self.stream = stream
-        self.wire_id = view.record.request_id  # how its readers name it
+        self.wire_id = view.record.request_id  # the id its readers use
         self.index = view.record.index  # among the choices of its request, once they are known
-        self.score: float | None = None  # by which it was chosen, if others competed with it
-        self.candidates: Sequence[Answer] = ()  # these others and itself
-        self.num_seen = 0  # tokens taken from execute, also those after the end
+        self.score: float | None = None  # what it was ranked by, if it competed with others
+        self.candidates: Sequence[Answer] = ()  # those others and itself
+        self.num_seen = 0  # tokens received from execute, including those after the end
         self.is_acknowledged = False  # a client has its end
-        self.is_suspect = False  # this process died with it once, see protocol/journal/deaths.py
+        self.is_suspect = False  # this process once crashed on it, see protocol/journal/deaths.py
         self.number = view.slot << 32 | view.generation
         self.error: tuple[str, str] | None = None  # code and message, if the finish reason is "error"
-        self.end_code = ""  # of the error, if it is summarize that found it
-        self.peer: bytes | None = None  # who follows
+        self.end_code = ""  # of the error, if summarize raised it
+        self.peer: bytes | None = None  # the current reader
         self.num_acknowledged = 0
         self.num_sent = 0
         self.num_chars_sent = 0
@@ -61,7 +61,7 @@ class Answer:
         self.text_done_ns = 0
         self.ended_ns = 0
         self._has_logprobs = "logprobs" in view.record.sampling
-        self._summary: dict[str, Any] | None = None  # of its end, once somebody has it: it stays the same
+        self._summary: dict[str, Any] | None = None  # computed once, with the end: it must not change afterwards
 
     @property
     def key(self) -> tuple[int, int]:
@@ -72,18 +72,18 @@ class Answer:
         return self._rate(self.stream.num_tokens)
 
     def note_first_token(self, journal: Journal) -> None:
-        """Its tokens are in the journal, and this process has them only now: the first may have come long before."""
+        """Take the first token's time from the journal: it may have been produced long before this process sees it."""
         self.first_token_ns = self.first_token_ns or int(read_times(journal, self.view, 1).tokens_ns[0])
 
     def push(self, token_ids: Sequence[int], now_ns: int) -> None:
-        """Take the next tokens from execute. The caller says afterwards when their text was done."""
+        """Take the next tokens from execute. The caller then sets ``text_done_ns``."""
         self.num_seen += len(token_ids)
         self.first_token_ns = self.first_token_ns or now_ns
         self.arrived_ns = now_ns
         self.stream.push(token_ids)
 
     def follow(self, peer: bytes, offset: int, again: bool) -> None:
-        """A client asks for what comes after its first ``offset`` tokens."""
+        """A client asks for everything after its first ``offset`` tokens."""
         offset = min(max(offset, 0), self.stream.num_tokens)
         if again or peer != self.peer:
             self.peer = peer
@@ -102,7 +102,7 @@ class Answer:
         self.num_chars_sent = row[2] + len(row[4])
 
     def next_end(self, journal: Journal, window: int) -> Finished | Failed | None:
-        """The terminal message with the last delta, if it is time for it."""
+        """The terminal message with the last delta, if it is due."""
         left = self.stream.num_tokens - self.num_acknowledged
         if not self.stream.is_finished or left > window or self.end_sent_to is not None:
             return None
@@ -115,13 +115,13 @@ class Answer:
         return Finished(*last, self.stream.finish_reason or "", self._summary)
 
     def has_begun(self, journal: Journal) -> bool:
-        """Whether execute has computed something of it."""
+        """Whether execute has computed any of it."""
         return self.num_seen > 0 or was_scheduled(journal, self.view.slot, self.view.accepted_ns)
 
     def _row(self, journal: Journal, stop: int) -> DeltaRow:
         token_ids, text = self.stream.delta(self.num_sent, stop)
         logprobs = read_logprobs(journal, self.view, self.num_sent, stop) if self._has_logprobs else None
-        packed = array("i", token_ids)  # half the time of numpy, for a token or two
+        packed = array("i", token_ids)  # half the time of numpy for one or two tokens
         return [self.wire_id, self.num_sent, self.num_chars_sent, packed.tobytes(), text, logprobs, self._rate(stop)]
 
     def _rate(self, num_tokens: int) -> float | None:
@@ -129,9 +129,9 @@ class Answer:
         return (num_tokens - 1) * 1e9 / elapsed_ns if num_tokens > 1 and elapsed_ns > 0 else None
 
     def marks(self, journal: Journal, until_ns: int) -> Marks:
-        """How far this request has come; what goes on now, goes on until ``until_ns``.
+        """How far this request has come; a stage in progress lasts until ``until_ns``.
 
-        The last token ends the decoding only of an answer that came to its own end.
+        The last token ends the decode stage only of an answer that was not aborted or failed.
         """
         entry, is_complete = journal.records[self.view.slot], self.stream.finish_reason in ("stop", "length")
         times = read_times(journal, self.view, self.stream.num_tokens)
@@ -156,7 +156,7 @@ class Answer:
         )
 
     def account(self, journal: Journal) -> Account:
-        """Where the time of this request went until now."""
+        """Where the time of this request went so far."""
         marks = self.marks(journal, journal.now_ns())
         return Account(make_ledger(marks), marks.token_times, len(self.view.record.prompt) // 4)
 
@@ -182,7 +182,7 @@ class Answer:
         return summary
 
     def _prompt_scores(self, journal: Journal) -> ScoreColumns | None:
-        """Of the request's prompt, in the first of its choices; its first sequence keeps them, chosen or not."""
+        """Scores of the request's prompt, for its first choice only; the first sequence holds them, chosen or not."""
         keeper = self.choices.answers.get(0)
         return read_scores(journal, keeper.view) if keeper is not None and self.index == 0 else None
 

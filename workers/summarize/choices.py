@@ -1,4 +1,4 @@
-"""The choices of one request: which of its answers they are, and who reads each."""
+"""The choices of one request: which answers they are, and who reads each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .answer import Answer
 
 
 class _Reader(NamedTuple):
-    """The last FOLLOW of a choice that is not known yet."""
+    """The last FOLLOW of a choice that is not determined yet."""
 
     peer: bytes
     offset: int
@@ -25,10 +25,10 @@ class _Reader(NamedTuple):
 
 
 class Choices:
-    """All answers of a request, of which a client sees ``n``; of a plain request there is one.
+    """All answers of a request, of which a client sees ``n``; a plain request has one.
 
-    Invariant: a choice is one answer and stays it. Where more answers than choices compete, it is decided once, when
-    all of them have ended, by what the journal holds; so it is decided the same again by a process that starts anew.
+    Invariant: the answer of a choice never changes. If more answers than choices compete, the choices are determined
+    once, when all answers have ended, and from the journal only, so that a restarted process determines the same ones.
     """
 
     def __init__(self, view: RequestView, lease_until: float) -> None:
@@ -53,7 +53,7 @@ class Choices:
             self._choices[index] = answer
 
     def index_of(self, wire_id: str) -> int | None:
-        """Which choice a client names so; None if it is none of them."""
+        """The choice that has this id; None if there is none."""
         if wire_id == self.request_id:
             return 0 if self._n == 1 else None
         number = wire_id.partition(SEPARATOR)[2]
@@ -61,7 +61,7 @@ class Choices:
         return int(number) if is_known and wire_id == member_id(self.request_id, int(number), self._n) else None
 
     def of(self, wire_id: str) -> list[Answer]:
-        """The answers that stand or fall with what a client names: one choice, or all where they are not known yet."""
+        """The answers affected by an operation on this id: one choice, or all while they are not determined."""
         index = self.index_of(wire_id)
         if wire_id != self.request_id and index is None:
             return []
@@ -70,7 +70,7 @@ class Choices:
         return [self._choices[index]] if index in self._choices else []
 
     def follow(self, index: int, peer: bytes, offset: int, again: bool) -> Answer | None:
-        """Somebody reads a choice; its answer, if it is known already."""
+        """A client reads a choice; returns its answer, if it is determined."""
         self.was_followed = True
         answer = self._choices.get(index)
         if answer is None:
@@ -80,23 +80,23 @@ class Choices:
         return answer
 
     def left_to_ask_s(self, journal: Journal) -> float:
-        """Seconds that a client which has said its SUBMIT again has left to ask, since it was told once more.
+        """Seconds left for a client that has resent its SUBMIT to follow, since ACCEPTED was last sent to it.
 
-        ACCEPTED may be lost, and prepare be away: so the lease of such a client counts from when it was last told.
-        Another one may have followed the request before.
+        ACCEPTED may be lost, and prepare be down, so the lease of such a client restarts with each ACCEPTED. Another
+        client may have followed the request before.
         """
         told_ns = int(journal.records["told_ns"][self.group[0]])
         return self._left_s(journal, told_ns) if told_ns else 0.0
 
     def left_to_come_s(self, journal: Journal) -> float:
-        """Seconds for which the end is kept for who has followed, and may come back to learn of it."""
+        """Seconds for which the end is kept for a client that has followed the request and may come back."""
         return self._left_s(journal, max(a.ended_ns for a in self.answers.values())) if self.was_followed else 0.0
 
     def _left_s(self, journal: Journal, since_ns: int) -> float:
         return self.lease_s - (journal.now_ns() - since_ns) / 1e9
 
     def decide(self, journal: Journal) -> list[Answer]:
-        """The choices that are known from now on, if all answers have ended; their readers get them."""
+        """Determine the choices, if all answers have ended; returns those newly known, with their readers attached."""
         if self._choices or not (self.are_complete and self.have_ended):
             return []
         for answer in self.answers.values():
@@ -111,7 +111,7 @@ class Choices:
         return list(self._choices.values())
 
     def acknowledge(self, wire_id: str) -> list[Answer]:
-        """A client has the end of a choice, or of all: those of which it was not known."""
+        """A client has the end of a choice, or of all; returns the answers newly acknowledged."""
         index = self.index_of(wire_id)
         if index is None and wire_id != self.request_id:
             return []
@@ -123,12 +123,12 @@ class Choices:
 
     @property
     def are_acknowledged(self) -> bool:
-        """Whether a client has the ends of all."""
+        """Whether a client has the ends of all choices."""
         return len(self._choices) == self._n and all(answer.is_acknowledged for answer in self._choices.values())
 
     @property
     def are_complete(self) -> bool:
-        """Whether all answers are here. They are found one by one, and after a crash some may be forgotten already."""
+        """Whether all answers are known. They are discovered one by one, and after a crash some may be gone already."""
         return len(self.answers) == self._size
 
     @property
@@ -136,7 +136,7 @@ class Choices:
         return all(answer.stream.is_finished for answer in self.answers.values())
 
     def _score(self, answer: Answer, journal: Journal) -> float | None:
-        """Of a hypothesis, what the search gave it; of a sample, the mean logprob of its tokens."""
+        """For a hypothesis, the score of the search; for a sample, the mean logprob of its tokens."""
         num_tokens, _ = _written_end(answer, journal)
         if not num_tokens:
             return None
@@ -153,7 +153,7 @@ class Requests:
         self._by_id: dict[str, Choices] = {}
 
     def get(self, wire_id: str, *, asker: int = HOUSE) -> Choices | None:
-        """The request of this id, or of which a choice has it, if ``asker`` may ask for it."""
+        """The request with this id, or with a choice of this id, if ``asker`` may access it."""
         choices = self._by_id.get(request_of(wire_id))
         return choices if choices is not None and may_ask(asker, choices.owner) else None
 
@@ -170,26 +170,26 @@ class Requests:
             del self._by_id[choices.request_id]
 
     def overdue(self, now: float) -> list[Choices]:
-        """Those whose lease has run out."""
+        """Requests whose lease has expired."""
         return [choices for choices in self._by_id.values() if now > choices.lease_until]
 
 
 def unknown(wire_id: str, choices: Choices | None) -> Failed:
-    """The answer to a FOLLOW of what nobody can follow."""
+    """The reply to a FOLLOW of an unknown id."""
     text = f"no request {wire_id!r:.100} is live or kept"
     if choices is not None:
-        text = f"request {choices.request_id!r} has several choices, {wire_id!r:.100} is none of them"
+        text = f"request {choices.request_id!r} has several choices, {wire_id!r:.100} is not one of them"
     return Failed(wire_id, 0, 0, b"", "", None, UnknownRequest.code, text, {})
 
 
 def _rank(answer: Answer, journal: Journal) -> tuple[bool, bool, float, int]:
-    """Lowest first: those that failed last, before them those that have said nothing; ties as they were made."""
+    """Lowest first: failed answers come last, empty ones before them; ties in order of creation."""
     _, reason = _written_end(answer, journal)
     return reason == "error", answer.score is None, -(answer.score or 0.0), answer.view.record.index
 
 
 def _written_end(answer: Answer, journal: Journal) -> tuple[int, str]:
-    """Tokens and finish reason. This process may know no more of it than that its text cannot be made again."""
+    """Tokens and finish reason from the journal: this process may be unable to decode the text."""
     end = read_release(journal, *answer.key)
-    assert end is not None, f"{answer.wire_id} has ended, and its end is not written"
+    assert end is not None, f"{answer.wire_id} has ended, but its end is not in the journal"
     return end

@@ -1,4 +1,4 @@
-"""Columns of messages, as rows and back."""
+"""Converts between columns of messages and rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...protocol.messages import StepDone
 
 def rows_of(step: StepDone) -> Iterator[tuple[int, int, int, int, int]]:
     """Each sequence's part of a step: slot, generation, index of the token in the answer, token id, and an index into
-    FINISH_REASONS, 0 where it goes on.
+    FINISH_REASONS, 0 if it is not finished.
     """
     return zip(
         np.frombuffer(step.slots, "<u4").tolist(),
@@ -25,17 +25,17 @@ def rows_of(step: StepDone) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 class Run(NamedTuple):
-    """Tokens of one sequence that follow one another."""
+    """Consecutive tokens of one sequence."""
 
     slot: int
     generation: int
-    start: int  # index of the first in the answer
+    start: int  # index of the first token in the answer
     token_ids: list[int]
-    reason: int  # index into FINISH_REASONS, 0 where it goes on
+    reason: int  # index into FINISH_REASONS, 0 if it is not finished
 
 
 def runs_of(step: StepDone) -> Iterator[Run]:
-    """The rows of a step, or of several that are told at once, as runs."""
+    """The rows of one step, or of several reported together, as runs."""
     rows = rows_of(step)
     if (first := next(rows, None)) is None:
         return

@@ -1,4 +1,4 @@
-"""Times by which requests must have ended or begun, kept also where no other worker could keep them."""
+"""Deadlines of requests, enforced even when no other worker could."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ...protocol.journal.layout import ACCEPTED, Journal
 from ...protocol.record import RequestRecord
 from .answer import Answer
 
-LOOK_AGAIN_NS = 250_000_000  # at a request that execute is to judge
+LOOK_AGAIN_NS = 250_000_000  # how often to check a request on which execute decides
 
 Key = tuple[int, int]  # (slot, generation)
 
 
 class Deadlines:
-    """The next times of live requests.
+    """The upcoming deadlines of live requests.
 
-    An entry of a request that has ended goes when its time comes, or when there are many of them.
+    Entries of ended requests are removed when they are due, or once there are many of them.
     """
 
     def __init__(self, journal: Journal, board: Board) -> None:
@@ -36,26 +36,26 @@ class Deadlines:
                 heapq.heappush(self._heap, (at_ns, key))
 
     def wait_s(self, now_ns: int, longest_s: float) -> float:
-        """Seconds until the next time, at most ``longest_s``."""
+        """Seconds until the next deadline, at most ``longest_s``."""
         if not self._heap:
             return longest_s
         return min(longest_s, max(0.0, (self._heap[0][0] - now_ns) / 1e9))
 
     def due(self, now_ns: int) -> list[Key]:
-        """Whose time has come; who of them is still live, the caller knows."""
+        """Requests with an expired deadline; the caller knows which of them are still live."""
         keys = []
         while self._heap and self._heap[0][0] <= now_ns:
             keys.append(heapq.heappop(self._heap)[1])
         return keys
 
     def tidy(self, is_live: Callable[[Key], bool], *, num_live: int) -> None:
-        """Forgets those that are not live, when there are many of them."""
+        """Remove entries of ended requests, once there are many."""
         if len(self._heap) > 4 * num_live + 64:
             self._heap = [entry for entry in self._heap if is_live(entry[1])]
             heapq.heapify(self._heap)
 
     def judge(self, answer: Answer, now_ns: int) -> DeadlineExceeded | None:
-        """Why a live request whose time has come must end; None if it need not, or if that is not known yet."""
+        """The error with which a live request whose deadline is due must end; None if it need not, or not yet."""
         record = answer.view.record
         if 0 < record.deadline_at <= now_ns:
             return DeadlineExceeded(f"deadline exceeded after {answer.stream.num_tokens} tokens")
@@ -64,5 +64,5 @@ class Deadlines:
         has_no_credit = self._journal.state(answer.view.slot) == ACCEPTED
         if has_no_credit or not self._board.ready("execute"):
             return DeadlineExceeded("deadline exceeded before the request was scheduled")
-        heapq.heappush(self._heap, (now_ns + LOOK_AGAIN_NS, answer.key))  # execute alone knows what has just begun
+        heapq.heappush(self._heap, (now_ns + LOOK_AGAIN_NS, answer.key))  # only execute knows what has just started
         return None

@@ -1,4 +1,4 @@
-"""Answers to their readers: one Text a client and step, one end a request, never more than a reader asked for."""
+"""Sends answers to their readers: one Text per client and step, one end per request, within each reader's window."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ...protocol.channels import Router
 from ...protocol.journal.layout import Journal
 from .answer import Answer
 
-SENDING_S = 0.05  # of a turn at most, and one answer more: one FOLLOW asks for a thousand, each of megabytes if need be
-RETRY_S = 0.01  # a client that could not take a message is tried again so soon
+SENDING_S = 0.05  # per turn, plus one answer: a single FOLLOW may ask for a thousand answers of megabytes each
+RETRY_S = 0.01  # before sending again to a client that could not take a message
 
 
 class Delivery:
-    """The answers that changed since they were last sent.
+    """Answers that changed since they were last sent.
 
-    An answer whose reader cannot take it stays here and is tried again; one whose window is full, or whose reader is
-    gone, leaves, and comes back with the next FOLLOW.
+    An answer whose reader cannot take it stays here and is retried; one whose window is full, or whose reader is gone,
+    leaves, and comes back with the next FOLLOW.
     """
 
     def __init__(self, router: Router, journal: Journal, *, window: int) -> None:
@@ -25,8 +25,8 @@ class Delivery:
         self._journal = journal
         self._window = window
         self._changed: dict[Answer, None] = {}  # oldest first
-        self._stalled: dict[Answer, None] = {}  # whose reader has no room
-        self._full: dict[bytes, float] = {}  # these readers, and when each is tried again
+        self._stalled: dict[Answer, None] = {}  # whose reader cannot take more
+        self._full: dict[bytes, float] = {}  # those readers, and when each is retried
 
     @property
     def pending(self) -> bool:
@@ -34,7 +34,7 @@ class Delivery:
 
     @property
     def wait_s(self) -> float | None:
-        """Seconds until ``deliver`` has something to do; None if it has nothing to do."""
+        """Seconds until the next ``deliver`` is due; None if nothing is waiting."""
         if self._changed:
             return 0.0
         return RETRY_S if self._stalled else None
@@ -48,7 +48,7 @@ class Delivery:
         self._stalled.pop(answer, None)
 
     def deliver(self) -> None:
-        """Send what may be sent now, oldest first; what takes too long for one turn is left to the next."""
+        """Send what can be sent now, oldest first; what exceeds the time of one turn is left to the next."""
         now = time.monotonic()
         self._resume_stalled(now)
         rows: dict[bytes, list[tuple[Answer, m.DeltaRow]]] = {}
@@ -76,13 +76,13 @@ class Delivery:
         elif answer.stream.finish_reason is not None:
             self._send_end(answer, peer)
         elif (row := answer.next_row(self._journal, self._window)) is not None:
-            if peer in self._full:  # alone, for what is made for nothing takes from the others' time
+            if peer in self._full:  # alone: assembling rows that cannot be sent would take time from other readers
                 self._send_rows(peer, [(answer, row)])
             else:
                 rows.setdefault(peer, []).append((answer, row))
 
     def _send_end(self, answer: Answer, peer: bytes) -> None:
-        """Send the terminal message, or what must come before it."""
+        """Send the terminal message, or the rows that must come before it."""
         if (end := answer.next_end(self._journal, self._window)) is not None:
             if self._send(peer, end, [answer]):
                 answer.end_sent_to = peer
@@ -96,7 +96,7 @@ class Delivery:
                 answer.sent(row)
 
     def _send(self, peer: bytes, message: m.Text | m.Finished | m.Failed, answers: list[Answer]) -> bool:
-        """Whether it left."""
+        """Whether it was sent."""
         try:
             if self._router.deliver(peer, message):
                 self._full.pop(peer, None)

@@ -1,8 +1,8 @@
-"""Token ids to text, one at a time: every piece that is handed out is final.
+"""Token ids to text, one at a time: every piece returned is final.
 
-The full text of an answer is what the tokenizer makes of all its ids at once. ``push`` returns what no later token can
-change, ``flush`` the rest, and joined they are the full text, for any ids (the one exception is told at
-``WindowDetokenizer``). Never is more held back than three bytes (byte-level tokenizers) or ``MAX_HELD_TOKENS`` tokens.
+The full text of an answer is what the tokenizer decodes from all its ids at once. ``push`` returns what no later token
+can change, ``flush`` the rest, and joined they are the full text, for any ids (with one exception, described at
+``WindowDetokenizer``). At most three bytes (byte-level tokenizers) or ``MAX_HELD_TOKENS`` tokens are held back.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Protocol
 from .vocabulary import REPLACEMENT, ByteTable, Vocabulary
 
 MAX_HELD_TOKENS = 16
-_MAX_OPEN_BYTES = 3  # of a UTF-8 character that is not complete
+_MAX_OPEN_BYTES = 3  # of an incomplete UTF-8 character
 
 
 class Detokenizer(Protocol):
     """The text of one token stream."""
 
     def push(self, token_id: int) -> str:
-        """The text that has become final with this token; often that of an earlier one, or none."""
+        """The text that became final with this token; possibly of earlier tokens, often none."""
         ...
 
     def flush(self) -> str:
@@ -34,8 +34,9 @@ def make_detokenizer(
 ) -> Detokenizer:
     """A detokenizer for one token stream.
 
-    ``context`` is what stands before the stream, if its text is to continue there: SentencePiece decoders drop the
-    space before the first word of a text, WordPiece writes one before every other. Byte-level decoders never look back.
+    ``context`` holds the tokens before the stream, if the text continues theirs: SentencePiece decoders drop the space
+    before the first word of a text, WordPiece decoders write one before every other word. Byte-level decoders do not
+    depend on it.
     """
     if vocabulary.is_byte_level:
         return ByteLevelDetokenizer(vocabulary.byte_table(skip_special_tokens=skip_special_tokens))
@@ -43,13 +44,13 @@ def make_detokenizer(
 
 
 class ByteLevelDetokenizer:
-    """For byte-level tokenizers: tokens are strings of bytes, the text is their UTF-8."""
+    """For byte-level tokenizers: tokens are byte strings, and the text is their concatenation as UTF-8."""
 
     __slots__ = ("_open", "_table")
 
     def __init__(self, table: ByteTable) -> None:
         self._table = table
-        self._open = b""  # the beginning of a character
+        self._open = b""  # the first bytes of an incomplete character
 
     def push(self, token_id: int) -> str:
         pending = self._open + self._table[token_id]
@@ -63,12 +64,13 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """For every other tokenizer: decodes a window of one settled token, the anchor, and those that are not settled.
+    """For all other tokenizers: decodes a window of one settled token, the anchor, and all unsettled tokens.
 
-    What the window's text has beyond the anchor's is the new text. The anchor only tells the decoder that this is not
-    the beginning. Byte tokens (``<0xE2>``) stay unsettled until another kind follows, for if a run of them turns out
-    not to be UTF-8, each becomes U+FFFD, even those of its whole characters. A run of ``MAX_HELD_TOKENS`` is settled in
-    parts, so that a script without tokens of its own streams: there, whole characters stay whatever comes after them.
+    The new text is whatever the window's text has beyond the anchor's. The anchor only tells the decoder that this is
+    not the start of the text. Byte tokens (``<0xE2>``) stay unsettled until a token of another kind follows: if a run
+    of them turns out not to be UTF-8, each becomes U+FFFD, including those of its complete characters. A run of
+    ``MAX_HELD_TOKENS`` is settled in parts, so that scripts without tokens of their own can stream: this is the
+    exception, as complete characters are then kept whatever follows.
     """
 
     __slots__ = ("_anchor", "_pieces", "_unsettled", "_vocabulary")
@@ -76,7 +78,7 @@ class WindowDetokenizer:
     def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool, context: Sequence[int] = ()) -> None:
         self._vocabulary = vocabulary
         self._pieces = vocabulary.piece_table(skip_special_tokens=skip_special_tokens)
-        self._anchor = self._pieces.first_whole(reversed(context))  # None: at the beginning of the text
+        self._anchor = self._pieces.first_whole(reversed(context))  # None: at the start of the text
         self._unsettled: list[int] = []
 
     def push(self, token_id: int) -> str:
@@ -99,7 +101,7 @@ class WindowDetokenizer:
         return text
 
     def _settle_characters(self) -> str:
-        """Settle the whole characters of a run of bytes, or all of a run that is not UTF-8."""
+        """Settle the complete characters of a run of bytes, or the whole run if it is not UTF-8."""
         num_tokens = len(self._unsettled)
         for num_open in (0, 1, 2, _MAX_OPEN_BYTES):
             text = self._vocabulary.text_after(self._anchor, self._unsettled[: num_tokens - num_open])

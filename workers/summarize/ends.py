@@ -1,4 +1,4 @@
-"""How answers end, each once, and what hangs on it: the word in the journal, the notices, the books."""
+"""Ends answers, each exactly once, with everything that follows: the journal's word, notices, statistics."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from .notices import Notices
 
 
 class Ends:
-    """Ends answers, and writes requests off. Nobody else writes ``release_word``."""
+    """Ends answers and releases requests. The only writer of ``release_word``."""
 
     def __init__(self, journal: Journal, delivery: Delivery, notices: Notices, stats: StatsPublisher) -> None:
         self._journal, self._delivery, self._notices, self._stats = journal, delivery, notices, stats
         self._writer = ReleaseWriter(journal)
         self.num_ended: Counter[str] = Counter()  # by finish reason
-        self.num_adapted: Counter[str] = Counter()  # by adapter, of those that had one
-        self.num_unread = 0  # requests that nobody came for
+        self.num_adapted: Counter[str] = Counter()  # by adapter, for answers that used one
+        self.num_unread = 0  # requests whose answers nobody read
         self.histograms = RequestHistograms()
         self.latest = Ended()
 
     def end(self, answer: Answer, reason: str) -> None:
-        """End an answer, unless it has ended."""
+        """End an answer, unless it has already ended."""
         if answer.stream.is_finished and answer.ended_ns:
             return
         self.close(answer, reason)
         self.release(answer)
 
     def fail(self, answer: Answer, error: RequestError) -> None:
-        """End an answer with an error that this process found.
+        """End an answer with an error found by this process.
 
-        One that ended in an earlier life keeps the end that is written: what hung on it was given back. Only who comes
-        for its text now hears that there is none.
+        An answer that ended before a restart keeps the end in the journal, as its resources were already returned; only
+        clients that ask for its text now get this error.
         """
         if answer.ended_ns:
             return
@@ -53,7 +53,7 @@ class Ends:
             self.end(answer, "error")
 
     def close(self, answer: Answer, reason: str) -> None:
-        """End an answer here, and for its readers; the journal has its end already, or gets it from ``release``."""
+        """End an answer for its readers; its end is already in the journal, or ``release`` will write it."""
         if reason == "error" and answer.error is None:
             finish = read_finish(self._journal, *answer.key)
             code, _, text = (finish[1] if finish else "").partition("\n")
@@ -64,13 +64,13 @@ class Ends:
         self._delivery.mark(answer)
 
     def release(self, answer: Answer) -> None:
-        """Write down the end of an answer whose stream has ended: its credit and its pages are given back."""
+        """Write the end of an answer whose stream has ended to the journal: returns its credit and its pages."""
         answer.ended_ns = answer.ended_ns or self._journal.now_ns()
         reason = answer.stream.finish_reason or "error"
         slot, generation = answer.key
         self._writer.release(slot, generation, num_tokens=answer.stream.num_tokens, reason=reason, code=answer.end_code)
         self._notices.released.append(answer.key)
-        if answer.view.record.is_computed:  # else it was a question about a prompt, such as what tokens it has
+        if answer.view.record.is_computed:  # otherwise it only asked about its prompt, such as for its tokens
             self._count(answer, reason)
         self.latest.add(self._journal, answer)
         self._stats.changed = True
@@ -84,7 +84,7 @@ class Ends:
         self.histograms.observe(*answer.account(self._journal))
 
     def end_search(self, choices: Choices) -> None:
-        """Without one of its beams there is no search: the others end with it, also those that are found later."""
+        """A beam search cannot continue without one of its beams: the others end with it, even if discovered later."""
         answers = choices.answers.values() if choices.is_beam_search else ()
         broken = next((answer for answer in answers if answer.stream.finish_reason in ("abort", "error")), None)
         if broken is None:
@@ -95,23 +95,23 @@ class Ends:
             self.end(other, broken.stream.finish_reason or "error")
 
     def decide(self, choices: Choices) -> None:
-        """Tell the readers, if it is known now which answers are the choices."""
+        """Inform the readers, if it is now determined which answers are the choices."""
         for answer in choices.decide(self._journal):
             self._delivery.mark(answer)
 
     def acknowledge(self, answers: Iterable[Answer]) -> None:
-        """The client has these, and not yet the other choices of their request."""
+        """The client has these answers, but not yet the other choices of their request."""
         for answer in answers:
             self._writer.acknowledge(*answer.key)
 
     def forget(self, choices: Choices) -> None:
-        """The client has all that ended."""
+        """The client has all choices."""
         for answer in choices.answers.values():
             self._writer.forget(*answer.key)
             self._notices.forgotten.append(answer.key)
 
     def give_up(self, choices: Choices) -> None:
-        """Nobody will come for it."""
+        """No client will come for it."""
         self.num_unread += 1
         for answer in choices.answers.values():
             self._writer.give_up(*answer.key)

@@ -1,4 +1,4 @@
-"""What summarize counts of its work, for the board."""
+"""Statistics of summarize, for the board."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .rate import Rate
 
 
 class Figures:
-    """Counts of this life of the process."""
+    """Counters of this process, from its start."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -29,7 +29,7 @@ class Figures:
         return self._rate.per_second()
 
     def to_map(self, answers: Collection[Answer], ends: Ends, *, num_bad_frames: int) -> dict[str, Any]:
-        """``num_bad_frames``: that the socket has dropped."""
+        """``num_bad_frames``: frames that the socket has dropped."""
         return {
             "live": sum(not answer.stream.is_finished for answer in answers),
             "unread": sum(answer.stream.is_finished for answer in answers),

@@ -1,7 +1,7 @@
-"""What requests cost, as histograms over all of them.
+"""Histograms of what requests cost, over all of them.
 
-They are kept here because every request ends here once, whoever asked and however many gateways there are. They begin
-at zero with each life of this worker, as counters that are scraped may.
+They are kept here because every request ends here exactly once, whoever sent it and however many gateways there are.
+Like any scraped counters, they restart at zero with this worker.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOKENS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 
 
 
 class Histogram:
-    """Counts of values by the smallest of ``bounds`` that is not below them; the last count is of those above all."""
+    """Counts values by the smallest of ``bounds`` that is not below them; the last count is for those above all."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds, self._bounds_on_wire = np.array(bounds), list(bounds)
@@ -51,7 +51,7 @@ class Histogram:
 
 
 class RequestHistograms:
-    """Of every request that ended in this life of the worker, times in seconds."""
+    """Over all requests that ended since this worker started; times in seconds."""
 
     def __init__(self) -> None:
         self._histograms = {
@@ -69,7 +69,7 @@ class RequestHistograms:
         self._stages_s = dict.fromkeys(STAGES, 0.0)
 
     def observe(self, ledger: Ledger, token_times_ns: Sequence[int], num_prompt_tokens: int) -> None:
-        """Take the account of a request that ended. ``token_times_ns``: when each of its tokens was made."""
+        """Add a request that ended. ``token_times_ns``: when each of its tokens was produced."""
         stages_s = {stage: ns / 1e9 for stage, ns in ledger.stages_ns.items()}
         for stage, seconds in stages_s.items():
             self._stages_s[stage] += seconds
@@ -92,5 +92,5 @@ class RequestHistograms:
             self._histograms["time_per_output_token_s"].observe(float(gaps_s.mean()))
 
     def to_wire(self) -> dict[str, Any]:
-        """By name; ``stages_s`` has the seconds that all requests together spent in each stage."""
+        """By name; ``stages_s`` has the total seconds spent in each stage by all requests."""
         return {**{name: each.to_wire() for name, each in self._histograms.items()}, "stages_s": self._stages_s}

@@ -10,27 +10,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# In the order a request passes them: the stage, and the mark that ends it. A stage may have several parts.
+# In the order in which a request passes them: the stage, and the mark that ends it. A stage may have several parts.
 _STAGE_ENDS = (
     ("queue", "tokenize_start"),  # behind other prompts in prepare
     ("tokenize", "tokenize_end"),
     ("tokenize", "accepted"),  # admission, and the record in the journal
-    ("credit", "dispatched"),  # until as few sequences live as execute takes
-    ("schedule", "scheduled"),  # on the way to execute, and waiting there for the first chunk's step
+    ("credit", "dispatched"),  # until execute has few enough live sequences
+    ("schedule", "scheduled"),  # in transit to execute, and waiting there for the first chunk's step
     ("prefill", "first_token"),
     ("decode", "last_token"),
     ("wire", "arrived"),
     ("detokenize", "text_done"),
     ("deliver", "sent"),
 )
-_BEFORE_A_TOKEN = ("prefill", "schedule", "credit")  # where a preemption or a crash can hit, likeliest first
+_BEFORE_A_TOKEN = ("prefill", "schedule", "credit")  # where a preemption or crash may occur, likeliest first
 STAGES = (*dict.fromkeys(stage for stage, _ in _STAGE_ENDS), "preempted", "recovered")
 
 
 @dataclass(slots=True, kw_only=True)
 class Marks:
-    """What is known of one request: times, ns of CLOCK_MONOTONIC, which all processes of a machine share, 0: not
-    reached; and what else its account has.
+    """What is known of one request: times in ns of CLOCK_MONOTONIC, which all processes of a machine share (0: not
+    reached), and the other figures of its ledger.
     """
 
     received: int
@@ -41,12 +41,12 @@ class Marks:
     scheduled: int = 0  # the step of its first chunk began
     first_token: int = 0
     last_token: int = 0
-    arrived: int = 0  # the last token, in summarize
+    arrived: int = 0  # the last token, at summarize
     text_done: int = 0
     sent: int = 0  # the terminal message
-    preempted_ns: int = 0  # without pages while it could have run, all times together
-    recovered_ns: int = 0  # from the death of a worker until its next token
-    lost_early_ns: int = 0  # of both, before the first token
+    preempted_ns: int = 0  # total time without pages while it could have run
+    recovered_ns: int = 0  # total time from the death of a worker until its next token
+    lost_early_ns: int = 0  # the part of both before the first token
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     token_times: list[int] = field(default_factory=list)  # [num_output_tokens]
@@ -54,7 +54,7 @@ class Marks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterTokenTimes:
-    """Gaps between tokens, ms, as execute made them."""
+    """Gaps between tokens in ms, by the times at which execute produced them."""
 
     p50: float
     p90: float
@@ -64,11 +64,11 @@ class InterTokenTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """The account that comes with an answer. ``stages_ns`` has every name of ``STAGES`` and adds up to ``wall_ns``."""
+    """Where a request's time went; part of its summary. ``stages_ns`` has all of ``STAGES``; its sum is ``wall_ns``."""
 
-    wall_ns: int  # from received to the last mark reached
+    wall_ns: int  # from receipt to the last mark reached
     stages_ns: dict[str, int]
-    ttft_ms: float | None  # from received to the first token
+    ttft_ms: float | None  # from receipt to the first token
     tps: float | None  # (n - 1) / (t_n - t_1), preemptions included; None for fewer than two tokens
     inter_token_ms: InterTokenTimes | None
     num_cached_tokens: int
@@ -82,7 +82,7 @@ class Ledger:
 
 
 def make_ledger(marks: Marks) -> Ledger:
-    """The account of a request that ended, wherever it ended."""
+    """The ledger of a request that ended, at whatever stage."""
     stages_ns = book_stages(marks)
     return Ledger(
         wall_ns=sum(stages_ns.values()),
@@ -96,14 +96,14 @@ def make_ledger(marks: Marks) -> Ledger:
 
 
 def book_stages(marks: Marks) -> dict[str, int]:
-    """ns by stage, every one of ``STAGES``; what lies between the last mark and ``sent`` is where it stands then."""
+    """ns by stage, for all of ``STAGES``; the time between the last mark and ``sent`` belongs to the current stage."""
     stages_ns = dict.fromkeys(STAGES, 0)
     now, stage = marks.received, None
     for name, end in _STAGE_ENDS:
-        # A stage that never ended is where the request was when it ended: the time until the next mark is its.
+        # A stage that never ended is where the request stopped: the time until the next mark belongs to it.
         stage = stage or name
         if mark := getattr(marks, end):
-            # A mark may lie before an earlier one: a worker that restarted does its part again.
+            # A mark may lie before an earlier one: a restarted worker repeats its part.
             stages_ns[stage] += max(mark - now, 0)
             now, stage = max(mark, now), None
     lost_ns = marks.preempted_ns + marks.recovered_ns
@@ -116,7 +116,7 @@ def book_stages(marks: Marks) -> dict[str, int]:
 
 
 def _take(stages_ns: dict[str, int], stages: Sequence[str], duration_ns: int) -> int:
-    """Take time that was lost out of the stages it fell into, never more than they have; how much that was."""
+    """Take lost time out of the stages in which it occurred, at most what they have; returns how much that was."""
     left_ns = duration_ns
     for stage in stages:
         moved = min(left_ns, stages_ns[stage])
@@ -141,7 +141,7 @@ def _inter_token_times(token_times: Sequence[int]) -> InterTokenTimes | None:
 
 
 def _percentile(ordered: npt.NDArray[np.float64], percent: int) -> float:
-    """As ``np.percentile``, which takes ten times as long for what is sorted already."""
+    """Like ``np.percentile``, which takes ten times as long on sorted input."""
     place, part = divmod((len(ordered) - 1) * percent, 100)
     below, above = float(ordered[place]), float(ordered[min(place + 1, len(ordered) - 1)])
     return below + (above - below) * part / 100

@@ -1,4 +1,4 @@
-"""Where every request stands, for whoever watches: a bounded number of rows, and nothing of what they say."""
+"""The state of every request, for monitoring: a bounded number of rows, without any content."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .ledger import book_stages
 
 
 class Ended:
-    """The last requests that ended, also those whose answer is not kept any more."""
+    """The most recently ended requests, including those whose answers are no longer kept."""
 
     def __init__(self) -> None:
-        self._rows: deque[tuple[int, m.RequestRow]] = deque(maxlen=m.MAX_ENDED_ROWS)  # and whose each is
+        self._rows: deque[tuple[int, m.RequestRow]] = deque(maxlen=m.MAX_ENDED_ROWS)  # with the owner of each
 
     def add(self, journal: Journal, answer: Answer) -> None:
         row = _row(journal, answer)
@@ -32,7 +32,7 @@ class Ended:
 def list_requests(
     journal: Journal, answers: Iterable[Answer], limit: int, ended: Ended, *, asker: int = HOUSE
 ) -> m.Requests:
-    """Of what ``asker`` may ask for the first ``limit`` answers in order of arrival, and as many that ended."""
+    """The first ``limit`` answers in order of arrival, and as many ended ones, of those that ``asker`` may access."""
     num_rows = max(0, min(limit, m.MAX_REQUEST_ROWS))
     listed = [answer for answer in answers if may_ask(asker, answer.view.record.owner)]
     first = heapq.nsmallest(num_rows, listed, key=lambda answer: answer.view.arrival)
@@ -63,7 +63,7 @@ def _row(journal: Journal, answer: Answer) -> m.RequestRow:
 
 
 def _state(journal: Journal, answer: Answer) -> str:
-    """One of ``REQUEST_STATES``: for a credit, in execute for a step, computing its prompt, its answer, or done."""
+    """One of ``REQUEST_STATES``."""
     if answer.stream.is_finished:
         return "ended"
     if answer.num_seen:

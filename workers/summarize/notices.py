@@ -1,4 +1,4 @@
-"""What the other workers are told: which requests ended, and whose records may be used again."""
+"""Tells the other workers which requests ended, and whose records may be reused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Key = tuple[int, int]  # (slot, generation)
 
 
 class Notices:
-    """Collected during a turn, and sent at its end. The journal says the same, so one that is lost costs time only."""
+    """Collected during a turn and sent at its end. The journal has the same information, so a lost one only delays."""
 
     def __init__(self, links: Links) -> None:
         self._links = links

@@ -1,7 +1,7 @@
-"""The summarize worker: tokens to text, text to clients, and the end of every request.
+"""The summarize worker: turns tokens into text, sends it to clients, and ends every request.
 
-It alone decides how an answer ended, so there is exactly one end, whatever execute finishes, a client aborts, and a
-lease runs out at the same moment.
+Only this worker decides how an answer ended, so there is exactly one end, even if execute finishes it, a client aborts
+it and its lease expires at the same moment.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .vocabulary import Vocabulary
 logger = logging.getLogger(__name__)
 
 MAX_FRAMES_A_TURN = 1024
-LAST_WORDS_S = 2.0  # at a stop, clients get so long to ask for their ends and to acknowledge them
+LAST_WORDS_S = 2.0  # during a stop, time for clients to fetch and acknowledge their ends
 
 
 def run(context: WorkerContext) -> None:
@@ -54,8 +54,8 @@ def run(context: WorkerContext) -> None:
 
 
 class Summarize:
-    """State of the worker. Everything in it follows from the journal, but for who reads and how far he is: the
-    clients say that again with every FOLLOW.
+    """State of the worker. All of it can be rebuilt from the journal, except for who reads what, and how far: clients
+    repeat that with every FOLLOW.
     """
 
     def __init__(self, context: WorkerContext, card: ModelCard, vocabulary: Vocabulary) -> None:
@@ -65,12 +65,12 @@ class Summarize:
         self._journal = context.journal
         self._answers: dict[int, Answer] = {}  # by slot
         self._requests = Requests()
-        self._generations = np.zeros(context.journal.num_records, np.uint64)  # last known in each slot
-        self._damaged: dict[int, int] = {}  # slot -> generation that was last complained of
+        self._generations = np.zeros(context.journal.num_records, np.uint64)  # last one discovered in each slot
+        self._damaged: dict[int, int] = {}  # slot -> generation that was last reported as damaged
         self._deadlines = Deadlines(context.journal, context.board)
         self._flushes = service.flushes_steps
-        self._has_found = False  # tokens in the journal, for which execute may still wait for the disk
-        self._has_looked = False  # into the journal, since the frame came that is heard now
+        self._has_found = False  # tokens in the journal that execute may not have flushed yet
+        self._has_looked = False  # for new requests in the journal, since the current frame arrived
         self._figures = Figures()
         self._next_tick = 0.0
         self._stats = StatsPublisher(context.page, self._collect)
@@ -87,7 +87,7 @@ class Summarize:
         self._texts = Texts(context, card, vocabulary, self._ends)
         self._poller = self._links.poller(self._router.socket, *context.stop_files)
         self._discover()
-        self._figures = Figures()  # what was found an earlier life has counted
+        self._figures = Figures()  # what was found at the start has already been counted before the restart
 
     def run(self) -> None:
         try:
@@ -108,7 +108,7 @@ class Summarize:
         for message in self._links.inbox.recv_all():
             if isinstance(message, m.StepDone):
                 self._step_done(message)
-                self._context.page.progress()  # many may have come while a slow one was worked on
+                self._context.page.progress()  # several may have arrived while a slow one was processed
         for received in heard(self._router, max_frames=MAX_FRAMES_A_TURN):
             self._hear_safely(*received)
         now = time.monotonic()
@@ -124,9 +124,9 @@ class Summarize:
         self._delivery.deliver()
 
     def _end_all(self) -> None:
-        """The pipeline stops: whoever still waits is told, and may ask and acknowledge for a moment."""
+        """The pipeline is stopping: end all answers, and give readers a moment to fetch and acknowledge the ends."""
         deadline = time.monotonic() + LAST_WORDS_S
-        poller = self._links.poller(self._router.socket)  # without what said that this is the end, and says it still
+        poller = self._links.poller(self._router.socket)  # without the stop files, which stay readable
         while True:
             is_last = not self._has_readers() or time.monotonic() > deadline
             self._discover()
@@ -138,7 +138,7 @@ class Summarize:
             poller.wait(RETRY_S)
 
     def _has_readers(self) -> bool:
-        """Whether prepare may accept a last request, a first FOLLOW may be under way, or an end is not acknowledged."""
+        """Whether prepare may still accept a request, a first FOLLOW may be in flight, or an end is unacknowledged."""
         now = time.monotonic()
         return self._context.board.phase("prepare") == "ready" or any(
             answer.peer is not None or not (answer.choices.was_followed or now > answer.choices.lease_until)
@@ -170,7 +170,7 @@ class Summarize:
         self._figures.add_tokens(num_new)
 
     def _push(self, answer: Answer, token_ids: Sequence[int], now_ns: int) -> int:
-        """How many of the tokens the answer has taken."""
+        """Returns how many of the tokens became part of the answer."""
         stream = answer.stream
         num_before = len(stream.token_ids)
         if not self._texts.push(answer, token_ids, now_ns):
@@ -181,14 +181,14 @@ class Summarize:
         return len(stream.token_ids) - num_before
 
     def _catch_up(self, answer: Answer) -> None:
-        """Take from the journal what no message brought."""
-        # The finish is read first: after it no token follows, so the tokens read then are all.
+        """Take from the journal what no message delivered."""
+        # Read the finish first: no token follows it, so the tokens read afterwards are complete.
         finish = read_finish(self._journal, *answer.key)
         count, _ = split_word(self._journal.tokens_words[answer.view.slot])
         if answer.stream.is_finished or (finish is None and count <= answer.num_seen):
             return
         if finish is None and answer.choices.is_beam_search:
-            return  # a hypothesis counts once all of them are written
+            return  # hypotheses count only once all of them are written
         now_ns = self._journal.now_ns()
         tokens = read_tokens(self._journal, answer.view)
         if tokens is not None and len(tokens) > answer.num_seen:
@@ -203,7 +203,7 @@ class Summarize:
         return slot < self._journal.num_records and generation > int(self._generations[slot])
 
     def _discover(self) -> None:
-        """Find requests that this process has not met yet."""
+        """Find requests in the journal that this process does not know yet."""
         slots = self._journal.slots_in_use()
         for slot in slots[self._journal.generations(slots) != self._generations[slots]].tolist():
             self._discover_slot(slot)
@@ -212,7 +212,7 @@ class Summarize:
         try:
             view = read_request(self._journal, slot)
         except JournalError as error:
-            # It is looked at again: on a weakly ordered machine its bytes may only not be here yet.
+            # It will be tried again: on a weakly ordered machine the bytes may just not be visible yet.
             generation = self._journal.generation(slot)
             if self._damaged.get(slot) != generation:
                 self._damaged[slot] = generation
@@ -231,14 +231,14 @@ class Summarize:
         against = held_against(self._journal, "summarize", slot, view.generation)
         answer.is_suspect = against > 0
         if against == POISONED:
-            self._ends.fail(answer, Poisoned("the request ended the process that turned it into text, twice"))
+            self._ends.fail(answer, Poisoned("the request crashed the process that turned it into text, twice"))
         else:
             self._rebuild(answer)
         self._ends.end_search(answer.choices)
         return answer
 
     def _rebuild(self, answer: Answer) -> None:
-        """Bring an answer to where the journal has it."""
+        """Bring an answer to its state in the journal."""
         ended = read_release(self._journal, *answer.key)
         if ended is not None:
             tokens = read_tokens(self._journal, answer.view)
@@ -257,7 +257,7 @@ class Summarize:
         self._has_looked = False
         try:
             self._hear(peer, frame)
-        except Exception as error:  # a fault of ours that one message finds must not cost the others anything
+        except Exception as error:  # a bug triggered by one message must not affect others
             logger.exception("a message could not be handled")
             self._refuse(peer, BadFrame(f"the message could not be handled: {type(error).__name__}"))
 
@@ -287,7 +287,7 @@ class Summarize:
                 answers, ended = self._answers.values(), self._ends.latest
                 self._router.send(peer, list_requests(self._journal, answers, message.limit, ended, asker=asker))
             case _:
-                astray = BadFrame(f"{type(message).__name__} is not spoken at the follow socket")
+                astray = BadFrame(f"{type(message).__name__} does not belong on the follow socket")
                 self._refuse(peer, astray, request_id=peek_request_id(frame)[: m.MAX_REFUSED_ID_CHARS])
 
     def _refuse(self, peer: bytes, error: BadFrame, *, request_id: str = "") -> None:
@@ -299,7 +299,7 @@ class Summarize:
         for request_id, offset, again in message.entries:
             choices = self._request(request_id, asker)
             if choices is not None and not choices.are_complete:
-                choices = None  # a life that died while it forgot the request has left these records of it
+                choices = None  # a process that died while forgetting the request has left only some records
             index = None if choices is None else choices.index_of(request_id)
             if choices is None or index is None:
                 self._router.send(peer, unknown(request_id, choices))
@@ -309,16 +309,16 @@ class Summarize:
                 self._delivery.mark(answer)
 
     def _request(self, wire_id: str, asker: int) -> Choices | None:
-        """The request to which what a client names so belongs, if it may ask for it."""
+        """The request that an id from a client belongs to, if that client may access it."""
         choices = self._requests.get(wire_id, asker=asker)
-        # A client names what prepare has told it of, so the journal has it when the frame comes: one look is enough.
+        # A client knows the id from prepare, so the journal had it before this frame arrived: one look is enough.
         if not self._has_looked and (choices is None or not choices.are_complete):
             self._discover()
             self._has_looked = True
         return self._requests.get(wire_id, asker=asker)
 
     def _find(self, wire_id: str, asker: int) -> list[Answer]:
-        """The answers of a choice, or of a whole request."""
+        """The answers of a choice or of a whole request."""
         choices = self._request(wire_id, asker)
         return [] if choices is None else choices.of(wire_id)
 
@@ -334,7 +334,7 @@ class Summarize:
             self._ends.acknowledge(news)
 
     def _drop(self, choices: Choices) -> None:
-        """Nobody can ask for it any more."""
+        """It can no longer be requested by anyone."""
         for answer in choices.answers.values():
             if self._answers.get(answer.view.slot) is answer:
                 del self._answers[answer.view.slot]
@@ -343,7 +343,7 @@ class Summarize:
         self._stats.changed = True
 
     def _tick(self, now: float) -> None:
-        """What no message triggers: requests nobody mentioned, gaps at the end of a stream, leases."""
+        """Handle what no message triggers: requests not yet discovered, gaps at the end of a stream, leases."""
         self._discover()
         gave_up = self._context.board.mode == FAILED
         for answer in list(self._answers.values()):
@@ -366,12 +366,12 @@ class Summarize:
             self._drop(choices)
 
     def _end_overdue(self) -> None:
-        """Deadlines, whatever the other workers are at: a request may have no credit, or execute may be away."""
+        """Enforce deadlines, whatever the other workers do: a request may have no credit, or execute may be down."""
         now_ns = self._journal.now_ns()
         for key in self._deadlines.due(now_ns):
             if self._is_open(key):
                 answer = self._answers[key[0]]
-                self._catch_up(answer)  # an end that came in time, or the last tokens
+                self._catch_up(answer)  # the end may have come in time, or further tokens
                 if (error := self._deadlines.judge(answer, now_ns)) is not None:
                     self._ends.fail(answer, error)
         self._deadlines.tidy(self._is_open, num_live=len(self._answers))
@@ -383,6 +383,6 @@ class Summarize:
     # -- out
 
     def _collect(self) -> dict[str, Any]:
-        # Until the board shows that nothing comes any more.
+        # Keep publishing until the board shows a rate of zero.
         self._stats.changed = self._stats.changed or self._figures.tokens_per_second > 0
         return self._figures.to_map(self._answers.values(), self._ends, num_bad_frames=self._router.num_bad_frames)

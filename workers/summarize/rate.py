@@ -1,4 +1,4 @@
-"""How fast tokens come."""
+"""The rate at which tokens arrive."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 
 
 class Rate:
-    """Tokens a second over the last two seconds."""
+    """Tokens per second over the last two seconds."""
 
     WINDOW_S = 2.0
 

@@ -1,4 +1,4 @@
-"""Where a request stands, from its answers."""
+"""The state of a request, from its answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNDER_WAY = {"queued", "running"}
 
 
 def status_of(wire_id: str, answers: Sequence[Answer], journal: Journal) -> Status:
-    """Of several answers: running as long as one is, and in the end failed or aborted if one is."""
+    """With several answers: running as long as one is, and at the end failed or aborted if one is."""
     if not answers:
         return Status(wire_id, "unknown", 0, 0, 0)
     states = {_state_of(answer, journal) for answer in answers}

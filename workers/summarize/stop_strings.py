@@ -1,4 +1,4 @@
-"""Stop strings in a text that arrives in pieces, found as soon as their last character is there."""
+"""Finds stop strings in a text that arrives in pieces, as soon as their last character is there."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 
 class Scan(NamedTuple):
-    text: str  # what may be shown: no stop string begins in it (but the one found, if it is to be included)
+    text: str  # may be shown: contains no part of a stop string (except a match that is to be included)
     stop: str | None  # the stop string that ended the text
 
 
 class StopMatcher:
-    """Looks for a few strings in the text of one request and holds back only what may be the beginning of one.
+    """Searches the text of one request for a few strings, and holds back only what may be the start of one.
 
-    The match whose last character comes first wins, the longest of those that end there: so the result does not depend
-    on how the text was cut into pieces. Each character is looked at once, however often matches begin and fail.
+    The match whose last character comes first wins, and among those that end there the longest: so the result does not
+    depend on how the text was cut into pieces. Each character is processed once, however often matches start and fail.
 
     Source: Aho and Corasick 1975.
     """
@@ -28,7 +28,7 @@ class StopMatcher:
         self._held = ""  # the last node.depth characters
 
     def push(self, text: str) -> Scan:
-        """The text that is free to go, and the stop string found in it. Nothing may be pushed after a match."""
+        """The text that may be shown, and the stop string found in it. Nothing may be pushed after a match."""
         if self._node is self._root and self._root.children.keys().isdisjoint(text):
             return Scan(text, None)
         seen = self._held + text
@@ -52,11 +52,11 @@ class StopMatcher:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """The longest beginning of a stop string that the text ends with. ``depth`` characters long."""
+    """The longest prefix of a stop string that the text ends with; it has ``depth`` characters."""
 
     depth: int = 0
     children: dict[str, _Node] = field(default_factory=dict)
-    shorter: _Node | None = None  # the next shorter beginning of any stop string that the text also ends with
+    shorter: _Node | None = None  # the next shorter such prefix (the failure link)
     stop: str | None = None  # the longest stop string that the text ends with
 
     def next(self, character: str) -> _Node:
@@ -68,7 +68,7 @@ class _Node:
         return node.children[character]
 
 
-@lru_cache(maxsize=32)  # requests of one client mostly share their stop strings; a megabyte each at worst
+@lru_cache(maxsize=32)  # requests of one client mostly share their stop strings; at worst a megabyte each
 def _automaton(stops: tuple[str, ...]) -> _Node:
     root = _Node()
     for stop in stops:
@@ -81,7 +81,7 @@ def _automaton(stops: tuple[str, ...]) -> _Node:
 
 
 def _link(root: _Node) -> None:
-    """Set ``shorter`` and inherited stops, level by level, so that what a node needs is set before it."""
+    """Set ``shorter`` and inherited stops, breadth first, as a node depends on shorter ones."""
     level = [root]
     while level:
         for node in level:

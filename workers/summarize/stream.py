@@ -1,4 +1,4 @@
-"""The answer to one request as it grows: its tokens, the text of each, and where it ends."""
+"""A growing answer: its tokens, the text of each, and where it ends."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Delta(NamedTuple):
 class OutputStream:
     """Tokens in, text out, ended by a stop string, a stop token, or ``finish``.
 
-    Invariants: the text of a token never changes once the token was pushed, and depends on the tokens up to it only.
-    So a stream made again from its first token gives the same delta for the same range, and an answer can be resumed
-    at any token, by another process. The deltas of all tokens and ``tail`` are the whole text.
+    Invariants: the text of a token never changes once it was pushed, and depends only on the tokens up to it. So a
+    stream rebuilt from its first token gives the same delta for the same range, and an answer can be resumed at any
+    token, by another process. The deltas of all tokens plus ``tail`` are the whole text.
     """
 
     def __init__(
@@ -34,12 +34,12 @@ class OutputStream:
         stop_token_ids: frozenset[int] = frozenset(),
         context: Sequence[int] = (),
     ) -> None:
-        """``stop_token_ids``: every id that ends the answer, those of the model included unless they are ignored.
+        """``stop_token_ids``: every id that ends the answer, including the model's own unless they are ignored.
 
-        ``context``: the prompt's last tokens, if the text is to continue theirs (see ``make_detokenizer``).
+        ``context``: the prompt's last tokens, if the text continues theirs (see ``make_detokenizer``).
         """
         self.token_ids: list[int] = []
-        self.tail = ""  # text that became final with the end, not with a token; the terminal message brings it
+        self.tail = ""  # text that became final with the end, not with a token; sent with the terminal message
         self.finish_reason: str | None = None  # None while the answer grows
         self.matched: str | int | None = None  # the stop string or stop token id that ended it
         self._texts: list[str] = []  # [num_tokens]
@@ -47,7 +47,7 @@ class OutputStream:
         self._min_tokens = params.min_tokens
         self._include_stop = params.include_stop_str
         self._stops = params.stop
-        self._matcher: StopMatcher | None = None  # only while text comes: with long stop strings it is a megabyte
+        self._matcher: StopMatcher | None = None  # created with the first text, as it may take a megabyte
         self._detokenizer = make_detokenizer(
             vocabulary, skip_special_tokens=params.skip_special_tokens, context=context
         )
@@ -66,7 +66,7 @@ class OutputStream:
         return "".join(self._texts) + self.tail
 
     def push(self, token_ids: Iterable[int]) -> None:
-        """Take the next tokens. Those after the one that ends the answer are dropped."""
+        """Take the next tokens. Those after the end are dropped."""
         for token_id in token_ids:
             if self.finish_reason is not None:
                 return
@@ -78,10 +78,10 @@ class OutputStream:
                 self._texts.append(self._scan(text) if self._stops else text)
 
     def finish(self, reason: str) -> None:
-        """End the answer here, unless it has ended by itself, also by a stop string in what is held back."""
+        """End the answer here, unless it ended by itself, possibly by a stop string in the text held back."""
         if self.finish_reason is not None:
             return
-        if reason == "error":  # which it stays, whatever is found in what was held back
+        if reason == "error":  # it stays an error, whatever the text held back contains
             self.tail = self._held() + self._detokenizer.flush()
         else:
             self.tail = self._scan(self._detokenizer.flush()) + self._held()
@@ -89,7 +89,7 @@ class OutputStream:
             self._end(reason, matched=None)
 
     def abandon(self, reason: str) -> None:
-        """End the answer here without looking at what is held back: for an answer whose tokens cannot be decoded."""
+        """End the answer without processing the text held back: for an answer whose tokens cannot be decoded."""
         self.finish_reason = self.finish_reason or reason
 
     def delta(self, start: int, stop: int | None = None) -> Delta:
@@ -97,7 +97,7 @@ class OutputStream:
         return Delta(self.token_ids[start:stop], "".join(self._texts[start:stop]))
 
     def _stop_at(self, token_id: int) -> None:
-        # The token stays in the ids. Its text does not show, special or not, unless the client asks for it.
+        # The token stays in the ids. Its text is not shown, special or not, unless the client asks for it.
         self._texts.append(self._scan(self._detokenizer.push(token_id)) if self._include_stop else "")
         self.finish("stop")
         if self.matched is None:

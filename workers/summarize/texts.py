@@ -1,4 +1,4 @@
-"""Tokens to text, one request at a time, and by name: if this process dies of it, the driver knows of which."""
+"""Tokens to text, for one request at a time, with an intent: if this process dies, the driver knows the culprit."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ logger = logging.getLogger(__name__)
 
 
 class Texts:
-    """Opens the streams of answers, and pushes tokens through them."""
+    """Opens the streams of answers and pushes tokens through them."""
 
     def __init__(self, context: WorkerContext, card: ModelCard, vocabulary: Vocabulary, ends: Ends) -> None:
         self._journal, self._intent = context.journal, context.intent
         self._card, self._vocabulary, self._ends = card, vocabulary, ends
 
     def open(self, view: RequestView) -> OutputStream:
-        """The stream of a request, without tokens."""
+        """The stream of a request, still empty."""
         params = view.record.params
         eos = frozenset() if params.ignore_eos else frozenset(self._card.eos_token_ids)
-        # Under a grammar the text is what it matched, also a space that a decoder drops from the beginning of a text.
+        # Under a grammar the text must be exactly what it matched, including a leading space that decoders would drop.
         context = self._vocabulary.amid_text if view.record.grammar else ()
         return OutputStream(
             self._vocabulary, params, stop_token_ids=eos | frozenset(params.stop_token_ids), context=context
         )
 
     def push(self, answer: Answer, token_ids: Sequence[int], now_ns: int) -> bool:
-        """Take the next tokens of an answer; False if that fails, which is its end."""
+        """Take the next tokens of an answer; False if that failed, which ends it."""
         try:
             self._intent.begin_one(answer.number)
             answer.push(token_ids, now_ns)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from ...protocol.byte_level import BYTE_OF
 from ...protocol.tokenizer_files import TOKENIZER_FILE, load_facts
 
 REPLACEMENT = "\ufffd"  # stands for bytes that are not UTF-8
@@ -18,28 +19,28 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Vocabulary:
-    """One tokenizer, read from the decoding side. Its tables fill as ids are seen, so that loading costs nothing."""
+    """One tokenizer, for decoding. Its tables are filled on demand, so that loading costs nothing."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         decoders = _decoder_names(tokenizer)
-        # Fuse only joins what ByteLevel has joined already.
+        # Fuse only joins what ByteLevel has already joined.
         self.is_byte_level = decoders[:1] == ["ByteLevel"] and set(decoders[1:]) <= {"Fuse"}
         self.has_byte_tokens = "ByteFallback" in decoders
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        # With special tokens in the text, and without.
+        # By whether special tokens are skipped.
         self._bytes = {skip: ByteTable(self, skip) for skip in (False, True)}
         self._pieces = {skip: PieceTable(self, skip) for skip in (False, True)}
 
     @classmethod
     def load(cls, folder: Path) -> Vocabulary | None:
-        """The vocabulary of the tokenizer in the run directory, or None while execute has not written it."""
+        """The vocabulary of the tokenizer in the run directory; None until execute has written it."""
         return None if load_facts(folder) is None else cls(Tokenizer.from_file(str(folder / TOKENIZER_FILE)))
 
     @property
     def amid_text(self) -> tuple[int, ...]:
-        """The context of a text that has already begun, see ``make_detokenizer``."""
+        """The context of a text that has already started, see ``make_detokenizer``."""
         filler = None if self.is_byte_level else self._pieces[True].filler
         return () if filler is None else (filler,)
 
@@ -51,10 +52,10 @@ class Vocabulary:
         return self._pieces[skip_special_tokens]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The token alone as bytes of UTF-8, which may begin or end inside a character; special tokens as their name.
+        """The token alone as bytes of UTF-8, possibly starting or ending inside a character; special tokens by name.
 
-        Joined over the tokens of an answer they are its text (but for a space that a SentencePiece decoder drops from
-        the very beginning). Empty for an id without a token.
+        Joined over an answer's tokens they are its text (except for a space that a SentencePiece decoder drops from the
+        start). Empty for an id without a token.
         """
         if self.is_byte_level:
             return self._bytes[False][token_id]
@@ -66,12 +67,12 @@ class Vocabulary:
         return self.text_after(self._pieces[False].filler, [token_id]).encode()
 
     def text_after(self, anchor: int | None, token_ids: list[int]) -> str:
-        """The text of tokens that follow another, or that stand at the beginning. No token is left out as special."""
+        """The text of tokens after another token, or at the start of a text. Special tokens are included."""
         if anchor is None:
             return self._decode(token_ids)
         before = self._pieces[False][anchor].text
         text = self._decode([anchor, *token_ids])
-        # A decoder that rewrites what it said before: what was sent cannot be taken back.
+        # A decoder may rewrite its earlier output; what was sent cannot be changed, so the tokens are decoded alone.
         return text[len(before) :] if text.startswith(before) else self._decode(token_ids)
 
     def _decode(self, token_ids: list[int]) -> str:
@@ -79,13 +80,13 @@ class Vocabulary:
         return text
 
     def token(self, token_id: int) -> str | None:
-        """The token as the tokenizer writes it, None where the model's vocabulary is larger than the tokenizer's."""
+        """The token as written in the vocabulary; None if the model's vocabulary is larger than the tokenizer's."""
         token: str | None = self.tokenizer.id_to_token(token_id) if token_id >= 0 else None
         return token
 
 
 class ByteTable(dict[int, bytes]):
-    """token id -> its bytes, for byte-level tokenizers; empty where the token is not to be shown."""
+    """token id -> its bytes, for byte-level tokenizers; empty for tokens that are not shown."""
 
     def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:
         super().__init__()
@@ -99,7 +100,7 @@ class ByteTable(dict[int, bytes]):
 
 
 class Piece(NamedTuple):
-    """How a token that is not byte-level behaves."""
+    """How a token that is not byte-level behaves when decoded."""
 
     text: str  # of the token alone
     is_shown: bool
@@ -107,12 +108,12 @@ class Piece(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Text of its own, so that what follows it is not at the beginning and not inside a character."""
+        """Whether it has text of its own, so that what follows is neither at the start nor inside a character."""
         return self.text != "" and not self.is_byte and not self.text.endswith(REPLACEMENT)
 
 
 class PieceTable(dict[int, Piece]):
-    """token id -> its piece, for every tokenizer that is not byte-level."""
+    """token id -> its piece, for tokenizers that are not byte-level."""
 
     def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:
         super().__init__()
@@ -133,7 +134,7 @@ class PieceTable(dict[int, Piece]):
 
     @cached_property
     def filler(self) -> int | None:
-        """A whole token to put before others, so that they are not decoded as the beginning of a text."""
+        """A whole token to put in front of others, so that they are not decoded as the start of a text."""
         return self.first_whole(range(self._vocabulary.tokenizer.get_vocab_size(with_added_tokens=True)))
 
     def first_whole(self, token_ids: Iterable[int]) -> int | None:
@@ -141,7 +142,7 @@ class PieceTable(dict[int, Piece]):
 
 
 def _decoder_names(tokenizer: Tokenizer) -> list[str]:
-    """The types of the tokenizer's decoders in the order they run, with sequences laid flat."""
+    """The types of the tokenizer's decoders in the order in which they run, with sequences flattened."""
     if tokenizer.decoder is None:
         return []
     return list(_flat_names(json.loads(tokenizer.decoder.__getstate__())))
@@ -155,23 +156,9 @@ def _flat_names(decoder: dict[str, Any]) -> Iterator[str]:
         yield from _flat_names(child)
 
 
-def _byte_level_alphabet() -> dict[str, int]:
-    """The 256 printable characters in which byte-level tokens are written: character -> byte.
-
-    Source: Radford et al. 2019, ``bytes_to_unicode`` of the GPT-2 code: printable Latin-1 stands for itself, the other
-    bytes, in order, for the characters from U+0100.
-    """
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_ALPHABET = _byte_level_alphabet()
-
-
 def _byte_level_bytes(token: str) -> bytes:
-    # A token with a character outside the alphabet is an added one, which stands for itself.
+    # A token with a character outside the alphabet is an added token, which stands for itself.
     try:
-        return bytes([_ALPHABET[character] for character in token])
+        return bytes([BYTE_OF[character] for character in token])
     except KeyError:
         return token.encode()

@@ -1,4 +1,4 @@
-"""The page as one document, put together once: its style and its script are inside, so it asks for nothing else."""
+"""The page as a single document, built once, with style and script inlined: it loads nothing else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCRIPTS = ("format.js", "stream.js", "drawing.js", "panels.js", "requests.js", "
 
 
 class Document(NamedTuple):
-    """What is sent."""
+    """The response."""
 
     body: bytes
     headers: dict[str, str]
@@ -20,7 +20,7 @@ class Document(NamedTuple):
 
 @cache
 def document() -> Document:
-    """The page, and headers under which a browser runs its script and style and no other, and talks to nobody else."""
+    """The page, with headers that restrict browsers to its own script, style and server."""
     style = _read("page.css")
     script = "\n".join(_read(name) for name in SCRIPTS)
     html = _read("index.html").replace("/* style */", style).replace("/* script */", script)

@@ -1,4 +1,4 @@
-"""One poller for all viewers of a gateway process, which looks at the pipeline only while there are any."""
+"""One poller for all viewers of a gateway process; it reads from the pipeline only while there are any."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 0.5
-ANSWER_S = 1.0  # a pipeline that is silent for longer is shown as silent
+ANSWER_S = 1.0  # a pipeline that does not respond within this time is shown as silent
 MAX_VIEWERS = 64
-MAX_ROWS = 128  # of the list of requests, which summarize makes for each look
+MAX_ROWS = 128  # of the list of requests, which summarize builds for each poll
 NOBODY = RequestList([], 0, 0, [])
 
 
 class Feed:
-    """The newest frame, and who waits for the next. Used in the event loop only."""
+    """The latest frame, and the viewers waiting for the next one. For use in the event loop only."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -38,7 +38,7 @@ class Feed:
         self._poller: asyncio.Task[None] | None = None
         self._latest = b""
         self._next: asyncio.Future[None] | None = None  # done when there is a newer frame
-        self.num_looks = 0  # at the pipeline
+        self.num_looks = 0  # how often the pipeline was polled
 
     @property
     def is_looking(self) -> bool:
@@ -47,10 +47,10 @@ class Feed:
     def join(self) -> None:
         """
         Raises:
-            ApiError: 503, there are as many viewers as a gateway takes.
+            ApiError: 503, too many viewers.
         """
         if self._num_viewers >= MAX_VIEWERS:
-            raise ApiError(f"{MAX_VIEWERS} viewers are here already, the limit", status=503, code="too_many_viewers")
+            raise ApiError(f"{MAX_VIEWERS} viewers are connected, the limit", status=503, code="too_many_viewers")
         self._num_viewers += 1
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll())
@@ -62,7 +62,7 @@ class Feed:
             self._poller, self._latest = None, b""
 
     async def frames(self) -> AsyncIterator[bytes]:
-        """The newest frame and then each that follows, as events; who is slow gets fewer. Ends with the gateway."""
+        """The latest frame and each one after it, as events; a slow viewer skips some. Ends with the gateway."""
         sent = b""
         while not self._is_closed:
             if self._latest and self._latest is not sent:
@@ -72,15 +72,15 @@ class Feed:
             await self._newer()
 
     def close(self) -> None:
-        """The gateway stops: viewers must not keep it."""
+        """The gateway is stopping: end all viewers' streams."""
         self._is_closed = True
         self._wake()
 
     async def _newer(self) -> None:
-        """Wait for the next frame; raises what the poller failed with."""
+        """Wait for the next frame; raises the poller's error."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
-        assert self._poller is not None, "whoever waits has joined"
+        assert self._poller is not None, "joining starts the poller"
         await asyncio.wait((self._next, self._poller), return_when=asyncio.FIRST_COMPLETED)
         if self._poller is not None and self._poller.done():
             self._poller.result()
@@ -106,14 +106,14 @@ class Feed:
             requests = await self._requests(watched)
         stats = gateway.board.stats()
         sample = Sample(time.monotonic(), stats, requests)
-        silent_since_s = watched.silent_since_s  # the board answers also where summarize does not
+        silent_since_s = watched.silent_since_s  # the board is readable even if summarize does not respond
         watched.see(sample)
         watched.silent_since_s = silent_since_s
         found = gateway.health()
         self._latest = event(frame(watched, gateway.board.view.look(), found, now_s=time.monotonic()))
 
     async def _requests(self, watched: Watched) -> RequestList:
-        """The list of requests; the last one where summarize is silent."""
+        """The list of requests; the previous one if summarize does not respond."""
         with suppress(TriptychError):
             requests = await self._gateway.client.requests(MAX_ROWS, ANSWER_S)
             watched.silent_since_s = None

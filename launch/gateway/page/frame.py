@@ -1,4 +1,4 @@
-"""What the page shows at one moment, as plain values. Whole: a viewer who missed the last one misses nothing."""
+"""What the page shows at one moment, as plain values. Each frame is complete, so missing one does not matter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = (
 
 
 def frame(watched: Watched, shown: Mapping[str, Any], health: Mapping[str, Any], *, now_s: float) -> dict[str, Any]:
-    """One event of the page. ``shown`` is what execute shows of its steps and pages, ``health`` that of /health."""
+    """One event for the page. ``shown``: steps and pages as shown by execute; ``health``: the content of /health."""
     sample = watched.sample
     assert sample is not None, "a frame is made of a sample"
     silent_s = None if watched.silent_since_s is None else round(now_s - watched.silent_since_s, 1)

@@ -1,4 +1,4 @@
-"""The page, which is open because nothing is in it, and what fills it, which wants the key like every other route."""
+"""The page, which is public as it contains no data, and its events, which need a key like every other route."""
 
 from __future__ import annotations
 

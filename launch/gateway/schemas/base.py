@@ -1,4 +1,4 @@
-"""What all requests have in common: strict types, no unknown fields, and null for "not given"."""
+"""Common to all request bodies: strict types, no unknown fields, and null for "not given"."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 Neutral = Mapping[str, tuple[Any, ...]]
 _LIMITS = {item.name: item.metadata for item in fields(SamplingParams)}
 T = TypeVar("T")
-# With its first fault only: a body of 8 MB may have millions, and an account of all of them takes a minute.
+# Stops at the first error: a body of 8 MB may have millions, and reporting all of them takes a minute.
 List = Annotated[list[T], Field(fail_fast=True)]
-MAX_MESSAGES = MAX_PARTS = 1024  # the pipeline's limits; told before each of a million is looked at
-MAX_PARTS_IN_ALL = 8192  # of a conversation, or of questions: up to 30 us each, in which nobody else is served
+MAX_MESSAGES = MAX_PARTS = 1024  # the pipeline's limits, checked before any of a million entries is validated
+MAX_PARTS_IN_ALL = 8192  # of a conversation or of questions: each blocks the event loop for up to 30 us
 _HALF = re.compile("[\ud800-\udfff]")
-ANYTHING: tuple[Any, ...] = (...,)  # the field changes nothing here, whatever it says
+ANYTHING: tuple[Any, ...] = (...,)  # the field has no effect here, whatever its value
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
@@ -37,15 +37,15 @@ def _without_nulls(value: Any) -> Any:
 
 def _neutral_schema(neutral: tuple[Any, ...]) -> dict[str, Any]:
     if neutral is ANYTHING:
-        return {"description": "accepted and not looked at"}
-    return {"enum": [None, *neutral], "description": "accepted where it asks for nothing"}
+        return {"description": "accepted and ignored"}
+    return {"enum": [None, *neutral], "description": "accepted with values that have no effect"}
 
 
 class ApiModel(BaseModel):
-    """A map of a request.
+    """A map in a request.
 
-    Routers and SDKs add fields that ask for nothing, so null is "not given" for every field, and ``NEUTRAL`` names
-    what is accepted of fields whose other values cannot be done.
+    Routers and SDKs add fields that have no effect, so null means "not given" for every field, and ``NEUTRAL`` lists
+    the values accepted for fields that are otherwise unsupported.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
@@ -59,7 +59,7 @@ class ApiModel(BaseModel):
         kept: dict[str, Any] = {}
         for name, item in value.items():
             if not (name in cls.model_fields or name in cls.NEUTRAL or _is_alias(cls, name)):
-                return {name: item}  # refused as unknown, whatever else there is
+                return {name: item}  # refused as unknown, regardless of the rest
             if item is None:
                 continue
             if name not in cls.NEUTRAL:
@@ -85,18 +85,18 @@ class ApiModel(BaseModel):
 
 
 def _unsayable(value: Any) -> str | None:
-    """What in it no reply can hold, if there is something: half a surrogate pair, or a number that JSON does not have.
-    Models look through their own fields.
+    """Why a reply could not contain this value, if so: a lone surrogate, or a number that JSON cannot express. Nested
+    models check their own fields.
     """
-    left = [value]  # and no recursion: a field of any content may be as deep as JSON can be
+    left = [value]  # no recursion: a field with arbitrary content may be nested as deeply as JSON can be
     while left:
         item = left.pop()
         if isinstance(item, str):
             if not item.isascii() and _HALF.search(item):
-                return "half a surrogate pair is no character, and no reply can hold it"
+                return "a lone surrogate is not a character, and a reply cannot contain it"
         elif isinstance(item, float):
             if not math.isfinite(item):
-                return f"{item} is no number that JSON has, and no reply can hold it"
+                return f"{item} is not a JSON number, and a reply cannot contain it"
         elif isinstance(item, dict):
             left += [*item.keys(), *item.values()]
         elif isinstance(item, list) and set(map(type, item)) != {int}:  # there may be a million token ids
@@ -109,22 +109,22 @@ def _is_alias(model: type[BaseModel], name: str) -> bool:
 
 
 def unsupported_value(param: str, value: Any) -> PydanticCustomError:
-    """What pydantic carries to ``errors.validation_error``."""
+    """The error that pydantic passes on to ``errors.validation_error``."""
     return PydanticCustomError("unsupported", "{text}", {"param": param, "text": unsupported_text(param, value)})
 
 
 def unsupported_text(param: str, value: Any) -> str:
-    return f"{param} is {value!r:.80}, which this server does not do"
+    return f"{param} is {value!r:.80}, which is not supported"
 
 
 def limited(name: str, **more: Any) -> Any:
-    """A field with the limits that ``SamplingParams`` has for ``name``."""
+    """A field with the limits of ``name`` in ``SamplingParams``."""
     limits = _LIMITS[name]
     return Field(default=None, ge=limits["low"], le=limits["high"], **more)
 
 
 def few(parts: str) -> Callable[[Any], Any]:
-    """A check of lists within each other, before pydantic looks at each of their ``parts``."""
+    """A check of nested lists that runs before pydantic validates each of their ``parts``."""
 
     def check(value: Any) -> Any:
         lists, num_parts = [value], 0
@@ -135,7 +135,7 @@ def few(parts: str) -> Callable[[Any], Any]:
             elif isinstance(part, list):
                 num_parts += len(part)
                 if num_parts > MAX_PARTS_IN_ALL:
-                    text = f"more than {MAX_PARTS_IN_ALL} {parts}, which is the limit"
+                    text = f"more than {MAX_PARTS_IN_ALL} {parts}, the limit"
                     raise PydanticCustomError("too_many", "{text}", {"text": text})
                 lists += part
         return value
@@ -147,7 +147,7 @@ few_parts = few("messages, parts and calls")  # of a conversation
 
 
 def small_map(limit: int) -> BeforeValidator:
-    """Of a map: told before each of its entries is looked at, for of those pydantic tells every fault."""
+    """A limit for a map's entries, checked before pydantic validates each of them and reports every error."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > limit:

@@ -15,13 +15,13 @@ from .structure import ResponseFormat
 
 
 class ContentPart(ApiModel):
-    """A piece of a message: text is the only kind."""
+    """A part of a message: only text is supported."""
 
     type: Literal["text", "input_text", "output_text", "reasoning_text"]
     text: str
     NEUTRAL: ClassVar[Neutral] = {
         **dict.fromkeys(("annotations", "logprobs", "prompt_cache_breakpoint", "cache_control"), ANYTHING),
-        **dict.fromkeys(("image_url", "input_audio", "audio_url", "video_url", "file"), ()),  # known, and not done
+        **dict.fromkeys(("image_url", "input_audio", "audio_url", "video_url", "file"), ()),  # known, but not supported
     }
 
 
@@ -35,7 +35,7 @@ class FunctionCall(ApiModel):
 
 
 class ToolCall(ApiModel):
-    """A call that the assistant made."""
+    """A tool call of the assistant."""
 
     NEUTRAL: ClassVar[Neutral] = dict.fromkeys(("index", "extra_content", "provider_specific_fields"), ANYTHING)
     id: str | None = None
@@ -44,12 +44,12 @@ class ToolCall(ApiModel):
 
 
 class ChatMessage(ApiModel):
-    """One turn. Replies of this API can be sent back as they are."""
+    """One turn. Replies of this API can be sent back unchanged."""
 
     NEUTRAL: ClassVar[Neutral] = {
         "type": ("message",),
         **dict.fromkeys(("refusal", "annotations", "token_ids"), ANYTHING),
-        # What clients keep of a reply, or mark for another service.
+        # Fields that clients keep from a reply, or add for another service.
         **dict.fromkeys(
             ("parsed", "provider_specific_fields", "thinking_blocks", "reasoning_details", "cache_control"), ANYTHING
         ),
@@ -60,7 +60,7 @@ class ChatMessage(ApiModel):
     content: str | Parts | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # another name of it
+    reasoning: str | None = None  # an alias of it
     tool_calls: List[ToolCall] | None = None
     tool_call_id: str | None = None
 
@@ -79,7 +79,7 @@ class Tool(ApiModel):
 
 
 def function_tools(described: Iterable[tuple[str, str | None, dict[str, Any] | None]]) -> list[Tool] | None:
-    """Tools that other routes describe by name, description and parameters; None if there are none."""
+    """Tools from the name, description and parameters used by other routes; None if there are none."""
     functions = [Function(name=name, description=text, parameters=schema) for name, text, schema in described]
     return [Tool(type="function", function=function) for function in functions] or None
 
@@ -94,27 +94,27 @@ class NamedTool(ApiModel):
 
 
 class TemplateFields(ApiModel):
-    """How a chat becomes a prompt."""
+    """Controls how a chat becomes a prompt."""
 
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables for the chat template")
-    reasoning_effort: Effort | None = Field(None, description="its variable of this name, if it has one")
+    reasoning_effort: Effort | None = Field(None, description="the template's variable of this name, if it has one")
     continue_final_message: bool | None = Field(
-        None, description="the model goes on with the last message, which is the assistant's"
+        None, description="the model continues the last message, which must be the assistant's"
     )
     add_generation_prompt: bool | None = Field(None, description="the opposite of continue_final_message")
 
     def template_options(self, template: str) -> dict[str, Any]:
-        """As the pipeline takes them for a model with that chat template.
+        """The options for the pipeline, for a model with this chat template.
 
         Raises:
-            ApiError: a turn is to be begun and to be continued, or neither; the template knows no such effort.
+            ApiError: a turn is to be both started and continued, or neither; the template does not know this effort.
         """
         continues = bool(self.continue_final_message)
         if continues and self.add_generation_prompt:
-            text = "add_generation_prompt and continue_final_message are both true: a turn is begun, or continued"
+            text = "add_generation_prompt and continue_final_message are both true: a turn is either new or continued"
             raise ApiError(text, param="add_generation_prompt")
         if self.add_generation_prompt is False and not continues:
-            text = "add_generation_prompt is false, which goes with continue_final_message: true"
+            text = "add_generation_prompt is false, which requires continue_final_message: true"
             raise unsupported("add_generation_prompt", text)
         options: dict[str, Any] = {"continue_final_message": True} if continues else {}
         effort = effort_variables(self.reasoning_effort, template, param="reasoning_effort")
@@ -146,9 +146,9 @@ class ChatRequest(SamplingFields, TemplateFields):
     response_format: ResponseFormat | None = None
     tools: List[Tool] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = Field(None, description="false: the first call only")
-    echo: bool | None = Field(None, description="a message that is continued from its beginning on")
-    separate_reasoning: bool | None = Field(None, description="false: thoughts stay in the content, with their tags")
-    include_reasoning: bool | None = Field(None, description="false: thoughts are left out of the reply")
+    parallel_tool_calls: bool | None = Field(None, description="false: only the first call is returned")
+    echo: bool | None = Field(None, description="return a continued message from its beginning")
+    separate_reasoning: bool | None = Field(None, description="false: reasoning stays in the content, with its tags")
+    include_reasoning: bool | None = Field(None, description="false: reasoning is left out of the reply")
 
     _few_parts = field_validator("messages", mode="before")(few_parts)

@@ -15,26 +15,26 @@ MAX_PROMPTS = 1024
 
 
 class CompletionRequest(SamplingFields):
-    """Text that continues one prompt or several."""
+    """Text that continues one or several prompts."""
 
     NEUTRAL: ClassVar[Neutral] = {**COMMON_NEUTRAL, "suffix": ("",)}
     prompt: str | List[str] | List[int] | List[List[int]] = Field(description="text, token ids, or a list of either")
     best_of: int | None = limited("best_of", description="candidates, of which the n likeliest are returned")
-    echo: bool | None = Field(None, description="the prompt in front of the text")
-    logprobs: int | None = Field(None, ge=0, le=20, description="of the chosen tokens and so many alternatives")
+    echo: bool | None = Field(None, description="return the prompt in front of the text")
+    logprobs: int | None = Field(None, ge=0, le=20, description="of the chosen tokens and this many alternatives")
     response_format: ResponseFormat | None = None
 
     @field_validator("prompt", mode="before")
     @classmethod
     def _are_few(cls, prompt: Any) -> Any:
-        """Told before each of them is looked at, which takes seconds where they are millions."""
+        """Checked before each entry is validated, which would take seconds for millions of them."""
         if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not isinstance(prompt[0], int):
             text = f"{len(prompt)} entries, the limit is {MAX_PROMPTS}"
             raise PydanticCustomError("too_many", "{text}", {"text": text})
         return prompt
 
     def prompts(self) -> list[str] | list[list[int]]:
-        """Every prompt of the request."""
+        """All prompts of the request."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]

@@ -11,11 +11,11 @@ from .base import ANYTHING, MAX_MESSAGES, MAX_PARTS, ApiModel, List, Neutral, fe
 
 
 class Block(ApiModel):
-    """A part of a message. Blocks of a reply can be sent back as they are."""
+    """A part of a message. Blocks of a reply can be sent back unchanged."""
 
     NEUTRAL: ClassVar[Neutral] = {
         **dict.fromkeys(("cache_control", "citations", "signature", "data", "is_error", "caller"), ANYTHING),
-        **dict.fromkeys(("source", "title", "context", "toolset_name"), ()),  # known, and not done
+        **dict.fromkeys(("source", "title", "context", "toolset_name"), ()),  # known, but not supported
         "parsed_output": ANYTHING,
     }
     type: Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result"]
@@ -75,11 +75,11 @@ class OutputFormat(ApiModel):
 
 class OutputConfig(ApiModel):
     format: OutputFormat | None = None
-    effort: Effort | None = Field(None, description="not looked at where the chat template knows none")
+    effort: Effort | None = Field(None, description="ignored if the chat template has no such variable")
 
 
 class CountRequest(ApiModel):
-    """A conversation, as both routes take it."""
+    """A conversation, as accepted by both routes."""
 
     NEUTRAL: ClassVar[Neutral] = {
         **dict.fromkeys(
@@ -88,7 +88,7 @@ class CountRequest(ApiModel):
         "speed": ("standard",),
         "mcp_servers": ([],),
     }
-    model: str | None = Field(None, description="as /v1/models lists it; the one that is served if left out")
+    model: str | None = Field(None, description="as listed by /v1/models; by default the served model")
     messages: List[AnthropicMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: str | Annotated[List[TextBlock], Field(max_length=MAX_PARTS)] | None = None
     tools: List[CustomTool] | None = Field(None, max_length=128)
@@ -101,7 +101,7 @@ class CountRequest(ApiModel):
 
 
 class MessageRequest(CountRequest):
-    """The next turn of a conversation, in Anthropic's words."""
+    """The next turn of a conversation, in Anthropic's format."""
 
     NEUTRAL: ClassVar[Neutral] = {
         **CountRequest.NEUTRAL,
@@ -110,7 +110,7 @@ class MessageRequest(CountRequest):
         "inference_geo": (),
         "diagnostics": (),
     }
-    max_tokens: int = Field(ge=1, le=2**31 - 1, description="no more than the context leaves")
+    max_tokens: int = Field(ge=1, le=2**31 - 1, description="limited by the context")
     temperature: float | None = limited("temperature", description="1 by default; 0 is greedy")
     top_p: float | None = limited("top_p")
     top_k: int | None = limited("top_k")

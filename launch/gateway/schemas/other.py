@@ -19,7 +19,7 @@ class TokenizeRequest(TemplateFields):
     prompt: str | None = None
     messages: Messages | None = None
     tools: List[Tool] | None = Field(None, max_length=128)
-    add_special_tokens: bool | None = Field(None, description="of a text; true by default")
+    add_special_tokens: bool | None = Field(None, description="for a text; true by default")
     return_token_strs: bool | None = None
 
     _few_parts = field_validator("messages", mode="before")(few_parts)
@@ -32,10 +32,10 @@ class DetokenizeRequest(ApiModel):
 
 
 class LoadAdapterRequest(ApiModel):
-    """As vLLM takes it."""
+    """In vLLM's format."""
 
     lora_name: str
-    lora_path: str = Field(description="of the adapter's folder, which must lie below --lora-root")
+    lora_path: str = Field(description="the adapter's folder, which must be below --lora-root")
 
 
 class UnloadAdapterRequest(ApiModel):
@@ -54,14 +54,14 @@ class Level(ApiModel):
 
 
 class Question(ApiModel):
-    """A question about the state. With ``options`` alone it is one of type ``choice``."""
+    """A question about the state. With ``options`` alone its type is ``choice``."""
 
     type: Literal["choice", "predicate", "score"] | None = None
     name: str | None = None
-    instructions: str | None = Field(None, description="the question; question is another name of it")
+    instructions: str | None = Field(None, description="the question; question is an alias of it")
     question: str | None = None
     choices: List[Choice] | None = Field(None, min_length=2, max_length=255)
-    options: List[str] | None = Field(None, min_length=2, max_length=255, description="choices by their values alone")
+    options: List[str] | None = Field(None, min_length=2, max_length=255, description="choices without descriptions")
     levels: List[Level] | None = Field(None, min_length=2, max_length=255)
 
 
@@ -75,7 +75,7 @@ class DecisionRequest(ApiModel):
         "user": ANYTHING,
     }
     model: str | None = None
-    state: str | None = Field(None, description="what the questions are about; input is another name of it")
+    state: str | None = Field(None, description="what the questions are about; input is an alias of it")
     input: str | Messages | None = None
     questions: List[Question] = Field(min_length=1, max_length=400)
     cache_salt: str | None = Field(None, max_length=256)

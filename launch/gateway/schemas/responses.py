@@ -13,9 +13,7 @@ from .sampling import COMMON_NEUTRAL, SamplingFields
 
 
 class InputItem(ApiModel):
-    """A message, what the model thought, a call that it made, or what came of it. Output items can be sent back as they
-    are.
-    """
+    """A message, the model's reasoning, a tool call, or its result. Output items can be sent back unchanged."""
 
     NEUTRAL: ClassVar[Neutral] = {
         "status": ANYTHING,
@@ -77,11 +75,11 @@ Included = Literal[
 
 
 class ResponseRequest(SamplingFields):
-    """OpenAI's responses, without what would have to be stored: nothing is kept after the reply."""
+    """OpenAI's responses, except for everything that requires storage: nothing is kept after the reply."""
 
     NEUTRAL: ClassVar[Neutral] = {
         **{name: values for name, values in COMMON_NEUTRAL.items() if name != "metadata"},
-        "store": (False, True),  # true is what SDKs send by default; the reply says false
+        "store": (False, True),  # SDKs send true by default; the reply says false
         "background": (False,),
         "truncation": ("disabled", "auto"),
         "previous_response_id": (),
@@ -98,11 +96,11 @@ class ResponseRequest(SamplingFields):
     instructions: str | None = None
     max_output_tokens: int | None = limited("max_tokens")
     include: List[Included] | None = Field(
-        None, max_length=64, description=f"{LOGPROBS}; the others are of things that an answer never has here"
+        None, max_length=64, description=f"{LOGPROBS}; the others concern things that answers never contain here"
     )
     top_logprobs: int | None = Field(None, ge=0, le=20)
     metadata: Annotated[dict[str, str], small_map(MAX_METADATA)] | None = Field(
-        None, max_length=MAX_METADATA, description="comes back in the reply"
+        None, max_length=MAX_METADATA, description="returned in the reply"
     )
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -120,5 +118,5 @@ class ResponseRequest(SamplingFields):
         return self.reasoning.effort if self.reasoning else None
 
     def num_logprobs(self) -> int | None:
-        """Alternatives beside each token; None for no logprobs at all."""
+        """Alternatives per token; None: no logprobs."""
         return 0 if self.top_logprobs is None and LOGPROBS in (self.include or ()) else self.top_logprobs

@@ -1,4 +1,4 @@
-"""How tokens are chosen and when they end: the fields that completions, chats and responses share."""
+"""How tokens are chosen and when they end: the fields shared by completions, chats and responses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ....protocol.sampling import MAX_LOGIT_BIASES
 from .base import ANYTHING, ApiModel, List, Neutral, limited, small_map
 from .structure import StructuredOutputs
 
-# Fields of OpenAI, vLLM and SGLang that ask for nothing with these values.
+# Fields of OpenAI, vLLM and SGLang that have no effect with these values.
 COMMON_NEUTRAL: Neutral = {
     "user": ANYTHING,
     "safety_identifier": ANYTHING,
@@ -52,22 +52,22 @@ COMMON_NEUTRAL: Neutral = {
 
 
 class StreamOptions(ApiModel):
-    """What a stream says besides its text."""
+    """What a stream reports besides its text."""
 
     NEUTRAL: ClassVar[Neutral] = {"include_obfuscation": (False,)}
-    include_usage: bool | None = Field(None, description="a last chunk, without choices, that holds the usage")
+    include_usage: bool | None = Field(None, description="send a last chunk, without choices, with the usage")
     continuous_usage_stats: bool | None = Field(None, description="every chunk of a choice has the usage so far")
 
 
 def says_usage(options: StreamOptions | None) -> bool:
-    """Whether a stream says its usage all along."""
+    """Whether every chunk of a stream has its usage so far."""
     return options is not None and bool(options.continuous_usage_stats)
 
 
 class SamplingFields(ApiModel):
-    """Named as OpenAI and vLLM name them. Null is the default."""
+    """Named as in OpenAI's and vLLM's APIs. Null means the default."""
 
-    model: str | None = Field(None, description="as /v1/models lists it; the one that is served if left out")
+    model: str | None = Field(None, description="as listed by /v1/models; by default the served model")
     temperature: float | None = limited("temperature", description="1 by default; 0 is greedy")
     top_p: float | None = limited("top_p")
     top_k: int | None = limited("top_k", description="0 and -1: off")
@@ -76,7 +76,7 @@ class SamplingFields(ApiModel):
     presence_penalty: float | None = limited("presence_penalty")
     frequency_penalty: float | None = limited("frequency_penalty")
     seed: int | None = Field(
-        None, ge=-(2**63), lt=2**63, description="the same seed, the same answer; one below 0 stands for itself + 2**63"
+        None, ge=-(2**63), lt=2**63, description="the same seed gives the same answer; negative seeds have 2**63 added"
     )
     logit_bias: Annotated[dict[str, float], small_map(MAX_LOGIT_BIASES)] | None = Field(
         None, description="token id to bias, -100 to 100"
@@ -85,40 +85,40 @@ class SamplingFields(ApiModel):
     stop_token_ids: List[int] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    ignore_eos: bool | None = Field(None, description="go on after the end of sequence")
+    ignore_eos: bool | None = Field(None, description="continue after the end of sequence")
     min_tokens: int | None = limited("min_tokens")
     max_tokens: int | None = limited("max_tokens")
     n: int | None = limited("n", description="choices for each prompt")
     prompt_logprobs: int | None = limited(
-        "prompt_logprobs", description="of the prompt's tokens and so many alternatives; not with stream"
+        "prompt_logprobs", description="of the prompt's tokens and this many alternatives; not with stream"
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int | None = Field(None, ge=-1000, le=1000, description="the lowest goes first (--policy priority)")
+    priority: int | None = Field(None, ge=-1000, le=1000, description="lowest first (--policy priority)")
     deadline_ms: float | None = Field(None, gt=0, le=1e9, description="from receipt to the end, else 504")
     max_queue_ms: float | None = Field(None, gt=0, le=1e9, description="from receipt to the first step, else 504")
-    cache_salt: str | None = Field(None, max_length=256, description="prefixes are shared within one salt only")
+    cache_salt: str | None = Field(None, max_length=256, description="prefixes are shared only with the same salt")
     truncate_prompt_tokens: int | None = Field(
         None,
         ge=-1,
         le=2**31 - 1,
         json_schema_extra={"not": {"const": 0}},
-        description="keep so many of the prompt's last tokens; -1: as many as fit",
+        description="keep this many of the prompt's last tokens; -1: as many as fit",
     )
     structured_outputs: StructuredOutputs | None = None
-    return_token_ids: bool | None = Field(None, description="token ids of prompt and choices beside the text")
+    return_token_ids: bool | None = Field(None, description="return token ids of prompt and choices beside the text")
     request_id: str | None = Field(
-        None, pattern=r"^[A-Za-z0-9._-]{1,40}$", description="the end of the reply's id; by default drawn"
+        None, pattern=r"^[A-Za-z0-9._-]{1,40}$", description="the end of the reply's id; by default random"
     )
     resumable: bool | None = Field(
-        None, description="a lost connection does not abort; GET /v1/requests/{id} goes on where it stopped"
+        None, description="a lost connection does not abort; GET /v1/requests/{id} continues where it stopped"
     )
 
 
 def bias_map(value: dict[str, float] | None) -> dict[Any, float]:
-    """Token ids as integers; a key that is none stays, and is refused with the others' limits."""
+    """Token ids as integers; an invalid key is kept, and refused when the limits are checked."""
     return {int(key) if _is_id(key) else key: bias for key, bias in (value or {}).items()}
 
 
 def _is_id(key: str) -> bool:
-    return key.isascii() and key.isdigit() and len(key) <= 10  # Python reads no number of thousands of digits
+    return key.isascii() and key.isdigit() and len(key) <= 10  # int() raises on thousands of digits

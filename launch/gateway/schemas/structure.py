@@ -12,7 +12,7 @@ from .base import ANYTHING, ApiModel, List, Neutral
 
 
 class JsonSchema(ApiModel):
-    """A named JSON schema. The answer keeps to it whether ``strict`` says so or not."""
+    """A named JSON schema. It is always enforced, whatever ``strict`` says."""
 
     name: str
     description: str | None = None
@@ -28,7 +28,7 @@ class ResponseFormat(ApiModel):
 
 
 class StructuredOutputs(ApiModel):
-    """The form of the answer in vLLM's words: exactly one of the fields."""
+    """The form of the answer in vLLM's format: exactly one of the fields."""
 
     NEUTRAL: ClassVar[Neutral] = {
         "disable_fallback": ANYTHING,
@@ -44,10 +44,10 @@ class StructuredOutputs(ApiModel):
     grammar: str | None = Field(None, description="a context-free grammar, in Lark's syntax")
 
     def form(self) -> dict[str, Any]:
-        """As the pipeline takes it.
+        """The form for the pipeline.
 
         Raises:
-            ApiError: none is given, or several are, or a schema that is no JSON.
+            ApiError: none or several are given, or a schema that is not JSON.
         """
         given = {name: value for name in _FORMS if (value := getattr(self, name)) not in (None, False)}
         if len(given) != 1:
@@ -67,4 +67,4 @@ def _schema(value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise ApiError(f"structured_outputs.json is no JSON: {error}", param="structured_outputs.json") from error
+        raise ApiError(f"structured_outputs.json is not JSON: {error}", param="structured_outputs.json") from error

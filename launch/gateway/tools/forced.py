@@ -1,4 +1,4 @@
-"""Calls that the form of the answer leaves no way around: the answer is the arguments of one, or a list of calls."""
+"""Tool calls enforced by the form of the answer: it consists of the arguments of one call, or of a list of calls."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class ArgumentsParser:
 
 
 class ListParser:
-    """The whole answer is a list of calls, each of which counts as soon as it is complete; half of one does not.
+    """The whole answer is a list of calls, each returned once it is complete; an incomplete one is dropped.
 
-    The text is looked at once, for the braces where a call may end: a call of many tokens is read when it is whole.
+    The text is scanned once, for braces that may end a call, and a call is parsed only when it is complete.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class ListParser:
         return [] if self._num_calls or not text else [text]
 
     def _ends(self, text: str) -> Iterator[int]:
-        """Where the objects of the list end in this piece."""
+        """Where objects of the list end in this piece."""
         for mark in _MARKS.finditer(text, 1 if self._is_escaped else 0):
             match mark[0]:
                 case '"':
@@ -89,4 +89,4 @@ def _read(text: str) -> Call | None:
 
 
 _BETWEEN = " \t\r\n[,]"
-_MARKS = re.compile(r'\\.|["{}]', re.DOTALL)  # what a backslash hides is one, and is none of them
+_MARKS = re.compile(r'\\.|["{}]', re.DOTALL)  # an escaped character counts as a mark of its own

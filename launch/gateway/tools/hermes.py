@@ -8,7 +8,7 @@ from .parser import UNREADABLE, Call, Found, call_of, held_back
 
 
 class HermesParser:
-    """Text up to a start tag is text; what lies between the tags is a call."""
+    """What precedes a start tag is text; what lies between the tags is a call."""
 
     start, end = "<tool_call>", "</tool_call>"
 
@@ -43,14 +43,14 @@ class HermesParser:
         return self._read(rest, "") if self._inside else [rest]
 
     def call_in(self, text: str) -> Call | None:
-        """The call between two tags, or None if it is none."""
+        """The call between two tags; None if it cannot be parsed."""
         try:
             return call_of(json.loads(text))
         except UNREADABLE:
             return None
 
     def _read(self, text: str, closing: str) -> Found:
-        """What is no call goes back to the text with its tags."""
+        """A call, or its text including the tags if it cannot be parsed."""
         call = self.call_in(text)
         return [call] if call is not None else [f"{self.start}{text}{closing}"]
 

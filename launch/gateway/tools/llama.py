@@ -1,4 +1,4 @@
-"""``{"name": ..., "parameters": {...}}``, several divided by semicolons, maybe after ``<|python_tag|>``: Llama 3."""
+"""``{"name": ..., "parameters": {...}}``, separated by semicolons, possibly after ``<|python_tag|>``: Llama 3."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TAG = "<|python_tag|>"
 
 
 class LlamaParser:
-    """An answer that begins like a call is held until its end; any other is text."""
+    """An answer that begins like a call is held back until its end; any other is text."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -37,7 +37,7 @@ class LlamaParser:
 
 
 def _read(text: str) -> Found:
-    """The calls, none if anything else is there."""
+    """The calls; none if there is anything else."""
     decoder, found = json.JSONDecoder(), []
     text = text.strip()
     while text:

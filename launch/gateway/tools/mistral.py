@@ -10,7 +10,7 @@ MARKER, ARGS = "[TOOL_CALLS]", "[ARGS]"
 
 
 class MistralParser:
-    """Text up to the marker is text; everything after it is calls."""
+    """What precedes the marker is text; everything after it is calls."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -41,7 +41,7 @@ class MistralParser:
 
 
 def _read_list(text: str) -> Found:
-    """Calls of a JSON list, none if it is not one."""
+    """Calls from a JSON list; none if it is not one."""
     try:
         values, _ = json.JSONDecoder().raw_decode(text.lstrip())
         calls = [call_of(value) for value in values] if isinstance(values, list) else []
@@ -51,7 +51,7 @@ def _read_list(text: str) -> Found:
 
 
 def _read_named(text: str) -> Found:
-    """Calls as a name and an object each, with or without a marker between."""
+    """Calls as a name and an object each, with or without a marker in between."""
     found: Found = []
     for part in text.split(MARKER):
         name, brace, rest = part.partition("{")

@@ -1,4 +1,4 @@
-"""Which parser a model needs, and what every parser gives."""
+"""Selects the tool parser of a model, and defines what every parser returns."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from ....protocol.errors import encodable
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a tool. ``arguments`` is JSON text, as OpenAI has it."""
+    """A tool call. ``arguments`` is JSON text, as in OpenAI's API."""
 
     name: str
     arguments: str
 
 
-UNREADABLE = (ValueError, RecursionError)  # what JSON of a model may raise: it is none, or nested too deep
+UNREADABLE = (ValueError, RecursionError)  # errors for a model's JSON: malformed, or nested too deeply
 Found = list[str | Call]  # in the order of the text
 
 
 class ToolParser(Protocol):
-    """Takes an answer's text piece by piece. What cannot be read as a call is text after all."""
+    """Parses an answer's text, piece by piece. What cannot be parsed as a call is returned as text."""
 
     def push(self, text: str) -> Found: ...
 
     def flush(self) -> Found:
-        """What is left when the answer has ended."""
+        """The rest, once the answer has ended."""
         ...
 
     @property
     def is_holding(self) -> bool:
-        """Whether text was pushed that may yet become a call or text."""
+        """Whether it holds back text that may yet become a call or text."""
         ...
 
 
 def find_parser(name: str, template: str) -> str:
-    """The parser's name: as configured, or by the words of the chat template; "none" if it has none of them."""
+    """The parser's name: as configured, or derived from the chat template; "none" if that has no known marks."""
     if name != "auto":
         return name
     for word, parser in (
@@ -54,9 +54,9 @@ def find_parser(name: str, template: str) -> str:
 
 
 def make_parser(name: str) -> ToolParser:
-    """A parser for one answer; ``name`` as ``find_parser`` gives it.
+    """A parser for one answer; ``name`` is a result of ``find_parser``.
 
-    A name that is none, out of the id of a request that somebody made up, is that of no parser.
+    Any other name, as in a made-up request id, parses nothing.
     """
     from .forced import ArgumentsParser, ListParser
     from .harmony import HarmonyParser
@@ -77,7 +77,7 @@ def make_parser(name: str) -> ToolParser:
 
 
 class PlainText:
-    """No calls."""
+    """A parser that finds no calls."""
 
     is_holding = False
 
@@ -89,7 +89,7 @@ class PlainText:
 
 
 def call_of(value: Any) -> Call | None:
-    """A call out of the object that a model wrote, or None if it is none."""
+    """A call from the object written by a model; None if it is malformed."""
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or encodable(name) != name:
         return None
@@ -98,15 +98,15 @@ def call_of(value: Any) -> Call | None:
 
 
 def arguments_text(arguments: Any) -> str:
-    """JSON text of what a model gave a tool; some models quote the object.
+    """The arguments from a model as JSON text; some models quote the object.
 
-    Half a surrogate pair, which JSON can say and no reply can hold, stays as it was written.
+    A lone surrogate, which JSON can express but a reply cannot contain, stays escaped.
     """
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return encodable(text)
 
 
 def held_back(text: str, marker: str) -> int:
-    """Characters at the end of ``text`` that may be the beginning of ``marker``."""
+    """How many characters at the end of ``text`` may be the beginning of ``marker``."""
     longest = min(len(text), len(marker) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(marker[:size])), 0)

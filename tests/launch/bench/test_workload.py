@@ -72,7 +72,7 @@ def test_a_dataset_is_used_over_and_over(tmp_path: Path) -> None:
     assert [query.max_tokens for query in found] == [3, 7, 7, 3, 7]
 
 
-@pytest.mark.parametrize(("text", "words"), [("", "no line"), ('{"prompt": 3}', "line 1: prompt must be")])
+@pytest.mark.parametrize(("text", "words"), [("", "has no prompts"), ('{"prompt": 3}', "line 1: prompt must be")])
 def test_a_bad_dataset_is_named(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "set").write_text(text)
     with pytest.raises(ConfigError, match=words):

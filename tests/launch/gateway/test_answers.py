@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.launch.gateway.sse import Event
@@ -24,6 +24,7 @@ WORDS = (
 )  # fmt: skip
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=9).map("".join)
 CUTS = st.sets(st.integers(0, 60))
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other tests use the machine too
 PARSERS = ("none", "hermes", "llama3_json", "mistral", "required", "named:f")
 
 
@@ -55,6 +56,7 @@ def events_of(told: bytes) -> list[Event]:
 
 
 @pytest.mark.parametrize("parser", PARSERS)
+@UNHURRIED
 @given(text=TEXTS, cuts=CUTS, is_open=st.booleans())
 @example(text="<think><think>a", cuts={7}, is_open=True)  # one start tag is the template's, and one the model's
 def test_the_parts_of_an_answer_do_not_depend_on_its_pieces(
@@ -66,6 +68,7 @@ def test_the_parts_of_an_answer_do_not_depend_on_its_pieces(
 
 
 @pytest.mark.parametrize("parser", PARSERS)
+@UNHURRIED
 @given(text=TEXTS, cuts=CUTS, is_open=st.booleans())
 @example(text=f" {CALL}a", cuts=set(), is_open=False)  # white space in front of a call is none of the text behind it
 def test_the_events_of_a_message_tell_of_the_blocks_of_the_whole(

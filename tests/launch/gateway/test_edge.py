@@ -75,10 +75,10 @@ def test_a_key_may_end_its_line_and_be_in_any_language(pipeline: Driver) -> None
     ("content", "why"),
     [
         (None, "cannot be read: No such file or directory"),
-        (b"", "holds no key"),
-        (b"\n# nothing\n", "holds no key"),
+        (b"", "contains no key"),
+        (b"\n# nothing\n", "contains no key"),
         (b"fine\nschl\xfcssel\n", "is not UTF-8: byte 0xfc after 9 others"),
-        ("key".encode("utf-16"), "is UTF-16 and not UTF-8"),
+        ("key".encode("utf-16"), "is UTF-16, not UTF-8"),
     ],
 )
 def test_a_key_file_without_a_key_is_refused(tmp_path: Path, content: bytes | None, why: str) -> None:

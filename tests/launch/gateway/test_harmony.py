@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.launch.gateway.conftest import Site, site
@@ -66,6 +66,7 @@ PIECES = st.sampled_from([
 ])  # fmt: skip
 
 
+@settings(deadline=None)
 @given(pieces=st.lists(PIECES, max_size=12), data=st.data())
 def test_any_text_is_divided_alike_in_any_pieces(pieces: list[str], data: st.DataObject) -> None:
     text, whole, cut, start = "".join(pieces), HarmonyReader(), HarmonyReader(), 0

@@ -82,7 +82,7 @@ def test_a_decision_is_taken_by_the_adapter_that_is_asked(adapted: Site) -> None
     body = {"state": "x", "questions": [{"question": "y?", "type": "choice", "options": ["a", "b", "c"]}]}
     # The hash LM scores no options: it names the one token that it would say, which is the adapter's.
     texts = [adapted.refusal("/v1/decisions", **body, model=name)[1]["message"] for name in ("base", "rude", "base")]
-    assert "the model insists on" in texts[0]
+    assert "the model always chooses" in texts[0]
     assert texts[0] == texts[2] != texts[1]
 
 
@@ -110,12 +110,13 @@ def test_adapters_are_loaded_and_unloaded(adapted: Site, folder: Path) -> None:
     reply = adapted.ask(COMPLETIONS, prompt=[5, 6, 7], max_tokens=8, temperature=0, return_token_ids=True, model="new")
     assert reply["choices"][0]["token_ids"] == expected([5, 6, 7], 8, adapter=3)
     again = adapted.refusal("/v1/load_lora_adapter", lora_name="new", lora_path="rude")
-    assert (again[0], again[1]["message"]) == (400, "the adapter 'new' is loaded already")
+    assert (again[0], again[1]["message"]) == (400, "the adapter 'new' is already loaded")
     gone = adapted.http.post("/v1/unload_lora_adapter", json={"lora_name": "new"})
     assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'new' removed successfully.")
     assert adapted.refusal(COMPLETIONS, prompt="x", model="new")[0] == 404
     assert adapted.refusal("/v1/unload_lora_adapter", lora_name="new")[0] == 404
-    assert "'rude' is one of the settings" in adapted.refusal("/v1/unload_lora_adapter", lora_name="rude")[1]["message"]
+    text = adapted.refusal("/v1/unload_lora_adapter", lora_name="rude")[1]["message"]
+    assert "'rude' comes from the settings" in text
     eventually(lambda: adapted.http.get("/ready").status_code == 200)
 
 

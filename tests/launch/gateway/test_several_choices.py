@@ -149,6 +149,11 @@ def test_a_group_ends_with_its_connection(slow: Driver) -> None:
         eventually(lambda: slow.stats()["summarize"]["live"] == 0, timeout=5)
 
 
+# How a stream ends that was deleted through another gateway, which acknowledges the end: this one has seen it before,
+# or the request is unknown by now. Without any token it is then submitted again, and refused as already answered.
+ENDS_ELSEWHERE = ("aborted", "unknown_id", "duplicate_id")
+
+
 @pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
 def test_choices_that_cannot_be_resumed_are_deleted_by_their_id(slow: Driver, path: str) -> None:
     body = {**asked(**LONG), "max_tokens": 3000, "resumable": False}
@@ -158,5 +163,5 @@ def test_choices_that_cannot_be_resumed_are_deleted_by_their_id(slow: Driver, pa
         reading = events(reply)
         request_id = next(reading).data["id"]
         assert other.http.delete(f"/v1/requests/{request_id}").status_code == 200
-        assert [event.data for event in reading][-2]["error"]["code"] in ("aborted", "unknown_id")
+        assert [event.data for event in reading][-2]["error"]["code"] in ENDS_ELSEWHERE
         assert_quiet(slow)

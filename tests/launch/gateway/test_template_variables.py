@@ -48,7 +48,7 @@ def test_a_template_that_knows_it_gets_it(knowing: Site, script: Dictation, rout
 def test_it_is_refused_where_the_template_does_not(api: Site, route: str) -> None:
     status, error = api.refusal(route, **SAID[route]("low"))
     assert (status, error["code"], error["param"]) == (400, "unsupported_value", PARAMS[route])
-    assert "'low', which this model's chat template does not know" in error["message"]
+    assert "'low', but this model's chat template has no" in error["message"]
 
 
 def test_who_always_says_it_is_not_refused_by_messages(api: Site, script: Dictation) -> None:

@@ -230,7 +230,7 @@ def test_a_bad_line_is_named(line: str, tmp_path: Path) -> None:
 BAD_CALLS = {
     (): "nothing to simulate",
     ("--verify",): "nothing to verify",
-    ("--requests", "5"): "what does a step cost",
+    ("--requests", "5"): "the cost of a step is unknown",
     ("--requests", "5", "--step-ms", "1", "--router", "random"): "router is 'random', known are: round_robin",
     ("--requests", "0", "--step-ms", "1"): "requests is 0, the least is 1",
     ("--requests", "5", "--decode-us", "1"): "prices need step_ms",

@@ -64,7 +64,7 @@ def test_a_trace_that_lacks_the_choices_of_a_search_is_refused(tmp_path: Path) -
         run(make_engine(*make_beams(0, 2), trace_file=file))
     lines = [json.loads(line) for line in path.read_text().splitlines() if line]
     path.write_text("\n".join(json.dumps({k: v for k, v in line.items() if k != "choices"}) for line in lines))
-    with pytest.raises(ConfigError, match="does not say how the beam search in slot 0 went on"):
+    with pytest.raises(ConfigError, match="has no choice for the beam search in slot 0"):
         verify(path)
 
 
@@ -183,7 +183,7 @@ def test_a_line_that_a_kill_has_cut_is_passed_over(tmp_path: Path) -> None:
 
 BAD: dict[str, tuple[str, str]] = {
     "nothing": ("", "has no steps"),
-    "no header": ('{"step": 1, "planned_ns": 0}\n', "line 1: a trace begins with"),
+    "no header": ('{"step": 1, "planned_ns": 0}\n', "line 1: a trace must begin with"),
     "another format": ('{"trace": "", "format": 99}\n', "line 1: the trace has format 99"),
     "no JSON": ("{\nx\n", "line 1: not a JSON object"),
     "half a header": ('{"trace": "", "format": 1}\n', "line 1: it has no 'page_size'"),

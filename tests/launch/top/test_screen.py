@@ -58,7 +58,7 @@ def test_a_frame_fits_the_terminal(width: int, height: int) -> None:
     text = drawn(state_of(sample(*(line(f"request-{i}" * 3) for i in range(100)))), width, height)
     assert len(text.splitlines()) <= height
     assert max(map(len, text.splitlines())) <= width
-    for words in ("prepare", "execute", "summarize", "healthy", "more than fit here"):
+    for words in ("prepare", "execute", "summarize", "healthy", "more do not fit"):
         assert words in text
 
 

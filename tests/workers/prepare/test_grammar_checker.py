@@ -146,7 +146,7 @@ def test_the_order_of_properties_is_that_of_the_schema(checker: GrammarChecker) 
 
 
 def not_understood(*_: object) -> tuple[str, str]:
-    raise ValueError("no JSON")
+    raise ValueError("not JSON")
 
 
 def test_a_compiler_that_was_not_understood_answers_nobody_else(
@@ -156,6 +156,6 @@ def test_a_compiler_that_was_not_understood_answers_nobody_else(
     compile_form(checker, {"choice": ["before"]})
     with monkeypatch.context() as patch:
         patch.setattr(grammar_checker._Process, "answer", not_understood)
-        with pytest.raises(ValueError, match="no JSON"):
+        with pytest.raises(ValueError, match="not JSON"):
             compile_form(checker, {"choice": ["lost"]})
     assert "other" in compile_form(checker, {"choice": ["other"]})

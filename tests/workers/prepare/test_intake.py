@@ -36,7 +36,7 @@ def test_a_request_is_repeated_by_who_may_ask_for_it() -> None:
     ids, first = KnownIds([("past", mark_of(7, 5))], max_past=2), mark_of(7, 5)
     ids.accept(ACCEPTED, first, (4, 1))
     assert ids.seen("a", first) == ids.seen("a", mark_of(7, HOUSE)) == Known(first, ACCEPTED, (4, 1))
-    with pytest.raises(DuplicateId, match="answered already"):
+    with pytest.raises(DuplicateId, match="already been answered"):
         ids.seen("past", mark_of(7, HOUSE))
     for other in (mark_of(7, 6), mark_of(8, HOUSE)):
         with pytest.raises(DuplicateId, match="live"):
@@ -46,7 +46,7 @@ def test_a_request_is_repeated_by_who_may_ask_for_it() -> None:
 def test_a_request_that_was_read_is_refused_and_one_that_nobody_read_begins_anew() -> None:
     ids = known_ids()
     ids.forget("a", was_read=True)
-    with pytest.raises(DuplicateId, match="answered already"):
+    with pytest.raises(DuplicateId, match="already been answered"):
         ids.seen("a", 7)
     ids.begin("b", 7)
     ids.forget("b", was_read=False)

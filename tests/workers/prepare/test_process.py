@@ -164,7 +164,7 @@ def test_a_fault_in_what_follows_the_tokenizer_fails_one_request(world: World, m
     prepare._finish(results[0], Admission(np.array([1, 2, 3], np.int32), 0, 1))
     [refused] = refusals.said
     assert (refused.request_id, refused.code) == ("a", "request_failed")
-    assert refused.message == "the request could not be taken: UnicodeEncodeError"
+    assert refused.message == "the request could not be accepted: UnicodeEncodeError"
     prepare._hear_alone(b"peer", FRAME)
     assert len(results) == 2  # it is taken again, if its client says it again
 

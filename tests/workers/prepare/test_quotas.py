@@ -17,7 +17,7 @@ def test_one_client_may_have_so_many_requests_and_another_as_many() -> None:
     for slot in range(2):
         quotas.check(b"a", 0)
         quotas.accepted(b"a", slot, 1)
-    with pytest.raises(Overloaded, match=r"2 sequences.*max_client_requests, 2"):
+    with pytest.raises(Overloaded, match=r"2 unanswered sequences.*max_client_requests, 2"):
         quotas.check(b"a", 0)
     quotas.check(b"b", 0)
 
@@ -56,7 +56,7 @@ def test_answers_that_nobody_reads_are_counted_until_they_are_forgotten() -> Non
     for slot in range(3):
         quotas.accepted(b"a", slot, 1)
         quotas.released(slot, 1)
-    with pytest.raises(Overloaded, match=r"3 sequences whose ends it has not acknowledged, the limit is 3"):
+    with pytest.raises(Overloaded, match=r"3 sequences with unacknowledged ends, the limit is 3"):
         quotas.check(b"a", 0)
     quotas.check(b"b", 0)
     quotas.forgotten(0, 1)

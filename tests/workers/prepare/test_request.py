@@ -57,7 +57,7 @@ def test_an_absent_field_may_be_sent_as_nil() -> None:
 
 
 REFUSED: dict[str, tuple[dict[Any, Any], str, str]] = {
-    "no prompt": ({}, "prompt", "got none of them"),
+    "no prompt": ({}, "prompt", "got none"),
     "two prompts": ({"prompt": "x", "messages": [HELLO]}, "prompt", "got prompt and messages"),
     "unknown field": ({"prompt": "x", "tempratur": 1}, "tempratur", "unknown field 'tempratur'"),
     "unknown field that is no string": ({"prompt": "x", 7: 1}, "7", "unknown field 7"),

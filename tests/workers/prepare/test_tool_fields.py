@@ -51,7 +51,7 @@ def test_tools_and_variables_are_known_to_the_template() -> None:
     ("wire", "param", "reason"),
     [
         ({"tools": [1]}, "tools", "JSON text"),
-        ({"tools": "{"}, "tools", "no JSON"),
+        ({"tools": "{"}, "tools", "not JSON"),
         ({"tools": "[]"}, "tools", "1 to 128"),
         ({"tools": json.dumps([1] * 129)}, "tools", "1 to 128"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
@@ -67,9 +67,9 @@ def test_tools_and_variables_are_known_to_the_template() -> None:
         (
             {"messages": [{"role": "a", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
             "messages",
-            "no JSON",
+            "not JSON",
         ),
-        ({"messages": [{"role": "a", "content": "", "tool_calls": [DEEP]}]}, "messages", "no JSON: maximum recursion"),
+        ({"messages": [{"role": "a", "content": "", "tool_calls": [DEEP]}]}, "messages", "not JSON: maximum recursion"),
     ],
 )
 def test_what_is_wrong_is_named(wire: dict[str, Any], param: str, reason: str) -> None:
@@ -81,7 +81,7 @@ def test_what_is_wrong_is_named(wire: dict[str, Any], param: str, reason: str) -
 def test_a_request_that_is_refused_anyway_has_no_text_of_it_read() -> None:
     """Of 8 MB that took a second, in which nobody else was heard, and cost its sender nothing."""
     with pytest.raises(InvalidRequest, match="temperature"):
-        GenerationRequest.from_wire({"messages": CHAT, "tools": "no JSON", "temperature": -5})
+        GenerationRequest.from_wire({"messages": CHAT, "tools": "not JSON", "temperature": -5})
 
 
 def test_the_values_of_all_texts_are_limited_together() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.protocol.factories import TIMES, make_record
-from tests.simulation.clock import installed
-from tests.simulation.processes import Worker
 from tests.simulation.world import World
+from tests.workers.summarize.conftest import KEY, begin, begin_search
+from tests.workers.summarize.test_columns import step_of
 from triptych.protocol import messages as m
 from triptych.protocol.codec import encode
 from triptych.protocol.journal.deaths import DeathWriter
@@ -27,28 +26,7 @@ from triptych.protocol.journal.releases import (
 )
 from triptych.protocol.journal.requests import RequestWriter, read_request
 from triptych.protocol.journal.tokens import TokenWriter
-from triptych.workers.process import HEARING_S
-from triptych.workers.summarize.columns import runs_of
 from triptych.workers.summarize.process import Summarize
-
-KEY = (0, 1)
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """One request in its journal, dispatched; nobody lives yet."""
-    world = World(0)
-    with installed(world.clock):
-        assert RequestWriter(world.journal).accept(make_record(), TIMES) == KEY
-        RequestWriter(world.journal).dispatch(*KEY, 1)
-        yield world
-
-
-def begin(world: World) -> Summarize:
-    worker = Worker(world, "summarize")
-    body = worker._build()
-    assert isinstance(body, Summarize)
-    return body
 
 
 def poison(world: World, key: tuple[int, int] = KEY) -> None:
@@ -145,11 +123,6 @@ def told(*rows: tuple[int, int, int]) -> m.StepDone:
     return step_of(*((*KEY, *row) for row in rows))
 
 
-def step_of(*rows: tuple[int, int, int, int, int]) -> m.StepDone:
-    slots, generations, indices, token_ids = (np.array([row[i] for row in rows], "<u4").tobytes() for i in range(4))
-    return m.StepDone(1, 0, slots, generations, indices, token_ids, bytes(row[4] for row in rows))
-
-
 @pytest.mark.parametrize(("num_known", "num_new"), [(0, 4), (1, 3), (4, 0), (5, 0)])
 def test_of_a_run_of_tokens_those_are_taken_that_are_not_known(world: World, num_known: int, num_new: int) -> None:
     """A look into the journal may have been quicker than the message."""
@@ -168,15 +141,6 @@ def test_a_run_behind_a_gap_is_taken_from_the_journal_with_the_gap(world: World)
     [answer] = body._answers.values()
     assert answer.stream.token_ids == [5] * 4
     assert read_release(world.journal, *KEY) == (4, "length")
-
-
-def test_rows_are_one_run_as_long_as_one_sequence_goes_on() -> None:
-    step = step_of(
-        (0, 7, 3, 10, 0), (0, 7, 4, 11, 0), (1, 7, 5, 12, 0), (1, 8, 6, 13, 0), (0, 7, 5, 14, 2), (0, 7, 7, 15, 0)
-    )
-    runs = [(0, 7, 3, [10, 11], 0), (1, 7, 5, [12], 0), (1, 8, 6, [13], 0), (0, 7, 5, [14], 2), (0, 7, 7, [15], 0)]
-    assert list(runs_of(step)) == runs
-    assert list(runs_of(step_of())) == []
 
 
 # -- what an earlier life has said
@@ -251,7 +215,7 @@ def test_what_is_found_in_the_journal_is_on_the_disk_before_a_client_sees_it(
 
 
 def test_the_first_sequence_of_a_request_to_begin_meets_the_deadline_of_the_queue_for_all(world: World) -> None:
-    """Also while execute is away, when nobody else judges."""
+    """Even while execute is down, so that no other process checks deadlines."""
     writer, deadline_at = RequestWriter(world.journal), world.journal.now_ns() + SECOND_NS
     records = [replace(make_record(f"b {i}", n=2), index=i, queue_deadline_at=deadline_at) for i in range(2)]
     keys = writer.accept_all(records, TIMES)
@@ -264,16 +228,6 @@ def test_the_first_sequence_of_a_request_to_begin_meets_the_deadline_of_the_queu
     body = begin(world)
     turn_after(world, body, 2 * SECOND_NS)
     assert not [key for key in keys if is_released(world.journal, *key)]
-
-
-def begin_search(world: World) -> list[tuple[int, int]]:
-    """A beam search of two."""
-    writer = RequestWriter(world.journal)
-    records = [replace(make_record(f"b {i}", num_beams=2), index=i) for i in range(2)]
-    keys = writer.accept_all(records, TIMES)
-    for key in keys:
-        writer.dispatch(*key, 1)
-    return keys
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["first", "last"])
@@ -335,87 +289,3 @@ def test_each_step_and_each_answer_that_was_caught_up_with_is_progress(
     say(world, world.journal.now_ns())
     turn_after(world, body, 300_000_000)
     assert done[4:] == ["progress"]
-
-
-# -- clients that ask much
-
-
-def answers_to(body: Summarize, monkeypatch: pytest.MonkeyPatch, frame: m.Follow) -> list[Any]:
-    """What it says to this frame."""
-    said: list[Any] = []
-
-    def deliver(_: bytes, message: Any) -> bool:
-        said.append(message)
-        return True
-
-    monkeypatch.setattr(body._router, "deliver", deliver)
-    body._hear_safely(b"client", encode(frame))
-    body.turn()
-    return said
-
-
-def test_many_unknown_ids_of_one_frame_cost_one_look_into_the_journal(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = begin(world)
-    body.turn()  # the look of its first tick
-    looks: list[int] = []
-    monkeypatch.setattr(body, "_discover", lambda: looks.append(1))
-    ids = [f"r{number}" for number in range(m.MAX_FOLLOW_ENTRIES)]
-    answers = answers_to(body, monkeypatch, m.Follow([[name, 0, True] for name in ids]))
-    assert [(answer.request_id, answer.code) for answer in answers] == [(name, "unknown_id") for name in ids]
-    assert len(looks) == 1
-
-
-def test_what_was_accepted_between_two_frames_is_known(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = begin(world)
-    first, second = (m.Follow([[name, 0, True]]) for name in ("nobody", "late"))
-    assert len(answers_to(body, monkeypatch, first)) == 1
-    RequestWriter(world.journal).accept(make_record("late"), TIMES)
-    assert answers_to(body, monkeypatch, second) == []
-
-
-@pytest.mark.parametrize("forgotten", [0, 1], ids=["first", "last"])
-def test_a_request_that_was_forgotten_in_part_is_unknown(
-    world: World, monkeypatch: pytest.MonkeyPatch, forgotten: int
-) -> None:
-    """Its choices cannot be decided any more, and who has followed it beside another reader would wait for ever."""
-    keys, writer = begin_search(world), ReleaseWriter(world.journal)
-    for key in keys:
-        writer.release(*key, num_tokens=0, reason="length")
-    writer.forget(*keys[forgotten])
-    [answer] = answers_to(begin(world), monkeypatch, m.Follow([["b", 0, True]]))
-    assert (answer.request_id, answer.code) == ("b", "unknown_id")
-
-
-def test_a_follow_of_too_many_is_refused_with_the_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    frame = m.Follow([["a", 0, True]] * (m.MAX_FOLLOW_ENTRIES + 1))
-    [refused] = answers_to(begin(world), monkeypatch, frame)
-    assert isinstance(refused, m.Rejected)
-    assert (refused.code, refused.message) == ("bad_frame", "a FOLLOW has 1025 entries, the limit is 1024")
-
-
-def test_who_never_stops_asking_does_not_stop_the_rest(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = begin(world)
-    heard: list[bytes] = []
-
-    def hear(peer: bytes, frame: bytes) -> None:
-        heard.append(frame)
-        world.clock.advance_to(world.clock.now_ns + 10_000_000)
-
-    monkeypatch.setattr(body._router, "recv", lambda: (b"client", b"frame"))
-    monkeypatch.setattr(body, "_hear", hear)
-    body.turn()
-    assert 1 <= len(heard) <= HEARING_S / 0.01 + 1
-
-
-def test_a_reader_that_is_gone_is_not_tried_again_and_another_one_is_answered(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body, frame = begin(world), m.Follow([["a", 0, True]])
-    body._hear_safely(b"nobody is called so", encode(frame))
-    body._hear_safely(b"nobody is called so", encode(m.Abort("a")))
-    body.turn()
-    assert not body._delivery.pending
-    [end] = answers_to(body, monkeypatch, frame)
-    assert (end.request_id, end.finish_reason) == ("a", "abort")

@@ -1,4 +1,4 @@
-"""Sequences on their way into the engine: those with a grammar wait until it is compiled, and nobody waits for them."""
+"""Sequences with a grammar, held out of the engine until it is compiled, so that no step waits for a compilation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .matcher import GrammarCompiler, GrammarMatcher
 
 
 class GrammarIntake:
-    """Compiles in a thread of its own. ``bell`` rings when something is done, also for what was dropped meanwhile."""
+    """Compiles in a separate thread. ``bell`` rings after each compilation, even one whose sequence was dropped."""
 
     def __init__(self, compiler: GrammarCompiler, bell: Bell) -> None:
         self.bell = bell
@@ -22,7 +22,7 @@ class GrammarIntake:
         self._done: deque[tuple[Sequence, GrammarMatcher | str]] = deque()
 
     def __len__(self) -> int:
-        """Sequences that wait."""
+        """The number of sequences that wait for their grammar."""
         return len(self._pending)
 
     def add(self, sequence: Sequence, grammar: str) -> None:
@@ -30,11 +30,11 @@ class GrammarIntake:
         self._thread.submit(self._compile, sequence, grammar)
 
     def drop(self, key: Key) -> None:
-        """Nobody wants this sequence any more."""
+        """Discard a sequence; the result of its compilation will be ignored."""
         self._pending.pop(key, None)
 
     def take_done(self) -> Iterator[tuple[Sequence, str]]:
-        """Sequences that have their matcher, each with "", or with why they have none. Silences no bell."""
+        """Sequences whose compilation has ended, each with "" or its error. Does not silence the bell."""
         while self._done:
             sequence, result = self._done.popleft()
             if self._pending.pop(sequence.key, None) is not sequence:

@@ -21,10 +21,10 @@ TIMEOUT_S = 1.0
 
 
 class TokenMasks(NamedTuple):
-    """What the grammars of a step's rows leave."""
+    """The masks of a step's rows."""
 
-    allowed: dict[int, Bits]  # rows without a grammar are not in it
-    failed: dict[int, str]  # row -> why its grammar says nothing
+    allowed: dict[int, Bits]  # row -> the tokens it may choose from; rows without a grammar are absent
+    failed: dict[int, str]  # row -> why it has no mask
 
 
 NO_MASKS = TokenMasks({}, {})
@@ -38,11 +38,11 @@ class _Row(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """Some rows, one after the other. Results come in the order of the rows."""
+    """Some rows, computed one after the other; results are in the same order."""
 
     rows: list[_Row]
     results: list[Bits | str] = field(default_factory=list)
-    row_began_at: float | None = None  # time.monotonic(), of the row that is computed now
+    row_began_at: float | None = None  # time.monotonic(), of the row being computed
     is_abandoned: bool = False
 
     def run(self) -> None:
@@ -56,14 +56,14 @@ class _Job:
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # a panic of the library's Rust code is not an Exception
-                result = f"the grammar cannot go on: {error!s:.200}"
+                result = f"the grammar failed: {error!s:.200}"
             self.results.append(result)
 
     def abandon_if_stuck(self, timeout_s: float) -> bool:
-        """Whether the row that is computed now takes too long. Then no other follows it."""
+        """Whether the row being computed takes too long. If so, the job stops after it."""
         if self._is_stuck(timeout_s):
             self.is_abandoned = True
-            return self._is_stuck(timeout_s)  # and the next one was not begun just now
+            return self._is_stuck(timeout_s)  # again: the job may have moved on to its next row in between
         return False
 
     def _is_stuck(self, timeout_s: float) -> bool:
@@ -71,14 +71,14 @@ class _Job:
 
 
 class MaskMaker:
-    """Starts the masks of steps. Its threads start with the first mask."""
+    """Starts computing the masks of steps. Its threads start with the first mask."""
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
-        self.timeout_s = timeout_s  # that a step waits for a mask, beyond which its row fails
+        self.timeout_s = timeout_s  # how long a step waits for one mask before that row fails
         self._threads = _make_threads()
 
     def begin(self, sampled: Rows[Sequence]) -> PendingMasks | None:
-        """The masks of the rows that have a grammar, under way; None if there are none."""
+        """Start computing the masks of the rows that have a grammar; None if there are none."""
         rows = [
             _Row(row, sequence.grammar, sequence.output_tokens.copy())
             for row, sequence in enumerate(sampled)
@@ -90,7 +90,7 @@ class MaskMaker:
         return self._threads.submit(job.run)
 
     def replace_threads(self) -> None:
-        """One of them is stuck in a mask. It ends when that does; the next masks shall not wait for it."""
+        """Leave the threads to a mask that is stuck; they end when it does. Later masks must not wait for it."""
         self._threads.shutdown(wait=False)
         self._threads = _make_threads()
 
@@ -104,7 +104,7 @@ class PendingMasks:
         self._jobs = self._submit(_Job(chunk) for chunk in chunks)
 
     def wait(self) -> TokenMasks:
-        """All of them; a row whose mask takes too long has failed, whatever those before it took."""
+        """All masks. A row whose own mask takes too long fails, no matter how long those before it took."""
         masks, timeout_s = TokenMasks({}, {}), self._maker.timeout_s
         while self._jobs:
             wait([future for _, future in self._jobs], self._left_s())
@@ -114,7 +114,7 @@ class PendingMasks:
             if stuck or (late and all(job.row_began_at is None for job in late)):
                 self._maker.replace_threads()
                 behind = [job for job, future in self._jobs if future.cancel()]
-            # A row that is computed goes on where it is: two threads must not ask one matcher.
+            # A row being computed stays in its thread: a matcher must not be used by two threads.
             going_on = [(job, f) for job, f in self._jobs if job in late and job not in stuck and job not in behind]
             over = [job for job, future in self._jobs if (job, future) not in going_on]
             for job in over:
@@ -125,7 +125,7 @@ class PendingMasks:
         return masks
 
     def _left_s(self) -> float:
-        """Until one of the rows that are computed now takes too long."""
+        """Seconds until one of the rows being computed now takes too long."""
         now = time.monotonic()
         began = [job.row_began_at for job, future in self._jobs if not future.done()]
         return max(0.0, self._maker.timeout_s + min([at - now for at in began if at is not None], default=0.0))
@@ -135,7 +135,7 @@ class PendingMasks:
 
 
 def _collect(job: _Job, masks: TokenMasks) -> None:
-    """Moves what a job has done to the masks; the rows that are left stay in it."""
+    """Move the results of a job to the masks; its remaining rows stay in it."""
     results, rows = list(job.results), job.rows
     for (row, _, _), result in zip(rows, results, strict=False):
         if isinstance(result, str):
@@ -146,8 +146,8 @@ def _collect(job: _Job, masks: TokenMasks) -> None:
 
 
 def _give_up_first(job: _Job, masks: TokenMasks, timeout_s: float) -> None:
-    """Of the rows that are left of an abandoned job the first is the one it is stuck in, which has failed."""
-    if job.rows:  # or it is through after all
+    """Fail the first remaining row of an abandoned job: the one it is stuck in."""
+    if job.rows:  # otherwise it has just finished after all
         masks.failed[job.rows[0].row] = f"the grammar takes longer than {timeout_s} s to say what may follow"
         job.rows = job.rows[1:]
 
@@ -157,6 +157,6 @@ def _make_threads() -> ThreadPoolExecutor:
 
 
 def first_allowed(allowed: Bits, token_id: int) -> int:
-    """The first id that is allowed, from ``token_id`` on and then from 0."""
+    """The first allowed id at or after ``token_id``, wrapping around to 0."""
     ids = ids_of(allowed)
     return int(ids[np.searchsorted(ids, token_id) % len(ids)])

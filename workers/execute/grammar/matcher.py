@@ -1,4 +1,4 @@
-"""One answer against its grammar: which tokens may come after those it has."""
+"""Matches one answer against its grammar: which tokens may come next."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Int32 = npt.NDArray[np.int32]
 
 
 class GrammarError(Exception):
-    """This answer cannot go on under its grammar, with the reason."""
+    """The answer cannot continue under its grammar; carries the reason."""
 
 
 class GrammarMatcher:
-    """Follows the tokens of one sequence. Not for two threads at once.
+    """Follows the tokens of one sequence. Not thread-safe.
 
-    Invariant: the matcher has taken the first ``num_taken`` tokens of the answer. It takes the others when it is asked
-    what may follow them, so a sequence that was preempted or recovered is nothing special.
+    Invariant: the matcher has consumed the first ``num_taken`` tokens of the answer. It consumes the others when it is
+    asked what may follow them, so a preempted or recovered sequence needs no special treatment.
     """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
@@ -36,10 +36,10 @@ class GrammarMatcher:
         self._num_taken = 0
 
     def allowed_after(self, output_tokens: Int32) -> Bits:
-        """Which ids may follow these tokens; the end of sequence is one of them where the grammar is satisfied.
+        """Which ids may follow these tokens, including the end of sequence where the answer may end.
 
         Raises:
-            GrammarError: a token is not of the grammar, or it has become too complex.
+            GrammarError: a token does not match the grammar, or matching has become too complex.
         """
         new = output_tokens[self._num_taken :].tolist()
         if new:
@@ -53,12 +53,12 @@ class GrammarMatcher:
 
 
 def ids_of(bits: Bits) -> npt.NDArray[np.int64]:
-    """The ids whose bits are set, rising."""
+    """The ids whose bits are set, in ascending order."""
     return np.flatnonzero(np.unpackbits(bits, bitorder="little"))
 
 
 def has_others(bits: Bits, token_ids: npt.NDArray[np.int64]) -> bool:
-    """Whether the bit of an id that is not one of these is set."""
+    """Whether the bit of any id other than these is set."""
     known = token_ids[token_ids < 8 * len(bits)]
     others = bits.copy()
     np.bitwise_and.at(others, known // 8, ~(1 << known % 8).astype(np.uint8))
@@ -66,7 +66,7 @@ def has_others(bits: Bits, token_ids: npt.NDArray[np.int64]) -> bool:
 
 
 class GrammarCompiler:
-    """Makes matchers for one model. prepare has compiled each grammar before, so that none takes long here."""
+    """Makes matchers for one model. prepare has already compiled each grammar, so none takes long here."""
 
     def __init__(self, run_dir: Path, card: ModelCard) -> None:
         self._run_dir = run_dir
@@ -76,9 +76,9 @@ class GrammarCompiler:
     def compile(self, grammar: str) -> GrammarMatcher:
         """
         Raises:
-            GrammarError: it does not compile.
+            GrammarError: the grammar does not compile.
         """
-        from llguidance import LLMatcher, LLParserLimits  # here, because it is an optional dependency
+        from llguidance import LLMatcher, LLParserLimits  # an optional dependency
 
         limits = LLParserLimits(**PARSER_LIMITS)
         matcher = LLMatcher(self._load(), grammar, log_level=0, limits=limits)
@@ -87,7 +87,7 @@ class GrammarCompiler:
         return GrammarMatcher(matcher, self._card.vocab_size)
 
     def _load(self) -> LLTokenizer:
-        """The tokenizer, read when the first grammar comes: hundreds of milliseconds for a large vocabulary."""
+        """The tokenizer, loaded for the first grammar: it takes hundreds of milliseconds with a large vocabulary."""
         if self._tokenizer is None:
             from llguidance import LLTokenizer
 

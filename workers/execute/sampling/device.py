@@ -1,6 +1,6 @@
-"""Sampling without a word from the host: fixed shapes, no branch on data, so that a CUDA graph can hold it.
+"""Sampling on the device without the host: fixed shapes and no branches on data, so that it fits in a CUDA graph.
 
-Token for token that of ``draw``. Axes: R rows, V vocabulary.
+Its tokens are exactly those of ``draw``. Axes: R rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .kinds import SamplingKind
 from .rng import uniforms
 
 NUM_COLUMNS = 5
-_PART = 1 << 23  # logits that are sorted at once: what that takes is some hundred bytes each, and is kept free for it
+_PART = 1 << 23  # logits that are sorted at once, at some hundred bytes of reserved memory each
 
 
 class Sampled(NamedTuple):
-    """What the device chose. A row without a finite greatest logit has no valid token."""
+    """What the device sampled. The token of a row whose greatest logit is not finite is meaningless."""
 
     token_ids: torch.Tensor  # int64 [R]
     greatest: torch.Tensor  # float32 [R]
@@ -31,7 +31,7 @@ class Sampled(NamedTuple):
 def columns(sequences: Rows[Sequence], vocab_size: int) -> npt.NDArray[np.float64]:
     """Temperature, top-k, top-p, min-p and the random number of each row, float64 [5, R].
 
-    Whoever is greedy has temperature 0, a top-k that is off is the vocabulary.
+    A greedy row has temperature 0; a disabled top-k is the size of the vocabulary.
     """
     table = np.empty((NUM_COLUMNS, len(sequences)))
     params = [sequence.params for sequence in sequences]
@@ -44,7 +44,7 @@ def columns(sequences: Rows[Sequence], vocab_size: int) -> npt.NDArray[np.float6
 
 
 def sample(logits: torch.Tensor, table: torch.Tensor, kind: SamplingKind) -> Sampled:
-    """The next tokens of logits float32 [R, V] by ``columns`` [5, R], which GREEDY does not read."""
+    """The next tokens for logits float32 [R, V] and ``columns`` [5, R], which GREEDY does not read."""
     greatest, tokens = logits.max(dim=-1)
     if kind is SamplingKind.GREEDY:
         return Sampled(tokens, greatest)
@@ -56,7 +56,7 @@ def sample(logits: torch.Tensor, table: torch.Tensor, kind: SamplingKind) -> Sam
         size = max(1, _PART // logits.shape[1])
         parts = zip(torch.split(scores, size), torch.split(table, size, dim=1), strict=True)
         drawn = torch.where(is_cut[:, 0], torch.cat([_draw_cut(*part) for part in parts]), drawn)
-    # A row that is not a number may point anywhere, and its token is the next step's input before anybody looks at it.
+    # A row with NaNs may point anywhere, and its token is the next step's input before the host can check it.
     drawn = drawn.clamp(0, logits.shape[1] - 1)
     return Sampled(torch.where(temperature[:, 0] > 0, drawn, tokens), greatest)
 
@@ -66,7 +66,7 @@ def _above(weights: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
 
 
 def _draw_cut(scores: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Tokens int64 [R] after top-k and top-p, out of the whole vocabulary in order. See ``draw.cut_candidates``."""
+    """Tokens int64 [R] after top-k and top-p, from the whole sorted vocabulary. See ``draw.cut_candidates``."""
     _, top_k, top_p, min_p, numbers = (column[:, None] for column in table)
     vocab_size = scores.shape[1]
     values, ids = in_order(scores, vocab_size)

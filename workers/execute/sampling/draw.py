@@ -1,10 +1,10 @@
-"""One token of each row, by temperature, top-k, top-p and min-p and a given random number.
+"""Draws one token per row by temperature, top-k, top-p and min-p, with a given random number.
 
-Every operation works on rows by themselves, so a row's token depends on its own logits, parameters and number only:
-bit for bit the same alone and in any batch. For that, a row is summed in blocks of one size (a plain ``sum`` splits a
-long row over threads when it is alone), and ties have one order: falling logit, then rising token id.
+Every operation treats rows independently, so a row's token depends only on its own logits, parameters and number: it is
+bit for bit the same alone and in any batch. To that end a row is summed in blocks of fixed size (a plain ``sum`` splits
+a long row over threads when it is alone), and ties have one order: descending logit, then ascending token id.
 
-Axes: R rows, V vocabulary, C candidates, the C greatest logits of a row in their order, N blocks of a row.
+Axes: R rows, V vocabulary, C candidates (the C greatest logits of a row, in order), N blocks of a row.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ import torch
 
 from ....protocol.sampling import SamplingParams
 
-_BLOCK = 128  # logits of a row whose sum or greatest is taken at once
-_FIRST_CANDIDATES = 128  # of V; eight times as many wherever they turn out too few
-LEAST_TEMPERATURE = 1e-10  # below it a quotient could overflow; the greatest logit has all weight anyway
+_BLOCK = 128  # logits of a row that are reduced at once
+_FIRST_CANDIDATES = 128  # of V; eight times as many whenever they turn out to be too few
+LEAST_TEMPERATURE = 1e-10  # below it a quotient could overflow; the greatest logit has all the weight anyway
 
 
 class Filters(NamedTuple):
-    """Parameters of rows that are drawn, each a tensor [R, 1] on the logits' device."""
+    """Parameters of the rows to draw, each a tensor [R, 1] on the logits' device."""
 
     temperature: torch.Tensor  # float32, above 0
-    top_k: torch.Tensor  # int64, V where it is off
-    top_p: torch.Tensor  # float64, 1 where it is off
-    min_p: torch.Tensor  # float32, 0 where it is off
+    top_k: torch.Tensor  # int64, V if disabled
+    top_p: torch.Tensor  # float64, 1 if disabled
+    min_p: torch.Tensor  # float32, 0 if disabled
 
     def of(self, rows: torch.Tensor | slice) -> Filters:
         return Filters(*(parameter[rows] for parameter in self))
 
 
 def top_k_of(params: SamplingParams, vocab_size: int) -> int:
-    """How many of the greatest logits may be drawn; all of them where that is off."""
+    """How many of the greatest logits may be drawn; all of them if top-k is disabled."""
     return min(params.top_k, vocab_size) if params.top_k is not None and params.top_k > 0 else vocab_size
 
 
 class _Candidates(NamedTuple):
     token_ids: torch.Tensor  # int64 [R, C]
     weights: torch.Tensor  # float64 [R, C], proportional to the probability; exactly 0 where filtered out
-    complete: torch.Tensor  # bool [R], no token outside could have changed the row
+    complete: torch.Tensor  # bool [R], whether no token outside the candidates could change the row
 
 
 def draw(logits: torch.Tensor, filters: Filters, uniforms: torch.Tensor) -> torch.Tensor:
-    """Token ids int64 [R] drawn from logits float32 [R, V] with the numbers ``uniforms`` float64 [R, 1].
+    """Token ids int64 [R], drawn from logits float32 [R, V] with the random numbers ``uniforms`` float64 [R, 1].
 
-    A row needs a finite greatest logit; a logit of -inf is never drawn.
+    The greatest logit of a row must be finite; a logit of -inf is never drawn.
     """
     greatest = logits.amax(dim=-1, keepdim=True)
     scores = (logits - greatest).div_(filters.temperature.clamp_min(LEAST_TEMPERATURE))
@@ -61,7 +61,7 @@ def draw(logits: torch.Tensor, filters: Filters, uniforms: torch.Tensor) -> torc
 
 
 def _chosen(mask: torch.Tensor) -> list[torch.Tensor | slice]:
-    """The rows of a mask [R] as one index, or none. All of them are a slice: indexing by numbers copies the logits."""
+    """The rows of a mask [R] as at most one index. All of them become a slice, as indexing by numbers would copy."""
     rows = mask.nonzero()[:, 0]
     return [slice(None) if len(rows) == len(mask) else rows] if len(rows) else []
 
@@ -73,7 +73,7 @@ def whole_weights(scores: torch.Tensor, filters: Filters) -> torch.Tensor:
 
 
 def _draw_cut(scores: torch.Tensor, filters: Filters, uniforms: torch.Tensor, num_candidates: int) -> torch.Tensor:
-    """Rows with top-k or top-p. Few candidates settle most rows; those they do not settle are drawn from more."""
+    """Rows with top-k or top-p. Few candidates suffice for most rows; the others are drawn again from more."""
     candidates = cut_candidates(scores, filters, num_candidates)
     places = invert(candidates.weights, uniforms)
     tokens = candidates.token_ids.gather(1, places[:, None])[:, 0]
@@ -84,9 +84,9 @@ def _draw_cut(scores: torch.Tensor, filters: Filters, uniforms: torch.Tensor, nu
 
 
 def cut_candidates(scores: torch.Tensor, filters: Filters, num_candidates: int) -> _Candidates:
-    """The greatest ``num_candidates`` of scores float32 [R, V] (relative to the greatest) and what filters leave.
+    """The ``num_candidates`` greatest of scores float32 [R, V] (relative to the greatest), and what the filters keep.
 
-    Top-k keeps all that tie with the k-th, top-p keeps the token that crosses the threshold, as in transformers.
+    Top-k keeps all that tie with the k-th; top-p keeps the token that crosses the threshold, as in transformers.
     """
     vocab_size = scores.shape[1]
     values, ids = in_order(scores, min(num_candidates, vocab_size))
@@ -98,18 +98,18 @@ def cut_candidates(scores: torch.Tensor, filters: Filters, num_candidates: int) 
     is_kept &= (mass - weights < filters.top_p * total) | (filters.top_p >= 1)
     is_kept[:, 0] = True  # with top_p 0 too
     is_kept &= weights >= filters.min_p
-    # A token outside the candidates is not above the last of them. Nothing depends on it while what is kept (and
-    # what top-p took its share of) is strictly above.
+    # No token outside the candidates is above the last of them, so none matters while what is kept (and what top-p
+    # takes its share of) is strictly above it.
     last = values[:, -1]
     lowest_kept = values.masked_fill(~is_kept, torch.inf).amin(dim=-1)
-    # And none outside has weight where the last has none, as under a grammar that leaves a few.
+    # None outside has weight if the last has none, as under a grammar that allows only a few tokens.
     is_settled = (filters.top_k[:, 0] >= vocab_size) | ((filters.top_k[:, 0] <= values.shape[1]) & (kth[:, 0] > last))
     complete = (lowest_kept > last) & is_settled | (last == -torch.inf) | (values.shape[1] == vocab_size)
     return _Candidates(ids, torch.where(is_kept, weights, 0.0), complete)
 
 
 def _total(scores: torch.Tensor, mass: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """What top-p takes its share of: the weight of what top-k kept, or of the whole row. float64 [R, 1]."""
+    """What top-p is a fraction of: the weight of what top-k kept, or of the whole row. float64 [R, 1]."""
     total = mass[:, -1:].clone()
     for whole in _chosen(top_k[:, 0] >= scores.shape[1]):
         total[whole] = block_sums(scores[whole].exp()).cumsum(dim=-1, dtype=torch.float64)[:, -1:]
@@ -117,8 +117,8 @@ def _total(scores: torch.Tensor, mass: torch.Tensor, top_k: torch.Tensor) -> tor
 
 
 def in_order(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``count`` greatest scores and their token ids, [R, count] each, ties by rising token id."""
-    if count == scores.shape[1]:  # all in the order of their ids already, which a stable sort keeps among equals
+    """The ``count`` greatest scores and their token ids, [R, count] each; ties by ascending token id."""
+    if count == scores.shape[1]:  # already in the order of their ids, which a stable sort keeps among equals
         values, ids = scores.sort(dim=-1, descending=True, stable=True)
         return values, ids
     likely = _likely(scores, count)
@@ -129,13 +129,13 @@ def in_order(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def _likely(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Ids [R, L] among which the ``count`` greatest are: those of the ``count`` blocks with the greatest greatest ones.
+    """Ids [R, L] that include the ``count`` greatest: those of the ``count`` blocks with the greatest maxima.
 
-    No token outside is above the least of these blocks' greatest, and so many tokens are not below it.
+    No token outside these blocks exceeds the least of their maxima, and at least ``count`` tokens reach it.
     """
     num_rows, vocab_size = scores.shape
     num_blocks, rest = divmod(vocab_size, _BLOCK)
-    if 4 * count > num_blocks:  # it would be much of the row
+    if 4 * count > num_blocks:  # the blocks would be most of the row
         return torch.arange(vocab_size, device=scores.device).expand(num_rows, -1)
     greatest = scores[:, : vocab_size - rest].reshape(num_rows, num_blocks, _BLOCK).amax(dim=-1)
     blocks = greatest.topk(count, dim=-1, sorted=False).indices
@@ -147,8 +147,8 @@ def _likely(scores: torch.Tensor, count: int) -> torch.Tensor:
 def invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """The first place in each row where the cumulative weight exceeds ``uniform * total``: int64 [R].
 
-    A place of weight 0 is never it: there the sum is that of the place before. One exists, since uniform <= 1 - 2**-53
-    keeps the product below the total.
+    A place of weight 0 is never chosen, as its cumulative weight is that of the place before. A place exists:
+    uniform <= 1 - 2**-53 keeps the product below the total.
     """
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     places = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
@@ -158,7 +158,7 @@ def invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 def invert_whole(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """``invert`` for whole rows: first the block, then the place in it.
 
-    A cumulative sum over all of a row takes twenty times as long as the sums of its blocks: it cannot be vectorised.
+    A cumulative sum over the whole row takes twenty times as long as the block sums, as it cannot be vectorised.
     """
     cumulative = block_sums(weights).cumsum(dim=-1, dtype=torch.float64)
     target = uniforms * cumulative[:, -1:]
@@ -168,13 +168,13 @@ def invert_whole(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     inside = weights.gather(1, ids.clamp_max(weights.shape[1] - 1)).double()
     inside = torch.where(ids < weights.shape[1], inside, 0.0).cumsum(dim=-1)
     places = torch.searchsorted(inside, target - before, right=True)
-    # The two sums of a block can differ in their last bits; then it is the last place with a weight.
+    # The two sums of a block can differ in their last bits; then the last place with a weight is taken.
     last = torch.searchsorted(inside, inside[:, -1:].contiguous())
     return (blocks * _BLOCK + torch.minimum(places, last))[:, 0]
 
 
 def block_sums(weights: torch.Tensor) -> torch.Tensor:
-    """float32 [R, N] of float32 [R, V]; the last block may be shorter."""
+    """Sums float32 [R, N] of float32 [R, V]; the last block may be shorter."""
     num_rows, vocab_size = weights.shape
     whole = vocab_size - vocab_size % _BLOCK
     sums = weights[:, :whole].reshape(num_rows, -1, _BLOCK).sum(dim=-1)

@@ -1,4 +1,4 @@
-"""What the rows of a step ask of the sampler, from the least to the most: the step runs by the most that one asks."""
+"""What the rows of a step need from the sampler, from least to most; a step runs with the most any row needs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ..scheduling.sequence import Sequence
 
 
 class SamplingKind(IntEnum):
-    """How far the device gets without the host."""
+    """How much of the sampling the device can do without the host."""
 
     GREEDY = 0  # the greatest logit
     DRAWN = 1  # by temperature, and min-p
-    CUT = 2  # by top-k or top-p too: the whole vocabulary is sorted
-    HOST = 3  # logits are changed by what the host knows, or more of them is wanted: the host waits for the step
+    CUT = 2  # by top-k or top-p as well: the whole vocabulary is sorted
+    HOST = 3  # the host changes logits or needs more than the token: it waits for the step
 
 
 def kind_of(sequences: Iterable[Sequence]) -> SamplingKind:
-    """The most that one of these asks; GREEDY for none."""
+    """The most that any of these needs; GREEDY if there are none."""
     return max((_kind(sequence) for sequence in sequences), default=SamplingKind.GREEDY)
 
 

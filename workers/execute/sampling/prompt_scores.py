@@ -1,4 +1,4 @@
-"""How likely the tokens of prompts are: the raw log-softmax of the rows before them, looked at and thrown away."""
+"""Scores of prompt tokens: the raw log-softmax of the rows before them, which is computed in parts and discarded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from ....protocol.scores import ScoreColumns
 from ..step import PromptScores, ScoreSpan
 
-_PART = 1 << 22  # logits whose log-softmax is there at once
+_PART = 1 << 22  # logits whose log-softmax exists at once
 
 
 def score_prompts(logits: torch.Tensor, scored: Rows[ScoreSpan]) -> list[PromptScores]:

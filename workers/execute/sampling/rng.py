@@ -1,4 +1,4 @@
-"""Random numbers by counter: the number of (seed, position) is a function, so nothing has to be stored or replayed.
+"""Counter-based random numbers: a function of (seed, position), so no state has to be stored or replayed.
 
 Source: SplitMix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
 """
@@ -16,7 +16,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: the step o
 def uniforms(seeds: npt.ArrayLike, positions: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """One number in [0, 1) for each (seed, position), multiples of 2**-53: float64 [R] of two uint64 [R].
 
-    The seed is mixed before positions are added, so that the streams of neighbouring seeds are not shifted copies.
+    The seed is mixed before the position is added, so the streams of neighbouring seeds are not shifted copies.
     """
     stream = _mix(np.asarray(seeds, dtype=np.uint64) + _GOLDEN)
     bits = _mix(stream + np.asarray(positions, dtype=np.uint64) * _GOLDEN)

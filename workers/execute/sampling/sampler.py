@@ -1,4 +1,4 @@
-"""The sampler: logits of a step's rows to one token each, every row by its own request's parameters."""
+"""The sampler: chooses one token per row of a step's logits, by each request's own parameters."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .draw import Filters, draw, top_k_of
 from .prompt_scores import score_prompts
 from .rng import uniforms
 
-_PART = 1 << 17  # logits
+_PART = 1 << 17  # logits that are drawn from at once, on a CPU
 
 
 class Sampler:
-    """Chooses from the model's whole vocabulary, which may hold ids that the tokenizer does not know.
+    """Chooses from the model's whole vocabulary, which may contain ids unknown to the tokenizer.
 
-    A row's result depends on its logits and its sequence only, never on the other rows.
+    A row's result depends only on its logits and its sequence, never on other rows.
     """
 
     def __init__(self, eos_token_ids: tuple[int, ...]) -> None:
         self._eos_token_ids = eos_token_ids
 
     def finish(self, logits: torch.Tensor, inputs: StepInputs, masks: PendingMasks | None = None) -> StepResult:
-        """The result of a step whose ``logit_rows`` have these logits, float32 [R + C, V], which are overwritten."""
+        """The result of a step from the logits of its ``logit_rows``, float32 [R + C, V], which are overwritten."""
         num_sampled = len(inputs.sample_rows)
         scores = score_prompts(logits[num_sampled:], inputs.scored)
         result = self.sample(logits[:num_sampled], inputs.sampled, masks, lengths=inputs.sampled_lengths)
@@ -48,8 +48,8 @@ class Sampler:
     ) -> StepResult:
         """The next token of each sequence, from float32 [R, V], which is overwritten.
 
-        ``masks`` are those of the rows with a grammar. They are waited for when all else is under way. ``lengths`` [R]
-        are the tokens of the sequences, where they may have been counted further since.
+        ``masks`` are those of the rows with a grammar, waited for after all other work is under way. ``lengths`` [R]
+        are the sequences' token counts at the step, if they may have advanced since.
         """
         if not sequences:
             return StepResult(np.empty(0, dtype=np.int32))
@@ -66,7 +66,7 @@ class Sampler:
         failed = {**failures(greatest), **without_mask}
         drawn = [row for row, s in enumerate(sequences) if not s.params.is_greedy and row not in failed]
         for rows in _parts(drawn, logits):
-            # One row as a slice, which is no copy.
+            # A single row as a slice, which does not copy.
             index = slice(rows[0], rows[0] + 1) if len(rows) == 1 else rows
             tokens[index] = _draw(logits[index], [sequences[row] for row in rows], lengths[rows])
         token_ids = tokens.cpu().numpy().astype(np.int32)
@@ -77,32 +77,32 @@ class Sampler:
 
 
 def _likeliest(logprobs: torch.Tensor, sequence: Sequence) -> Candidates:
-    """Of one beam's logprobs [V]."""
+    """The best candidates from one beam's logprobs [V]."""
     count = num_candidates(sequence.params, len(sequence.stop_ids))
     best = logprobs.topk(min(count, len(logprobs)))
     return Candidates(best.indices.cpu().numpy().astype(np.int32), best.values.cpu().numpy())
 
 
 def _parts(rows: list[int], logits: torch.Tensor) -> Iterator[list[int]]:
-    """The rows in parts. On a CPU each is small enough to stay in its cache over the dozen operations of a draw."""
+    """The rows in parts. On a CPU each is small enough to stay in the cache during the dozen operations of a draw."""
     size = max(1, _PART // logits.shape[1]) if logits.device.type == "cpu" else len(rows)
     return (rows[start : start + size] for start in range(0, len(rows), max(1, size)))
 
 
 def failures(greatest: torch.Tensor) -> dict[int, str]:
-    """Rows that cannot be sampled, by their greatest logit [R]: a not-a-number anywhere in a row is its greatest."""
+    """Rows that cannot be sampled, by their greatest logit [R]: a NaN anywhere in a row is its greatest."""
     rows = (~greatest.isfinite()).nonzero()[:, 0].tolist()
     return {row: _reason(float(greatest[row])) for row in rows}
 
 
 def _reason(greatest: float) -> str:
     if greatest == -np.inf:
-        return "no token is left to choose: every logit is minus infinity"
+        return "no token can be chosen: every logit is minus infinity"
     return f"the model's logits are not finite (the greatest is {greatest})"
 
 
 def _draw(logits: torch.Tensor, sequences: list[Sequence], lengths: Int32) -> torch.Tensor:
-    """Tokens int64 [R] of rows with a temperature. The random number is that of (seed, index of the new token)."""
+    """Tokens int64 [R] of rows with a temperature, by the random number of (seed, index of the new token)."""
     numbers = uniforms([s.seed for s in sequences], lengths)
     filters = _filters([s.params for s in sequences], vocab_size=logits.shape[1], device=logits.device)
     return draw(logits, filters, torch.from_numpy(numbers).to(logits.device)[:, None])
@@ -121,9 +121,9 @@ def _filters(params: list[SamplingParams], *, vocab_size: int, device: torch.dev
 
 
 def _logprobs(raw: torch.Tensor, counts: dict[int, int], token_ids: Int32) -> dict[int, TokenLogprobs]:
-    """Of the chosen tokens, and so many of the greatest: by row of the step, for the raw log-softmax [N, V] of these.
+    """Logprobs of the chosen token and of as many of the greatest as asked, by row, from the raw log-softmax [N, V].
 
-    Rows that want as many are looked at together, since a device is waited for each time it is asked.
+    Rows with the same count are processed together, as every transfer waits for the device.
     """
     found: dict[int, TokenLogprobs] = {}
     rows = list(counts)

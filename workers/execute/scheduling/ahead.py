@@ -1,4 +1,4 @@
-"""Planning a step while the last one runs: what counts as computed though its tokens are not known yet."""
+"""Planning a step while the previous one runs: its sequences are advanced before their tokens are known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LookAhead:
-    """The one step, if any, whose sequences are advanced: each that it samples ends with a placeholder token."""
+    """The step, if any, whose sequences are advanced: each sequence it samples ends with a placeholder token."""
 
     def __init__(self, states: StatePool) -> None:
         self._states = states
@@ -25,16 +25,16 @@ class LookAhead:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether there is one: its tokens are not known yet."""
+        """Whether there is such a step."""
         return self._plan is not None
 
     @property
     def carried_rows(self) -> dict[Key, int]:
-        """Sequences that end with a placeholder, and the row of its token in the result of the step in flight."""
+        """Sequences that end with a placeholder, and the rows of their tokens in the result of the step in flight."""
         return {key: row for row, key in enumerate(self._plan.sampled)} if self._plan else {}
 
     def advance(self, plan: Plan, running: Mapping[Key, Sequence]) -> list[Sequence]:
-        """Count ``plan`` as computed; those that got a placeholder. A second time changes nothing."""
+        """Count ``plan`` as computed; returns the sequences that got a placeholder. Idempotent."""
         if self._plan is plan:
             return []
         assert self._plan is None, f"the tokens of step {self._plan and self._plan.step} are not known yet"
@@ -62,7 +62,7 @@ class LookAhead:
 
     @contextmanager
     def rewound(self, plan: Plan, running: Mapping[Key, Sequence]) -> Iterator[None]:
-        """In this block the sequences of ``plan`` are as they were when it was launched, so that it can run again."""
+        """Within this block the sequences of ``plan`` are as when it was launched, so that it can run again."""
         keys = plan.sampled if self._plan is plan else []
         sequences = [running[key] for key in keys if key in running and not running[key].is_beam]
         for sequence in sequences:
@@ -75,9 +75,9 @@ class LookAhead:
 
 
 def may_plan_ahead(scheduler: Scheduler) -> bool:
-    """Whether ``plan`` can do without the tokens of the step in flight, and hardly needs anybody's pages.
+    """Whether ``plan`` can do without the tokens of the step in flight, and is unlikely to need other sequences' pages.
 
-    It can go short of them only where a start claims idle pages before the decodes; these then wait for a step.
+    It can run short of pages only if a starting sequence claims idle pages before the decodes; these wait for a step.
     """
     if scheduler.roster.num_needing_tokens or scheduler.proposals.num_due:
         return False
@@ -85,10 +85,10 @@ def may_plan_ahead(scheduler: Scheduler) -> bool:
     prompts = scheduler.roster.in_state(SequenceState.PREFILLING)
     num_starts = config.max_live - len(running) if scheduler.waiting else 0
     num_tokens = config.token_budget if num_starts else _most_prompt_tokens(prompts, config)
-    # One page more for each decode, and for each prompt, whose chunk may begin and end inside a page.
+    # One more page for each decode, and for each prompt, as a chunk may begin and end inside a page.
     return cache.has(cache.pages_for(num_tokens) + len(running) + num_starts + 1)
 
 
 def _most_prompt_tokens(prompts: Iterable[Sequence], config: SchedulerConfig) -> int:
-    """Of those under way, that the next step computes at most."""
+    """The most tokens of these prompts that the next step can compute."""
     return min(config.token_budget, sum(min(s.num_uncomputed_tokens, config.prefill_chunk) for s in prompts))

@@ -1,4 +1,4 @@
-"""What a scheduler holds: in numbers for whoever watches, and as a proof that nothing is lost."""
+"""What a scheduler holds: as statistics, and as a check that nothing is lost."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Stats:
     num_limbo_pages: int  # by finished sequences only
     num_table_entries: int  # pages in all block tables, shared ones as often as they are shared
     num_lost_pages: int  # references that no block table accounts for; anything but 0 is a bug
-    num_idle_pages: int = 0  # known prefixes that nobody holds, to be had like free ones
-    num_swapped: int = 0  # of those that wait
+    num_idle_pages: int = 0  # cached prefixes that no sequence holds, available like free pages
+    num_swapped: int = 0  # of the waiting sequences
     num_host_pages: int = 0
     num_free_host_pages: int = 0
     num_idle_host_pages: int = 0  # evicted prefixes
-    num_preemptions: int = 0  # since the start, as all that follow
-    num_swaps: int = 0  # of these preemptions
+    num_preemptions: int = 0  # since the start, as are all that follow
+    num_swaps: int = 0  # preemptions that swapped pages out
     num_queried_tokens: int = 0  # of prompts that started
-    num_hit_tokens: int = 0  # of these, found in the cache
+    num_hit_tokens: int = 0  # of these, the ones found in the cache
     num_proposed_tokens: int = 0
-    num_accepted_tokens: int = 0  # of these, that were right
+    num_accepted_tokens: int = 0  # of these, the ones that were right
 
     @property
     def hit_rate(self) -> float:
@@ -42,13 +42,13 @@ class Stats:
 
     @property
     def sharing(self) -> float:
-        """Pages there would have to be without sharing, for each one that is held."""
+        """Pages that would be needed without sharing, per page that is held."""
         num_used = self.num_held_pages + self.num_limbo_pages
         return self.num_table_entries / num_used if num_used else 1.0
 
 
 def take_stats(scheduler: Scheduler) -> Stats:
-    """Looks at each running sequence once: for reports and traces. What every step notes is in ``StepRecord.of``."""
+    """Visits each running sequence once: for reports and traces. ``StepRecord.of`` has what is recorded every step."""
     running, cache = scheduler.running.values(), scheduler.cache
     states = [sequence.state for sequence in running]
     num_limbo_pages = cache.limbo.num_pages
@@ -79,15 +79,15 @@ def take_stats(scheduler: Scheduler) -> Stats:
 
 
 class MemoryUse(NamedTuple):
-    """What the pages of running sequences hold, in tokens."""
+    """How the pages of running sequences are used, in tokens."""
 
     num_computed: int
     num_reserved: int  # cells without a token that the sequence can still fill
-    num_fragmented: int  # cells that stay empty whatever it says
+    num_fragmented: int  # cells that the sequence can never fill
 
 
 def measure_memory(scheduler: Scheduler) -> MemoryUse:
-    """Looks at each running sequence; for reports, not for every step."""
+    """Visits each running sequence; for reports, not for every step."""
     size = scheduler.cache.pool.page_size
     num_computed = num_reserved = num_fragmented = 0
     for sequence in scheduler.running.values():
@@ -100,10 +100,10 @@ def measure_memory(scheduler: Scheduler) -> MemoryUse:
 
 
 def check_plan(scheduler: Scheduler, plan: Plan) -> None:
-    """Proves that a step which was planned, and not launched yet, writes to no page that another table names too.
+    """Check that a planned step that has not been launched writes to no page that another block table contains.
 
     Raises:
-        AssertionError: names the page, who writes to it, and how many hold it.
+        AssertionError: it does; names the page, its writer, and the number of holders.
     """
     pool = scheduler.cache.pool
     for chunk in plan.chunks:
@@ -113,11 +113,11 @@ def check_plan(scheduler: Scheduler, plan: Plan) -> None:
 
 
 def check(scheduler: Scheduler) -> None:
-    """Proves the invariants of scheduler, rows and pages. Looks at everything: for tests, and after a suspicion.
+    """Check the invariants of scheduler, rows and pages. Visits everything: for tests, and on suspicion.
 
     Raises:
-        PageLedgerError: a page is lost, or counted wrongly.
-        AssertionError: a sequence is not where its state says.
+        PageLedgerError: a page is lost or miscounted.
+        AssertionError: the state of a sequence is inconsistent.
     """
     waiting = list(scheduler.waiting)
     scheduler.cache.check(scheduler.running.values(), waiting)
@@ -148,7 +148,7 @@ def _check_running(scheduler: Scheduler, sequence: Sequence) -> None:
     assert is_decoding == (sequence.row is not None), f"{sequence.key} is {sequence.state}, row {sequence.row}"
     assert not sequence.host_table, f"{sequence.key} runs and holds host pages {sequence.host_table}"
     num_pages = scheduler.cache.pages_for(sequence.num_computed_tokens)
-    is_in_flight = sequence.last_step > scheduler.completed_step  # and has pages for what is being computed
+    is_in_flight = sequence.last_step > scheduler.completed_step  # then it has pages for what is being computed
     has_right_pages = len(sequence.block_table) == num_pages or (is_in_flight and len(sequence.block_table) > num_pages)
     assert has_right_pages, f"{sequence.key} has {sequence.block_table}, needs {num_pages}"
     num_left = sequence.num_uncomputed_tokens

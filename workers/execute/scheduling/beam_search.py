@@ -1,8 +1,8 @@
-"""Beam search without pages: which hypotheses go on, which have ended, and when it is over.
+"""Beam search without pages: which hypotheses continue, which have ended, and when the search is over.
 
-The rules are those of ``generate(num_beams=...)`` in transformers 5, so that the result is the same token for token:
-the best continuations of all beams compete by their sum of logprobs; those that end among the best ``num_beams`` become
-hypotheses, scored by ``sum / length ** length_penalty``; the best of the others go on.
+The rules are those of ``generate(num_beams=...)`` in transformers 5, so that results are identical token for token: the
+best continuations of all beams compete by their sum of logprobs; those that end among the best ``num_beams`` become
+hypotheses, scored by ``sum / length ** length_penalty``; the best of the others continue.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Candidates(NamedTuple):
     """The likeliest next tokens of one beam, best first."""
 
     token_ids: Int32  # [c]
-    logprobs: Float32  # [c], after what the request does to them
+    logprobs: Float32  # [c], after the request's logit adjustments
 
 
 class Branch(NamedTuple):
-    """A beam of the next step: an earlier one and a token more."""
+    """A beam of the next step: an earlier beam plus one token."""
 
     parent: int
     token_id: int
@@ -37,12 +37,12 @@ class Hypothesis(NamedTuple):
     """A finished answer."""
 
     tokens: list[int]
-    score: float  # what they are sorted by, the highest first
+    score: float  # the sort key, highest first
     reason: str  # "stop" | "length"
 
 
 def num_candidates(params: SamplingParams, num_stop_ids: int) -> int:
-    """How many continuations compete, so that ``num_beams`` are left whatever ends; of one beam no more can matter."""
+    """How many continuations compete, so that ``num_beams`` remain whatever ends. No beam needs more candidates."""
     return max(2, 1 + num_stop_ids) * params.num_beams
 
 
@@ -54,20 +54,20 @@ class Search(Protocol):
     def advance(self, outputs: list[list[int]], candidates: list[Candidates]) -> list[Branch]:
         """The beams of the next step, best first; none if the search is over.
 
-        ``outputs`` are the tokens of the present beams, in the order in which they were returned.
+        ``outputs`` are the tokens of the current beams, in the order in which they were returned.
         """
         ...
 
 
 class BeamSearch:
-    """A search with the candidates of every beam that goes on."""
+    """A search that has the candidates of every continuing beam."""
 
     def __init__(self, params: SamplingParams, *, stop_ids: frozenset[int], max_tokens: int) -> None:
         self._params = params
         self._stop_ids = stop_ids
         self._max_tokens = max_tokens
         self._num_kept = num_candidates(params, len(stop_ids))
-        self._scores = [np.float32(0)]  # of the beams that go on, best first; there is one to begin with
+        self._scores = [np.float32(0)]  # of the continuing beams, best first; initially there is one
         self.hypotheses: list[Hypothesis] = []  # best first
 
     def advance(self, outputs: list[list[int]], candidates: list[Candidates]) -> list[Branch]:
@@ -83,7 +83,7 @@ class BeamSearch:
         return running if running and not self._is_over(length) else []
 
     def _best(self, candidates: list[Candidates]) -> list[Branch]:
-        """The best continuations of all beams; of equal ones the earlier beam's, then the likelier token's."""
+        """The best continuations of all beams; among equals the earlier beam's, then the likelier token's."""
         totals = [score + found.logprobs for score, found in zip(self._scores, candidates, strict=True)]
         parents = np.repeat(np.arange(len(candidates)), [len(total) for total in totals])
         scores, token_ids = np.concatenate(totals), np.concatenate([found.token_ids for found in candidates])
@@ -101,10 +101,10 @@ class BeamSearch:
         self.hypotheses = sorted(hypotheses, key=lambda h: -h.score)[: self._params.num_beams]
 
     def _is_over(self, length: int) -> bool:
-        """Whether no beam that goes on is expected to beat the worst of enough hypotheses.
+        """Whether no continuing beam is expected to beat the worst of enough hypotheses.
 
-        What it may reach is guessed from the present length; with "never" and a penalty that favours long answers, from
-        the greatest length.
+        A beam's attainable score is estimated at the current length; with "never" and a penalty that favours long
+        answers, at the greatest length.
         """
         if len(self.hypotheses) < self._params.num_beams:
             return False

@@ -1,8 +1,8 @@
-"""Beam searches as sequences: each beam is one, and those that go on from the same beam share its pages.
+"""Beam searches as sequences: each beam is a sequence, and beams that continue from the same beam share its pages.
 
-All beams of a search take a step before any takes the next one. A beam whose step is computed is paused meanwhile. A
-search gives way as a whole, and comes back as a whole: a beam alone has nothing to do. Where its pages cannot be
-swapped out it starts again from the prompt, which brings the same hypotheses.
+All beams of a search take a step before any takes the next; a beam whose step has been computed is paused until then. A
+search is preempted and resumed as a whole, as a single beam could not continue. If its pages cannot be swapped out it
+restarts from the prompt, which yields the same hypotheses.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from .beam_search import BeamSearch, Branch, Candidates, Hypothesis, Search
 from .cache import PageCache
 from .sequence import Key, Sequence, SequenceState
 
-_NOTHING = Hypothesis([], float("-inf"), "length")  # where a tiny vocabulary has fewer than beams
+_NOTHING = Hypothesis([], float("-inf"), "length")  # where a tiny vocabulary yields fewer hypotheses than beams
 _HAVE_PAGES = (SequenceState.PREFILLING, SequenceState.PAUSED, SequenceState.SWAPPED)  # on the device, or on the host
 
-MakeSearch = Callable[[Sequence, int], Search]  # a beam, and how many tokens it may say at most
+MakeSearch = Callable[[Sequence, int], Search]  # a beam, and its maximum number of output tokens
 
 
 class Heir(NamedTuple):
-    """A beam of the next step, in the sequence that goes on with it."""
+    """A beam of the next step, in the sequence that continues it."""
 
     sequence: Sequence
-    parent: Sequence  # whose tokens and pages it goes on from; may be the same
+    parent: Sequence  # whose tokens and pages it continues; may be the same sequence
     branch: Branch
 
 
@@ -35,12 +35,12 @@ def make_search(beam: Sequence, max_tokens: int) -> Search:
 
 @dataclass(slots=True)
 class _Gang:
-    """The sequences of one search, in the order of their arrival. The first one computes the prompt."""
+    """The sequences of one search, in order of arrival. The first one computes the prompt."""
 
     search: Search
     members: list[Sequence] = field(default_factory=list)
-    beams: list[Sequence] = field(default_factory=list)  # those that go on, in the order of the search
-    found: dict[Key, Candidates] = field(default_factory=dict)  # by those that have taken this step
+    beams: list[Sequence] = field(default_factory=list)  # the continuing ones, in the order of the search
+    found: dict[Key, Candidates] = field(default_factory=dict)  # of the beams that have taken this step
     is_over: bool = False
 
 
@@ -54,7 +54,7 @@ class Beams:
         self._gangs: dict[Key, _Gang] = {}
 
     def join(self, sequence: Sequence) -> list[Sequence]:
-        """Who may start now: the first beam of a search, once all of them are here."""
+        """The sequences that may start now: the first beam of a search, once all of them have arrived."""
         if not sequence.params.is_beam_search:
             return []
         key = self._key(sequence)
@@ -74,26 +74,26 @@ class Beams:
         return not gang.beams or gang.beams[0] is not sequence
 
     def start(self, sequence: Sequence, step: int) -> None:
-        """The first beam leaves the queue: the search has begun, for all of them."""
+        """The first beam leaves the queue: the search has begun for all of its beams."""
         if sequence.params.is_beam_search:
             for member in self._gangs[self._key(sequence)].members:
                 member.last_step = max(member.last_step, step)
 
     def family(self, sequence: Sequence) -> list[Sequence]:
-        """Who gives way and comes back together: ``sequence``, and after a beam all others that have pages."""
+        """The sequences to preempt and resume together: ``sequence``, and for a beam all others that have pages."""
         if not sequence.params.is_beam_search:
             return [sequence]
         members = self._gangs[self._key(sequence)].members
         return [sequence, *(s for s in members if s is not sequence and s.state in _HAVE_PAGES)]
 
     def state_at_start(self, sequence: Sequence) -> SequenceState:
-        """Of a beam that leaves the queue: paused if it had taken its step before it was swapped out."""
+        """The state of a beam that leaves the queue: paused if it had taken its step before it was swapped out."""
         gang = self._gangs[self._key(sequence)]
         has_step = sequence in gang.beams and sequence.key not in gang.found
         return SequenceState.PREFILLING if has_step else SequenceState.PAUSED
 
     def take(self, sequence: Sequence, found: Candidates) -> list[Heir] | None:
-        """A beam has taken its step; the beams of the next one once all have, and none if the search is over then."""
+        """Record a beam's step. Once all have taken it: the beams of the next step, none if the search is over."""
         gang = self._gangs[self._key(sequence)]
         gang.found[sequence.key] = found
         sequence.state = SequenceState.PAUSED
@@ -108,7 +108,7 @@ class Beams:
         return heirs
 
     def conclude(self, sequence: Sequence) -> list[tuple[Sequence, Hypothesis]]:
-        """If its search is over: what each of its sequences says, the first to arrive the best; nothing otherwise."""
+        """If its search is over: the answers of its sequences, the best to the earliest arrival; otherwise nothing."""
         gang = self._gangs[self._key(sequence)]
         if not gang.is_over:
             return []
@@ -117,7 +117,7 @@ class Beams:
         return list(zip(gang.members, found, strict=False))
 
     def num_pages(self, sequence: Sequence) -> int:
-        """Pages that a sequence, or all beams of its search together, may come to hold at once."""
+        """The most pages that a sequence, or all beams of its search together, may hold at once."""
         if not sequence.params.is_beam_search:
             return self._cache.pages_for(sequence.num_tokens)
         num_tokens = sequence.num_prompt_tokens
@@ -127,7 +127,7 @@ class Beams:
         return num_shared + sequence.params.num_beams * (self._cache.pages_for(longest) - num_shared)
 
     def restart(self, sequence: Sequence) -> None:
-        """If ``sequence`` is a beam, all of its search lose what they said, and the first one starts again."""
+        """If ``sequence`` is a beam: discard the output of its whole search, and start over with the first beam."""
         if sequence.params.is_beam_search:
             gang = self._gangs[self._key(sequence)]
             for member in gang.members:
@@ -135,7 +135,7 @@ class Beams:
             self._begin(gang)
 
     def disband(self, sequence: Sequence) -> list[Sequence]:
-        """``sequence`` has ended, and with it its search: the others, which end too."""
+        """``sequence`` has ended, and its search with it; returns the others, which end too."""
         if not sequence.params.is_beam_search:
             return []
         gang = self._gangs.pop(self._key(sequence), None)
@@ -147,7 +147,7 @@ class Beams:
         gang.found.clear()
 
     def _branch(self, gang: _Gang, branches: list[Branch]) -> list[Heir]:
-        """The heirs of these branches. The first that goes on from a beam stays in its sequence, pages and all."""
+        """The heirs of these branches. The first branch of a beam stays in its sequence and keeps its pages."""
         parents = gang.beams
         stays = {branch.parent: index for index, branch in reversed(list(enumerate(branches)))}
         left = iter([s for s in gang.members if s not in [parents[parent] for parent in stays]])

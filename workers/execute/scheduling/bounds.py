@@ -1,4 +1,4 @@
-"""What can never be served, however long it waits."""
+"""Which requests can never be served, no matter how long they wait."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .sequence import Sequence
 
 
 class Verdict(NamedTuple):
-    """How a waiting sequence ends without a step."""
+    """How a waiting sequence ends without taking a step."""
 
     reason: str  # "stop" | "length" | "error"
-    why: str = ""  # of an error, in words
+    why: str = ""  # the message of an error
 
 
 class Bounds:
-    """The limits of the context and of the pool."""
+    """The limits set by the context and the pool."""
 
     def __init__(self, max_model_len: int, cache: PageCache, beams: Beams) -> None:
         self._max_model_len = max_model_len
@@ -25,7 +25,7 @@ class Bounds:
         self._beams = beams
 
     def judge(self, sequence: Sequence) -> Verdict | None:
-        """The end of a sequence that was complete when it came, or that even an empty pool could not hold."""
+        """The end of a sequence that was already complete on arrival, or that even an empty pool could not hold."""
         reason = sequence.end_reason(self._max_model_len) if sequence.num_output_tokens else None
         if reason is not None:
             return Verdict(reason)

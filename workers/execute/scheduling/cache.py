@@ -1,7 +1,7 @@
-"""Who holds which page of the KV cache: sequences that run, limbo for those that finished, and known prefixes.
+"""Page ownership in the KV cache: running sequences, finished sequences (in limbo), and cached prefixes.
 
-A prefix that nobody holds stays where it is until its page is needed. Where the host has pages too, it goes there then,
-as does what a swapped sequence had computed.
+A prefix that no sequence holds stays in place until its page is needed. It then moves to the host if the host has
+pages, as do the computed pages of a swapped-out sequence.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .states import StatePool
 class PageCache:
     """Gives pages to sequences and takes them back.
 
-    Invariant: every page is free, idle (a known prefix that nobody holds), in limbo, or in the block table of a running
-    sequence; only full pages of known content are in more than one.
+    Invariant: every page is free, idle (a cached prefix that no sequence holds), in limbo, or in the block table of a
+    running sequence; only full pages of known content are in more than one.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class PageCache:
         *,
         shares_prefixes: bool = False,
         num_host_pages: int = 0,
-        states: StatePool | None = None,  # None: pages are all that is kept of a sequence
+        states: StatePool | None = None,  # of layers with a state besides the pages; None: the model has none
     ) -> None:
-        assert states is None or not num_host_pages, "pages alone are of no use on the host"
+        assert states is None or not num_host_pages, "pages without the layers' state are of no use on the host"
         self.states = states or StatePool(0, 0, page_size)
-        self.is_whole = states is None  # otherwise nobody goes on from pages alone
+        self.is_whole = states is None  # a sequence can continue from pages alone
         self.pool = PagePool(num_pages, page_size, self._on_evict)
         self.limbo = Limbo(self.pool)
         self.index = PrefixIndex(page_size)
@@ -46,7 +46,7 @@ class PageCache:
         self.num_hit_tokens = 0
         self.shares_prefixes = shares_prefixes and (self.is_whole or self.states.num_snapshots > 0)
         self._moves = MovesDraft()
-        # A step swaps in one direction. Who wants to swap in, and cannot because pages went out, has the next step.
+        # A step swaps in one direction only. A swap-in prevented by swap-outs gets the next step.
         self._is_kept_for_swap_in = False
         self._swap_in_is_wanted = False
 
@@ -56,11 +56,11 @@ class PageCache:
 
     @property
     def num_available(self) -> int:
-        """Pages that can be had at once: free ones, idle ones, and those in limbo that no step touches."""
+        """Pages available at once: free ones, idle ones, and those in limbo that no step touches."""
         return self.pool.num_available + self.limbo.num_reclaimable
 
     def has(self, num_pages: int) -> bool:
-        """Whether so many can be had at once. Who is in limbo is asked only where the others do not suffice."""
+        """Whether this many pages are available at once. Limbo is searched only if the others do not suffice."""
         return num_pages <= self.pool.num_available or num_pages <= self.num_available
 
     def pages_for(self, num_tokens: int) -> int:
@@ -69,29 +69,29 @@ class PageCache:
     # A sequence enters, grows, and leaves.
 
     def find(self, sequence: Sequence) -> Match:
-        """What is known of a waiting sequence. At least one token is always left to compute, for its logits, and all
-        whose logits are wanted.
+        """The cached part of a waiting sequence. Left to compute are at least one token, for its logits, and all tokens
+        whose logits are needed.
         """
         if not self.shares_prefixes:
             return NO_MATCH
         if not sequence.host_table:
             match = self.index.match(sequence.tokens[: sequence.num_reusable_tokens], sequence.cache_salt)
             return self.states.usable(match)
-        # Swapped out with all it had computed: only what needs no swap-in is of use.
+        # It was swapped out with all its computed tokens: only pages that need no swap-in are useful.
         match = self.index.match(sequence.tokens[: sequence.num_computed_tokens], sequence.cache_salt)
         return Match(list(takewhile(lambda node: node.page, match.nodes)))
 
     def awaits_prompt_pages(self, sequence: Sequence) -> bool:
-        """Whether pages of its prompt will be there for others, and are not yet."""
+        """Whether it is still computing full pages of its prompt that others will be able to share."""
         num_known = sequence.tip.depth if sequence.tip else 0
         return self.shares_prefixes and num_known < sequence.num_prompt_tokens // self.pool.page_size
 
     def num_missing(self, sequence: Sequence) -> int:
-        """Pages that a running sequence still takes from the available ones for the tokens it has."""
+        """Pages that a running sequence still needs for its present tokens."""
         return self.pool.pages_for(sequence.num_tokens) - len(sequence.block_table)
 
     def num_wanted(self, sequences: list[Sequence], match: Match) -> int:
-        """Pages that waiting sequences, which enter together, take from the available ones for the tokens they have."""
+        """Available pages needed by waiting sequences that enter together, for their present tokens."""
         first = sequences[0]
         if not first.host_table:
             return self.pool.pages_for(first.num_tokens) - self._num_in_use(node.page for node in match.nodes)
@@ -111,7 +111,7 @@ class PageCache:
             return False
         if self._moves.swap_out and (sequences[0].host_table or match.is_away):
             self._swap_in_is_wanted = True
-            # Used just now, so evicted last: what is evicted while swap-outs rest is lost, with all that hangs on it.
+            # Mark them as just used, so they are evicted last: without swap-outs, evicted prefixes are lost.
             on_device = [node.page for node in match.nodes if node.page]
             self.pool.share(on_device)
             self.pool.free(on_device)
@@ -119,14 +119,14 @@ class PageCache:
         return True
 
     def enter(self, sequences: list[Sequence], match: Match) -> None:
-        """Gives ``sequences`` the pages they had when they were swapped out, and the first of them those of ``match``.
+        """Restore the pages of swapped-out ``sequences``, and give the first of them the pages of ``match``.
 
-        Those that were swapped out together, and only they, come back together.
+        Sequences that were swapped out together, and no others, return together.
         """
         sequence = sequences[0]
         if sequence.host_table or match.is_away:
             self._is_kept_for_swap_in = True
-        # Held first, so that none of them is evicted to make room for another.
+        # Take references first, so that none of these pages is evicted to make room for another.
         self.pool.share([node.page for node in match.nodes if node.page])
         for node in match.nodes:
             if not node.page:
@@ -144,9 +144,9 @@ class PageCache:
         self.states.enter(sequence, match)
 
     def extend(self, sequence: Sequence, num_tokens: int) -> int:
-        """Gives pages for the next ``num_tokens`` tokens, as far as there are any.
+        """Allocate pages for the next ``num_tokens`` tokens, as far as available.
 
-        Goes on in the half-full page. Returns how many of these tokens have a place now.
+        A half-full last page is filled first. Returns how many of these tokens have a place now.
         """
         if sequence.shares_tail and not self._own_tail(sequence):
             return 0
@@ -158,12 +158,12 @@ class PageCache:
         return min(end, len(table) * self.pool.page_size) - sequence.num_computed_tokens
 
     def shrink(self, sequence: Sequence, num_pages: int) -> None:
-        """Takes all pages but the first ``num_pages``. Nothing that it has computed is in the others."""
+        """Free all pages but the first ``num_pages``; none of the others holds computed tokens."""
         self.pool.free(sequence.block_table[num_pages:])
         del sequence.block_table[num_pages:]
 
     def fork(self, child: Sequence, parent: Sequence) -> None:
-        """Gives ``child`` the pages of ``parent`` in place of its own. Both go on in a half-full page of their own."""
+        """Give ``child`` the pages of ``parent`` instead of its own. Each will copy a half-full last page."""
         self.pool.share(parent.block_table)
         self.pool.free(child.block_table)
         child.block_table, child.tip = list(parent.block_table), parent.tip
@@ -171,10 +171,10 @@ class PageCache:
         child.shares_tail = parent.shares_tail = parent.num_computed_tokens % self.pool.page_size > 0
 
     def publish(self, sequence: Sequence) -> bool:
-        """Lets others share the pages that ``sequence`` has computed to their end.
+        """Let other sequences share the pages that ``sequence`` has filled.
 
-        Where such a page was known already, ``sequence`` takes that one and gives its own back. Returns whether its
-        block table has changed so.
+        If the content of such a page is already cached, ``sequence`` takes the cached page and frees its own. Returns
+        whether its block table has changed.
         """
         size, table, node = self.pool.page_size, sequence.block_table, sequence.tip
         first = node.depth if node else 0
@@ -198,24 +198,24 @@ class PageCache:
         return has_changed
 
     def give_up(self, sequence: Sequence) -> None:
-        """Takes the pages of a preempted sequence; what others may share stays known until it is evicted."""
+        """Free the pages of a preempted sequence; shareable ones stay cached until evicted."""
         self.pool.free(sequence.block_table)
         sequence.block_table, sequence.tip, sequence.num_computed_tokens = [], None, 0
         sequence.shares_tail = False
 
     def swap_out(self, sequences: list[Sequence]) -> bool:
-        """Moves what preempted sequences have computed to the host; False, with nothing moved, where it cannot be now.
+        """Move the computed pages of preempted sequences to the host; False, with nothing moved, if impossible now.
 
-        A page that several of them hold is moved once, and not at all while a sequence that was swapped out before has
-        it on the host.
+        A page that several of them hold is moved once. It is not moved at all if an earlier swapped-out sequence still
+        has its content on the host.
         """
         tables = [s.block_table[: self.pool.pages_for(s.num_computed_tokens)] for s in sequences]
         entries = Counter(chain.from_iterable(tables))
         moved = [page for page in entries if self.host.twin(page) is None]
         if not all(tables) or not self._may_swap_out or not self._make_host_room(len(moved)):
             return False
-        # NOTE: a half-full page is shared by beams of one search only. They move together, so nobody writes to it while
-        # it has a twin.
+        # NOTE: only beams of one search share a half-full page. They move together, so it is not written to while it
+        # has a twin.
         host_pages = self.host.allocate(len(moved))
         for page, host_page in zip(moved, host_pages, strict=True):
             self._moves.swap(page, host_page)
@@ -230,11 +230,11 @@ class PageCache:
         return True
 
     def retire(self, sequence: Sequence, *, is_sound: bool = True) -> None:
-        """Moves the pages of a finished sequence to limbo; what an unsound one has computed, nobody will share."""
+        """Move the pages of a finished sequence to limbo. Those computed by an unsound one leave the index."""
         self.host.free(sequence.host_table)
         sequence.host_table = []
         if not is_sound:
-            # Whoever is in limbo holds nothing that it may still use: it may have failed of the same pages.
+            # Sequences in limbo do not count as users of a page: they may have failed because of the same pages.
             in_limbo = Counter(chain.from_iterable(self.limbo.tables()))
             entries = Counter(sequence.block_table)
             self._disown(Counter({page: count + in_limbo[page] for page, count in entries.items()}))
@@ -250,7 +250,7 @@ class PageCache:
         self.limbo.complete(step)
 
     def take_moves(self) -> Moves:
-        """What must be moved before the step that was planned; the next step starts with none."""
+        """The page moves to do before the planned step; resets them for the next step."""
         moves = self._moves.finish()
         if moves:
             self._moves = MovesDraft()
@@ -258,10 +258,10 @@ class PageCache:
         return moves
 
     def check(self, running: Iterable[Sequence], waiting: Iterable[Sequence] = ()) -> None:
-        """Proves the invariants of pool, index and host.
+        """Check the invariants of pool, index and host.
 
         Raises:
-            PageLedgerError: names what is lost, or counted wrongly.
+            PageLedgerError: names what is lost or miscounted.
         """
         running = list(running)
         self.pool.check([sequence.block_table for sequence in running], self.limbo.tables())
@@ -277,7 +277,7 @@ class PageCache:
     # Pages on their way between device and host.
 
     def _allocate(self, num_pages: int) -> list[int]:
-        """So many pages, or as many as there are."""
+        """Allocate this many pages, or as many as available."""
         self.limbo.reclaim(num_pages)
         pages = self.pool.allocate(min(num_pages, self.pool.num_available))
         self._moves.forget(pages)
@@ -285,7 +285,7 @@ class PageCache:
         return pages
 
     def _num_in_use(self, pages: Iterable[int]) -> int:
-        """How many of these are in use anyway, and not among the available ones."""
+        """How many of these are in use anyway, and so not among the available ones."""
         held = [page for page in pages if self.pool.refs(page)]
         if not held:
             return 0
@@ -293,7 +293,7 @@ class PageCache:
         return sum(page not in reclaimable for page in held)
 
     def _num_swapped(self, sequences: list[Sequence], match: Match) -> int:
-        """Available pages that the host tables of ``sequences`` take, where the first one begins with ``match``."""
+        """Available pages needed for the host tables of ``sequences``, the first of which begins with ``match``."""
         away = {page for sequence in sequences for page in sequence.host_table}
         away.difference_update(sequences[0].host_table[: len(match.nodes)])
         twins = [twin for page in away if (twin := self.host.twin_on_device(page))]
@@ -304,7 +304,7 @@ class PageCache:
         return self.host.num_pages > 0 and not self._moves.swap_in and not self._is_kept_for_swap_in
 
     def _make_host_room(self, num_pages: int) -> bool:
-        """Whether so many host pages are free, after prefixes that nobody used for long were dropped."""
+        """Free this many host pages by dropping the least recently used prefixes; False if that is impossible."""
         if num_pages > self.host.num_available:
             return False
         while self.host.num_free < num_pages and (node := self.host.oldest_prefix):
@@ -312,7 +312,7 @@ class PageCache:
         return True
 
     def _on_evict(self, page: int) -> None:
-        """The pool needs an idle page: its content goes to the host if it can, and is forgotten otherwise."""
+        """The pool reclaims an idle page: move its content to the host if possible, otherwise forget it."""
         node = self.index.take(page)
         assert node is not None, f"page {page} is idle and has no content"
         if self._may_swap_out and self._make_host_room(1):
@@ -326,7 +326,7 @@ class PageCache:
         self._learn(node, page)
 
     def _swap_in_rest(self, sequence: Sequence) -> None:
-        """The pages of a swapped sequence that it does not have yet. Those that are on the device again are shared."""
+        """Restore the remaining pages of a swapped-out sequence, sharing those that are already back on the device."""
         host_table, sequence.host_table = sequence.host_table, []
         for page, host_page in zip(sequence.block_table, host_table, strict=False):
             self.host.pair(page, host_page)
@@ -342,7 +342,7 @@ class PageCache:
         self.host.free(host_table)
 
     def _copy_tail(self, sequence: Sequence, match: Match) -> None:
-        """A page of its own that begins like a known one: the rest of that one is overwritten."""
+        """Allocate a page and copy to it a cached one that begins with the same tokens; the rest is overwritten."""
         tail = match.tail
         assert tail is not None, f"{sequence.key} has no tail to copy"
         source, host_page = tail.page, tail.host_page
@@ -356,7 +356,7 @@ class PageCache:
         sequence.num_computed_tokens += match.num_tail_tokens
 
     def _own_tail(self, sequence: Sequence) -> bool:
-        """Copies the half-full page of ``sequence`` unless nobody else is left who holds it. False without a page."""
+        """Copy the half-full last page of ``sequence`` if another sequence holds it too. False if no page is free."""
         page = sequence.block_table[-1]
         if self.pool.refs(page) > 1:
             own = self._allocate(1)
@@ -374,7 +374,7 @@ class PageCache:
             self.num_queried_tokens += sequence.num_prompt_tokens
             self.num_hit_tokens += sequence.num_cached_tokens
 
-    # What is known of the content of a page.
+    # The index of page contents.
 
     def _learn(self, node: PageNode, page: int) -> None:
         if node.host_page is not None:
@@ -383,14 +383,14 @@ class PageCache:
         self.pool.keep(page)
 
     def _disown(self, entries: Counter[int]) -> None:
-        """Nobody will find what is in these pages any more, but for those that more hold than are counted here."""
+        """Remove the content of these pages from the index, unless a page has more holders than are counted here."""
         for page, count in entries.items():
             node = self.index.node_of(page)
             if node is not None and self.pool.refs(page) == count:
                 self._remove(node)
 
     def _remove(self, node: PageNode) -> None:
-        """Forgets a node and all that hangs on it."""
+        """Remove a node and all its descendants."""
         for gone in self.index.remove(node):
             if gone.page:
                 self.pool.forget(gone.page)

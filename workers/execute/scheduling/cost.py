@@ -1,4 +1,4 @@
-"""What a step costs, learned from the steps there were, and how large a chunk is that keeps the next one short."""
+"""The cost of a step, learned from previous steps, and the largest chunk that keeps the next step short."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .plan import Plan
 
 Float64 = npt.NDArray[np.float64]
 
-_WINDOW = 128  # steps of each kind that are remembered
-_MIN_STEPS = 8  # before that nothing is predicted
-_REFIT_STEPS = 16  # new steps after which the old fit is thrown away
-_UNITS = np.array([1.0, 1e-2, 1e-1, 1e-4])  # bring a step's numbers near one, for the sake of the solver
-_OUTLIER = 5.0  # times the median error: a step that somebody else disturbed
-_CONFIDENCE = 0.95  # of the steps shall take no longer than was said
+_WINDOW = 128  # steps remembered of each kind
+_MIN_STEPS = 8  # required before anything is predicted
+_REFIT_STEPS = 16  # new steps after which the fit is renewed
+_UNITS = np.array([1.0, 1e-2, 1e-1, 1e-4])  # scale a step's numbers to about one, for the solver
+_OUTLIER = 5.0  # times the median error: a step that was disturbed from outside
+_CONFIDENCE = 0.95  # the share of steps that should take no longer than predicted
 
 
 class Work(NamedTuple):
-    """What a step computes, in the numbers that its time depends on."""
+    """What a step computes, in the quantities that its time depends on."""
 
     num_prefill_tokens: int
     num_decodes: int  # and proposals
@@ -35,7 +35,7 @@ class Work(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """Milliseconds that a step costs on average: for itself, and for each of the numbers of its ``Work``."""
+    """Mean cost of a step in milliseconds: a constant, and a price for each quantity of its ``Work``."""
 
     step: float
     prefill_token: float
@@ -52,7 +52,7 @@ class Prices(NamedTuple):
 
 
 def fit_prices(works: list[Work], times_ms: list[float]) -> Prices:
-    """What steps that took so long have cost, but for those that somebody else disturbed. None is negative."""
+    """The prices that explain these step times, without outliers. None is negative."""
     prices, _ = _fit(_features(works), np.array(times_ms))
     return Prices(*map(float, prices * _UNITS))
 
@@ -60,8 +60,8 @@ def fit_prices(works: list[Work], times_ms: list[float]) -> Prices:
 class CostModel:
     """Milliseconds of a step as a sum: a constant, and a price for each prompt token, decode, and token of context.
 
-    Steps with and without prompts are remembered apart, so that a long time of nothing but decodes does not wash out
-    what a prompt costs. Prices are never negative.
+    Steps with and without prompts are remembered separately, so that a long run of pure decode steps does not displace
+    the data on prompts. Prices are never negative.
     """
 
     def __init__(self) -> None:
@@ -71,21 +71,22 @@ class CostModel:
         self._margin_ms = 0.0
 
     def fit(self, work: Work, elapsed_ms: float) -> None:
-        """One more step that took so long."""
+        """Add a step and its time."""
         self._steps[work.num_prefill_tokens > 0].append((work, elapsed_ms))
         self._num_unfitted += 1
 
     def predict(self, work: Work) -> float | None:
-        """Milliseconds that the step will most likely not exceed, or None as long as too few steps are known."""
+        """Milliseconds that the step will most likely not exceed; None if too few steps are known."""
         if not self._refresh():
             return None
         assert self._prices is not None
         return float(_features([work])[0] @ self._prices) + self._margin_ms
 
     def prefill_tokens(self, target_ms: float, rest: Work) -> int | None:
-        """Prompt tokens that fit beside ``rest`` into a step of ``target_ms``; None where that is not known yet.
+        """Prompt tokens that fit next to ``rest`` into a step of ``target_ms``; None if that is not known yet.
 
-        Times that vary take at most half of the room: what shorter prompts cannot mend must not stop them.
+        The margin for varying times takes at most half of the room: if variance alone exceeds the target, shorter
+        prompts would not help, and must not be stopped.
         """
         predicted_ms = self.predict(rest)
         if predicted_ms is None:
@@ -97,7 +98,7 @@ class CostModel:
         return int(max(0.0, room_ms) / max(token_ms + read_ms, 1e-9))
 
     def _refresh(self) -> bool:
-        """Whether there is a fit; makes one when it is time."""
+        """Whether there is a fit; renews it when due."""
         num_steps = sum(map(len, self._steps))
         if self._num_unfitted >= min(_REFIT_STEPS, max(1, num_steps // 4)) and num_steps >= _MIN_STEPS:
             self._num_unfitted = 0
@@ -109,7 +110,7 @@ class CostModel:
 
 
 class Pace:
-    """Chunks small enough that those who decode hold ``target_ms`` from token to token."""
+    """Limits chunks so that decoding sequences keep to ``target_ms`` from token to token."""
 
     def __init__(self, target_ms: float, *, min_tokens: int, granted_tokens: int) -> None:
         self._target_ms = target_ms
@@ -121,9 +122,9 @@ class Pace:
         self._model.fit(Work.of(plan), elapsed_ns / 1e6)
 
     def max_prefill_tokens(self, rest: Work, *, must_progress: bool) -> int | None:
-        """Prompt tokens of a step beside ``rest``; None: as many as there are.
+        """Prompt tokens of a step next to ``rest``; None: no limit.
 
-        Fewer than ``min_tokens`` are not worth their step. With ``must_progress`` some are granted in any case.
+        Fewer than ``min_tokens`` are not worth it. With ``must_progress`` some are granted in any case.
         """
         num_tokens = self._model.prefill_tokens(self._target_ms, rest)
         if num_tokens is None or num_tokens >= self._min_tokens:
@@ -132,8 +133,9 @@ class Pace:
 
 
 def make_pace(config: SchedulerConfig, page_size: int) -> Pace | None:
-    """None without a target. Where the target cannot be held at all, a prompt gets a chunk in as many pieces as steps
-    may pass it by, so that it still moves."""
+    """None without a target. If the target cannot be met at all, a chunk is spread over as many pieces as steps may
+    skip it, so that the prompt still progresses.
+    """
     if config.itl_target_ms is None:
         return None
     granted_tokens = max(page_size, config.prefill_chunk // config.max_prefill_skip)
@@ -147,16 +149,16 @@ def _features(works: list[Work]) -> Float64:
 
 
 def _fit(x: Float64, y: Float64) -> tuple[Float64, npt.NDArray[np.bool_]]:
-    """Coefficients [4], and which of the steps they were taken from."""
+    """Coefficients [4], and which steps they were fitted to."""
     errors = np.abs(y - x @ _least_squares(x, y))
     is_usual = errors <= _OUTLIER * np.median(errors) + 1e-9
     return _least_squares(x[is_usual], y[is_usual]), is_usual
 
 
 def _least_squares(x: Float64, y: Float64) -> Float64:
-    """Coefficients [4], none below zero: those that would be are left out one by one.
+    """Coefficients [4], none below zero: those that would be negative are dropped one by one.
 
-    What the steps cannot tell apart is shared out evenly (the smallest solution).
+    Costs that the steps cannot tell apart are shared evenly (the smallest solution).
     """
     used = list(range(x.shape[1]))
     prices = np.zeros(x.shape[1])

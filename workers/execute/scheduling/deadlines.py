@@ -1,4 +1,4 @@
-"""Who must have begun, or ended, by when."""
+"""Deadlines: by when each sequence must have begun, or ended."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from .sequence import Key, Sequence
 
 
 class Deadlines:
-    """Times of live sequences, the next one first.
+    """Deadlines of live sequences, the earliest first.
 
-    An entry of a sequence that has ended stays until its time comes or half of the entries are stale, so a step that
-    nobody exceeds costs one comparison.
+    The entry of an ended sequence stays until it is due or stale entries prevail, so a step in which nothing is due
+    costs one comparison.
     """
 
     def __init__(self) -> None:
@@ -26,24 +26,24 @@ class Deadlines:
                 heapq.heappush(self._heap, (at_ns, sequence.key))
 
     def due(self, now_ns: int) -> list[Key]:
-        """Whose time has come, once for each; who of them is still live, the caller knows."""
+        """Keys of the due entries, which are removed. The caller knows which of them are still live."""
         keys = []
         while self._heap and self._heap[0][0] <= now_ns:
             keys.append(heapq.heappop(self._heap)[1])
         return keys
 
     def tidy(self, live: dict[Key, Sequence]) -> None:
-        """Forgets those that are not live, when there are many of them."""
+        """Remove entries of sequences that are not live, if there are many."""
         if len(self._heap) > 4 * len(live) + 8:
             self._heap = [entry for entry in self._heap if entry[1] in live]
             heapq.heapify(self._heap)
 
 
 def exceeded(sequence: Sequence, now_ns: int, *, num_awaited: int = 0) -> str | None:
-    """Which deadline a live sequence has missed, in words. The one of the queue is met by whoever has ever begun, and
-    for all sequences of a request by the first of them, which computes the prompt of the others.
+    """Why a live sequence has missed a deadline, in words; None if it has not.
 
-    ``num_awaited`` of its tokens are placeholders.
+    The queue deadline is met once the sequence has started, and for all sequences of a request once the first of them
+    has, as it computes the prompt for all. ``num_awaited`` of its tokens are placeholders.
     """
     if 0 < sequence.deadline_at <= now_ns:
         return f"deadline exceeded after {sequence.num_output_tokens - num_awaited} tokens"

@@ -1,6 +1,6 @@
-"""Sequences of one prompt: it is computed once, and the others fork from whoever has it.
+"""Sequences with the same prompt: one computes it, and the others fork from a sibling that has it.
 
-A fork shares full pages by reference and copies the page in which the common tokens end, so nobody ever writes to a
+A fork shares full pages by reference and copies the page in which the common tokens end, so no sequence writes to a
 page that another one reads.
 
 Source: Kwon et al. 2023, section 4.4 (parallel sampling).
@@ -20,14 +20,14 @@ from .sequence import Key, Sequence, SequenceState, num_common
 class Group:
     """The live sequences of one request.
 
-    Invariant: while one of them computes the prompt that the others would compute too, these are held.
+    Invariant: while one of them computes the prompt, the others that would compute it too are held in the queue.
     """
 
     members: dict[Key, Sequence] = field(default_factory=dict)
     held: dict[Key, Sequence] = field(default_factory=dict)
     computing: Key | None = None
-    ended: Sequence | None = None  # the last one that ended well: its pages may still be in limbo
-    has_begun: bool = False  # one of them has left the queue
+    ended: Sequence | None = None  # the last one that ended without an error: its pages may still be in limbo
+    has_begun: bool = False  # whether one of them has left the queue
 
 
 class Groups:
@@ -36,7 +36,7 @@ class Groups:
     def __init__(self, cache: PageCache) -> None:
         self._cache = cache
         self._groups: dict[Key, Group] = {}
-        self.computing: dict[Key, Group] = {}  # by the sequence that computes
+        self.computing: dict[Key, Group] = {}  # by the sequence that computes the prompt
 
     def join(self, sequence: Sequence) -> None:
         # Beams are forked by their search.
@@ -45,13 +45,13 @@ class Groups:
             sequence.group.members[sequence.key] = sequence
 
     def _may_share(self, sequence: Sequence) -> bool:
-        """Whether others can go on from its prompt: where a state is kept too, only from a border of pages."""
+        """Whether others can continue from its prompt. With recurrent layers that takes a full page."""
         return self._cache.is_whole or (
             self._cache.shares_prefixes and sequence.num_prompt_tokens > self._cache.pool.page_size
         )
 
     def leave(self, sequence: Sequence, *, is_sound: bool) -> None:
-        """``sequence`` has ended, and its pages are in limbo if others may fork from them."""
+        """``sequence`` has ended; if others may fork from its pages, these are in limbo."""
         group = sequence.group
         if group is None:
             return
@@ -65,7 +65,7 @@ class Groups:
         sequence.group = None
 
     def holds(self, sequence: Sequence) -> bool:
-        """Whether ``sequence`` must wait until another one has computed its prompt; it is held then."""
+        """Whether ``sequence`` must wait until a sibling has computed the prompt; if so, it is recorded as held."""
         group = sequence.group
         if group is None or group.computing is None or sequence.num_computed_tokens:
             return False
@@ -73,7 +73,7 @@ class Groups:
         return True
 
     def start(self, sequence: Sequence) -> list[Sequence]:
-        """``sequence`` leaves the queue; those that are held from now on if it computes what they need."""
+        """``sequence`` leaves the queue; if it computes the prompt of others, returns those to hold from now on."""
         group = sequence.group
         if group is None:
             return []
@@ -85,11 +85,11 @@ class Groups:
         return [s for s in group.members.values() if s.state is SequenceState.WAITING and self.holds(s)]
 
     def compute(self, sequence: Sequence) -> list[Sequence]:
-        """One of ``computing`` has computed a chunk; those that may fork from it now."""
+        """A sequence of ``computing`` has computed a chunk; returns those that may fork from it now."""
         return self.stop(sequence) if sequence.num_computed_tokens >= sequence.num_prompt_tokens else []
 
     def stop(self, sequence: Sequence) -> list[Sequence]:
-        """``sequence`` computes its prompt no longer; those that need not wait for it any more."""
+        """``sequence`` no longer computes its prompt; returns those that were held for it."""
         group = self.computing.pop(sequence.key, None)
         if group is None:
             return []
@@ -98,7 +98,7 @@ class Groups:
         return held
 
     def find(self, sequence: Sequence) -> Match:
-        """The most of a waiting sequence that is in pages already: a known prefix, or what a sibling has computed."""
+        """The longest prefix of a waiting sequence already in pages: cached, or computed by a sibling."""
         known = self._cache.find(sequence)
         if sequence.group is None or not self._cache.is_whole:
             return known
@@ -113,9 +113,9 @@ class Groups:
             yield self._fork(sequence, group.ended, self._cache.limbo.table(group.ended.key))
 
     def _fork(self, sequence: Sequence, sibling: Sequence, table: list[int]) -> Match:
-        """What ``sequence`` can share with, and copy from, the pages of a sibling. One token is left to compute."""
+        """What ``sequence`` can share or copy from the pages of a sibling. At least one token is left to compute."""
         size = self._cache.pool.page_size
-        if sequence.host_table:  # has computed tokens of its own on the host, and only shares pages that are full
+        if sequence.host_table:  # has its own computed tokens on the host, and can share full pages only
             limit = min(sequence.num_computed_tokens, sibling.num_computed_tokens) // size * size
         else:
             limit = min(sequence.num_reusable_tokens, sibling.num_computed_tokens)
@@ -127,7 +127,7 @@ class Groups:
         return Match(nodes, PageNode(None, b"", len(nodes) + 1, table[len(nodes)]), num_tail_tokens)
 
     def _nodes(self, pages: list[int]) -> list[PageNode]:
-        """The nodes of these pages, as far as they are known; where prefixes are not shared, nodes of no index."""
+        """The index nodes of these pages, as far as known; without prefix sharing, nodes outside the index."""
         if not self._cache.shares_prefixes:
             return [PageNode(None, b"", depth, page) for depth, page in enumerate(pages, 1)]
         nodes: list[PageNode] = []

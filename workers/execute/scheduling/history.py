@@ -1,4 +1,4 @@
-"""The last steps, as numbers in bounded memory."""
+"""The most recent steps, as numbers in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .scheduler import Scheduler
 
 
 class StepRecord(NamedTuple):
-    """One step: what it computed and moved, how long that took, and what was left afterwards."""
+    """One step: what it computed and moved, how long that took, and the state after it."""
 
     step: int
     began_at: int  # ns
@@ -28,13 +28,13 @@ class StepRecord(NamedTuple):
     num_waiting: int
     num_swapped: int
     num_running: int
-    num_held_pages: int  # also in limbo
+    num_held_pages: int  # including those in limbo
     num_idle_pages: int
     num_used_host_pages: int
 
     @classmethod
     def of(cls, plan: Plan, scheduler: Scheduler, *, began_at: int, collected_at: int) -> StepRecord:
-        """Right after the step. Only what is counted anyway: this is done for every step."""
+        """Right after the step. Uses only numbers that are kept anyway, as this runs after every step."""
         roster, cache = scheduler.roster, scheduler.cache
         return cls(
             step=plan.step,
@@ -56,7 +56,7 @@ class StepRecord(NamedTuple):
 
 
 class HistorySummary(NamedTuple):
-    """Of the steps that are remembered."""
+    """A summary of the remembered steps."""
 
     num_steps: int
     mean_batch_tokens: float
@@ -66,11 +66,11 @@ class HistorySummary(NamedTuple):
 
 
 class StepHistory:
-    """The last ``max_steps`` steps; older ones are forgotten."""
+    """The last ``max_steps`` steps."""
 
     def __init__(self, max_steps: int = 1024) -> None:
         self._records: deque[StepRecord] = deque(maxlen=max_steps)
-        # What is summed up, by column: many times a second, which over the records took 2 % of the time of short steps.
+        # The summarized values as columns: frequent summaries over records took 2 % of the time of short steps.
         self._elapsed_ns, self._decodes, self._tokens = (array("q", bytes(8 * max_steps)) for _ in range(3))
         self._num_appended = 0
 
@@ -86,7 +86,7 @@ class StepHistory:
         self._num_appended += 1
 
     def last(self, num_steps: int) -> list[StepRecord]:
-        """The newest, oldest first."""
+        """The newest records, oldest first."""
         return list(islice(reversed(self._records), num_steps))[::-1]
 
     def summary(self) -> HistorySummary:

@@ -1,4 +1,4 @@
-"""Where the pages of finished sequences wait."""
+"""The pages of finished sequences, until they can be reused."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .sequence import Key
 @dataclass(slots=True)
 class _Entry:
     pages: list[int]
-    last_step: int  # number of the last step that touches them
+    last_step: int  # number of the last step that touches the pages
     is_released: bool = False
 
 
 class Limbo:
-    """Pages that nobody computes with any more.
+    """Pages of sequences that have finished.
 
-    They go back to the pool once the sequence was released *and* the last step that touched them has completed. Until
-    the release they are kept for bookkeeping only, so a lost release costs nothing: under pressure they are taken.
+    They return to the pool once the sequence is released *and* the last step that touches them has completed. Before
+    the release they are kept for bookkeeping only, so a lost release costs nothing: they are reclaimed when needed.
     """
 
     def __init__(self, pool: PagePool) -> None:
@@ -31,12 +31,12 @@ class Limbo:
 
     @property
     def num_entries(self) -> int:
-        """Pages in the tables that are here, shared ones as often as they are shared."""
+        """Entries in the block tables kept here; a shared page counts once per table."""
         return sum(len(entry.pages) for entry in self._entries.values())
 
     @property
     def num_pages(self) -> int:
-        """Pages that nobody else holds."""
+        """Pages that are held by nothing else."""
         return len(self._unshared(self._entries.values()))
 
     @property
@@ -44,7 +44,7 @@ class Limbo:
         return len(self.reclaimable())
 
     def reclaimable(self) -> set[int]:
-        """Pages that ``reclaim`` could make available: those that nobody else holds."""
+        """Pages that ``reclaim`` could make available."""
         if not self._entries:
             return set()
         return self._unshared(entry for entry in self._entries.values() if self._is_over(entry))
@@ -53,7 +53,7 @@ class Limbo:
         return key in self._entries
 
     def table(self, key: Key) -> list[int]:
-        """The pages of ``key``, with all that it had computed; none if they were taken, or never came here."""
+        """The pages of ``key`` with everything it computed; empty if they were reclaimed or never put here."""
         entry = self._entries.get(key)
         return entry.pages if entry else []
 
@@ -61,11 +61,11 @@ class Limbo:
         return (entry.pages for entry in self._entries.values())
 
     def put(self, key: Key, pages: list[int], last_step: int) -> None:
-        assert key not in self._entries, f"{key} is in limbo already"
+        assert key not in self._entries, f"{key} is already in limbo"
         self._entries[key] = _Entry(pages, last_step)
 
     def release(self, key: Key) -> None:
-        """The pages of ``key`` are not wanted any more. A second release, or one of an unknown key, changes nothing."""
+        """The pages of ``key`` are no longer needed. Idempotent; ignores unknown keys."""
         entry = self._entries.get(key)
         if entry is None:
             return
@@ -74,20 +74,20 @@ class Limbo:
             self._free(key)
 
     def complete(self, step: int) -> None:
-        """Steps up to ``step`` have completed."""
+        """All steps up to ``step`` have completed."""
         self._completed_step = step
         for key in [key for key, entry in self._entries.items() if entry.is_released and self._is_over(entry)]:
             self._free(key)
 
     def reclaim(self, num_pages: int) -> None:
-        """Takes pages without waiting for their release, oldest first, until so many are available or none is left."""
+        """Free pages without waiting for their release, oldest first, until enough are available or none is left."""
         for key in [key for key, entry in self._entries.items() if self._is_over(entry)]:
             if self._pool.num_available >= num_pages:
                 return
             self._free(key)
 
     def _unshared(self, entries: Iterable[_Entry]) -> set[int]:
-        """Pages that only these hold."""
+        """Pages that only these entries hold."""
         counts = Counter(page for entry in entries for page in entry.pages)
         return {page for page, count in counts.items() if count == self._pool.refs(page)}
 

@@ -1,4 +1,4 @@
-"""Who holds which page, as a map of bounded size for whoever watches."""
+"""A map of page ownership, bounded in size, for observers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class PageMap(NamedTuple):
 
     num_pages: int
     pages_per_cell: int
-    runs: list[int]  # code, cells in a row that have it, code, cells, ...
-    held: list[list[int]]  # [slot, pages in its block table] of each sequence that has any
+    runs: list[int]  # run-length encoding: code, number of cells with it, code, number of cells, ...
+    held: list[list[int]]  # [slot, pages in its block table] of each sequence that holds any
 
 
 def map_pages(scheduler: Scheduler, *, max_cells: int = MAX_CELLS) -> PageMap:
-    """The pool as it is now. Looks at every page: for watchers, not for every step.
+    """The pool as it is now. Visits every page: for observers, not for every step.
 
-    A cell of several pages shows the highest code among them, so that nothing that is held is hidden by what is free.
+    A cell of several pages shows the highest code among them, so that held pages are not hidden by free ones.
     """
     cache, num_pages = scheduler.cache, scheduler.cache.num_pages
     codes = np.zeros(num_pages + 1, np.int32)
@@ -46,7 +46,7 @@ def map_pages(scheduler: Scheduler, *, max_cells: int = MAX_CELLS) -> PageMap:
 
 
 def _table(scheduler: Scheduler, sequence: Sequence) -> Int32 | list[int]:
-    """The pages of a sequence. Of one in a row there is an array already, and making one of a list is what costs."""
+    """The pages of a sequence; for one in a row the existing array, as converting a list would be expensive."""
     if sequence.row is None:
         return sequence.block_table
     return scheduler.rows.block_tables[sequence.row, : len(sequence.block_table)]

@@ -1,4 +1,4 @@
-"""The pool of KV pages: which are free, which are kept for their content, and how many block tables name the others."""
+"""The pool of KV pages: free, idle (kept for their content), or in block tables, with reference counts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ TRASH_PAGE = 0  # padding writes here; never handed out
 
 
 class PageLedgerError(Exception):
-    """A page was freed twice, handed out twice, or lost. Always a bug of ours."""
+    """A page was freed twice, handed out twice, or lost. Always a bug in this package."""
 
 
 class PagePool:
     """Pages 1..num_pages.
 
-    Invariant: a page has as many references as entries name it. Without any it is idle, if its content was worth
-    keeping, and otherwise free. An idle page can be shared again, or evicted to make room.
+    Invariant: a page has as many references as there are entries for it. Without references it is idle if its content
+    is kept, and free otherwise. An idle page can be shared again, or evicted to make room.
     """
 
     def __init__(self, num_pages: int, page_size: int, on_evict: Callable[[int], None] = lambda page: None) -> None:
@@ -27,8 +27,8 @@ class PagePool:
         self._free = list(range(num_pages, 0, -1))  # a stack: the page that was freed last is used first
         self._refs = [0] * (num_pages + 1)
         self._kept: set[int] = set()
-        # Kept and without a reference, the least recently used first. Not a dict: there the first entry is found by
-        # walking over all that were deleted before it.
+        # Kept pages without references, the least recently used first. Not a dict: finding its first entry would walk
+        # over all entries deleted before it.
         self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -55,13 +55,13 @@ class PagePool:
         return -(-num_tokens // self.page_size)
 
     def allocate(self, num_pages: int) -> list[int]:
-        """Pages with one reference each: free ones, then the idle ones that nobody used for longest.
+        """Pages with one reference each: free ones first, then the least recently used idle ones.
 
         Raises:
-            PageLedgerError: fewer are available.
+            PageLedgerError: not enough are available.
         """
         if num_pages > self.num_available:
-            raise PageLedgerError(f"{num_pages} pages asked for, {self.num_available} are free")
+            raise PageLedgerError(f"{num_pages} pages requested, {self.num_available} are free")
         while len(self._free) < num_pages:
             page = next(iter(self._idle))
             self.forget(page)
@@ -73,7 +73,7 @@ class PagePool:
         return pages
 
     def share(self, pages: Iterable[int]) -> None:
-        """One more reference for each of these pages.
+        """Add one reference to each of these pages.
 
         Raises:
             PageLedgerError: one of them is free.
@@ -87,12 +87,12 @@ class PagePool:
             self.num_refs += 1
 
     def free(self, pages: Sequence[int]) -> None:
-        """One reference less for each of these pages of one sequence; a page that loses its last is free, or idle.
+        """Drop one reference to each of a sequence's pages; a page without references becomes free or idle.
 
-        The last page goes first, so that of a chain of idle pages the end is always evicted before what it hangs on.
+        The last page goes first, so that in a chain of idle pages a page is always evicted before its predecessor.
 
         Raises:
-            PageLedgerError: one of them is free already.
+            PageLedgerError: one of them is already free.
         """
         for page in reversed(pages):
             self._require_held(page)
@@ -106,26 +106,26 @@ class PagePool:
                 self._free.append(page)
 
     def keep(self, page: int) -> None:
-        """The content of this page is worth keeping when nobody holds it any more."""
+        """Keep the content of this page when it is no longer held."""
         self._require_held(page)
         self._kept.add(page)
 
     def forget(self, page: int) -> None:
-        """The content of this page is not worth keeping any more; an idle page becomes free."""
+        """Stop keeping the content of this page; an idle page becomes free."""
         self._kept.discard(page)
         if page in self._idle:
             del self._idle[page]
             self._free.append(page)
 
     def idle_pages(self) -> list[int]:
-        """In the order in which they are evicted."""
+        """In eviction order."""
         return list(self._idle)
 
     def check(self, tables: Iterable[Iterable[int]], limbo: Iterable[Iterable[int]]) -> None:
-        """Proves that every page is free, idle or named, and counted as often as it is named. Looks at every page.
+        """Check that every page is free, idle or in tables, with the right reference count. Visits every page.
 
         Raises:
-            PageLedgerError: names the first page for which that is not so.
+            PageLedgerError: names the first page that violates this.
         """
         entries = Counter(page for table in (*tables, *limbo) for page in table)
         if entries.pop(TRASH_PAGE, 0):
@@ -140,8 +140,8 @@ class PagePool:
                     f"is {free[page]} times in the free list and {'' if is_idle else 'not '}idle"
                 )
         if self.num_refs != entries.total():
-            raise PageLedgerError(f"{self.num_refs} references are counted, there are {entries.total()}")
+            raise PageLedgerError(f"{self.num_refs} references are counted, there are {entries.total()} entries")
 
     def _require_held(self, page: int) -> None:
         if page == TRASH_PAGE or not self._refs[page]:
-            raise PageLedgerError(f"page {page} is not held by anyone")
+            raise PageLedgerError(f"page {page} is not held")

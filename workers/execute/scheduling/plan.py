@@ -1,4 +1,4 @@
-"""What one step computes, as a value that can be written down, compared and replayed."""
+"""What one step computes, as a value that can be recorded, compared and replayed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Chunk(NamedTuple):
     key: Key
     start: int
     num_tokens: int
-    samples: bool  # whether the token after the last of these is wanted
-    proposed: tuple[int, ...] = ()  # the last of its tokens, if they are guesses; what follows each is wanted, too
+    samples: bool  # whether the token after the last of these is sampled
+    proposed: tuple[int, ...] = ()  # the last of its tokens, if they are proposals; a token is sampled after each
 
     @property
     def num_sampled(self) -> int:
@@ -27,23 +27,23 @@ class Chunk(NamedTuple):
 
 
 class Start(NamedTuple):
-    """A sequence that leaves the queue; after a preemption, once more."""
+    """A sequence that leaves the queue; after a preemption, it does so again."""
 
     key: Key
-    num_cached_tokens: int  # of its tokens, that need not be computed any more
+    num_cached_tokens: int  # those of its tokens that need not be computed
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. Its pages are reserved; nothing has touched the device."""
+    """One step. Its pages are reserved, but nothing has touched the device."""
 
     step: int  # counts from 1
-    chunks: tuple[Chunk, ...]  # decodes, in row order; those with proposals; prompts, in the order they were chosen
+    chunks: tuple[Chunk, ...]  # decodes in row order, then those with proposals, then prompts in the order chosen
     num_decodes: int  # of one token each
-    num_checked: int = 0  # behind these, with proposals
+    num_checked: int = 0  # with proposals, after the decodes
     moves: Moves = NO_MOVES  # before the forward pass
     starts: tuple[Start, ...] = ()
-    preempted: tuple[Key, ...] = ()  # gave their pages back, and wait
+    preempted: tuple[Key, ...] = ()  # gave up their pages and returned to the queue
     finished: tuple[tuple[Key, str], ...] = ()  # (key, reason): ended without a forward pass
     expired: tuple[tuple[Key, str], ...] = ()  # (key, why): a deadline passed
     failed: tuple[tuple[Key, str], ...] = ()  # (key, why): can never be served
@@ -54,7 +54,7 @@ class Plan:
 
     @property
     def sampled(self) -> list[Key]:
-        """Whose token each row of the step's result is: a sequence with proposals has several, one after the other."""
+        """The sequence of each row in the step's result: one with proposals has several consecutive rows."""
         if not self.has_proposals:
             return [chunk.key for chunk in self.chunks if chunk.samples]
         return [chunk.key for chunk in self.chunks for _ in range(chunk.num_sampled)]
@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def num_reads(self) -> int:
-        """Tokens of context that the step's sequences read, their own included."""
+        """Context tokens that the step's sequences read, including their own."""
         return sum(chunk.start + chunk.num_tokens for chunk in self.chunks)
 
     @property
@@ -85,32 +85,32 @@ class Plan:
         return self.chunks[self.num_decodes + self.num_checked :]
 
     def halves(self) -> tuple[Plan, Plan]:
-        """This step as two, once its moves are done; it has at least two chunks."""
+        """This step as two, once its moves are done; it must have at least two chunks."""
         is_first = [index < len(self.chunks) // 2 for index in range(len(self.chunks))]
         return self.part(is_first), self.part([not first for first in is_first])
 
     def part(self, is_in: Seq[bool]) -> Plan:
-        """Those of the chunks, once this step's moves are done."""
+        """The step with only the selected chunks, once its moves are done."""
         num_decodes, num_checked = sum(is_in[: self.num_decodes]), sum(is_in[self.num_decodes :][: self.num_checked])
         chunks = tuple(compress(self.chunks, is_in))
         return replace(self, chunks=chunks, num_decodes=num_decodes, num_checked=num_checked, moves=NO_MOVES)
 
 
-MAX_SCORED_TOKENS = 512  # of prompts whose logprobs are wanted, in a step: each takes a row of logits
+MAX_SCORED_TOKENS = 512  # prompt tokens per step whose logprobs are needed: each takes a row of logits
 
 
 @dataclass(slots=True)
 class Draft:
-    """A step while it is planned. What is scheduled may be dropped again when its pages are taken for another."""
+    """A step being planned. Scheduled chunks may be dropped again when their pages are taken for another sequence."""
 
     step: int
     num_tokens_left: int
     num_reads_left: float = math.inf
     num_prefill_left: float = math.inf  # tokens of prompts
     num_scored_left: int = MAX_SCORED_TOKENS
-    lacks_memory: bool = False  # a prompt was held back by memory, not by a budget
+    lacks_memory: bool = False  # a prompt was held back by lack of memory, not by a budget
     decodes: dict[Key, Chunk] = field(default_factory=dict)
-    checked: dict[Key, Chunk] = field(default_factory=dict)  # decodes that got proposals, which is done last
+    checked: dict[Key, Chunk] = field(default_factory=dict)  # decodes with proposals, which are added last
     prefills: dict[Key, Chunk] = field(default_factory=dict)
     starts: dict[Key, Start] = field(default_factory=dict)
     preempted: list[Key] = field(default_factory=list)
@@ -123,9 +123,9 @@ class Draft:
         return not (self.decodes or self.checked or self.prefills)
 
     def room(self, sequence: Sequence, wanted: int) -> int:
-        """How many of the ``wanted`` next tokens of a prompt the budgets allow.
+        """How many of the next ``wanted`` tokens of a prompt the budgets allow.
 
-        The first sequence of a step may read what it likes: one with a context above ``max_kv_reads`` has its turn too.
+        The first sequence of a step is exempt from the limit on reads: a context above ``max_kv_reads`` must progress.
         """
         num_reads_left = math.inf if self.is_empty else self.num_reads_left
         num_left = min(self.num_tokens_left, self.num_prefill_left, num_reads_left - sequence.num_computed_tokens)
@@ -146,14 +146,14 @@ class Draft:
         sequence.last_step = self.step
 
     def propose(self, key: Key, token_ids: list[int]) -> None:
-        """One who decodes in this step has these checked as well."""
+        """Add proposals to a sequence that decodes in this step."""
         chunk = self.decodes.pop(key)
         self.checked[key] = chunk._replace(num_tokens=1 + len(token_ids), proposed=tuple(token_ids))
         self.num_tokens_left -= len(token_ids)
         self.num_reads_left -= len(token_ids)
 
     def end(self, key: Key, reason: str, why: str = "") -> None:
-        """A sequence ends without a forward pass; ``why`` is for an error."""
+        """End a sequence without a forward pass; ``why`` is the message of an error."""
         if reason == "error":
             self.failed.append((key, why))
         else:
@@ -167,7 +167,7 @@ class Draft:
             self.num_reads_left += chunk.start + chunk.num_tokens
 
     def finish(self, moves: Moves) -> Plan | None:
-        """The plan, or None when nothing happens in this step."""
+        """The plan, or None if nothing happens in this step."""
         ends = self.finished or self.expired or self.failed
         if self.is_empty and not (moves or self.starts or self.preempted or ends):
             return None

@@ -1,4 +1,4 @@
-"""Scheduling policies by name: who goes first, and who gives way."""
+"""Scheduling policies by name: which sequences go first, and which are preempted."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from .sequence import Sequence
 
 
 class Phase(Enum):
-    """The three groups that share the budgets of a step."""
+    """The three groups of sequences that share the budgets of a step."""
 
     DECODES = "decodes"
-    PROMPTS = "prompts"  # that are under way
+    PROMPTS = "prompts"  # under way
     WAITING = "waiting"
 
 
 class Skips(NamedTuple):
-    """How many steps in a row have passed somebody by for want of budget."""
+    """How many consecutive steps have skipped prompts or decodes for lack of budget."""
 
     prefills: int = 0
     decodes: int = 0
 
     def after(self, *, prefills: bool, decodes: bool) -> Skips:
-        """With a step more, which passed by prompts, or decodes, or neither."""
+        """The counts after one more step, which skipped prompts, or decodes, or neither."""
         return Skips(self.prefills + 1 if prefills else 0, self.decodes + 1 if decodes else 0)
 
 
 class Policy(Protocol):
-    """The choices on which policies differ. How a choice is carried out is the scheduler's."""
+    """The decisions in which policies differ. The scheduler carries them out."""
 
     margin: float  # share of the pages that a new prompt must leave free while others run
 
     def urgency(self, sequence: Sequence) -> int:
-        """Place among its like, lowest first. Never changes."""
+        """Sort key among sequences in the same state, lowest first. Never changes."""
         ...
 
     def rank(self, sequence: Sequence) -> Rank:
-        """Place among the waiting, lowest first. Does not change while the sequence waits."""
+        """Sort key in the queue, lowest first. Does not change while the sequence waits."""
         ...
 
     def phases(self, fill: float, skips: Skips) -> tuple[Phase, ...]:
-        """Who takes from the budgets first, and who next. ``fill`` is the share of the rows that could decode."""
+        """In which order the groups draw on the budgets. ``fill`` is the share of rows that could decode."""
         ...
 
     def decodes_join(self, fill: float, skips: Skips) -> bool:
@@ -52,18 +52,18 @@ class Policy(Protocol):
         ...
 
     def stand_up(self, seated: list[Sequence], num_rows: int) -> list[Sequence]:
-        """Who of ``seated`` gives up a row when so many are missing. ``seated`` starts with who sits longest."""
+        """Which of ``seated`` give up their rows when this many are missing. The longest-seated come first."""
         ...
 
     def victim(self, running: Iterable[Sequence]) -> Sequence:
-        """Whose pages are taken when there are none left."""
+        """Which sequence to preempt when no pages are left."""
         ...
 
 
 class Fifo:
-    """Decodes never stall for a prompt; prompts go in order of arrival; the latest arrival gives way.
+    """Decodes never stall for a prompt; prompts go in order of arrival; the latest arrival is preempted first.
 
-    Preempted sequences come before fresh ones: they have waited before, and a client already reads their tokens.
+    Preempted sequences go before new ones: they have already waited, and a client is reading their tokens.
     """
 
     default_margin = 0.2
@@ -95,7 +95,7 @@ class Fifo:
 
 
 class PrefillFirst(Fifo):
-    """Prompts that have begun are finished before anybody decodes: the first token is sooner, the next ones later."""
+    """Prompts under way are finished before any decode: the first token comes earlier, the following ones later."""
 
     default_margin = 0.0
 
@@ -108,17 +108,17 @@ class PrefillFirst(Fifo):
 
 
 class RoundRobin(Fifo):
-    """Where more sequences could decode than there are rows, those served longest ago sit down next."""
+    """If more sequences could decode than there are rows, those served longest ago get the next rows."""
 
     def stand_up(self, seated: list[Sequence], num_rows: int) -> list[Sequence]:
         return sorted(seated, key=lambda sequence: -sequence.last_step)[:num_rows]
 
 
 class Priority(Fifo):
-    """The lowest ``Sequence.priority`` goes first, as in vLLM, and the highest gives way.
+    """The lowest ``Sequence.priority`` goes first, as in vLLM, and the highest is preempted first.
 
-    With age a request gains on those that arrive later: so many later arrivals outweigh one level. Nobody starves, and
-    since the order of two requests never changes, no queue is ever sorted anew.
+    A request gains on later arrivals with age: a fixed number of later arrivals outweighs one level. Nothing starves,
+    and since the order of two requests never changes, no queue is ever re-sorted.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -130,9 +130,9 @@ class Priority(Fifo):
 
 
 class JoinWhenFull:
-    """Another policy, in which prompts go first and decodes share a step with them only when the rows are nearly full.
+    """Wraps a policy: prompts go first, and decodes join a step with prompts only when the rows are nearly full.
 
-    Source: oDriver's planner, which joins above 0.95. The guard on skipped decodes is ours.
+    Source: oDriver's planner, which joins above 0.95. The limit on skipped decodes is our addition.
     """
 
     def __init__(self, policy: Policy, config: SchedulerConfig) -> None:
@@ -161,10 +161,10 @@ _POLICIES: dict[str, type[Fifo]] = {
 
 
 def _long_ones_and_groups(config: SchedulerConfig) -> Callable[[Sequence], bool]:
-    """Swapped is what would take more than one chunk to compute again; the copy costs little next to that.
+    """Swap what would take more than one chunk to recompute; the copy costs little by comparison.
 
-    So are samples of one request, which would be computed again as many times as there are, as in cacheflow; and beams,
-    whose search would start again from the prompt.
+    Also swap samples of one request, each of which would be recomputed, as in cacheflow; and beams, whose search would
+    restart from the prompt.
     """
     return lambda s: (
         s.num_computed_tokens > config.prefill_chunk or s.is_beam or (s.group is not None and len(s.group.members) > 1)
@@ -179,7 +179,7 @@ _PREEMPTIONS: dict[str, Callable[[SchedulerConfig], Callable[[Sequence], bool]]]
 
 
 def make_preemption(config: SchedulerConfig) -> Callable[[Sequence], bool]:
-    """Whether a preempted sequence is better moved to host pages, where there are any, than computed again."""
+    """Whether to swap out a preempted sequence, if there are host pages, rather than recompute it."""
     return _PREEMPTIONS[config.preemption](config)
 
 

@@ -1,8 +1,7 @@
 """Which pages hold which prefixes: a trie over pages of tokens.
 
-A page is named by what it hangs on and by its own tokens, which is what a chain of page hashes says too. Here the chain
-is the parent's own dictionary, and the dictionary compares tokens and not only their hashes, so two prefixes cannot be
-taken for one another.
+A page is identified by its parent and its own tokens, as in a chain of page hashes. Here the chain is the parent's own
+dictionary, which compares tokens and not only their hashes, so two prefixes can never be confused.
 
 Source: RadixAttention, Zheng et al. 2024; automatic prefix caching in vLLM.
 """
@@ -21,36 +20,36 @@ from .pages import TRASH_PAGE, PageLedgerError
 
 Int32 = npt.NDArray[np.int32]
 
-_MAX_TAILS = 16  # pages that are compared token by token for the end of a match, the latest first
+_MAX_TAILS = 16  # pages compared token by token at the end of a match, the latest first
 
 
 @dataclass(slots=True, eq=False)
 class PageNode:
-    """A page of tokens after the pages of ``parent``, and where its keys and values are."""
+    """A page of tokens that follows the pages of ``parent``, and where its keys and values are."""
 
-    parent: PageNode | None  # None: this is a root, whose tokens are its salt
+    parent: PageNode | None  # None: a root, whose tokens are its salt
     tokens: bytes  # int32 [page_size]
-    depth: int  # pages from the root to here
+    depth: int  # pages from the root up to this one
     page: int = TRASH_PAGE  # on the device, unless it is the trash page
     host_page: int | None = None
     children: dict[bytes, PageNode] = field(default_factory=dict)  # by their tokens
-    state_row: int = 0  # of the snapshot at its end, if there is one; see states.py
+    state_row: int = 0  # of the state snapshot at its end, if there is one; see states.py
 
 
 class Match(NamedTuple):
-    """The longest known prefix: whole pages, and perhaps the first tokens of one more."""
+    """The longest cached prefix: whole pages, and possibly the first tokens of one more."""
 
     nodes: list[PageNode]
     tail: PageNode | None = None
     num_tail_tokens: int = 0
-    num_known_pages: int = 0  # where states are kept: of which only the nodes can be gone on from
+    num_known_pages: int = 0  # with recurrent layers: matching pages, of which only ``nodes`` can be continued from
 
     def num_tokens(self, page_size: int) -> int:
         return len(self.nodes) * page_size + self.num_tail_tokens
 
     @property
     def is_away(self) -> bool:
-        """Whether some of it is on the host only."""
+        """Whether a part of it is only on the host."""
         tail_is_away = self.tail is not None and not self.tail.page
         return tail_is_away or any(not node.page for node in self.nodes)
 
@@ -60,9 +59,9 @@ NO_MATCH = Match([])
 
 @dataclass(slots=True)
 class PrefixIndex:
-    """The pages with known content. A node is there as long as its content is on the device or on the host.
+    """The pages with known content. A node exists as long as its content is on the device or on the host.
 
-    Invariant: what a page on the device hangs on is on the device too.
+    Invariant: if a page is on the device, so is its parent.
     """
 
     page_size: int
@@ -70,7 +69,7 @@ class PrefixIndex:
     _by_page: dict[int, PageNode] = field(default_factory=dict)
 
     def match(self, tokens: Int32, salt: str) -> Match:
-        """The longest prefix of ``tokens``. Its tail is only worth a copy if it saves half a page or ends the match."""
+        """The longest prefix of ``tokens``. Its tail is only included if it saves half a page or ends the match."""
         parent = self._roots.get(salt)
         if parent is None:
             return NO_MATCH
@@ -89,7 +88,7 @@ class PrefixIndex:
         return Match(nodes, tail, num_tail_tokens)
 
     def add(self, parent: PageNode | None, salt: str, tokens: bytes) -> PageNode:
-        """The node of this page under ``parent``, or under the root of ``salt``: the one there is, or a new one."""
+        """The node of this page under ``parent``, or under the root of ``salt``: an existing or a new one."""
         if parent is None:
             parent = self._roots.setdefault(salt, PageNode(None, salt.encode(), 0))
         node = parent.children.get(tokens)
@@ -98,12 +97,12 @@ class PrefixIndex:
         return node
 
     def put(self, node: PageNode, page: int) -> None:
-        """The content of ``node`` is in ``page``."""
+        """The content of ``node`` is now in ``page``."""
         node.page = page
         self._by_page[page] = node
 
     def take(self, page: int) -> PageNode | None:
-        """The node whose content was in ``page`` and no longer is."""
+        """The node whose content was in ``page``, and is there no longer."""
         node = self._by_page.pop(page, None)
         if node is not None:
             node.page = TRASH_PAGE
@@ -113,9 +112,9 @@ class PrefixIndex:
         return self._by_page.get(page)
 
     def remove(self, node: PageNode) -> list[PageNode]:
-        """Forgets ``node`` and all that hangs on it; what was forgotten, which may still name pages."""
+        """Remove ``node`` and its descendants; returns them, possibly still with their pages."""
         parent = node.parent
-        assert parent is not None, "a root is not removed"
+        assert parent is not None, "a root cannot be removed"
         del parent.children[node.tokens]
         if parent.parent is None and not parent.children:
             del self._roots[parent.tokens.decode()]
@@ -125,30 +124,30 @@ class PrefixIndex:
         return gone
 
     def nodes(self) -> Iterator[PageNode]:
-        """All of them, without the roots."""
+        """All nodes except the roots."""
         for root in self._roots.values():
             for child in root.children.values():
                 yield from _descend(child)
 
     def check(self, idle_pages: list[int]) -> None:
-        """Proves the invariant, and that idle pages are evicted from the end of their chains.
+        """Check the invariant, and that idle pages are evicted from the ends of their chains.
 
         Raises:
-            PageLedgerError: names the first page for which that is not so.
+            PageLedgerError: names the first page that violates this.
         """
         order = {page: index for index, page in enumerate(idle_pages)}
         never = len(order)
         on_device = {node.page: node for node in self.nodes() if node.page}
         if on_device != self._by_page:
-            raise PageLedgerError(f"pages {on_device.keys() ^ self._by_page.keys()} are not what the index says")
+            raise PageLedgerError(f"pages {on_device.keys() ^ self._by_page.keys()} disagree with the index")
         for page, node in on_device.items():
             parent = node.parent
             if parent is None or parent.parent is None:
                 continue
             if not parent.page:
-                raise PageLedgerError(f"page {page} is on the device, and what it hangs on is not")
+                raise PageLedgerError(f"page {page} is on the device, but its parent is not")
             if order.get(parent.page, never) < order.get(page, never):
-                raise PageLedgerError(f"page {parent.page} would be evicted before page {page}, which hangs on it")
+                raise PageLedgerError(f"page {parent.page} would be evicted before page {page}, its child")
 
 
 def _descend(node: PageNode) -> Iterator[PageNode]:
@@ -160,9 +159,9 @@ def _descend(node: PageNode) -> Iterator[PageNode]:
 
 
 def _closest(parent: PageNode, tokens: Int32) -> tuple[PageNode | None, int]:
-    """The page under ``parent`` that has most of the first of ``tokens`` in common, and how many.
+    """The child of ``parent`` with the longest common prefix with ``tokens``, and the length of that prefix.
 
-    Latest pages come first: whoever asks again most likely asks for what was just said.
+    The latest pages come first: a repeated request most likely continues the latest answer.
     """
     best, most = None, 0
     if len(tokens):

@@ -1,4 +1,4 @@
-"""What a step brought, in columns."""
+"""The outcome of a step, in columns."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from .sequence import Key
 
 
 class Grown(NamedTuple):
-    """A beam that goes on."""
+    """A beam that continues."""
 
     key: Key
-    parent: Key  # whose tokens it says, but for its last one
+    parent: Key  # whose tokens it continues with one more
     token_index: int
     token_id: int
 
 
 class Choice(NamedTuple):
-    """What a search made of a step that all of its beams had taken."""
+    """The decision of a search after a step that all of its beams had taken."""
 
-    beams: list[Grown]  # of the next step, best first; none: it is over
-    ends: list[str]  # why its hypotheses ended, if it is over: of each of its sequences, in the order of arrival
+    beams: list[Grown]  # of the next step, best first; empty if the search is over
+    ends: list[str]  # if it is over: why the hypothesis of each of its sequences ended, in order of arrival
 
 
 @dataclass(slots=True)
 class Progress:
-    """Tokens of one step, row i of each column belonging together, and the sequences that ended in it."""
+    """Tokens of one step, as columns with one row per token, and the sequences that ended in it."""
 
     keys: list[Key] = field(default_factory=list)
     token_indices: list[int] = field(default_factory=list)  # 0 for a sequence's first output token
     token_ids: list[int] = field(default_factory=list)
     choices: dict[Key, Choice] = field(default_factory=dict)  # of searches, by ``group_key``
-    hypotheses: dict[Key, Hypothesis] = field(default_factory=dict)  # whole answers; these have finished, too
-    finished: dict[Key, str] = field(default_factory=dict)  # why: "stop" | "length"; not all got a token in this step
-    expired: dict[Key, str] = field(default_factory=dict)  # why, in words: which deadline passed
+    hypotheses: dict[Key, Hypothesis] = field(default_factory=dict)  # whole answers; also in ``finished``
+    finished: dict[Key, str] = field(default_factory=dict)  # "stop" | "length"; not all got a token in this step
+    expired: dict[Key, str] = field(default_factory=dict)  # which deadline passed, in words
     failed: dict[Key, str] = field(default_factory=dict)  # why, in words; none of them got a token in this step
 
     def emit(self, key: Key, token_index: int, token_id: int) -> None:

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the same tokens before is likely to follow them again.
+"""Prompt lookup: tokens that followed an earlier occurrence of the last ones are likely to follow again.
 
 Source: Saxena 2023, "Prompt Lookup Decoding".
 """
@@ -10,20 +10,21 @@ import numpy as np
 from .proposals import Proposer
 from .sequence import Sequence
 
-MIN_MATCH, MAX_MATCH = 2, 8  # tokens that must have been said before; more of them make no better proposal
+MIN_MATCH, MAX_MATCH = 2, 8  # tokens that must occur before; longer matches make no better proposals
 
 
 class PromptLookup(Proposer):
-    """Proposes what the prompt, or the answer so far, has said before."""
+    """Proposes what followed the same tokens in the prompt, or in the answer so far."""
 
     def propose(self, sequence: Sequence, max_tokens: int) -> list[int]:
         return look_up(sequence, max_tokens)
 
 
 def look_up(sequence: Sequence, max_tokens: int) -> list[int]:
-    """What followed the longest end of the sequence that stands earlier in it, too, the latest such place.
+    """What followed the latest earlier occurrence of the longest possible suffix of the sequence.
 
-    Where it goes on up to the end it is taken to begin again: of a loop as much is proposed as is wanted.
+    If the continuation reaches the end of the sequence it is repeated, so that in a loop as many tokens are proposed as
+    may be.
     """
     tokens, count = sequence.tokens, sequence.num_tokens
     matches, length = np.flatnonzero(tokens[: count - 1] == tokens[count - 1]), 1

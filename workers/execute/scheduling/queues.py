@@ -12,7 +12,7 @@ Rank = tuple[int, ...]
 
 
 def may_overtake(held_back: list[Sequence], config: SchedulerConfig) -> bool:
-    """Whether those behind ``held_back`` may be tried. Preempted ones are never overtaken, others not too often."""
+    """Whether sequences behind ``held_back`` may be tried. Preempted ones are never overtaken, others not too often."""
     return not held_back or (
         len(held_back) <= config.skip_ahead
         and not held_back[0].num_preemptions
@@ -21,10 +21,10 @@ def may_overtake(held_back: list[Sequence], config: SchedulerConfig) -> bool:
 
 
 class WaitingQueue:
-    """Sequences that hold no page, lowest rank first. One that is held waits too, and is passed by.
+    """Sequences that hold no page, lowest rank first. Held ones wait too, but are skipped.
 
-    A removed sequence stays in the heap as a stale entry until it surfaces or half of the heap is stale, so every
-    operation costs O(log n) amortised, whatever is removed.
+    A removed sequence leaves a stale entry in the heap until it surfaces or half of the heap is stale, so every
+    operation costs O(log n) amortised.
     """
 
     def __init__(self, rank: Callable[[Sequence], Rank]) -> None:
@@ -44,7 +44,7 @@ class WaitingQueue:
 
     @property
     def head(self) -> Sequence | None:
-        """The sequence that is next, left where it is."""
+        """The next sequence, without removing it."""
         while self._heap:
             rank, key = self._heap[0]
             sequence = self._waiting.get(key)
@@ -54,18 +54,18 @@ class WaitingQueue:
         return None
 
     def push(self, sequence: Sequence) -> None:
-        assert sequence.key not in self._waiting, f"{sequence.key} waits already"
+        assert sequence.key not in self._waiting, f"{sequence.key} is already waiting"
         self._waiting[sequence.key] = sequence
         heapq.heappush(self._heap, (self._rank(sequence), sequence.key))
 
     def hold(self, *sequences: Sequence) -> None:
-        """Lets these wait, if they do not yet, and passes them by until ``let_go``."""
+        """Put these in the queue if they are not, and skip them until ``let_go``."""
         for sequence in sequences:
             self._waiting[sequence.key] = sequence
             self._held.add(sequence.key)
 
     def let_go(self, sequences: Iterable[Sequence]) -> None:
-        """Their place in the queue is that of their rank again."""
+        """Return them to their place in the queue by rank."""
         for sequence in sequences:
             if sequence.key in self._held:
                 self._held.remove(sequence.key)

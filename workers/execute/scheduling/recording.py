@@ -1,7 +1,7 @@
-"""Everything a scheduler is told, and what it decides, as plain values: enough to run it again, decision for decision.
+"""Everything that enters a scheduler and everything it decides, as plain values: enough to replay it exactly.
 
-The tokens of a recording need not be the true ones. A scheduler only asks whether two sequences begin alike and whether
-a token ends its sequence, so any tokens with the same answers do.
+A recording need not contain the true tokens. A scheduler only compares the beginnings of sequences and checks whether a
+token ends its sequence, so any tokens with the same results do.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .progress import Progress
 from .scheduler import Scheduler
 from .sequence import Int32, Key, Sequence
 
-FORMAT = 1  # of a recording; another number is another meaning
+FORMAT = 1  # of a recording; changes whenever the meaning does
 STOP = -1  # in a recording, the token that ended its sequence
 _SEQUENCE_FIELDS = ("num_prompt_tokens", "arrival", "cache_salt", "deadline_at", "queue_deadline_at", "priority")
 _STOPS = frozenset({STOP})
-_PARAMS = SamplingParams(max_tokens=None)  # where an answer may end is said by its tokens and their capacity
+_PARAMS = SamplingParams(max_tokens=None)  # where an answer ends follows from its tokens and their capacity
 _SCORED_PARAMS = SamplingParams(max_tokens=None, prompt_logprobs=0)
 
 
 def describe_scheduler(scheduler: Scheduler) -> dict[str, Any]:
-    """What ``rebuild_scheduler`` needs."""
+    """The input of ``rebuild_scheduler``."""
     cache, config = scheduler.cache, asdict(scheduler.config)
     del config["trace"]
     return {
@@ -48,10 +48,10 @@ def describe_scheduler(scheduler: Scheduler) -> dict[str, Any]:
 
 
 def rebuild_scheduler(wire: Mapping[str, Any], make_search: MakeSearch) -> Scheduler:
-    """A scheduler like the one that was described, with nothing in it.
+    """An empty scheduler like the described one.
 
     Raises:
-        KeyError, TypeError, ConfigError: this is no description of a scheduler.
+        KeyError, TypeError, ConfigError: this is not a description of a scheduler.
     """
     names = ("page_size", "num_pages", "max_model_len", "prefix_cache", "num_host_pages", "replays")
     options = {name: wire[name] for name in names} | {"num_snapshots": wire.get("num_snapshots")}
@@ -59,7 +59,7 @@ def rebuild_scheduler(wire: Mapping[str, Any], make_search: MakeSearch) -> Sched
 
 
 def describe_sequence(sequence: Sequence, tokens: Int32) -> dict[str, Any]:
-    """A sequence before it was added, with ``tokens`` in place of its own. What is usual is left out."""
+    """A sequence before it was added, with ``tokens`` instead of its own. Default values are left out."""
     tokens = tokens.copy()
     if sequence.num_output_tokens and sequence.end_reason(len(sequence.tokens)) == "stop":
         tokens[-1] = STOP
@@ -79,7 +79,7 @@ def rebuild_sequence(key: Key, wire: Mapping[str, Any]) -> Sequence:
     """The sequence as it was added.
 
     Raises:
-        KeyError, TypeError, ValueError: this is no description of a sequence.
+        KeyError, TypeError, ValueError: this is not a description of a sequence.
     """
     known = unpack_tokens(wire["tokens"])
     values = {name: wire[name] for name in _SEQUENCE_FIELDS if name in wire}
@@ -101,7 +101,7 @@ def rebuild_sequence(key: Key, wire: Mapping[str, Any]) -> Sequence:
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:
-    """What a step does. Sequences are named by their slot; what does not happen is left out."""
+    """What a step does. Sequences are identified by their slot; empty fields are left out."""
     happened = {
         "reads": plan.num_reads,
         "decodes": [chunk.key[0] for chunk in plan.chunks[: plan.num_decodes]],
@@ -116,7 +116,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
 
 
 def describe_progress(progress: Progress, stats: Stats) -> dict[str, Any]:
-    """Who ended in a step, and what was left after it."""
+    """Which sequences ended in a step, and the state after it."""
     happened = {
         "finished": {str(key[0]): reason for key, reason in progress.finished.items()},
         "expired": {str(key[0]): why for key, why in progress.expired.items()},
@@ -139,6 +139,6 @@ def unpack_tokens(text: str) -> Int32:
     """int32 [n].
 
     Raises:
-        ValueError: this is not base64, or not of whole tokens.
+        ValueError: this is not base64, or not a whole number of tokens.
     """
     return np.frombuffer(base64.b64decode(text, validate=True), "<i4").astype(np.int32)

@@ -1,7 +1,7 @@
-"""Where every live sequence is, and how it gets from one place to the next: who decides it is the scheduler.
+"""Keeps track of every live sequence, and moves it between queue, running and finished as the scheduler decides.
 
-A sequence waits in the queue, runs, and in between may give way. Whoever goes takes along what belongs to the place:
-the row, the pages, the siblings that wait for it.
+A sequence waits in the queue, runs, and may be preempted in between. Each move takes along what belongs to the old
+state: the row, the pages, the siblings held for it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .sequence import Key, Sequence, SequenceState
 class Roster:
     """The live sequences.
 
-    Invariant: a live sequence either is in ``waiting`` and holds no page of the device, or is in ``running``. Those of
-    ``running`` that decode, and nobody else, hold a row each.
+    Invariant: a live sequence is either in ``waiting`` and holds no page of the device, or in ``running``. Those in
+    ``running`` that decode, and no others, hold one row each.
     """
 
     def __init__(self, config: SchedulerConfig, policy: Policy, cache: PageCache, beams: Beams, rows: Rows) -> None:
@@ -34,11 +34,11 @@ class Roster:
         self.live: dict[Key, Sequence] = {}
         self.waiting = WaitingQueue(policy.rank)
         self.running: dict[Key, Sequence] = {}
-        self.num_needing_tokens = 0  # of the live
+        self.num_needing_tokens = 0  # live sequences with ``needs_its_tokens``
         self.num_preemptions = 0
-        self.num_swaps = 0  # of these, with their pages moved to the host
-        self.num_swapped = 0  # of those that wait now
-        self.fresh_are_held_back = False  # memory ran out: no new prompt until a running sequence made way
+        self.num_swaps = 0  # preemptions that moved the pages to the host
+        self.num_swapped = 0  # of the sequences that wait now
+        self.fresh_are_held_back = False  # memory ran out: no new prompt starts until a running sequence makes room
         self._urgency = policy.urgency
         self._may_swap = make_preemption(config)
 
@@ -49,7 +49,7 @@ class Roster:
         return sorted((s for s in self.running.values() if s.state is state), key=self._urgency)
 
     def add(self, sequence: Sequence) -> None:
-        """A new one waits for its turn."""
+        """A new sequence joins the queue."""
         self.live[sequence.key] = sequence
         self.num_needing_tokens += sequence.needs_its_tokens
         self.groups.join(sequence)
@@ -64,7 +64,7 @@ class Roster:
             self.waiting.push(sequence)
 
     def start(self, sequence: Sequence, match: Match, draft: Draft) -> list[Sequence]:
-        """Those that run from now on: ``sequence``, and with a beam that was swapped out all of its search."""
+        """Returns those that run from now on: ``sequence``, and for a swapped-out beam its whole search."""
         family = self.beams.family(sequence)
         for member in family:
             self._leave_queue(member)
@@ -80,11 +80,11 @@ class Roster:
         return family
 
     def preempt(self, victim: Sequence, draft: Draft) -> None:
-        """Takes the pages of ``victim``, and with those of a beam those of its whole search. They wait.
+        """Take the pages of ``victim``, for a beam those of its whole search, and return it to the queue.
 
-        What they had computed is swapped out, or computed once more. Those that started in this step have nothing to
-        swap: their pages are only on their way. Nor are those swapped that run alone: they would come back to a pool
-        that was too small for them just now.
+        Its computed tokens are swapped out, or recomputed later. Nothing is swapped for sequences that started in this
+        step, as their pages are only on their way; nor for those that run alone, as they would return to a pool that
+        has just been too small for them.
         """
         family = self.beams.family(victim)
         may_swap = self._may_swap(victim) and victim.key not in draft.starts and len(family) < len(self.running)
@@ -109,7 +109,7 @@ class Roster:
         self.fresh_are_held_back = True
 
     def branch(self, sequence: Sequence, found: Candidates, progress: Progress) -> None:
-        """A beam has taken its step. With the last one of its search all go on, or the search is over."""
+        """A beam has taken its step. Once all of its search have, they continue, or the search is over."""
         heirs = self.beams.take(sequence, found)
         if heirs is None:
             return
@@ -125,7 +125,7 @@ class Roster:
             self.retire(beam, hypothesis.reason)
 
     def retire(self, sequence: Sequence, reason: str, *, is_sound: bool = True) -> None:
-        """Ends a sequence: its row is free at once, its pages go to limbo."""
+        """End a sequence: its row is free at once, its pages go to limbo."""
         del self.live[sequence.key]
         self.num_needing_tokens -= sequence.needs_its_tokens
         if sequence.key in self.running:

@@ -1,4 +1,4 @@
-"""The rows of a decode batch: who sits where, and the block tables as an attention kernel wants them."""
+"""The rows of a decode batch: which sequence has which, and the block tables in the layout of the attention kernel."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Rows:
     """Rows 0..num_rows-1, the lowest free one first, so that a batch stays dense and its graphs small.
 
     Invariant: ``block_tables[row]`` is the block table of the sequence in that row, padded with page 0. It is written
-    when a page is added and not once a step, which is what keeps a step of many long sequences cheap.
+    when a page is added, not in every step, which keeps steps with many long sequences cheap.
     """
 
     def __init__(self, num_rows: int, max_pages: int) -> None:
         self.block_tables: Int32 = np.zeros((num_rows, max_pages), np.int32)
         self._free = list(range(num_rows))  # a heap
         self._seated: dict[int, Sequence] = {}
-        self._next_row = 0  # whose turn it is
-        self.version = 0  # another one whenever somebody sat down or left
+        self._next_row = 0  # whose turn is next
+        self.version = 0  # changes whenever a sequence takes or leaves a row
 
     @property
     def num_free(self) -> int:
@@ -34,14 +34,14 @@ class Rows:
 
     @property
     def seated(self) -> list[Sequence]:
-        """Who sits in a row, the longest-seated first."""
+        """The sequences in rows, the longest-seated first."""
         return list(self._seated.values())
 
     def take_turns(self, max_rows: int, *, max_reads: float = math.inf, at_least_one: bool = True) -> list[Sequence]:
         """Up to ``max_rows`` of the seated sequences that read up to ``max_reads`` tokens, in row order.
 
-        Where not all can go they take turns: the first that was left out comes first the next time. With
-        ``at_least_one`` that one goes however much it reads, so that everybody does in the end.
+        If not all can go they take turns: the first one left out comes first the next time. With ``at_least_one`` that
+        one goes however much it reads, so that every sequence progresses.
         """
         rows = sorted(self._seated)
         if len(rows) <= max_rows and max_reads == math.inf:
@@ -62,14 +62,14 @@ class Rows:
         return [self._seated[row] for row in sorted(turn)]
 
     def seat(self, sequence: Sequence) -> None:
-        """Gives ``sequence`` the lowest free row."""
+        """Give ``sequence`` the lowest free row."""
         sequence.row = heapq.heappop(self._free)
         self._seated[sequence.row] = sequence
         self.version += 1
         self.write_pages(sequence, 0)
 
     def leave(self, sequence: Sequence) -> None:
-        """Takes the row back. The sequence must still have its block table."""
+        """Free the row of ``sequence``, which must still have its block table."""
         row = sequence.row
         assert row is not None, f"{sequence.key} has no row"
         assert self._seated[row] is sequence, f"row {row} belongs to {self._seated[row].key}, not to {sequence.key}"
@@ -80,18 +80,18 @@ class Rows:
         sequence.row = None
 
     def write_pages(self, sequence: Sequence, first: int) -> None:
-        """Copies the pages of ``sequence`` from index ``first`` on into its row."""
+        """Copy the pages of ``sequence`` from index ``first`` on into its row."""
         pages = sequence.block_table[first:]
         self.block_tables[sequence.row, first : first + len(pages)] = pages
 
     def drop_pages(self, sequence: Sequence, first: int) -> None:
-        """Erases those of its pages from index ``first`` on, which it still has, from its row."""
+        """Clear the pages of ``sequence`` from index ``first`` on in its row; it must still have them."""
         self.block_tables[sequence.row, first : len(sequence.block_table)] = 0
 
     def check(self) -> None:
         for row, sequence in self._seated.items():
             table = sequence.block_table
-            assert sequence.row == row, f"{sequence.key} sits in row {row} and thinks it is {sequence.row}"
+            assert sequence.row == row, f"{sequence.key} is in row {row}, but has {sequence.row}"
             assert self.block_tables[row, : len(table)].tolist() == table, f"row {row} has stale pages"
         num_entries = np.count_nonzero(self.block_tables)
         num_pages = sum(len(sequence.block_table) for sequence in self._seated.values())

@@ -1,7 +1,7 @@
 """Decides what each step computes. Pure: no device, no clock, no sockets.
 
-``plan`` reserves pages and names the tokens of the next step; ``apply`` takes in what the step sampled. Sequences may
-be added and released at any time, also in between.
+``plan`` reserves pages and lists the tokens of the next step; ``apply`` takes the tokens that the step sampled.
+Sequences may be added and released at any time, also in between.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from .sequence import Key, Sequence, SequenceState
 from .shared_prompts import is_being_computed
 from .states import StatePool
 
-MAX_FOLLOWERS = 64  # are looked at in a step: whoever waits behind them does not make a step slow
+MAX_FOLLOWERS = 64  # examined per step, so that a long queue does not make it slow
 _NONE_FAILED: Mapping[Key, str] = MappingProxyType({})
 _NO_BEAMS: Mapping[Key, Candidates] = MappingProxyType({})
 
 
 class Scheduler:
-    """Sequences from their arrival until they are finished. Where each of them is, the ``Roster`` knows."""
+    """Sequences from arrival to finish. The ``Roster`` keeps track of the state of each."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Scheduler:
         prefix_cache: bool = True,
         num_host_pages: int = 0,
         num_snapshots: int | None = None,  # of states of recurrent layers; None: the model has no such layers
-        replays: bool = False,  # what was said is decoded again after a preemption or a crash, not prefilled
+        replays: bool = False,  # after a preemption or a crash, output is decoded again instead of prefilled
         make_search: MakeSearch = make_search,
         proposer: Proposer | None = None,  # None: prompt lookup
     ) -> None:
@@ -77,7 +77,7 @@ class Scheduler:
             proposer=proposer or PromptLookup(),
         )
         self._deadlines = Deadlines()
-        self._expired: list[tuple[Key, str]] = []  # and not reported yet
+        self._expired: list[tuple[Key, str]] = []  # not reported yet
         self._step = 0
         self.completed_step = 0
         self.ahead = LookAhead(self.cache.states)
@@ -89,25 +89,25 @@ class Scheduler:
         }
 
     def add(self, sequence: Sequence) -> None:
-        """Lets ``sequence`` wait for its turn, by its arrival. It may bring output tokens from before a crash."""
-        assert sequence.key not in self.live, f"{sequence.key} is live already"
+        """Queue ``sequence`` by its arrival. It may bring output tokens from before a crash."""
+        assert sequence.key not in self.live, f"{sequence.key} is already live"
         assert len(self.live) < self.config.max_live, f"{len(self.live)} live, the limit is {self.config.max_live}"
         assert sequence.num_tokens > 0, f"{sequence.key} has no tokens"
-        sequence.replays = self.replays and not sequence.is_beam  # a search starts from the prompt again
+        sequence.replays = self.replays and not sequence.is_beam  # a search restarts from the prompt
         self.roster.add(sequence)
         self._deadlines.add(sequence)
 
     def release(self, key: Key) -> None:
-        """Nobody wants ``key`` any more: an unfinished sequence is aborted, a finished one gives its pages back.
+        """``key`` is no longer needed: an unfinished sequence is aborted, a finished one gives its pages back.
 
-        A second release, or one of an unknown or stale key, changes nothing.
+        Idempotent; ignores unknown and stale keys.
         """
         if (sequence := self.live.get(key)) is not None:
             self.roster.retire(sequence, "abort")
         self.cache.release(key)
 
     def expire(self, now_ns: int) -> list[tuple[Key, str]]:
-        """Ends sequences whose deadline has passed, and says which one. The next plan reports them."""
+        """End sequences whose deadline has passed; returns them with the reason. The next plan reports them."""
         expired = []
         for key in self._deadlines.due(now_ns):
             sequence = self.live.get(key)
@@ -119,7 +119,7 @@ class Scheduler:
         return expired
 
     def plan(self) -> Plan | None:
-        """The next step, its pages reserved, or None when there is nothing to do."""
+        """The next step, its pages reserved; None if there is nothing to do."""
         draft = Draft(self._step + 1, self.config.token_budget, self.config.max_kv_reads or math.inf)
         draft.expired, self._expired = self._expired, []
         self._seat_ready()
@@ -143,11 +143,11 @@ class Scheduler:
         failed: Mapping[Key, str] = _NONE_FAILED,
         candidates: Mapping[Key, Candidates] = _NO_BEAMS,
     ) -> Progress:
-        """Takes in a step: ``token_ids`` has one for each of ``plan.sampled``; beams have ``candidates`` instead.
+        """Apply the result of a step: one of ``token_ids`` for each of ``plan.sampled``; beams have ``candidates``.
 
-        A token behind a wrong proposal is no more than what the model would have said if that had been right.
+        A token after a wrong proposal is only what the model would have said had the proposal been right.
 
-        Those in ``failed`` end here, each for its reason; what was sampled for one that was released is dropped.
+        Sequences in ``failed`` end here, each for its reason; tokens of released sequences are dropped.
         """
         self.advance(plan)
         self.ahead.settle()
@@ -184,7 +184,7 @@ class Scheduler:
         return progress
 
     def advance(self, plan: Plan) -> None:
-        """Counts ``plan`` as computed, with placeholders for its tokens, which ``apply`` fills in."""
+        """Count ``plan`` as computed, with placeholders for its tokens, which ``apply`` fills in."""
         for sequence in self.ahead.advance(plan, self.running):
             if sequence.is_full(self.max_model_len):
                 if sequence.row is not None:
@@ -194,12 +194,12 @@ class Scheduler:
                 sequence.state = SequenceState.READY
 
     def observe(self, plan: Plan, elapsed_ns: int) -> None:
-        """A step took so long. Only of interest with ``itl_target_ms``."""
+        """Report how long a step took. Used only with ``itl_target_ms``."""
         if self._pace is not None and plan.chunks:
             self._pace.observe(plan, elapsed_ns)
 
     def _seat_ready(self) -> None:
-        """Rows that are free, or that the policy takes back, go to sequences whose prompt is computed."""
+        """Give rows that are free, or that the policy takes back, to sequences whose prompt is computed."""
         ready = self.roster.in_state(SequenceState.READY)
         if not ready:
             return
@@ -213,7 +213,7 @@ class Scheduler:
             sequence.state = SequenceState.DECODING
 
     def _limit_prefill(self, draft: Draft) -> None:
-        """Only so much of prompts that those who decode do not wait long, or that they hold their target."""
+        """Limit prompt tokens so that decodes do not wait long, or meet their target."""
         decoding = self.rows.seated
         if not decoding:
             return
@@ -230,7 +230,7 @@ class Scheduler:
             draft.num_prefill_left = min(draft.num_prefill_left, limit)
 
     def _schedule_decodes(self, draft: Draft) -> None:
-        """One token each; where the budgets are smaller than that, they take turns."""
+        """One token each; if the budgets do not suffice, the sequences take turns."""
         if draft.prefills and not self.policy.decodes_join(self._fill, self._skips):
             return
         turn = self.rows.take_turns(draft.num_tokens_left, max_reads=draft.num_reads_left, at_least_one=draft.is_empty)
@@ -240,25 +240,25 @@ class Scheduler:
                 draft.schedule(sequence, 1)
 
     def _schedule_prompts(self, draft: Draft) -> None:
-        """Chunks of the prompts under way; the first that does not fit ends it."""
+        """Chunks of the prompts under way, until one does not fit."""
         for sequence in self.roster.in_state(SequenceState.PREFILLING):
             if sequence.key not in draft.prefills and not self._schedule_chunk(sequence, draft):
                 return
 
     def _schedule_waiting(self, draft: Draft) -> None:
-        """First chunks, in order; one that memory holds back ends it, or is overtaken by a few, a few times.
+        """First chunks in queue order, until memory holds one back; a limited number may overtake it.
 
-        One whose prompt begins with what another one computes is passed by until that is known.
+        A sequence whose prompt begins with tokens that another one is computing is skipped until these are cached.
         """
         if not self.waiting or len(draft.prefills) < len(self.roster.in_state(SequenceState.PREFILLING)):
-            return  # there is nobody, or a prompt under way did not fit
+            return  # nothing waits, or a prompt under way did not fit
         computing = [s for s in self.running.values() if self.cache.awaits_prompt_pages(s)]
         held_back: list[Sequence] = []
         followers: list[Sequence] = []
         while (head := self.waiting.head) and draft.room(head, 1) and may_overtake(held_back, self.config):
             if self._settle(head, draft):
                 continue
-            # Whoever gave way in this step must not be back in it: two sequences could throw each other out forever.
+            # A sequence preempted in this step must not restart in it: two could preempt each other forever.
             if draft.preempted:
                 break
             if computing and len(followers) < MAX_FOLLOWERS and self._follows(head, computing):
@@ -285,10 +285,10 @@ class Scheduler:
         chunk = next_chunk(sequence, max_tokens=self.config.prefill_chunk)
         wanted = draft.room(sequence, chunk)
         is_urgent = not draft.prefills and (draft.is_empty or self._skips.prefills >= self.config.max_prefill_skip)
-        if wanted < chunk and is_repeated(sequence):  # it shall be cut as it was the first time
+        if wanted < chunk and is_repeated(sequence):  # it must have the same chunks as the first time
             if not is_urgent:
                 return False
-            draft.num_prefill_left = max(draft.num_prefill_left, chunk)  # others decode now, who did not then
+            draft.num_prefill_left = max(draft.num_prefill_left, chunk)  # decodes may limit it now that did not then
             wanted = draft.room(sequence, chunk)
         num_tokens = self.cache.extend(sequence, wanted) if wanted else 0
         if num_tokens:
@@ -297,24 +297,24 @@ class Scheduler:
         return num_tokens > 0
 
     def _break_stall(self, draft: Draft) -> None:
-        """Half-computed prompts hold all pages and none can go on: the earliest takes from the latest."""
+        """Half-computed prompts hold all pages and none can progress: the earliest takes from the latest."""
         prefilling = self.roster.in_state(SequenceState.PREFILLING)
-        draft.num_prefill_left = math.inf  # whoever was to be spared a long step is not in this one
+        draft.num_prefill_left = math.inf  # this step has no decodes to keep short for
         if prefilling and self._make_room(prefilling[0], draft):
             self._schedule_chunk(prefilling[0], draft)
 
     def _count_skips(self, draft: Draft) -> None:
-        """Who was passed by for want of budget too often goes first once, see ``Policy.phases``."""
+        """Count the skips for lack of budget: a group skipped too often goes first once, see ``Policy.phases``."""
         has_prompts = bool(self.waiting) or bool(self.roster.in_state(SequenceState.PREFILLING))
         self._skips = self._skips.after(
             prefills=has_prompts and not draft.prefills and not draft.lacks_memory,
             decodes=len(draft.decodes) < len(self.rows),
         )
 
-    # Who may start, and who must give way.
+    # Starts and preemptions.
 
     def _settle(self, sequence: Sequence, draft: Draft) -> bool:
-        """Ends a waiting sequence if it needs no step, or can never have one."""
+        """End a waiting sequence if it needs no step, or can never have one; whether it did."""
         if verdict := self._bounds.judge(sequence):
             draft.end(sequence.key, *verdict)
             self.roster.retire(sequence, verdict.reason)
@@ -324,16 +324,16 @@ class Scheduler:
         return is_being_computed(sequence, self.roster.groups.find(sequence), computing, self.cache.pool.page_size)
 
     def _may_start(self, sequence: Sequence) -> Match | None:
-        """What the cache knows of ``sequence``, or None as long as memory does not allow its start.
+        """The cached part of ``sequence``, or None while memory does not allow it to start.
 
-        There must be room for all its tokens, and a margin for those that run to grow into. Where nothing runs there
+        There must be room for all its tokens, and a margin for the growth of running sequences. If nothing runs there
         is nothing to protect, and one sequence always starts.
         """
         family = self.beams.family(sequence)
         if self.running:
             if self.roster.fresh_are_held_back and not sequence.num_preemptions:
                 return None
-            # Who has more than the one token left that every decode has: written out, for it looks at everybody.
+            # More tokens left than the single one of a decode: inlined, as this visits every sequence.
             growing = [
                 s
                 for s in self.running.values()
@@ -342,7 +342,7 @@ class Scheduler:
             num_promised = sum(map(self.cache.num_missing, growing))
             num_left = self.cache.num_available - num_promised - max(1, self.policy.margin * self.cache.num_pages)
             if num_left < 1:
-                return None  # whatever the cache knows, one page is needed
+                return None  # whatever is cached, one page is needed
             match = self.roster.groups.find(sequence)
             if self.cache.num_wanted(family, match) > num_left:
                 return None
@@ -351,16 +351,16 @@ class Scheduler:
         return match if self.cache.num_available > 0 and self.cache.may_enter(family, match) else None
 
     def _make_room(self, sequence: Sequence, draft: Draft) -> bool:
-        """A place for the next token, taken from others if need be; False where ``sequence`` gives way or ends.
+        """A place for the next token, taken from others if needed; False if ``sequence`` is preempted or ends.
 
-        With a step in flight nobody is thrown out: a sequence must be complete to be computed again.
+        While a step is in flight no sequence is preempted: it could not be recomputed without all of its tokens.
         """
         num_pages = len(sequence.block_table)
         while not self.cache.extend(sequence, 1):
             if self.ahead.is_under_way:
                 return False
             if num_pages == self.cache.num_pages:
-                self.roster.retire(sequence, "length")  # it fills the pool alone
+                self.roster.retire(sequence, "length")  # it alone fills the pool
                 draft.end(sequence.key, "length")
                 return False
             self.roster.preempt(self.policy.victim(self.running.values()), draft)
@@ -378,7 +378,7 @@ class Scheduler:
             self.roster.retire(sequence, reason)
 
     def _take_proposed(self, sequence: Sequence, token_ids: tuple[int, ...], progress: Progress) -> None:
-        """What follows tokens that were rightly proposed, and so are computed; no more once one has ended it all."""
+        """Take the tokens after right proposals, whose inputs are therefore computed, until one ends the sequence."""
         for token_id in token_ids:
             if sequence.finish_reason is not None:
                 return
@@ -389,7 +389,7 @@ class Scheduler:
         self.proposals.give_back(sequence)
 
     def _publish(self, sequence: Sequence) -> None:
-        """Lets others find the pages that it has computed to their end."""
+        """Make the pages that it has filled available to others."""
         if self.cache.publish(sequence) and sequence.row is not None:
             self.rows.write_pages(sequence, 0)
 

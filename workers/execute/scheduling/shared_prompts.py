@@ -1,4 +1,4 @@
-"""Prompts that begin alike and are there together: one is computed, the others wait for what they share with it."""
+"""Concurrent prompts with a common beginning: one is computed, the others wait for what they share with it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from .chunks import is_repeated
 from .prefix import Match
 from .sequence import Sequence, num_common
 
-_WORTH_A_STEP = 64  # tokens; the first words of a chat template are not, unless they are half of what is left
+_WORTH_A_STEP = 64  # tokens; fewer, like the start of a chat template, count only as half of what is left
 
 
 def is_being_computed(sequence: Sequence, match: Match, computing: Iterable[Sequence], page_size: int) -> bool:
     """Whether one of ``computing`` computes tokens of ``sequence`` after ``match``, and enough to wait for them.
 
-    Waiting for them takes no longer than computing them again, and leaves the step to others. Only prompts are waited
-    for, never what is said, so the wait ends with the last chunk of the other. Where the model keeps states, that one
-    leaves its own where ``sequence`` goes on differently.
+    Waiting takes no longer than computing them again, and leaves the step to others. Only prompts are waited for, never
+    output, so the wait ends with the last chunk of the other prompt. On a model with recurrent layers, the other
+    sequence is told to leave a snapshot of its state where the two prompts diverge.
     """
-    # It has pages of its own, or must be cut as it was the first time, or wants the logits of its prompt.
+    # It has its own pages, needs the same chunks as the first time, or needs the logits of its prompt.
     if sequence.host_table or is_repeated(sequence) or not sequence.is_scored:
         return False
     num_known = len(match.nodes) * page_size

@@ -1,8 +1,8 @@
-"""Rows for what a model's recurrent layers remember of a sequence: one state of a fixed size, and no pages.
+"""Rows for the state that a model's recurrent layers keep per sequence: one fixed-size state instead of pages.
 
-A state is that of all tokens up to one, and cannot be cut. So a prefix can be shared only where somebody kept the state
-at its end: a *snapshot*, which belongs to the page whose tokens are the last that it has seen. A step reads one row and
-writes another one, so nothing has to be copied for it: the row is kept, and its sequence goes on in other ones.
+A state covers all tokens up to some position and cannot be divided. A prefix can therefore be shared only if the state
+at its end was kept: a *snapshot*, which belongs to the page whose last token is the last that the state has seen. Steps
+read one row and write another, so a snapshot needs no copy: its row is kept, and the sequence continues in other rows.
 
 Sources: Pan et al. 2024 (Marconi: prefix caching for hybrid models), Kwon et al. 2023 (copy on write).
 """
@@ -20,20 +20,20 @@ from .sequence import Key, Sequence
 if TYPE_CHECKING:
     from .plan import Chunk
 
-NO_ROW = 0  # padding writes here; never handed out
+NO_ROW = 0  # the trash row: padding writes to it, and no sequence gets it
 
 
 class Segment(NamedTuple):
-    """Tokens of one sequence that a recurrent layer computes from one state to the next."""
+    """Consecutive tokens of one sequence, between two states."""
 
-    read: int  # row of the state before them; of no meaning where start is 0
-    write: int
-    start: int  # position of the first
+    read: int  # row of the state before them; ignored if start is 0
+    write: int  # row of the state after them
+    start: int  # position of the first token
     num_tokens: int
 
 
 def num_state_rows(num_running: int, num_snapshots: int) -> int:
-    """Rows of which each sequence that runs has one to read and one to write, and some are for snapshots."""
+    """Each running sequence has a row to read and one to write; the others are for snapshots."""
     return 2 * num_running + num_snapshots
 
 
@@ -41,14 +41,14 @@ def num_state_rows(num_running: int, num_snapshots: int) -> int:
 class StateRows:
     """The rows of one running sequence."""
 
-    next: int  # its next step writes here
-    current: int = NO_ROW  # the state of all that it has computed; none before its first step
-    wanted: set[int] = field(default_factory=set)  # numbers of tokens after which others may go on from its state
-    marks: list[tuple[int, int]] = field(default_factory=list)  # (number of tokens, row): snapshots of its next step
-    latest: PageNode | None = None  # that it has left a snapshot at
+    next: int  # the next step writes here
+    current: int = NO_ROW  # state after all computed tokens; none before the first step
+    wanted: set[int] = field(default_factory=set)  # token counts at which a snapshot is worth keeping
+    marks: list[tuple[int, int]] = field(default_factory=list)  # (token count, row) of snapshots in the planned step
+    latest: PageNode | None = None  # of its latest snapshot
 
     def segments(self, start: int, num_tokens: int) -> Iterator[Segment]:
-        """A chunk, cut where snapshots are made."""
+        """The segments of a chunk, divided where snapshots are taken."""
         read, end = self.current, start + num_tokens
         for border, row in (*self.marks, (end, self.next)):
             yield Segment(read, row, start, border - start)
@@ -58,8 +58,8 @@ class StateRows:
 class StatePool:
     """Rows 1..num_rows.
 
-    Invariant: a row is free, or as many hold it as are counted: running sequences, and a node whose snapshot it is.
-    Where rows run out the snapshot that nobody used for longest goes, so a running sequence always gets its own.
+    Invariant: a row is free, or has as many references as running sequences and page nodes hold it. When rows run out,
+    the least recently used snapshot is evicted; there are enough rows that a running sequence always gets its own.
     """
 
     def __init__(self, num_running: int, num_snapshots: int, page_size: int) -> None:
@@ -69,11 +69,11 @@ class StatePool:
         self._page_size = page_size
         self._free = list(range(self.num_rows, 0, -1))  # a stack
         self._refs = [0] * (self.num_rows + 1)
-        self._kept: OrderedDict[int, PageNode] = OrderedDict()  # rows of snapshots, the one to go first in front
-        self._num_marked = 0  # rows that sequences hold for snapshots to come
+        self._kept: OrderedDict[int, PageNode] = OrderedDict()  # row -> node; the first is evicted first
+        self._num_marked = 0  # rows reserved for snapshots of the planned step
 
     def usable(self, match: Match) -> Match:
-        """The part of ``match`` that a sequence can go on from."""
+        """The part of ``match`` that a sequence can continue from."""
         if not self.num_rows:
             return match
         num_nodes = len(match.nodes)
@@ -82,8 +82,10 @@ class StatePool:
         return Match(match.nodes[:num_nodes], num_known_pages=len(match.nodes))
 
     def enter(self, sequence: Sequence, match: Match) -> None:
-        """``sequence`` starts from the snapshot at the end of ``match``. It will leave one where the pages end that it
-        has in common with others, and one at the last border of its prompt.
+        """Start ``sequence`` from the snapshot at the end of ``match``.
+
+        It will take snapshots at the last page border of its prompt, and where the pages end that it has in common with
+        others.
         """
         if not self.num_rows:
             return
@@ -97,10 +99,10 @@ class StatePool:
             sequence.state_rows.wanted |= {self._page_size * page for page in (match.num_known_pages, last_page)}
 
     def mark(self, chunks: Iterable[Chunk], running: Mapping[Key, Sequence]) -> None:
-        """These chunks are planned: rows for the snapshots that each leaves behind, at its last border and where one is
-        wanted. That at its very end needs none: it is the state that the sequence goes on from.
+        """Reserve rows for the snapshots inside planned chunks: at their last page border, and where one is wanted.
 
-        A chunk that is cut may round differently, so one that may have to be computed again exactly so is not.
+        A snapshot at the very end of a chunk needs no row of its own. Chunks that must be exactly repeatable have no
+        snapshots inside: dividing them may change how they round.
         """
         if not self.num_snapshots:
             return
@@ -115,7 +117,7 @@ class StatePool:
                     self._num_marked += 1
 
     def advance(self, sequence: Sequence) -> None:
-        """Its step is computed."""
+        """The planned step of ``sequence`` is computed."""
         if (rows := sequence.state_rows) is None:
             return
         before, rows.current = rows.current, rows.next
@@ -126,7 +128,7 @@ class StatePool:
             rows.next = self._take()
 
     def fork(self, child: Sequence, parent: Sequence) -> None:
-        """``child`` goes on from where ``parent`` is, in place of where it was itself."""
+        """Let ``child`` continue from the state of ``parent`` instead of its own."""
         if parent.state_rows is None:
             return
         self._refs[parent.state_rows.current] += 1
@@ -136,7 +138,7 @@ class StatePool:
         child.state_rows.current = parent.state_rows.current
 
     def publish(self, sequence: Sequence) -> None:
-        """Lets others go on from where the step of ``sequence`` came by, up to its tip, the last of its full pages."""
+        """Attach the snapshots of the last step of ``sequence`` to its page nodes, so that others can start there."""
         rows, node = sequence.state_rows, sequence.tip
         if rows is None or node is None:
             return
@@ -152,7 +154,7 @@ class StatePool:
             self._keep(at, row, rows)
 
     def leave(self, sequence: Sequence) -> None:
-        """``sequence`` gives way or has ended."""
+        """``sequence`` was preempted or has ended."""
         if (rows := sequence.state_rows) is None:
             return
         for row in (rows.current, rows.next, *(row for _, row in rows.marks)):
@@ -161,17 +163,17 @@ class StatePool:
         sequence.state_rows = None
 
     def forget(self, node: PageNode) -> None:
-        """Nobody will find ``node`` any more."""
+        """Drop the snapshot of ``node``, which leaves the index."""
         if node.state_row:
             del self._kept[node.state_row]
             self._drop(node.state_row)
             node.state_row = NO_ROW
 
     def check(self, running: Iterable[Sequence], nodes: Iterable[PageNode]) -> None:
-        """Proves the invariant.
+        """Check the invariant.
 
         Raises:
-            AssertionError: a row is lost, or counted wrongly.
+            AssertionError: a row is lost or miscounted.
         """
         held: Counter[int] = Counter()
         num_marked = 0
@@ -192,8 +194,8 @@ class StatePool:
             assert num_free == (not held[row]), f"row {row} of states is {num_free} times free, {held[row]} hold it"
 
     def _keep(self, node: PageNode, row: int, rows: StateRows) -> None:
-        """Makes ``row``, and a reference to it, the snapshot of ``node``. The one that the same sequence left before is
-        the first to go, unless it was wanted.
+        """Make ``row``, with one reference to it, the snapshot of ``node``. The previous snapshot of the same sequence
+        becomes the first to be evicted, unless it was wanted.
         """
         if node.state_row:
             self._drop(row)

@@ -64,7 +64,7 @@ def test_an_error_is_that_of_its_row_alone(error: BaseException) -> None:
 
     masks = masks_of({3: FakeMatcher(3), 4: FakeMatcher(4, fail), 5: FakeMatcher(5)})
     assert set(masks.allowed) == {3, 5}
-    assert masks.failed == {4: f"the grammar cannot go on: {error}"}
+    assert masks.failed == {4: f"the grammar failed: {error}"}
 
 
 def test_a_row_that_takes_too_long_fails_alone_and_the_next_step_is_not_delayed() -> None:

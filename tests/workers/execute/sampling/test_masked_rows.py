@@ -77,7 +77,7 @@ def test_a_masked_neighbour_changes_nothing(params: dict[str, Any]) -> None:
     mixed = sample(logits, row(Only(3)), row(None, **params), row(Only(), temperature=1.0))
     assert mixed.token_ids[1] == alone[0]
     assert mixed.token_ids[0] == 3
-    assert mixed.failed == {2: "the grammar cannot go on: nothing fits"}
+    assert mixed.failed == {2: "the grammar failed: nothing fits"}
 
 
 def test_logprobs_are_the_raw_models() -> None:

@@ -245,7 +245,7 @@ def test_row_that_is_not_finite_fails_alone(bad: float) -> None:
 
 def test_row_with_no_token_left_fails() -> None:
     result = sample(torch.zeros(1, 3), make_row(min_tokens=1, stop_ids=frozenset({0, 1, 2})))
-    assert "no token is left" in result.failed[0]
+    assert "no token can be chosen" in result.failed[0]
 
 
 def test_logit_of_minus_infinity_is_legal_and_never_drawn() -> None:

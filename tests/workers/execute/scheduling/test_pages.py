@@ -18,7 +18,7 @@ def test_tokens_need_exactly_the_pages_they_fill(num_tokens: int, num_pages: int
 
 def test_more_pages_than_are_free_raises_and_takes_none() -> None:
     pool = PagePool(3, 4)
-    with pytest.raises(PageLedgerError, match="4 pages asked for, 3 are free"):
+    with pytest.raises(PageLedgerError, match="4 pages requested, 3 are free"):
         pool.allocate(4)
     assert pool.num_free == 3
 

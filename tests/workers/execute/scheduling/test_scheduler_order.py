@@ -165,5 +165,5 @@ def test_more_sequences_than_max_live_are_refused() -> None:
 
 def test_a_key_cannot_be_live_twice() -> None:
     scheduler = make_scheduler(make_sequence(0))
-    with pytest.raises(AssertionError, match="live already"):
+    with pytest.raises(AssertionError, match="already live"):
         scheduler.add(make_sequence(0))

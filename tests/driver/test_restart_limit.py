@@ -1,0 +1,124 @@
+"""Restarts have a limit: a worker that keeps failing by itself is given up, with its last log lines in the error."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.driver.test_supervisor import is_replaced, pid_of, soon
+from tests.waiting import eventually
+from triptych import Driver
+from triptych.driver.blame import Blame
+from triptych.driver.supervisor import MAX_EXPLAINED, Supervisor
+from triptych.protocol.board import STOP
+from triptych.protocol.errors import ConfigError, WorkerDied
+from triptych.protocol.run_dir import CONFIG_FILE
+from triptych.workers.execute.hash_lm import expected_tokens
+from triptych.workers.execute.hash_model import VOCAB_SIZE
+
+
+def break_settings(run_dir: Path) -> None:
+    """From now on a worker that starts finds nothing that it can read."""
+    (run_dir / CONFIG_FILE).write_text("{")
+
+
+def test_whoever_keeps_dying_is_given_up_on(tmp_path: Path) -> None:
+    with Driver("hash-lm", run_dir=tmp_path, max_restarts=2, hash_step_ms=5) as driver:
+        stream = driver.submit([5], max_tokens=4000)
+        stream.accepted(20)
+        break_settings(tmp_path)
+        driver.restart("summarize")
+        error = soon(lambda: error_of(driver))
+        restarts = driver._supervisor.num_restarts if driver._supervisor else {}
+    assert (error.role, error.exit_code, restarts["summarize"]) == ("summarize", 1, 4), "one asked for, three failed"
+    assert "JSONDecodeError" in error.stderr
+    assert stream.done
+
+
+def test_a_driver_that_gave_up_says_why_and_does_not_turn_in_circles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn, num_turns = Supervisor._turn, itertools.count()
+    monkeypatch.setattr(Supervisor, "_turn", lambda supervisor: (next(num_turns), turn(supervisor)))
+    with Driver("hash-lm", run_dir=tmp_path, max_restarts=0) as driver:
+        break_settings(tmp_path)
+        driver.restart("prepare")
+        error = soon(lambda: error_of(driver))
+        for use in (lambda: driver.submit([5]), driver.stats, lambda: driver.pids, lambda: driver.restart("prepare")):
+            with pytest.raises(WorkerDied) as caught:
+                use()
+            assert caught.value is error
+        before = next(num_turns)
+        threading.Event().wait(0.5)
+        assert next(num_turns) - before < 20
+
+
+def test_a_stop_at_the_moment_in_which_a_worker_is_given_up_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FAILED, written after STOP, kept the others at work, and who stopped waited for them for ever."""
+    note_death, driver = Blame.note_death, Driver("hash-lm", max_restarts=0).start()
+    stop = threading.Thread(target=driver.stop, kwargs={"mode": "abort"}, daemon=True)
+
+    def stop_meanwhile(blame: Blame, role: str, *, internal: bool) -> int:
+        stop.start()
+        eventually(lambda: blame._board.mode == STOP)
+        return note_death(blame, role, internal=internal)
+
+    monkeypatch.setattr(Blame, "note_death", stop_meanwhile)
+    os.kill(pid_of(driver, "execute"), signal.SIGABRT)
+    eventually(lambda: stop.ident)
+    stop.join(20)
+    assert not stop.is_alive()
+
+
+def test_who_replaces_a_worker_that_is_given_up_is_told_at_once(tmp_path: Path) -> None:
+    with Driver("hash-lm", run_dir=tmp_path, max_restarts=0) as driver:
+        break_settings(tmp_path)
+        with pytest.raises(ConfigError, match="the new prepare does not start: worker prepare ended with exit code 1"):
+            driver.replace("prepare", timeout=40)
+
+
+def error_of(driver: Driver) -> WorkerDied | None:
+    try:
+        assert driver.pids
+    except WorkerDied as error:
+        return error
+    return None
+
+
+def test_kills_from_outside_count_against_nobody(tmp_path: Path) -> None:
+    with Driver("hash-lm", run_dir=tmp_path, max_restarts=0) as driver:
+        for _ in range(3):
+            old = pid_of(driver, "prepare")
+            os.kill(old, signal.SIGKILL)
+            soon(lambda old=old: is_replaced(driver, "prepare", old))  # type: ignore[misc]
+        assert driver.generate([5], max_tokens=3, timeout=20).token_ids == expected_tokens([5], 3, VOCAB_SIZE)
+
+
+def test_a_settings_file_that_is_mended_in_time_saves_the_pipeline(tmp_path: Path) -> None:
+    with Driver("hash-lm", run_dir=tmp_path, max_restarts=50) as driver:
+        settings = (tmp_path / CONFIG_FILE).read_text()
+        old = pid_of(driver, "prepare")
+        break_settings(tmp_path)
+        driver.restart("prepare")
+        soon(lambda: driver._supervisor is not None and driver._supervisor.num_restarts["prepare"] >= 3)
+        (tmp_path / CONFIG_FILE).write_text(settings)
+        soon(lambda: is_replaced(driver, "prepare", old))
+        assert driver.generate([5], max_tokens=3, timeout=20).token_ids == expected_tokens([5], 3, VOCAB_SIZE)
+
+
+def test_a_worker_that_every_request_ends_is_given_up_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each death is somebody's, and still there is no sense in going on."""
+    monkeypatch.setattr(Blame, "note_death", lambda *_, internal: 2 if internal else 0)
+    with Driver("hash-lm", run_dir=tmp_path, max_restarts=1) as driver:
+        break_settings(tmp_path)
+        driver.restart("prepare")
+        assert soon(lambda: error_of(driver)).role == "prepare"
+        assert driver._supervisor is not None
+        assert driver._supervisor.num_restarts["prepare"] == 1 + MAX_EXPLAINED + 1

@@ -1,0 +1,100 @@
+"""What clients ask of summarize, and what it answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.protocol.factories import TIMES, make_record
+from tests.simulation.world import World
+from tests.workers.summarize.conftest import begin, begin_search
+from triptych.protocol import messages as m
+from triptych.protocol.codec import encode
+from triptych.protocol.journal.releases import (
+    ReleaseWriter,
+)
+from triptych.protocol.journal.requests import RequestWriter
+from triptych.workers.process import HEARING_S
+from triptych.workers.summarize.process import Summarize
+
+
+def answers_to(body: Summarize, monkeypatch: pytest.MonkeyPatch, frame: m.Follow) -> list[Any]:
+    """What it says to this frame."""
+    said: list[Any] = []
+
+    def deliver(_: bytes, message: Any) -> bool:
+        said.append(message)
+        return True
+
+    monkeypatch.setattr(body._router, "deliver", deliver)
+    body._hear_safely(b"client", encode(frame))
+    body.turn()
+    return said
+
+
+def test_many_unknown_ids_of_one_frame_cost_one_look_into_the_journal(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = begin(world)
+    body.turn()  # the look of its first tick
+    looks: list[int] = []
+    monkeypatch.setattr(body, "_discover", lambda: looks.append(1))
+    ids = [f"r{number}" for number in range(m.MAX_FOLLOW_ENTRIES)]
+    answers = answers_to(body, monkeypatch, m.Follow([[name, 0, True] for name in ids]))
+    assert [(answer.request_id, answer.code) for answer in answers] == [(name, "unknown_id") for name in ids]
+    assert len(looks) == 1
+
+
+def test_what_was_accepted_between_two_frames_is_known(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = begin(world)
+    first, second = (m.Follow([[name, 0, True]]) for name in ("nobody", "late"))
+    assert len(answers_to(body, monkeypatch, first)) == 1
+    RequestWriter(world.journal).accept(make_record("late"), TIMES)
+    assert answers_to(body, monkeypatch, second) == []
+
+
+@pytest.mark.parametrize("forgotten", [0, 1], ids=["first", "last"])
+def test_a_request_that_was_forgotten_in_part_is_unknown(
+    world: World, monkeypatch: pytest.MonkeyPatch, forgotten: int
+) -> None:
+    """Its choices cannot be decided any more, and who has followed it beside another reader would wait for ever."""
+    keys, writer = begin_search(world), ReleaseWriter(world.journal)
+    for key in keys:
+        writer.release(*key, num_tokens=0, reason="length")
+    writer.forget(*keys[forgotten])
+    [answer] = answers_to(begin(world), monkeypatch, m.Follow([["b", 0, True]]))
+    assert (answer.request_id, answer.code) == ("b", "unknown_id")
+
+
+def test_a_follow_of_too_many_is_refused_with_the_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = m.Follow([["a", 0, True]] * (m.MAX_FOLLOW_ENTRIES + 1))
+    [refused] = answers_to(begin(world), monkeypatch, frame)
+    assert isinstance(refused, m.Rejected)
+    assert (refused.code, refused.message) == ("bad_frame", "a FOLLOW has 1025 entries, the limit is 1024")
+
+
+def test_who_never_stops_asking_does_not_stop_the_rest(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = begin(world)
+    heard: list[bytes] = []
+
+    def hear(peer: bytes, frame: bytes) -> None:
+        heard.append(frame)
+        world.clock.advance_to(world.clock.now_ns + 10_000_000)
+
+    monkeypatch.setattr(body._router, "recv", lambda: (b"client", b"frame"))
+    monkeypatch.setattr(body, "_hear", hear)
+    body.turn()
+    assert 1 <= len(heard) <= HEARING_S / 0.01 + 1
+
+
+def test_a_reader_that_is_gone_is_not_tried_again_and_another_one_is_answered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, frame = begin(world), m.Follow([["a", 0, True]])
+    body._hear_safely(b"nobody is called so", encode(frame))
+    body._hear_safely(b"nobody is called so", encode(m.Abort("a")))
+    body.turn()
+    assert not body._delivery.pending
+    [end] = answers_to(body, monkeypatch, frame)
+    assert (end.request_id, end.finish_reason) == ("a", "abort")
