@@ -288,6 +288,6 @@ inline void convert(const Source* from, int count, Element* to) {
   }
 }
 
-inline int padded(int count) { return (count + 63) / 64 * 64; }
+inline int padded(int count, int multiple = 64) { return (count + multiple - 1) / multiple * multiple; }
 
 }  // namespace triptych
