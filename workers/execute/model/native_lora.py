@@ -12,9 +12,8 @@ from .decoder_spec import DecoderSpec
 from .lora import Adapter, LowRank
 
 _LANES = 16  # columns of a vector
-_TENSORS = 7  # of a layer: queries, keys, values, output, gate, up, down
-_MLP_TENSORS = 3  # of those, the last
-_PRODUCTS = (0, 0, 0, 1, 2, 2, 3)  # the packed matrix that each of them is in
+_TENSORS = 9  # of a layer: queries, keys, values, output, gate, up, down, betas and rates; see Tensor in abi.h
+_PRODUCTS = (0, 0, 0, 1, 2, 2, 3, 4, 4)  # the packed matrix that each of them is in
 
 
 class PackedAdapters:
@@ -87,37 +86,43 @@ def _num_bytes(part: LowRank) -> int:
     return 4 * rank * (padded(part.a.shape[1]) + padded(len(part.b))) + 4 * padded(4 * rank)
 
 
-def _modules(spec: DecoderSpec, layer: int) -> list[tuple[str, int, list[int]]]:
-    """Linear modules of a layer: name, inputs, and the outputs of each of the tensors that it is."""
-    names = spec.layer(layer)
-    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    sizes = {names.qkv: [queries, keys, keys], names.gate_up: [spec.intermediate_size] * 2}
-    found = []
-    groups = [(names.qkv, spec.hidden_size), ((names.output,), queries)]
+def _modules(spec: DecoderSpec, layer: int) -> list[tuple[str, int, list[int], int]]:
+    """Linear modules of a layer: name, inputs, the outputs of each tensor that it is, and which is the first."""
+    names, hidden = spec.layer(layer), spec.hidden_size
+    found: list[tuple[str, int, list[int], int]] = []
+
+    def add(group: Sequence[str], num_inputs: int, sizes: Sequence[int], first: int) -> None:
+        split = [list(sizes)] if len(group) == 1 else [[size] for size in sizes]
+        for number, (name, own) in enumerate(zip(group, split, strict=True), first):
+            found.append((name.removesuffix(".weight"), num_inputs, own, number))
+
+    if spec.delta is not None and spec.recalls[layer]:
+        heads, outputs = spec.delta.num_value_heads, spec.delta.num_outputs
+        add(names.qkv, hidden, (spec.delta.num_channels, outputs), 0)
+        add(names.delta.gates, hidden, (heads, heads), 7)
+    else:
+        outputs = spec.num_heads * spec.head_dim
+        add(names.qkv, hidden, spec.qkv_sizes, 0)
+    add([names.output], outputs, [hidden], 3)
     if not names.experts:
-        groups += [(names.gate_up, spec.hidden_size), ((names.down,), spec.intermediate_size)]
-    for group, num_inputs in groups:
-        outputs = sizes.get(group, [spec.hidden_size])
-        split = [outputs] if len(group) == 1 else [[size] for size in outputs]
-        found += [(name.removesuffix(".weight"), num_inputs, own) for name, own in zip(group, split, strict=True)]
+        add(names.gate_up, hidden, [spec.intermediate_size] * 2, 4)
+        add([names.down], spec.intermediate_size, [hidden], 6)
     return found
 
 
 def _module_shapes(spec: DecoderSpec) -> dict[str, tuple[int, int]]:
     """[outputs, inputs] of the modules that can be adapted."""
     layers = (_modules(spec, layer) for layer in range(spec.num_layers))
-    return {name: (sum(sizes), num_inputs) for layer in layers for name, num_inputs, sizes in layer}
+    return {name: (sum(sizes), num_inputs) for layer in layers for name, num_inputs, sizes, _ in layer}
 
 
 def _all_parts(spec: DecoderSpec, adapters: Sequence[Adapter]) -> Iterator[LowRank | None]:
     """What each adapter adds to each tensor of each layer, or None."""
     for adapter in adapters:
         for layer in range(spec.num_layers):
-            for name, _, sizes in _modules(spec, layer):
-                update = adapter.updates.get(name)
-                if update is None:
-                    yield from [None] * len(sizes)
-                else:
-                    yield from (LowRank(update.a, rows) for rows in torch.split(update.b, sizes))
-            if spec.has_experts[layer]:
-                yield from [None] * _MLP_TENSORS
+            parts: list[LowRank | None] = [None] * _TENSORS
+            for name, _, sizes, first in _modules(spec, layer):
+                if (update := adapter.updates.get(name)) is not None:
+                    rows = torch.split(update.b, sizes)
+                    parts[first : first + len(sizes)] = (LowRank(update.a, each) for each in rows)
+            yield from parts

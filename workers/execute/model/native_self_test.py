@@ -18,7 +18,7 @@ from .native_decoder import NativeDecoder
 from .native_lora import PackedAdapters
 from .native_weights import Checkpoint, PackedWeights
 from .oracle import Oracle, Said
-from .probe import NUM_PAGES, NUM_POSITIONS, PAGE_SIZE, paged_rows, random_sequences
+from .probe import NUM_PAGES, NUM_POSITIONS, NUM_SEQUENCES, PAGE_SIZE, paged_rows, random_sequences
 from .ropes import find_ropes
 
 # Greatest difference allowed, relative to the greatest logit.
@@ -49,6 +49,7 @@ def check_native(
         [rope.tables(NUM_POSITIONS) for rope in find_ropes(config)],
         num_pages=NUM_PAGES,
         page_size=PAGE_SIZE,
+        num_slots=NUM_SEQUENCES,
         num_threads=num_threads,
         adapters=packed,
         eight_bit_pages=eight_bit_pages,

@@ -13,7 +13,7 @@ from ..step import Int32, StepInputs
 PAGE_SIZE = 16
 _CHUNKS = ((20, 1), (3, 31), (33, 2))  # tokens of each sequence in the first step and in the second
 _PAGES = np.array([[8, 2, 5], [1, 9, 3], [6, 4, 7]], dtype=np.int32)  # out of order, and none shared
-NUM_PAGES = _PAGES.size
+NUM_PAGES, NUM_SEQUENCES = _PAGES.size, len(_CHUNKS)
 NUM_POSITIONS = max(map(sum, _CHUNKS))
 
 
@@ -49,4 +49,5 @@ def _step(sequences: list[Int32], starts: list[int], lengths: list[int]) -> Step
         num_decodes=int(lengths[0] == 1),
         sample_rows=np.arange(sum(lengths), dtype=np.int32),
         sampled=(),
+        state_slots=np.arange(1, len(sequences) + 1, dtype=np.int32),
     )

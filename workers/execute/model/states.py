@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ....protocol.errors import ConfigError
-from ..step import StepCut
+from ..step import Int64, StepCut
 
 _NOBODY = -1
 
@@ -48,23 +48,50 @@ class StateLayout(NamedTuple):
 
     def num_bytes(self, num_slots: int) -> int:
         """Of the states of so many sequences."""
-        return _num_rows(num_slots) * sum(shape.num_bytes for shape in self.shapes.values())
+        return num_state_rows(num_slots) * sum(shape.num_bytes for shape in self.shapes.values())
 
 
 Mixer = Callable[[torch.Tensor, Any], torch.Tensor]  # (hidden [S, L, C], a cache as transformers has it) -> [S, L, ...]
 
 
-def _num_rows(num_slots: int) -> int:
+def num_state_rows(num_slots: int) -> int:
     """Two for each slot and for the trash slot, and one that is nobody's."""
     return 2 * (num_slots + 1) + 1
 
 
-class SequenceStates:
-    """States in slots 1..N, and in slot 0 what padding leaves there.
+class StateRows:
+    """Which rows of states a step reads and writes: those of slots 1..N, and of slot 0 what padding leaves there.
 
     A slot has two rows. A step reads the one that holds the state up to where the step begins, and writes to the
-    other, so a step that failed can be run again, as a whole or in parts, like one that only writes to pages.
+    other, so a step that failed can be run again, as a whole or in parts, like one that only writes to pages. A
+    sequence that begins reads the last of all rows, which is nobody's and stays zero.
     """
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots + 1  # with the trash slot
+        self._ends = np.full((2, self._num_slots), _NOBODY, np.int64)  # how many tokens the state of a row has seen
+        self.num_rows = num_state_rows(num_slots)
+
+    def begin_step(self, cut: StepCut) -> tuple[Int64, Int64]:
+        """Of each sequence the row with which the step begins, and the one for its end.
+
+        Raises:
+            AssertionError: a sequence goes on from a state that nobody has kept.
+        """
+        slots, starts = cut.slots, cut.starts
+        is_fresh = starts == 0
+        ends = self._ends[:, slots]
+        row = (ends[1] == starts).astype(np.int64)  # 0 or 1: which of the slot's two
+        is_known = is_fresh | (ends[0] == starts) | (ends[1] == starts)
+        assert is_known.all(), f"no state up to token {starts[~is_known]} in slot {slots[~is_known]}, but {ends}"
+        reads = np.where(is_fresh, 2 * self._num_slots, row * self._num_slots + slots)
+        self._ends[row[is_fresh], slots[is_fresh]] = _NOBODY  # of whoever had the slot before
+        self._ends[1 - row, slots] = starts + cut.lengths
+        return reads, (1 - row) * self._num_slots + slots
+
+
+class SequenceStates:
+    """The states themselves, for modules of transformers."""
 
     def __init__(self, layout: StateLayout, num_slots: int, device: torch.device) -> None:
         """
@@ -73,12 +100,10 @@ class SequenceStates:
         """
         self._device = device
         self._stepwise = layout.stepwise
-        self._num_slots = num_slots + 1  # with the trash slot
-        self._ends = np.full((2, self._num_slots), _NOBODY, np.int64)  # how many tokens the state of a row has seen
-        num_rows = _num_rows(num_slots)
+        self._places = StateRows(num_slots)
         try:
             self._rows = {
-                key: torch.empty(num_rows, *shape.sizes, dtype=shape.dtype, device=device)
+                key: torch.empty(self._places.num_rows, *shape.sizes, dtype=shape.dtype, device=device)
                 for key, shape in layout.shapes.items()
             }
         except RuntimeError as error:  # torch.OutOfMemoryError, and what the CPU allocator raises
@@ -101,18 +126,10 @@ class SequenceStates:
         Raises:
             AssertionError: a sequence goes on from a state that nobody has kept.
         """
-        slots, starts = cut.slots, cut.starts
-        is_fresh = starts == 0
-        ends = self._ends[:, slots]
-        row = (ends[1] == starts).astype(np.int64)  # 0 or 1: which of the slot's two
-        is_known = is_fresh | (ends[0] == starts) | (ends[1] == starts)
-        assert is_known.all(), f"no state up to token {starts[~is_known]} in slot {slots[~is_known]}, but {ends}"
-        reads = np.where(is_fresh, 2 * self._num_slots, row * self._num_slots + slots)
-        self._ends[row[is_fresh], slots[is_fresh]] = _NOBODY  # of whoever had the slot before
-        self._ends[1 - row, slots] = starts + cut.lengths
+        reads, writes = self._places.begin_step(cut)
         self._cut = cut
         self._reads = torch.from_numpy(reads).to(self._device)
-        self._writes = torch.from_numpy((1 - row) * self._num_slots + slots).to(self._device)
+        self._writes = torch.from_numpy(writes).to(self._device)
 
     def mix(self, number: int, run: Mixer, hidden: torch.Tensor) -> torch.Tensor:
         """See ``recurrent.LayerStates``: decodes together, then each chunk by itself."""

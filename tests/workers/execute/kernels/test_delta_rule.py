@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 
 import numpy as np
@@ -24,7 +23,7 @@ load_cached = cache(load_library)
 
 
 class Rule:
-    """A random one with room for two states, which begin as no numbers: no token of a sequence that begins sees them."""
+    """A random one with room for two states, which are no numbers before a sequence has left one there."""
 
     def __init__(self, level: str, shape: tuple[int, int, int, int, int]) -> None:
         self.key_heads, self.heads, self.key_dim, self.value_dim, self.taps = shape
@@ -86,11 +85,13 @@ class Rule:
 
 
 def silu(x: Exact) -> Exact:
-    return x / (1 + np.exp(-x))
+    result: Exact = x / (1 + np.exp(-x))
+    return result
 
 
 def to_length(x: Exact) -> Exact:
-    return x / np.sqrt((x**2).sum() + 1e-6)
+    result: Exact = x / np.sqrt((x**2).sum() + 1e-6)
+    return result
 
 
 @pytest.mark.parametrize("level", available_levels())

@@ -93,6 +93,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "qwen3_5_text": {
+        "num_hidden_layers": 4,  # the last one attends
+        "head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 32,
+    },
     "gpt_oss": {
         "num_local_experts": 5,
         "num_experts_per_tok": 2,
@@ -205,7 +213,7 @@ def make_decoder(checkpoint: Path, level: str, format_: Format, **options: Any) 
     """Options are those of ``NativeDecoder``."""
     ropes = [rope.tables(512) for rope in find_ropes(AutoConfig.from_pretrained(checkpoint))]
     weights = pack(checkpoint, level, format_)
-    return NativeDecoder(load_cached(level), weights, ropes, page_size=PAGE_SIZE, **options)
+    return NativeDecoder(load_cached(level), weights, ropes, page_size=PAGE_SIZE, num_slots=4, **options)
 
 
 def pack(checkpoint: Path, level: str, format_: Format) -> PackedWeights:
@@ -248,6 +256,7 @@ class NativeEngine:
             page_size=PAGE_SIZE,
             max_model_len=min(self.card.max_model_len, num_pages * PAGE_SIZE),
             proposer=self.runner.proposer,
+            keeps_states=self.card.keeps_states,
             **options,
         )
         outputs = run(Engine(scheduler, self.runner))
@@ -294,6 +303,7 @@ def make_inputs(chunks: list[tuple[Int32, int, int]], *, num_pages: int) -> Step
         num_decodes=0,
         sample_rows=np.arange(sum(lengths), dtype=np.int32),
         sampled=(),
+        state_slots=np.arange(1, len(chunks) + 1, dtype=np.int32),
     )
 
 
