@@ -36,6 +36,11 @@ def paged_rows(run: Callable[[StepInputs], torch.Tensor], sequences: list[Int32]
     return torch.cat([torch.cat(piece) for piece in pieces])
 
 
+def whole_rows(run: Callable[[StepInputs], torch.Tensor], sequences: list[Int32]) -> torch.Tensor:
+    """The same rows, from one step."""
+    return run(_step(sequences, [0] * len(sequences), list(map(len, sequences))))
+
+
 def _step(sequences: list[Int32], starts: list[int], lengths: list[int]) -> StepInputs:
     positions = [np.arange(a, a + n, dtype=np.int32) for a, n in zip(starts, lengths, strict=True)]
     slots = [_PAGES[s, p // PAGE_SIZE].astype(np.int64) * PAGE_SIZE + p % PAGE_SIZE for s, p in enumerate(positions)]

@@ -155,7 +155,8 @@ def in_four_bits(checkpoint: Path) -> Path:
     with changed_tensors(checkpoint) as tensors:
         layers = [name for name in tensors if ".layers." in name and not name.endswith("bias")]
         tensors |= {name: in_sixteenths(tensors[name]) for name in layers if tensors[name].dim() == 2}
-        stacks = [name for name in layers if tensors[name].dim() == 3]  # [experts, inputs, outputs]
+        # [experts, inputs, outputs]; the weights of a convolution are not quantised.
+        stacks = [name for name in layers if tensors[name].dim() == 3 and "conv1d" not in name]
         tensors |= {name: torch.stack([in_sixteenths(each.T).T for each in tensors[name]]) for name in stacks}
     return checkpoint
 
