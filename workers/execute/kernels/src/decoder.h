@@ -227,9 +227,10 @@ class FormatDecoder : public Decoder, private Products<Format> {
     }
     const DeltaRule rule(model_.delta, layer.delta, model_.norm_eps);
     stages_.run(me, [&] {
-      for (int t : part(num_rows, me)) {
-        const int sequence = buffers_.sequences.get()[t];
-        rule.mix(chunk_of(layer, sequence), t - step_->query_starts[sequence]);
+      const int num_heads = model_.delta.num_key_heads;
+      for (int item : part(num_rows * num_heads, me)) {
+        const int t = item / num_heads, sequence = buffers_.sequences.get()[t];
+        rule.mix(chunk_of(layer, sequence), t - step_->query_starts[sequence], item % num_heads);
       }
     });
     stages_.run(me, [&] {

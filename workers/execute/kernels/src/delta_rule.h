@@ -5,10 +5,10 @@
 //   S = decay * S;  S = S + key (beta * (value - S^T key))^T;  output = S^T query
 // Queries, keys and values come out of a short causal convolution, whose last inputs are kept beside S.
 //
-// S lies in tiles of as many columns as registers have room for the sums of: [value_dim / tile][key_dim][tile]. A token
-// passes over a tile twice: for S^T key and S^T query of the state before it, then to write. The second pass finds the
-// tile in the L1 cache, so memory gives each number once and takes it once. All tokens of a chunk pass over one tile,
-// which stays in that cache, before the next one is touched.
+// S lies in tiles of columns that half of an L1 cache has room for: [value_dim / tile][key_dim][tile]. A token passes over
+// a tile twice: for S^T key and S^T query of the state before it, then to write. The second pass finds the tile in the
+// cache, so memory gives each number once and takes it once. All tokens of a chunk pass over one tile, which stays there,
+// before the next one is touched.
 //
 // Tokens come one by one, whatever the chunk, so a token's bits do not depend on how its prompt was cut. A step leaves a
 // state elsewhere than it found one, so it can be run again.
@@ -36,6 +36,7 @@ struct DeltaChunk {
 class DeltaRule {
  public:
   static constexpr int kMostTaps = 8;  // of the convolution
+  static constexpr int kVectors = 2;   // of a tile
 
   DeltaRule(const DeltaShape& shape, const DeltaLayer& layer, float eps) : shape_(shape), layer_(layer), eps_(eps) {}
 
@@ -48,49 +49,34 @@ class DeltaRule {
     return padded(num_channels(shape) + 2 * shape.num_value_heads + shape.num_key_heads);
   }
 
-  // Makes queries, keys and values of a token, and what they are weighted by. The last token leaves the inputs of the
-  // convolution for the next step.
-  void mix(const DeltaChunk& chunk, int t) const {
-    const int num_taps = shape_.conv_size, key_dim = shape_.key_dim, num_channels = this->num_channels();
-    const float* taps[kMostTaps];
-    for (int tap = 0; tap < num_taps; ++tap) taps[tap] = input(chunk, t - (num_taps - 1) + tap);
-    float* to = mixed(chunk, t);
-    for (int c = 0; c < num_channels; c += kLanes) {
-      Floats sums = broadcast(0.0f);
-      const float* weights = layer_.convolution + c;
-      for (int tap = 0; tap < num_taps; ++tap, weights += num_channels)
-        sums = fma(load<Floats>(taps[tap] + c), load<Floats>(weights), sums);
-      store(to + c, silu(sums));
-    }
-    float* matches = to + num_channels + 2 * num_heads();
-    for (int head = 0; head < shape_.num_key_heads; ++head) {
-      float *query = to + head * key_dim, *key = query + shape_.num_key_heads * key_dim;
-      to_length(query, 1.0f / std::sqrt(float(key_dim)));
-      to_length(key, 1.0f);
-      matches[head] = product(query, key);
-    }
+  // Makes query, key and values of a token in one key head and the value heads that belong to it, and what these are
+  // weighted by. The last token leaves the inputs of the convolution for the next step.
+  void mix(const DeltaChunk& chunk, int t, int key_head) const {
+    const int key_dim = shape_.key_dim, keys = shape_.num_key_heads * key_dim, num_channels = this->num_channels();
+    const int group = num_heads() / shape_.num_key_heads, num_values = group * shape_.value_dim;
+    convolve(chunk, t, key_head * key_dim, key_dim);
+    convolve(chunk, t, keys + key_head * key_dim, key_dim);
+    convolve(chunk, t, 2 * keys + key_head * num_values, num_values);
+    float *to = mixed(chunk, t), *query = to + key_head * key_dim, *key = query + keys;
+    to_length(query, 1.0f / std::sqrt(float(key_dim)));
+    to_length(key, 1.0f);
+    to[num_channels + 2 * num_heads() + key_head] = product(query, key);
     const float *betas = chunk.gates + t * chunk.gates_stride, *rates = betas + padded(num_heads(), kLanes);
-    for (int head = 0; head < num_heads(); ++head) {
+    for (int head = key_head * group; head < (key_head + 1) * group; ++head) {
       const float rate = layer_.rates[head] * softplus(rates[head] + layer_.rate_biases[head]);
       to[num_channels + head] = std::exp(-rate);
       to[num_channels + num_heads() + head] = 1.0f / (1.0f + std::exp(-betas[head]));
     }
-    if (t + 1 == chunk.count) keep_inputs(chunk);
   }
 
   // What one head reads for each token, normed and gated, [count][stride].
   template <class Element>
   void run(const DeltaChunk& chunk, int head, Element* outputs, size_t stride) const {
     const int size = shape_.value_dim;
-    for (int c = 0; c < size;) {
-      if (c + kTileVectors * kLanes <= size) {
-        pass<kTileVectors>(chunk, head, c);
-        c += kTileVectors * kLanes;
-      } else {
-        pass<1>(chunk, head, c);
-        c += kLanes;
-      }
-    }
+    int c = 0;
+    for (; c + kVectors * kLanes <= size; c += kVectors * kLanes) pass<kVectors>(chunk, head, c);
+    for (; c < size; c += kLanes) pass<1>(chunk, head, c);
+    end_streams();
     for (int t = 0; t < chunk.count; ++t) {
       const float* values = value(chunk, t, head);
       const float* gates = chunk.projected + t * chunk.stride + num_channels() + head * size;
@@ -116,11 +102,22 @@ class DeltaRule {
     if (t >= 0) return chunk.projected + t * chunk.stride;
     return layer_.inputs + chunk.read * inputs_size() + size_t(shape_.conv_size - 1 + t) * num_channels();
   }
-  void keep_inputs(const DeltaChunk& chunk) const {
-    const int num_kept = shape_.conv_size - 1, num_channels = this->num_channels();
-    float* to = layer_.inputs + chunk.write * inputs_size();
-    for (int i = 0; i < num_kept; ++i, to += num_channels)
-      std::copy_n(input(chunk, chunk.count - num_kept + i), num_channels, to);
+  // So many channels of a token, from the first on.
+  void convolve(const DeltaChunk& chunk, int t, int first, int count) const {
+    const int num_taps = shape_.conv_size;
+    const float* taps[kMostTaps];
+    for (int tap = 0; tap < num_taps; ++tap) taps[tap] = input(chunk, t - (num_taps - 1) + tap);
+    float* to = mixed(chunk, t);
+    for (int c = first; c < first + count; c += kLanes) {
+      Floats sums = broadcast(0.0f);
+      const float* weights = layer_.convolution + c;
+      for (int tap = 0; tap < num_taps; ++tap, weights += num_channels())
+        sums = fma(load<Floats>(taps[tap] + c), load<Floats>(weights), sums);
+      store(to + c, silu(sums));
+    }
+    float* kept = layer_.inputs + chunk.write * inputs_size() + first;
+    for (int tap = 1; t + 1 == chunk.count && tap < num_taps; ++tap, kept += num_channels())
+      std::copy_n(taps[tap] + first, count, kept);
   }
 
   static float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
@@ -136,7 +133,7 @@ class DeltaRule {
   }
 
   // All tokens over the tile of a head that begins with channel c. Outputs take the place of values.
-  template <int kVectors>
+  template <int kWidth>
   void pass(const DeltaChunk& chunk, int head, int c) const {
     const int key_head = head / (num_heads() / shape_.num_key_heads), key_dim = shape_.key_dim;
     const size_t size = size_t(key_dim) * shape_.value_dim, first = head * size + size_t(c) * key_dim;
@@ -146,37 +143,48 @@ class DeltaRule {
       const float *row = mixed(chunk, t), *weights = row + num_channels();
       const float *query = row + key_head * key_dim, *key = query + shape_.num_key_heads * key_dim;
       const Weighting weighting{weights[head], weights[num_heads() + head], weights[2 * num_heads() + key_head]};
-      step<kVectors>(from, to, query, key, weighting, value(chunk, t, head) + c);
+      float* values = value(chunk, t, head) + c;
+      // A single token comes to a state that is in no cache, and does not come back.
+      if (chunk.count == 1) {
+        step<kWidth, true>(from, to, query, key, weighting, values);
+      } else {
+        step<kWidth, false>(from, to, query, key, weighting, values);
+      }
     }
   }
 
   struct Weighting {
     float decay, beta, match;  // match: query^T key
   };
-  template <int kVectors>
+  // The sums over keys run in two chains, of even ones and of odd ones, so that the next product need not wait for the last.
+  template <int kWidth, bool kStreams>
   void step(const float* from, float* to, const float* query, const float* key, const Weighting& by,
             float* values) const {
-    constexpr int kWidth = kVectors * kLanes;
+    constexpr int kChains = 2, kRow = kWidth * kLanes;
     const int key_dim = shape_.key_dim;
     const Floats decay = broadcast(by.decay), beta = broadcast(by.beta), match = broadcast(by.match);
-    Floats known[kVectors] = {}, asked[kVectors] = {}, change[kVectors];
-    for (int i = 0; i < key_dim; ++i) {
-      const Floats k = broadcast(key[i]), q = broadcast(query[i]);
-      for (int v = 0; v < kVectors; ++v) {
-        const Floats s = load<Floats>(from + i * kWidth + v * kLanes);
-        known[v] = fma(s, k, known[v]);
-        asked[v] = fma(s, q, asked[v]);
+    Floats known[kChains][kWidth] = {}, asked[kChains][kWidth] = {}, change[kWidth];
+    for (int i = 0; i < key_dim; i += kChains)
+      for (int chain = 0; chain < kChains; ++chain) {
+        const Floats k = broadcast(key[i + chain]), q = broadcast(query[i + chain]);
+        for (int v = 0; v < kWidth; ++v) {
+          const Floats s = load<Floats>(from + (i + chain) * kRow + v * kLanes);
+          known[chain][v] = fma(s, k, known[chain][v]);
+          asked[chain][v] = fma(s, q, asked[chain][v]);
+        }
       }
-    }
-    for (int v = 0; v < kVectors; ++v) {
-      change[v] = beta * (load<Floats>(values + v * kLanes) - decay * known[v]);
-      store(values + v * kLanes, fma(change[v], match, decay * asked[v]));
+    for (int v = 0; v < kWidth; ++v) {
+      const Floats before = decay * (known[0][v] + known[1][v]);
+      change[v] = beta * (load<Floats>(values + v * kLanes) - before);
+      store(values + v * kLanes, fma(change[v], match, decay * (asked[0][v] + asked[1][v])));
     }
     for (int i = 0; i < key_dim; ++i) {
       const Floats k = broadcast(key[i]);
-      for (int v = 0; v < kVectors; ++v) {
-        const int place = i * kWidth + v * kLanes;
-        store(to + place, fma(k, change[v], decay * load<Floats>(from + place)));
+      for (int v = 0; v < kWidth; ++v) {
+        const int place = i * kRow + v * kLanes;
+        if (kStreams) __builtin_prefetch(from + key_dim * kRow + place, 0, 2);  // what the next tile reads
+        const Floats s = fma(k, change[v], decay * load<Floats>(from + place));
+        kStreams ? stream(to + place, s) : store(to + place, s);
       }
     }
   }

@@ -66,7 +66,8 @@ void triptych_delta_rule(const DeltaShape* shape, const DeltaLayer* layer, float
                          gates, size_t(2) * padded(shape->num_value_heads, kLanes),
                          mixed.get(), count, read, write};
   const DeltaRule rule(*shape, *layer, eps);
-  for (int t = 0; t < count; ++t) rule.mix(chunk, t);
+  for (int t = 0; t < count; ++t)
+    for (int head = 0; head < shape->num_key_heads; ++head) rule.mix(chunk, t, head);
   for (int head = 0; head < shape->num_value_heads; ++head) rule.run(chunk, head, outputs, num_outputs);
 }
 
