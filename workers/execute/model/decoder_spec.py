@@ -9,20 +9,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from . import delta_spec
+from . import delta_spec, layer_kinds
 from .delta_spec import DeltaSpec, delta_tensors, describe_delta
+from .layer_kinds import EXPERTS, SHARED
+from .layer_kinds import Unsupported as Unsupported
 from .layer_tensors import COMMON_EXPERT_NAMES, EXPERT_NAMES, ExpertTensors, LayerTensors, bias_of
-from .ropes import LAYER_TYPES, head_dim, rope_parameters, rotary_dim
+from .ropes import head_dim, rope_parameters, rotary_dim
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _GEMMA = {"gemma", "gemma2", "gemma3_text"}
 _OFFSET_NORMS = {*_GEMMA, *delta_spec.FAMILIES}  # whose weights are what is added to 1
-_EXPERTS = {"gpt_oss", "mixtral", "olmoe", "qwen3_moe"}  # families with layers whose MLP is a choice of several
 _FAMILIES = {
     "exaone4", "granite", "llama", "ministral", "ministral3", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3",
-    "seed_oss", "smollm3", *_EXPERTS, *_GEMMA, *delta_spec.FAMILIES,
+    "seed_oss", "smollm3", *EXPERTS, *_GEMMA, *delta_spec.FAMILIES,
 }  # fmt: skip
 # Families ...
 _MERGED = {"phi3"}  # that store queries, keys and values as one tensor, and so gate and up
@@ -32,8 +33,6 @@ _WHOLE_QUERIES = {"olmo2", "olmo3", "olmoe"}  # that norm queries and keys of al
 _GROWING = {"ministral3"}  # whose queries grow with their position
 _WITH_SINKS = {"gpt_oss"}  # whose heads attend to a sink, too
 _WITH_LIMITS = {"gpt_oss"}  # whose gates and ups have limits
-_SLIDING = {"ministral3", "mistral", "phi3", *_EXPERTS}  # whose layers slide, all of them, where there is a window
-_TURN_WHERE_THEY_SLIDE = {"exaone4"}  # of which, where some layers slide, only these have positions
 _GATED = delta_spec.FAMILIES  # whose attention has a gate for each output
 _TURN_IN_PART = delta_spec.FAMILIES  # of whose heads only the first channels turn
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # whose frequencies do not depend on the length
@@ -47,10 +46,6 @@ _NEVER_ZERO = (
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # transformers' names
 
 
-class Unsupported(Exception):
-    """The model is none of those that the fast path computes; the text says what is different."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
     """Layers of ``x += attention(norm(x)); x += down(activation(gate(norm(x))) * up(norm(x)))``.
@@ -59,7 +54,7 @@ class DecoderSpec:
     is added is normed first, or instead, and scores or logits y become ``cap * tanh(y / cap)``.
 
     A layer may have experts in place of its MLP: those that the router's softmax finds likeliest for a token, whose
-    outputs it weights by that.
+    outputs it weights by that. All tokens may share one more, of a size of its own, with a sigmoid for its weight.
 
     Or it has a gated delta rule in place of attention, see ``delta_spec.py``. Outputs of attention may be multiplied by
     the sigmoids of gates, of which each head has its rows behind those of its query.
@@ -99,6 +94,7 @@ class DecoderSpec:
     num_experts: int  # of a layer that has some
     experts_per_token: int
     expert_size: int  # of an expert, what intermediate_size is of an MLP
+    shared_size: int  # of the one that all tokens share; 0: there is none
     norms_expert_weights: bool  # those of a token's experts add up to 1
     is_merged: bool  # queries, keys and values are stored as one tensor, and so are gate and up
     has_qk_norm: bool  # queries and keys are normed before they turn
@@ -139,6 +135,7 @@ class DecoderSpec:
             mixer, output, qkv = "linear_attn", "out_proj", ["in_proj_qkv", "in_proj_z"]
         else:
             mixer, output, qkv = "self_attn", "o_proj", [f"{name}_proj" for name in qkv]
+        mlp = "mlp.shared_expert" if self.has_experts[index] else "mlp"
         mlp_norm = "pre_feedforward_layernorm" if self.has_post_norms else "post_attention_layernorm"
 
         def named(module: str) -> str:
@@ -152,8 +149,9 @@ class DecoderSpec:
         return LayerTensors(
             qkv=tuple(named(f"{mixer}.{name}") for name in qkv),
             output=named(f"{mixer}.{output}"),
-            gate_up=tuple(named(f"mlp.{name}_proj") for name in gate_up),
-            down=named("mlp.down_proj"),
+            gate_up=tuple(named(f"{mlp}.{name}_proj") for name in gate_up),
+            down=named(f"{mlp}.down_proj"),
+            shared_gate=named("mlp.shared_expert_gate"),
             router=named(".".join(self._expert_names[1:])),
             experts=tuple(map(expert, range(self.num_experts if self.has_experts[index] else 0))),
             attention_norm=named("input_layernorm"),
@@ -169,6 +167,14 @@ class DecoderSpec:
     @property
     def _expert_names(self) -> tuple[tuple[str, str, str], str, str]:
         return EXPERT_NAMES.get(self.model_type, COMMON_EXPERT_NAMES)
+
+    def mlps(self, layer: LayerTensors) -> Iterator[tuple[LayerTensors | ExpertTensors, int]]:
+        """The MLP of a layer or its experts, with their sizes; the one that all tokens share is the last."""
+        yield from ((expert, self.expert_size) for expert in layer.experts)
+        if not layer.experts:
+            yield layer, self.intermediate_size
+        elif self.shared_size:
+            yield layer, self.shared_size
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every tensor a checkpoint must have, and no other, with its shape."""
@@ -191,7 +197,7 @@ class DecoderSpec:
             for layer in layers
             for name in (
                 *layer.qkv, layer.output,
-                *(name for mlp in layer.experts or [layer] for name in (*mlp.gate_up, mlp.down)),
+                *(name for mlp, _ in self.mlps(layer) for name in (*mlp.gate_up, mlp.down)),
             )
         ]  # fmt: skip
 
@@ -232,12 +238,13 @@ class DecoderSpec:
         yield names.output, (self.hidden_size, delta.num_outputs), False
 
     def _mlp_shapes(self, names: LayerTensors) -> Iterator[tuple[str, tuple[int, int], bool]]:
-        hidden, size, has_bias = self.hidden_size, self.intermediate_size, self.has_mlp_bias
+        hidden, has_bias = self.hidden_size, self.has_mlp_bias
         if names.experts:
-            size = self.expert_size
             yield names.router, (self.num_experts, hidden), has_bias
+        if names.experts and self.shared_size:
+            yield names.shared_gate, (1, hidden), False
         merged = 1 + (self.is_merged and not names.experts)
-        for mlp in names.experts or [names]:
+        for mlp, size in self.mlps(names):
             yield from ((name, (merged * size, hidden), has_bias) for name in mlp.gate_up)
             yield mlp.down, (hidden, size), has_bias
 
@@ -249,19 +256,19 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         Unsupported: it has something that the description has no word for.
     """
     _check_family(config)
-    recalls = _recalls(config)
+    recalls = layer_kinds.recalls(config)
     # Of the first layer that attends, if any does: they all have the same.
     layer = f"model.layers.{recalls.index(False) if False in recalls else 0}."
     size = head_dim(config)
     is_gemma = config.model_type in _GEMMA
-    has_experts = _has_experts(config)
+    has_experts = layer_kinds.has_experts(config)
     scores = getattr(config, "query_pre_attn_scalar", size) ** -0.5
     query_growth, query_growth_span = _query_growth(config)
     spec = DecoderSpec(
         model_type=config.model_type,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=getattr(config, "intermediate_size", 0),
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=size,
@@ -283,12 +290,13 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         rounds_embedding_multiplier=is_gemma,
         residual_multiplier=float(getattr(config, "residual_multiplier", 1.0)),
         logits_scaling=float(getattr(config, "logits_scaling", 1.0)),
-        windows=_windows(config),
-        ropes=_rope_numbers(config),
+        windows=layer_kinds.windows(config),
+        ropes=layer_kinds.rope_numbers(config),
         has_experts=has_experts,
         num_experts=config.num_experts if any(has_experts) else 0,
         experts_per_token=config.num_experts_per_tok if any(has_experts) else 0,
-        expert_size=getattr(config, "moe_intermediate_size", config.intermediate_size) if any(has_experts) else 0,
+        expert_size=_expert_size(config) if any(has_experts) else 0,
+        shared_size=config.shared_expert_intermediate_size if config.model_type in SHARED and any(has_experts) else 0,
         norms_expert_weights=bool(getattr(config, "norm_topk_prob", True)),  # Mixtral's always are
         is_merged=config.model_type in _MERGED,
         has_qk_norm=f"{layer}self_attn.q_norm.weight" in shapes,
@@ -303,6 +311,12 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
     )
     _check_tensors(spec, shapes)
     return spec
+
+
+def _expert_size(config: PretrainedConfig) -> int:
+    name = "moe_intermediate_size" if hasattr(config, "moe_intermediate_size") else "intermediate_size"
+    size: int = getattr(config, name)
+    return size
 
 
 def _query_growth(config: PretrainedConfig) -> tuple[float, int]:
@@ -336,52 +350,6 @@ def _check_family(config: PretrainedConfig) -> None:
             raise Unsupported(f"its rotary positions are of type {rope.get('rope_type')}")
         if rope.get("partial_rotary_factor", 1.0) != 1.0 and config.model_type not in _TURN_IN_PART:
             raise Unsupported("only a part of its channels turns")
-
-
-def _layer_types(config: PretrainedConfig) -> list[str]:
-    window = getattr(config, "sliding_window", None)
-    default = "sliding_attention" if config.model_type in _SLIDING and window else "full_attention"
-    types: list[str] = getattr(config, "layer_types", None) or [default] * config.num_hidden_layers
-    known = LAYER_TYPES | ({delta_spec.LAYER_TYPE} if config.model_type in delta_spec.FAMILIES else set())
-    if not known.issuperset(types):
-        raise Unsupported(f"it has layers of type {', '.join(sorted(set(types) - known))}")
-    return types
-
-
-def _recalls(config: PretrainedConfig) -> tuple[bool, ...]:
-    return tuple(kind == delta_spec.LAYER_TYPE for kind in _layer_types(config))
-
-
-def _has_experts(config: PretrainedConfig) -> tuple[bool, ...]:
-    """Of each layer."""
-    layers = range(config.num_hidden_layers)
-    if config.model_type not in _EXPERTS:
-        return (False,) * len(layers)
-    step, without = getattr(config, "decoder_sparse_step", 1), getattr(config, "mlp_only_layers", None) or ()
-    found = tuple(layer not in without and (layer + 1) % step == 0 and config.num_experts > 0 for layer in layers)
-    if any(found) and not 0 < config.num_experts_per_tok <= config.num_experts:
-        raise Unsupported(f"a token has {config.num_experts_per_tok} of {config.num_experts} experts")
-    return found
-
-
-def _windows(config: PretrainedConfig) -> tuple[int | None, ...]:
-    return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in _layer_types(config))
-
-
-def _rope_numbers(config: PretrainedConfig) -> tuple[int | None, ...]:
-    numbers = {layer_type: number for number, layer_type in enumerate(rope_parameters(config))}
-    if None not in numbers:
-        types = _layer_types(config)
-        if missing := set(types) - numbers.keys():
-            raise Unsupported(f"it has no rotary positions for layers of type {', '.join(sorted(missing))}")
-        return tuple(numbers[layer_type] for layer_type in types)
-    count = config.num_hidden_layers
-    if config.model_type in _TURN_WHERE_THEY_SLIDE and config.sliding_window:
-        return tuple(0 if kind == "sliding_attention" else None for kind in _layer_types(config))
-    turns = getattr(config, "no_rope_layers", [1] * count)[:count]  # 1, whatever the name: it has rope
-    if len(turns) < count:
-        raise Unsupported(f"its no_rope_layers says of {len(turns)} of {count} layers whether they turn")
-    return tuple(0 if each and not recalls else None for each, recalls in zip(turns, _recalls(config), strict=True))
 
 
 def _check_tensors(spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 LAYER_TYPE = "linear_attention"  # transformers' name
-FAMILIES = {"qwen3_5_text"}
+FAMILIES = {"qwen3_5_text", "qwen3_5_moe_text"}
 
 
 class DeltaTensors(NamedTuple):

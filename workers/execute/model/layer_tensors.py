@@ -28,9 +28,10 @@ class LayerTensors(NamedTuple):
     # and what gates its outputs.
     qkv: tuple[str, ...]
     output: str
-    gate_up: tuple[str, ...]  # likewise
+    gate_up: tuple[str, ...]  # likewise; where there are experts, of the one that all tokens share
     down: str
     router: str
+    shared_gate: str  # [1, hidden_size], of that one
     experts: tuple[ExpertTensors, ...]  # in place of the MLP; none where there is one
     attention_norm: str
     mlp_norm: str

@@ -104,9 +104,10 @@ def _modules(spec: DecoderSpec, layer: int) -> list[tuple[str, int, list[int], i
         outputs = spec.num_heads * spec.head_dim
         add(names.qkv, hidden, spec.qkv_sizes, 0)
     add([names.output], outputs, [hidden], 3)
-    if not names.experts:
-        add(names.gate_up, hidden, [spec.intermediate_size] * 2, 4)
-        add([names.down], spec.intermediate_size, [hidden], 6)
+    for mlp, size in spec.mlps(names):
+        if mlp is names:  # those that are chosen are not adapted
+            add(names.gate_up, hidden, [size] * 2, 4)
+            add([names.down], size, [hidden], 6)
     return found
 
 

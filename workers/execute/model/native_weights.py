@@ -157,7 +157,7 @@ class PackedWeights:
             embedding_is_bf16=self._embedding.dtype == torch.bfloat16,
             num_layers=spec.num_layers,
             hidden_size=spec.hidden_size,
-            intermediate_size=0 if all(spec.has_experts) else spec.intermediate_size,
+            intermediate_size=max(0 if all(spec.has_experts) else spec.intermediate_size, spec.shared_size),
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
@@ -191,13 +191,16 @@ class PackedWeights:
     def _fill_layer(self, layer: Layer, names: LayerTensors, delta: DeltaSpec | None) -> None:
         spec = self.spec
         if delta is None:
-            self._fill_mixer(layer, names, spec.qkv_sizes, spec.num_heads * spec.head_dim)
+            has_biases = spec.has_qkv_bias, spec.has_output_bias
+            self._fill_mixer(layer, names, spec.qkv_sizes, spec.num_heads * spec.head_dim, has_biases)
             self._fill_attention(layer, names)
         else:
-            self._fill_mixer(layer, names, (delta.num_channels, delta.num_outputs), delta.num_outputs)
+            sizes = delta.num_channels, delta.num_outputs
+            self._fill_mixer(layer, names, sizes, delta.num_outputs, (False, False))
             self._fill_delta(layer.delta, names.delta, delta)
-        if not names.experts:
-            self._fill_mlp(layer, names, spec.intermediate_size)
+        for mlp, size in spec.mlps(names):
+            if mlp is names:  # the others are the experts that are chosen
+                self._fill_mlp(layer, names, size)
         if spec.has_pre_norms:
             layer.attention_norm = self._norm(names.attention_norm)
             layer.mlp_norm = self._norm(names.mlp_norm)
@@ -205,12 +208,14 @@ class PackedWeights:
             layer.attended_norm = self._norm(names.attended_norm)
             layer.gated_norm = self._norm(names.gated_norm)
 
-    def _fill_mixer(self, layer: Layer, names: LayerTensors, sizes: Sequence[int], num_found: int) -> None:
+    def _fill_mixer(
+        self, layer: Layer, names: LayerTensors, sizes: Sequence[int], num_found: int, has_biases: tuple[bool, bool]
+    ) -> None:
         """The matrices around attention or a delta rule, which finds ``num_found`` numbers."""
         spec = self.spec
-        layer.qkv = self._matrix(names.qkv, spec.hidden_size, sum(sizes), has_bias=spec.has_qkv_bias)
+        layer.qkv = self._matrix(names.qkv, spec.hidden_size, sum(sizes), has_bias=has_biases[0])
         self._place(layer.qkv, names.qkv, list(zip(sizes, accumulate(sizes, initial=0), strict=False)))
-        layer.output = self._matrix([names.output], num_found, spec.hidden_size, has_bias=spec.has_output_bias)
+        layer.output = self._matrix([names.output], num_found, spec.hidden_size, has_bias=has_biases[1])
         self._place(layer.output, [names.output], [(spec.hidden_size, 0)])
 
     def _fill_attention(self, layer: Layer, names: LayerTensors) -> None:
@@ -242,9 +247,11 @@ class PackedWeights:
         if not names.experts:
             return
         layer.router = new_matrix(
-            self._arena, Format.FLOAT32, spec.hidden_size, spec.num_experts, has_bias=spec.has_mlp_bias
+            self._arena, Format.FLOAT32, spec.hidden_size, spec.num_experts + 1, has_bias=spec.has_mlp_bias
         )
         self._place(layer.router, [names.router], [(spec.num_experts, 0)])
+        if spec.shared_size:
+            self._place(layer.router, [names.shared_gate], [(1, spec.num_experts)])
         for expert, own_names in zip(experts, names.experts, strict=True):
             self._fill_mlp(expert, own_names, spec.expert_size)
         layer.experts = ctypes.addressof(experts)
@@ -356,10 +363,8 @@ def _num_bytes(spec: DecoderSpec, format_of: Callable[[str], Format]) -> int:
             before = delta_rule(names, spec.delta)
         else:
             before = mixer(names, sum(spec.qkv_sizes), queries)
-        if not names.experts:
-            return before + mlp(names, spec.intermediate_size)
-        router = matrix_bytes(Format.FLOAT32, hidden, spec.num_experts)
-        return before + router + sum(mlp(expert, spec.expert_size) for expert in names.experts)
+        router = matrix_bytes(Format.FLOAT32, hidden, spec.num_experts + 1) if names.experts else 0
+        return before + router + sum(mlp(*each) for each in spec.mlps(names))
 
     head = matrix_bytes(format_of(spec.head), hidden, spec.vocab_size)
     return sum(map(layer, range(spec.num_layers))) + head + 4 * padded(hidden) + _PER_LAYER_BYTES

@@ -101,6 +101,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 32,
     },
+    "qwen3_5_moe_text": {
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 16,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 48,
+    },
     "gpt_oss": {
         "num_local_experts": 5,
         "num_experts_per_tok": 2,

@@ -45,8 +45,8 @@ struct Layer {
   Matrix output;
   Matrix gate_up;  // 32 gate columns and the 32 up columns that belong to them in each block
   Matrix down;
-  Matrix router;          // kFloat32, whose outputs are the experts' logits
-  const Expert* experts;  // [num_experts], in place of gate_up and down; or null
+  Matrix router;          // kFloat32, whose outputs are the experts' logits, and that of the one that all tokens share
+  const Expert* experts;  // [num_experts], or null. Then gate_up and down are the one that all tokens share, if there is one
   const float* attention_norm;  // or null: attention reads x as it is
   const float* mlp_norm;        // likewise
   const float* query_norm;      // [head_dim], or [heads][head_dim] where whole queries are normed, or null
@@ -96,7 +96,7 @@ struct Model {
   int32_t embedding_is_bf16;  // else float
   int32_t num_layers;
   int32_t hidden_size;
-  int32_t intermediate_size;
+  int32_t intermediate_size;  // the greatest of any layer, without experts that are chosen
   int32_t num_heads;
   int32_t num_kv_heads;
   int32_t head_dim;

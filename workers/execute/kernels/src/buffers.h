@@ -106,7 +106,8 @@ struct Buffers {
   Buffer<float> gates;                              // [tokens][betas and rates], of a delta rule
   Buffer<float> mixed;                              // [tokens][DeltaRule::width()]
   Buffer<Written> recalled;                         // [tokens][value heads * value_dim]
-  Buffer<float> router_logits;                      // [tokens][experts]
+  Buffer<float> router_logits;                      // [tokens][experts and the one that all share]
+  Buffer<float> shared_weights;                     // [tokens], of that one
   Buffer<Written> expert_gated;                     // [choices][expert_size], see experts.h
   Buffer<float> expert_outputs;                     // [choices][hidden]
   Buffer<int32_t> sequences;                        // [tokens], to which they belong
@@ -160,7 +161,8 @@ struct Buffers {
     const int hidden = padded(model.hidden_size), inner = padded(model.expert_size);
     const size_t num_choices = tokens * model.experts_per_token;
     exact.reserve(tokens * hidden);
-    router_logits.reserve(tokens * padded(model.num_experts));
+    router_logits.reserve(tokens * padded(model.num_experts + 1));
+    shared_weights.reserve(tokens);
     expert_gated.reserve(num_choices * inner);
     expert_outputs.reserve(num_choices * hidden);
     if (kIsQuantised) operand.reserve(num_choices, inner);

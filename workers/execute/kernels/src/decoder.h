@@ -4,8 +4,7 @@
 // many threads compute it.
 #pragma once
 
-#include "experts.h"
-#include "products.h"
+#include "expert_layers.h"
 
 namespace triptych {
 
@@ -20,17 +19,16 @@ class Decoder : public Computation {
 };
 
 template <class Format>
-class FormatDecoder : public Decoder, private Products<Format> {
+class FormatDecoder : public Decoder, private ExpertLayers<Format> {
  public:
   using Cache = typename Format::Cache;
   using Written = typename Buffers<Format>::Written;
   using Added = Addition<Format>;
 
   FormatDecoder(const Model& model, const Sharing& sharing)
-      : Products<Format>(model, sharing.num_own + 1),
+      : ExpertLayers<Format>(model, sharing.num_own + 1),
         sharing_(sharing),
         adapters_(model_),
-        routing_(model_),
         team_(*this, stages_, sharing.num_own) {
     for (int i = 0; i < model.num_layers; ++i) {
       const Layer& layer = model.layers[i];
@@ -81,12 +79,14 @@ class FormatDecoder : public Decoder, private Products<Format> {
       if (is_last) num_rows = keep_sampled(found.get(), width, me);
       add_product(layer.output, inputs_of(found, num_rows, width, to_output, me), to_output, layer.attended_norm, me);
       if (layer.experts) {
-        add_experts(layer, i, num_rows, me);
+        const size_t count = model_.experts_per_token, first = i * count, stride = model_.num_layers * count;
+        const Choices choices{step_->choices ? step_->choices + first : nullptr, stride};
+        add_experts(layer, num_rows, to_gate_up, to_down, choices, me);
         continue;
       }
       const Rows again = norm(num_rows, layer.mlp_norm, to_gate_up, me);
-      product(layer.gate_up, again, to_gate_up, me, gate(buffers_.gated.get(), inner_width()));
-      const Rows gated = inputs_of(buffers_.gated, num_rows, inner_width(), to_down, me);
+      product(layer.gate_up, again, to_gate_up, me, gate(buffers_.gated.get(), inner_width(layer)));
+      const Rows gated = inputs_of(buffers_.gated, num_rows, inner_width(layer), to_down, me);
       add_product(layer.down, gated, to_down, layer.gated_norm, me);
     }
     const Rows last = norm(num_rows, model_.final_norm, Added{}, me);
@@ -136,75 +136,6 @@ class FormatDecoder : public Decoder, private Products<Format> {
       }
     });
     return step_->num_rows;
-  }
-
-  // What its experts add to each row.
-  void add_experts(const Layer& layer, int number, int num_rows, Member& me) {
-    using Run = Routing::Run;
-    choose_experts(layer, number, num_rows, me);
-    const Rows normed = buffers_.operand.rows(num_rows, int(hidden_width()));
-    expert_products(layer.experts->gate_up, me, [&](const Run& run, Range halves) {
-      Rows rows = normed;
-      rows.count = run.count();
-      rows.places = routing_.rows_of(run);
-      Written* to = buffers_.expert_gated.get() + run.slots.begin * expert_width();
-      multiply<Format>(layer.experts[run.expert].gate_up, rows, halves, gate(to, expert_width()));
-    });
-    const int num_slots = num_rows * model_.experts_per_token;
-    const Rows gated = inputs_of(buffers_.expert_gated, num_slots, expert_width(), Added{}, me);
-    expert_products(layer.experts->down, me, [&](const Run& run, Range halves) {
-      const int first = run.slots.begin;
-      const Rows rows{gated.row(first), gated.stride, gated.scale(first), gated.scale_stride, run.count()};
-      float* to = buffers_.expert_outputs.get() + first * hidden_width();
-      multiply<Format>(layer.experts[run.expert].down, rows, halves, Store{to, hidden_width()});
-    });
-    stages_.run(me, [&] {
-      for (int row : part(num_rows, me))
-        routing_.add(row, buffers_.expert_outputs.get(), hidden_width(), model_.residual_multiplier, residual(row));
-    });
-  }
-
-  // Norms rows for the experts. The router reads them as floats: what is rounded may choose others.
-  void choose_experts(const Layer& layer, int number, int num_rows, Member& me) {
-    const int width = int(hidden_width());
-    float *exact = buffers_.exact.get(), *logits = buffers_.router_logits.get();
-    stages_.run(me, [&] {
-      for (int row : part(num_rows, me)) {
-        norm_row(residual(row), layer.mlp_norm, model_.hidden_size, model_.norm_eps, exact + size_t(row) * width,
-                 buffers_.operand.row(row, width), buffers_.operand.scale(row, width));
-        if (has_groups_) buffers_.operand.sum_groups(row, width);
-      }
-    });
-    const Rows rows{reinterpret_cast<const uint32_t*>(exact), size_t(width), nullptr, 0, num_rows};
-    const size_t num_logits = size_t(layer.router.num_blocks) * 64;
-    float_product(layer.router, rows, me, Store{logits, num_logits});
-    stages_.run(me, [&] {
-      for (int row : part(num_rows, me)) {
-        routing_.choose(row, logits + row * num_logits);
-        if (step_->choices) tell_choices(number, row);
-      }
-    });
-    stages_.run(me, [&] {
-      if (me.rank == 0) routing_.sort(num_rows);
-    });
-  }
-
-  void tell_choices(int layer, int row) {
-    const int count = model_.experts_per_token;
-    std::copy_n(routing_.choices_of(row), count, step_->choices + (size_t(row) * model_.num_layers + layer) * count);
-  }
-
-  // compute(run, halves) for all halves of the matrices of all experts that were chosen, which are like `matrix`.
-  template <class Compute>
-  void expert_products(const Matrix& matrix, Member& me, const Compute& compute) {
-    stages_.run(me, [&] {
-      const std::vector<Routing::Run>& runs = routing_.runs();
-      const int num_blocks = matrix.num_blocks;
-      stages_.for_items(int(runs.size()) * num_blocks, [&](int item) {
-        const int half = 2 * (item % num_blocks);
-        compute(runs[item / num_blocks], Range{half, half + 2});
-      });
-    });
   }
 
   // What the layer's delta rule reads for all tokens.
@@ -348,8 +279,6 @@ class FormatDecoder : public Decoder, private Products<Format> {
   }
   bool is_last(int token) const { return token + 1 == step_->query_starts[buffers_.sequences.get()[token] + 1]; }
   size_t heads_width() const { return padded(model_.num_heads * model_.head_dim); }
-  size_t inner_width() const { return padded(model_.intermediate_size); }
-  size_t expert_width() const { return padded(model_.expert_size); }
   size_t values_width() const { return padded(model_.delta.num_value_heads * model_.delta.value_dim); }
   static size_t qkv_width(const Layer& layer) { return size_t(layer.qkv.num_blocks) * 64; }
   static size_t gates_width(const Layer& layer) { return size_t(layer.delta.gates.num_blocks) * 64; }
@@ -357,10 +286,6 @@ class FormatDecoder : public Decoder, private Products<Format> {
   // Of one layer, that are kept of a sequence.
   int64_t num_state_numbers() const {
     return int64_t{model_.delta.num_value_heads} * model_.delta.key_dim * model_.delta.value_dim;
-  }
-
-  Gate<Written> gate(Written* to, size_t width) const {
-    return {to, width, model_.activation, model_.gate_slope, model_.gate_limit};
   }
 
   using Products<Format>::kOwnRows;
@@ -378,10 +303,13 @@ class FormatDecoder : public Decoder, private Products<Format> {
   using Products<Format>::part;
   using Products<Format>::hidden_width;
   using Products<Format>::residual;
+  using Products<Format>::inner_width;
+  using Products<Format>::gate;
+  using ExpertLayers<Format>::routing_;
+  using ExpertLayers<Format>::add_experts;
 
   const Sharing sharing_;
   Adapters<Format> adapters_;
-  Routing routing_;
   const Step* step_ = nullptr;
   int64_t num_weights_ = 0, num_expert_weights_ = 0;  // of one expert of each layer
   int num_query_blocks_ = 0, num_attending_ = 0;  // layers

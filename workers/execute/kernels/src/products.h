@@ -103,6 +103,10 @@ class Products {
 
   static int num_stages(const Added& added) { return added ? 2 : 1; }  // of a product
   Indices part(int count, const Member& me) const { return {share(count, me.rank, stages_.num_members())}; }
+  static size_t inner_width(const Layer& layer) { return padded(layer.down.num_inputs); }
+  Gate<Written> gate(Written* to, size_t width) const {
+    return {to, width, model_.activation, model_.gate_slope, model_.gate_limit};
+  }
   size_t hidden_width() const { return padded(model_.hidden_size); }
   float* residual(int token) { return buffers_.residual.get() + token * hidden_width(); }
 
