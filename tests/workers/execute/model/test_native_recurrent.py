@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.adapters import ALL_LINEAR, make_adapter, merge
+from tests.adapters import ALL_LINEAR, make_adapter, merge, write_adapter
 from tests.workers.execute.model.native import (
     EVERY_STEP,
     PLAIN_FORMATS,
@@ -43,6 +44,7 @@ from triptych.workers.execute.scheduling.sequence import Sequence
 Floats = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
 
+WITH_EXPERTS = "qwen3_5_moe_text"
 FAMILY, NUM_PAGES, NUM_TOKENS, MAX_TOKENS = "qwen3_5_text", 12, 150, 24
 TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.1, Format.INT8: 0.3, Format.INT4: 0.3}  # of the greatest logit
 OF_DELTA_RULES = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
@@ -53,6 +55,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_size": 100, "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_key_head_dim": 48,
         "linear_value_head_dim": 80, "linear_conv_kernel_dim": 2, "head_dim": 48, "intermediate_size": 70,
     },
+    "biases": {"attention_bias": True, "head_dim": 64},
     "the last layer recalls": {"num_hidden_layers": 2, "layer_types": [ATTENDS, RECALLS], "tie_word_embeddings": True},
 }  # fmt: skip
 
@@ -127,8 +130,11 @@ def test_adapters_reach_into_all_their_matrices(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("level", available_levels())
 @pytest.mark.parametrize("format_", PLAIN_FORMATS, ids=lambda f: f.name.lower())
-def test_logits_have_the_same_bits_in_any_chunks_and_company(level: str, format_: Format, tmp_path: Path) -> None:
-    checkpoint, token_ids = make_checkpoint(FAMILY, tmp_path), random_tokens()
+@pytest.mark.parametrize("family", [FAMILY, WITH_EXPERTS])
+def test_logits_have_the_same_bits_in_any_chunks_and_company(
+    family: str, level: str, format_: Format, tmp_path: Path
+) -> None:
+    checkpoint, token_ids = make_checkpoint(family, tmp_path), random_tokens()
     decoder = make_decoder(checkpoint, level, format_)
     alone = run_chunks(decoder, token_ids, [NUM_TOKENS])
     for sizes in ([1] * NUM_TOKENS, [7] * 21 + [3], [64, 64, 22], [149, 1]):
@@ -138,6 +144,25 @@ def test_logits_have_the_same_bits_in_any_chunks_and_company(level: str, format_
     assert np.array_equal(first, alone[:60])
     single = make_decoder(checkpoint, level, format_, num_threads=1)
     assert np.array_equal(run_chunks(single, token_ids, [NUM_TOKENS]), alone)
+
+
+def test_adapters_reach_the_expert_that_all_share(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(
+        WITH_EXPERTS, tmp_path / "model", num_experts_per_tok=6
+    )  # all of them: no near choices
+    adapter = make_adapter(tmp_path / "a", checkpoint, targets=("gate_proj", "up_proj", "down_proj", "out_proj"))
+    with pytest.raises(ConfigError, match=r"it changes model.layers.0.mlp.experts.0.down_proj, which is no linear"):
+        make_adapted(checkpoint, [adapter], available_levels()[0], Format.FLOAT32)
+    updates = load_file(adapter / "adapter_model.safetensors")
+    of_all = {name: tensor for name, tensor in updates.items() if ".experts." not in name}
+    write_adapter(tmp_path / "b", of_all, r=8, lora_alpha=8)
+    merged, token_ids = merge(checkpoint, tmp_path / "b", tmp_path / "merged"), random_tokens(60)
+    model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float64, **PLAINLY)
+    with torch.inference_mode():
+        exact = model(torch.from_numpy(token_ids)[None].long(), use_cache=False).logits[0].numpy()
+    decoder = make_adapted(checkpoint, [tmp_path / "b"], available_levels()[0], Format.FLOAT32)
+    assert difference_of_most(run_adapted(decoder, token_ids, [40, 1, 19], 1), exact) < TOLERANCES[Format.FLOAT32]
+    assert difference_of_most(run_adapted(decoder, token_ids, [60], 0), exact) > 0.1, "the adapter is to be seen"
 
 
 def test_a_step_can_be_run_again_also_in_parts(tmp_path: Path) -> None:
@@ -175,24 +200,32 @@ def test_what_is_no_number_is_told_and_ends_with_its_sequence(
     assert np.array_equal(decoder.run(make_inputs(swapped, num_pages=NUM_PAGES)).logits[3:], expected)
 
 
+Engines = Callable[[str, str, str], NativeEngine]
+
+
 @pytest.fixture(scope="module", name="engines")
-def fixture_engines(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], NativeEngine]:
-    folder = tmp_path_factory.mktemp("model")
-    checkpoint = make_checkpoint(FAMILY, folder / "checkpoint")
-    return cache(lambda dtype, quantization: NativeEngine(checkpoint, folder, dtype=dtype, quantization=quantization))
+def fixture_engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    @cache
+    def engine_of(family: str, dtype: str, quantization: str) -> NativeEngine:
+        folder = tmp_path_factory.mktemp(family)
+        checkpoint = make_checkpoint(family, folder / "checkpoint")
+        return NativeEngine(checkpoint, folder, dtype=dtype, quantization=quantization)
+
+    return engine_of
 
 
 def requests() -> list[Sequence]:
     return [make_request(i, length, MAX_TOKENS) for i, length in enumerate((1, 7, 16, 45, 90))]
 
 
-@pytest.mark.parametrize(("dtype", "quantization"), [
-    ("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("bfloat16", "int4"),
+@pytest.mark.parametrize(("family", "dtype", "quantization"), [
+    (FAMILY, "float32", "none"), (FAMILY, "bfloat16", "none"), (FAMILY, "bfloat16", "int8"),
+    (FAMILY, "bfloat16", "int4"), (WITH_EXPERTS, "bfloat16", "none"), (WITH_EXPERTS, "bfloat16", "int8"),
 ])  # fmt: skip
 def test_company_chunks_and_preemption_change_nothing(
-    dtype: str, quantization: str, engines: Callable[[str, str], NativeEngine]
+    family: str, dtype: str, quantization: str, engines: Engines
 ) -> None:
-    engine = engines(dtype, quantization)
+    engine = engines(family, dtype, quantization)
     assert engine.card.backend.startswith("native")
     alone = [engine.run(request)[0] for request in requests()]
     for chunk in (1, 7, 512):
@@ -202,8 +235,8 @@ def test_company_chunks_and_preemption_change_nothing(
     assert sum(sequence.num_preemptions for sequence in sequences) > 0
 
 
-def test_steps_do_not_overlap_and_guesses_are_refused(engines: Callable[[str, str], NativeEngine]) -> None:
-    engine = engines("float32", "none")
+def test_steps_do_not_overlap_and_guesses_are_refused(engines: Engines) -> None:
+    engine = engines(FAMILY, "float32", "none")
     assert engine.card.keeps_states
     assert not engine.runner.overlaps
     check_speculation(SchedulerConfig(num_speculative_tokens=0), engine.runner, engine.card)
