@@ -133,6 +133,7 @@ class DecoderSpec:
         qkv, gate_up = (["qkv"], ["gate_up"]) if self.is_merged else (["q", "k", "v"], ["gate", "up"])
         if self.recalls[index]:
             mixer, output, qkv = "linear_attn", "out_proj", ["in_proj_qkv", "in_proj_z"]
+            qkv = ["in_proj_qkvz"] if self._is_by_heads else qkv
         else:
             mixer, output, qkv = "self_attn", "o_proj", [f"{name}_proj" for name in qkv]
         mlp = "mlp.shared_expert" if self.has_experts[index] else "mlp"
@@ -161,8 +162,12 @@ class DecoderSpec:
             query_norm=named("self_attn.q_norm"),
             key_norm=named("self_attn.k_norm"),
             sinks=f"model.layers.{index}.self_attn.sinks",
-            delta=delta_tensors(f"model.layers.{index}.linear_attn"),
+            delta=delta_tensors(f"model.layers.{index}.linear_attn", is_by_heads=self._is_by_heads),
         )
+
+    @property
+    def _is_by_heads(self) -> bool:
+        return self.delta is not None and self.delta.is_by_heads
 
     @property
     def _expert_names(self) -> tuple[tuple[str, str, str], str, str]:
@@ -233,7 +238,8 @@ class DecoderSpec:
         yield names.output, (self.hidden_size, self.num_heads * self.head_dim), self.has_output_bias
 
     def _delta_shapes(self, names: LayerTensors, delta: DeltaSpec) -> Iterator[tuple[str, tuple[int, int], bool]]:
-        sizes = delta.num_channels, delta.num_outputs
+        sizes = [delta.num_channels, delta.num_outputs]
+        sizes = [sum(sizes)] if delta.is_by_heads else sizes
         yield from ((name, (rows, self.hidden_size), False) for name, rows in zip(names.qkv, sizes, strict=True))
         yield names.output, (self.hidden_size, delta.num_outputs), False
 

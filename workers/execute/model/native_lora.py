@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
 from ..kernels.memory import Arena, padded
 from ..kernels.structures import Format, Matrix, Update
 from .decoder_spec import DecoderSpec
+from .delta_spec import Part
 from .lora import Adapter, LowRank
 
 _LANES = 16  # columns of a vector
@@ -86,20 +88,31 @@ def _num_bytes(part: LowRank) -> int:
     return 4 * rank * (padded(part.a.shape[1]) + padded(len(part.b))) + 4 * padded(4 * rank)
 
 
-def _modules(spec: DecoderSpec, layer: int) -> list[tuple[str, int, list[int], int]]:
-    """Linear modules of a layer: name, inputs, the outputs of each tensor that it is, and which is the first."""
-    names, hidden = spec.layer(layer), spec.hidden_size
-    found: list[tuple[str, int, list[int], int]] = []
+class _Module(NamedTuple):
+    """A linear module of a layer."""
 
-    def add(group: Sequence[str], num_inputs: int, sizes: Sequence[int], first: int) -> None:
+    name: str
+    num_inputs: int
+    sizes: list[int]  # outputs of each tensor that it is
+    first: int  # of these tensors
+    order: list[int] | None = None  # of its rows, as the tensors have them; None: as they are
+
+
+def _modules(spec: DecoderSpec, layer: int) -> list[_Module]:
+    names, hidden, found = spec.layer(layer), spec.hidden_size, list[_Module]()
+
+    def add(
+        group: Sequence[str], num_inputs: int, sizes: Sequence[int], first: int, parts: Sequence[Part] = ()
+    ) -> None:
         split = [list(sizes)] if len(group) == 1 else [[size] for size in sizes]
+        order = _order(parts) if len(parts) > len(sizes) else None
         for number, (name, own) in enumerate(zip(group, split, strict=True), first):
-            found.append((name.removesuffix(".weight"), num_inputs, own, number))
+            found.append(_Module(name.removesuffix(".weight"), num_inputs, own, number, order))
 
-    if spec.delta is not None and spec.recalls[layer]:
-        heads, outputs = spec.delta.num_value_heads, spec.delta.num_outputs
-        add(names.qkv, hidden, (spec.delta.num_channels, outputs), 0)
-        add(names.delta.gates, hidden, (heads, heads), 7)
+    if (delta := spec.delta) is not None and spec.recalls[layer]:
+        outputs, heads = delta.num_outputs, delta.num_value_heads
+        add(names.qkv, hidden, (delta.num_channels, outputs), 0, delta.inputs)
+        add(names.delta.gates, hidden, (heads, heads), 7, delta.gates(heads))
     else:
         outputs = spec.num_heads * spec.head_dim
         add(names.qkv, hidden, spec.qkv_sizes, 0)
@@ -111,10 +124,18 @@ def _modules(spec: DecoderSpec, layer: int) -> list[tuple[str, int, list[int], i
     return found
 
 
+def _order(parts: Iterable[Part]) -> list[int]:
+    """The row of a matrix, whose parts these are, that belongs to each place."""
+    row_at: dict[int, int] = {}
+    for part in parts:
+        row_at |= {part.first + n: len(row_at) + n for n in range(part.num_rows)}
+    return [row_at[place] for place in sorted(row_at)]
+
+
 def _module_shapes(spec: DecoderSpec) -> dict[str, tuple[int, int]]:
     """[outputs, inputs] of the modules that can be adapted."""
     layers = (_modules(spec, layer) for layer in range(spec.num_layers))
-    return {name: (sum(sizes), num_inputs) for layer in layers for name, num_inputs, sizes, _ in layer}
+    return {module.name: (sum(module.sizes), module.num_inputs) for layer in layers for module in layer}
 
 
 def _all_parts(spec: DecoderSpec, adapters: Sequence[Adapter]) -> Iterator[LowRank | None]:
@@ -122,8 +143,8 @@ def _all_parts(spec: DecoderSpec, adapters: Sequence[Adapter]) -> Iterator[LowRa
     for adapter in adapters:
         for layer in range(spec.num_layers):
             parts: list[LowRank | None] = [None] * _TENSORS
-            for name, _, sizes, first in _modules(spec, layer):
+            for name, _, sizes, first, order in _modules(spec, layer):
                 if (update := adapter.updates.get(name)) is not None:
-                    rows = torch.split(update.b, sizes)
+                    rows = torch.split(update.b if order is None else update.b[order], sizes)
                     parts[first : first + len(sizes)] = (LowRank(update.a, each) for each in rows)
             yield from parts

@@ -191,12 +191,12 @@ class PackedWeights:
     def _fill_layer(self, layer: Layer, names: LayerTensors, delta: DeltaSpec | None) -> None:
         spec = self.spec
         if delta is None:
+            parts = list(zip(spec.qkv_sizes, accumulate(spec.qkv_sizes, initial=0), strict=False))
             has_biases = spec.has_qkv_bias, spec.has_output_bias
-            self._fill_mixer(layer, names, spec.qkv_sizes, spec.num_heads * spec.head_dim, has_biases)
+            self._fill_mixer(layer, names, parts, spec.num_heads * spec.head_dim, has_biases)
             self._fill_attention(layer, names)
         else:
-            sizes = delta.num_channels, delta.num_outputs
-            self._fill_mixer(layer, names, sizes, delta.num_outputs, (False, False))
+            self._fill_mixer(layer, names, delta.inputs, delta.num_outputs, (False, False))
             self._fill_delta(layer.delta, names.delta, delta)
         for mlp, size in spec.mlps(names):
             if mlp is names:  # the others are the experts that are chosen
@@ -209,12 +209,18 @@ class PackedWeights:
             layer.gated_norm = self._norm(names.gated_norm)
 
     def _fill_mixer(
-        self, layer: Layer, names: LayerTensors, sizes: Sequence[int], num_found: int, has_biases: tuple[bool, bool]
+        self,
+        layer: Layer,
+        names: LayerTensors,
+        parts: Sequence[tuple[int, int]],
+        num_found: int,
+        has_biases: tuple[bool, bool],
     ) -> None:
         """The matrices around attention or a delta rule, which finds ``num_found`` numbers."""
         spec = self.spec
-        layer.qkv = self._matrix(names.qkv, spec.hidden_size, sum(sizes), has_bias=has_biases[0])
-        self._place(layer.qkv, names.qkv, list(zip(sizes, accumulate(sizes, initial=0), strict=False)))
+        num_outputs = sum(size for size, _ in parts)
+        layer.qkv = self._matrix(names.qkv, spec.hidden_size, num_outputs, has_bias=has_biases[0])
+        self._place(layer.qkv, names.qkv, parts)
         layer.output = self._matrix([names.output], num_found, spec.hidden_size, has_bias=has_biases[1])
         self._place(layer.output, [names.output], [(spec.hidden_size, 0)])
 
@@ -226,9 +232,9 @@ class PackedWeights:
             layer.sinks = self._vector(names.sinks)
 
     def _fill_delta(self, layer: DeltaLayer, names: DeltaTensors, delta: DeltaSpec) -> None:
-        heads, behind = delta.num_value_heads, padded(delta.num_value_heads, _LANES)
+        behind = padded(delta.num_value_heads, _LANES)
         layer.gates = new_matrix(self._arena, Format.FLOAT32, self.spec.hidden_size, 2 * behind, has_bias=False)
-        self._place(layer.gates, names.gates, [(heads, 0), (heads, behind)])
+        self._place(layer.gates, names.gates, delta.gates(behind))
         taps = self._checkpoint[names.convolution].float()[:, 0].T  # [conv_size, channels]
         layer.convolution = self._keep(taps.numpy())
         layer.rates = self._keep(self._checkpoint[names.rates].float().exp().numpy())
@@ -267,7 +273,7 @@ class PackedWeights:
             is_quantised = self._checkpoint.has_four_bits(name)
         return self.format if is_quantised else self.format.arithmetic
 
-    def _place(self, matrix: Matrix, names: Sequence[str], parts: list[tuple[int, int]], *, run: int = 64) -> None:
+    def _place(self, matrix: Matrix, names: Sequence[str], parts: Sequence[tuple[int, int]], *, run: int = 64) -> None:
         """Tensors into columns of the matrix, with their biases if it has one.
 
         ``parts`` are numbers of rows and where their columns begin: each is a tensor, or all are one.

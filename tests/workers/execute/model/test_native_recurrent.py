@@ -47,7 +47,7 @@ Int32 = npt.NDArray[np.int32]
 WITH_EXPERTS = "qwen3_5_moe_text"
 FAMILY, NUM_PAGES, NUM_TOKENS, MAX_TOKENS = "qwen3_5_text", 12, 150, 24
 TOLERANCES = {Format.FLOAT32: 2e-5, Format.BFLOAT16: 0.1, Format.INT8: 0.3, Format.INT4: 0.3}  # of the greatest logit
-OF_DELTA_RULES = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
+OF_DELTA_RULES = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba", "out_proj")
 RECALLS, ATTENDS = "linear_attention", "full_attention"
 SHAPES: dict[str, dict[str, Any]] = {
     "heads of 128": {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "head_dim": 64, "hidden_size": 96},
@@ -110,9 +110,10 @@ def test_logits_are_those_of_transformers_in_float64(shape: str, tmp_path: Path)
             assert difference_of_most(found, exact) < TOLERANCES[format_], f"{level} {format_.name}"
 
 
-def test_adapters_reach_into_all_their_matrices(tmp_path: Path) -> None:
-    sizes = {"initializer_range": 0.1, "linear_num_value_heads": 6}
-    checkpoint, token_ids = in_four_bits(make_checkpoint(FAMILY, tmp_path / "model", **sizes)), random_tokens(60)
+@pytest.mark.parametrize(("family", "sizes"), [(FAMILY, {}), ("qwen3_next", {"mlp_only_layers": [0, 1, 2, 3]})])
+def test_adapters_reach_into_all_their_matrices(family: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    sizes = {"initializer_range": 0.1, "linear_num_value_heads": 6, **sizes}
+    checkpoint, token_ids = in_four_bits(make_checkpoint(family, tmp_path / "model", **sizes)), random_tokens(60)
     adapter = make_adapter(tmp_path / "a", checkpoint, targets=(*ALL_LINEAR, *OF_DELTA_RULES))
     merged = merge(checkpoint, adapter, tmp_path / "merged")
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float64, **PLAINLY)
@@ -147,9 +148,7 @@ def test_logits_have_the_same_bits_in_any_chunks_and_company(
 
 
 def test_adapters_reach_the_expert_that_all_share(tmp_path: Path) -> None:
-    checkpoint = make_checkpoint(
-        WITH_EXPERTS, tmp_path / "model", num_experts_per_tok=6
-    )  # all of them: no near choices
+    checkpoint = make_checkpoint(WITH_EXPERTS, tmp_path / "model", num_experts_per_tok=6)  # all: none is nearly alike
     adapter = make_adapter(tmp_path / "a", checkpoint, targets=("gate_proj", "up_proj", "down_proj", "out_proj"))
     with pytest.raises(ConfigError, match=r"it changes model.layers.0.mlp.experts.0.down_proj, which is no linear"):
         make_adapted(checkpoint, [adapter], available_levels()[0], Format.FLOAT32)
