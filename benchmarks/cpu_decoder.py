@@ -1,4 +1,4 @@
-"""How fast the CPU decodes: two model shapes with random weights, in bfloat16, int8 and int4, through the engine.
+"""How fast the CPU decodes: some model shapes with random weights, in bfloat16, int8 and int4, through the engine.
 
 W1: 32 prompts of 32..512 tokens at once, 32..128 tokens each (output tokens a second). W2: one stream, 128 in and 128
 out (decoded tokens a second). W3: one prompt of 1024 tokens (prompt tokens a second). Prints one JSON line, with the
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cpu_models import SHAPES, make_model, num_weights, weight_bytes
+from cpu_models import SHAPES, keeps_states, make_model, num_weights, weight_bytes
 from report import best_of, environment
 
 from triptych.protocol.config import CacheConfig, ModelConfig, SchedulerConfig
@@ -37,7 +37,7 @@ WORKLOADS = ("W1", "W2", "W3")
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    dense = ["llama-6m", "smollm2-135m", "qwen3-0.6b", "gemma3-270m"]  # cpu_experts.py has others
+    dense = ["llama-6m", "smollm2-135m", "qwen3-0.6b", "gemma3-270m", "qwen3.5-0.8b"]  # cpu_experts.py has others
     parser.add_argument("--models", nargs="*", default=dense, choices=list(SHAPES))
     formats = ["bf16", "int8", "int4", "transformers"]
     parser.add_argument("--formats", nargs="*", default=formats[:3], choices=formats)
@@ -57,10 +57,13 @@ def measure(model: str, form: str, workloads: list[str], repeats: int) -> dict[s
     runner, scheduler_config, load_s = load(model, form)
     case: dict[str, object] = {"load_s": round(load_s, 2)}
     layers, head = num_weights(SHAPES[model])
-    run_workload("W2", 0, runner, scheduler_config)  # warm-up
+    has_states = keeps_states(SHAPES[model])
+    run_workload("W2", 0, runner, scheduler_config, keeps_states=has_states)  # warm-up
     for name in workloads:
         read_rate, product_rate = memory_rate(), matrix_rate()
-        rates = [run_workload(name, repeat, runner, scheduler_config) for repeat in range(repeats)]
+        rates = [
+            run_workload(name, repeat, runner, scheduler_config, keeps_states=has_states) for repeat in range(repeats)
+        ]
         rate = statistics.median(rates)
         entry = {
             "tokens_per_s": round(rate, 1),
@@ -103,13 +106,15 @@ def load(model: str, form: str, *, draft: str | None = None, **options: Any) -> 
     return runner, scheduler_config, time.perf_counter() - start
 
 
-def run_workload(name: str, repeat: int, runner: Runner, config: SchedulerConfig) -> float:
+def run_workload(
+    name: str, repeat: int, runner: Runner, config: SchedulerConfig, *, keeps_states: bool = False
+) -> float:
     """Tokens a second of one run."""
     sequences = make_sequences(name, repeat)
-    seconds = [run_all([sequence], runner, config) for sequence in sequences] if name == "W2" else []
     if name == "W2":  # what one prompt and one token take is taken away
+        seconds = [run_all([sequence], runner, config, keeps_states=keeps_states) for sequence in sequences]
         return (sequences[1].max_tokens - 1) / (seconds[1] - seconds[0])
-    elapsed = run_all(sequences, runner, config)
+    elapsed = run_all(sequences, runner, config, keeps_states=keeps_states)
     if name == "W3":
         return sequences[0].num_prompt_tokens / elapsed
     return sum(sequence.max_tokens for sequence in sequences) / elapsed
@@ -140,9 +145,9 @@ def make_sequence(index: int, num_prompt_tokens: int, max_tokens: int, rng: rand
     )
 
 
-def run_all(sequences: list[Sequence], runner: Runner, config: SchedulerConfig) -> float:
+def run_all(sequences: list[Sequence], runner: Runner, config: SchedulerConfig, *, keeps_states: bool = False) -> float:
     """Seconds until all sequences are finished."""
-    scheduler = Scheduler(config, page_size=16, num_pages=2048, max_model_len=MAX_MODEL_LEN)
+    scheduler = Scheduler(config, page_size=16, num_pages=2048, max_model_len=MAX_MODEL_LEN, keeps_states=keeps_states)
     engine = Engine(scheduler, runner)
     start = time.perf_counter()
     for sequence in sequences:

@@ -116,6 +116,23 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_activation": "gelu_pytorch_tanh",
         "max_position_embeddings": 32768,
     },
+    "qwen3.5-0.8b": {  # of whose layers every fourth attends
+        "model_type": "qwen3_5_text",
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "intermediate_size": 3584,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "vocab_size": 248320,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 32768,
+    },
 }
 _WEIGHT_BYTES = {
     "int8": (1.0, 1.0), "q8_0": (1.0, 1.0), "int4": (9 / 16, 1.0), "q4_0": (9 / 16, 1.0), "mxfp4": (9 / 16, 1.0),
@@ -232,6 +249,10 @@ def weight_bytes(form: str) -> tuple[float, float]:
     return _WEIGHT_BYTES.get(form, (2.0, 2.0))
 
 
+def keeps_states(shape: dict[str, Any]) -> bool:
+    return "linear_num_value_heads" in shape
+
+
 def num_weights(shape: dict[str, Any]) -> tuple[int, int]:
     """Weights that a token needs of all layers' matrices, and of the head."""
     hidden, size = shape["hidden_size"], shape["head_dim"]
@@ -239,8 +260,14 @@ def num_weights(shape: dict[str, Any]) -> tuple[int, int]:
     inner = shape["intermediate_size"]
     if "num_experts" in shape:
         inner = shape["num_experts_per_tok"] * shape["moe_intermediate_size"]
-    layer = hidden * size * (2 * heads + 2 * kv_heads) + 3 * hidden * inner
-    return shape["num_hidden_layers"] * layer, shape["vocab_size"] * hidden
+    count, attending = shape["num_hidden_layers"], hidden * size * (2 * heads + 2 * kv_heads)
+    mixers = count * attending
+    if keeps_states(shape):  # every fourth layer attends, with gates
+        keys = shape["linear_num_key_heads"] * shape["linear_key_head_dim"]
+        values = shape["linear_num_value_heads"] * shape["linear_value_head_dim"]
+        recalling = hidden * (2 * keys + 3 * values)
+        mixers = count // 4 * (attending + hidden * size * heads) + (count - count // 4) * recalling
+    return mixers + count * 3 * hidden * inner, shape["vocab_size"] * hidden
 
 
 def num_step_weights(shape: dict[str, Any], num_tokens: int) -> float:
@@ -276,7 +303,8 @@ def _random_weights(shape: dict[str, Any], device: str) -> dict[str, torch.Tenso
 def _stored_sizes(shape: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Tensors as checkpoints have them: each expert its own, which transformers holds as one tensor of all."""
     for name, size in _parameter_sizes(shape).items():
-        if len(size) < 3 or shape["model_type"] == "gpt_oss":  # whose checkpoints have it so, too
+        # Checkpoints of gpt_oss have it so, too, and the weights of a convolution have three axes.
+        if len(size) < 3 or shape["model_type"] in ("gpt_oss", "qwen3_5_text"):
             yield name, size
             continue
         experts, _, kind = name.rpartition(".")

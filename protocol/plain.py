@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import types
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import ConfigError
@@ -61,11 +61,11 @@ def checked(value: Any, hint: Any, what: str) -> Any:
         return tuple(checked(item, arguments[0], what) for item in value)
     if origin is dict:
         return {checked(k, arguments[0], what): checked(v, arguments[1], what) for k, v in value.items()}
-    return value
+    return make(hint, value, what) if isinstance(hint, type) and is_dataclass(hint) else value
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    origin = get_origin(hint) or hint
+    origin = dict if is_dataclass(hint) else get_origin(hint) or hint
     kinds = {float: (int, float), tuple: (list,)}.get(origin, (origin,))
     return type(value) in kinds
 

@@ -81,8 +81,12 @@ def test_experts_say_the_same_after_a_kill(tmp_path: Path) -> None:
         assert_quiet(driver)
 
 
-def test_recurrent_layers_say_the_same_after_a_kill(tmp_path: Path) -> None:
-    checkpoint = make_tiny_model("qwen3_5_text", tmp_path / "model")
+# The compiled kernels want channels in multiples of 16.
+@pytest.mark.parametrize(("channels", "backend"), [(16, "native"), (8, "transformers")])
+def test_recurrent_layers_say_the_same_after_a_kill(channels: int, backend: str, tmp_path: Path) -> None:
+    sizes = {"linear_key_head_dim": channels, "linear_value_head_dim": channels}
+    checkpoint = make_tiny_model("qwen3_5_text", tmp_path / "model", **sizes)
+    prove(checkpoint, "float32")
     params: list[dict[str, Any]] = [{}, {"temperature": 0.7, "seed": 1}, {"n": 3, "temperature": 1.0, "seed": 2}]
     options: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True}
     with Driver(str(checkpoint), dtype="float32", num_pages=64, prefill_chunk=7, lease_s=60.0) as driver:
@@ -93,6 +97,7 @@ def test_recurrent_layers_say_the_same_after_a_kill(tmp_path: Path) -> None:
         alone = [driver.submit(PROMPTS[2], **options, **each) for each in params]
         assert disturbed == [[choice.result(60).token_ids for choice in stream.choices] for stream in alone]
         assert disturbed[0] == [generate(checkpoint, PROMPTS[2], 60)]
+        assert driver.info()["model"]["backend"].startswith(backend)
         again = driver.generate(PROMPTS[2], **options)
         assert (again.token_ids, again.ledger["num_cached_tokens"] > 0) == (disturbed[0][0], True)
         beams = driver.generate(PROMPTS[2], num_beams=3, max_tokens=12, ignore_eos=True)

@@ -73,6 +73,12 @@ def check_speculation(config: SchedulerConfig, runner: Runner, card: ModelCard) 
     Raises:
         ConfigError: what is computed together with proposals could differ from what is computed without.
     """
+    if config.num_speculative_tokens and card.keeps_states:
+        raise ConfigError(
+            f"num_speculative_tokens is {config.num_speculative_tokens}, the limit is 0: {card.model_type} has "
+            "recurrent layers, whose states do not take a guess back",
+            param="num_speculative_tokens",
+        )
     if config.num_speculative_tokens and not (runner.is_batch_invariant and card.device == "cpu"):
         raise ConfigError(
             f"num_speculative_tokens is {config.num_speculative_tokens}, the limit for {card.backend} on {card.device} "

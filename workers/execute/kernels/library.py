@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-from ctypes import POINTER, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
 from .compile import NoCompiler, available_levels, build_library
-from .structures import Expert, Layer, Matrix, Model, Sharing, Step, Update
+from .structures import DeltaLayer, DeltaShape, Expert, Layer, Matrix, Model, Sharing, Step, Update
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +19,20 @@ _FUNCTIONS = {
     "triptych_pack_mxfp4": (None, [POINTER(Matrix), c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32]),
     "triptych_unpack": (None, [POINTER(Matrix), c_void_p, c_int32, c_int32, c_int32, c_int32]),
     "triptych_multiply": (None, [POINTER(Matrix), c_void_p, c_int32, c_void_p]),
+    "triptych_delta_rule": (
+        None,
+        [
+            POINTER(DeltaShape),
+            POINTER(DeltaLayer),
+            c_float,
+            c_void_p,
+            c_void_p,
+            *[c_int32] * 3,
+            c_void_p,
+            c_void_p,
+            c_void_p,
+        ],
+    ),
     "triptych_decoder_new": (c_void_p, [POINTER(Model), POINTER(Sharing)]),
     "triptych_decoder_delete": (None, [c_void_p]),
     "triptych_decoder_reserve": (c_int32, [c_void_p, c_int32]),

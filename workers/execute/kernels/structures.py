@@ -72,6 +72,18 @@ class Expert(ctypes.Structure):
     ]
 
 
+class DeltaLayer(ctypes.Structure):
+    _fields_ = [
+        ("gates", Matrix),
+        ("convolution", c_void_p),
+        ("rates", c_void_p),
+        ("rate_biases", c_void_p),
+        ("norm", c_void_p),
+        ("states", c_void_p),
+        ("inputs", c_void_p),
+    ]
+
+
 class Layer(ctypes.Structure):
     _fields_ = [
         ("qkv", Matrix),
@@ -86,6 +98,7 @@ class Layer(ctypes.Structure):
         ("key_norm", c_void_p),
         ("attended_norm", c_void_p),
         ("gated_norm", c_void_p),
+        ("delta", DeltaLayer),
         ("cosines", c_void_p),
         ("sines", c_void_p),
         ("sinks", c_void_p),
@@ -102,6 +115,17 @@ class Update(ctypes.Structure):
         ("up", c_void_p),
         ("rank", c_int32),
         ("num_vectors", c_int32),
+    ]
+
+
+class DeltaShape(ctypes.Structure):
+    _fields_ = [
+        ("num_key_heads", c_int32),
+        ("num_value_heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+        ("conv_size", c_int32),
+        ("unused", c_int32),
     ]
 
 
@@ -140,6 +164,9 @@ class Model(ctypes.Structure):
         ("expert_size", c_int32),
         ("norms_expert_weights", c_int32),
         ("norms_whole_queries", c_int32),
+        ("rotary_dim", c_int32),
+        ("gates_outputs", c_int32),
+        ("delta", DeltaShape),
     ]
 
 
@@ -165,6 +192,10 @@ class Step(ctypes.Structure):
         ("carried", c_void_p),
         ("last_tokens", c_void_p),
         ("adapters", c_void_p),
+        ("segment_starts", c_void_p),
+        ("segment_ends", c_void_p),
+        ("state_reads", c_void_p),
+        ("state_writes", c_void_p),
         ("choices", c_void_p),
         ("logits", c_void_p),
         ("tokens", c_void_p),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ....protocol.config import CacheConfig, ModelConfig, PipelineConfig, SchedulerConfig
+from ....protocol.errors import ConfigError
 from ....protocol.model_card import ModelCard
 from .checkpoint import find_checkpoint
 from .draft_build import load_draft, prove_draft
@@ -51,6 +52,12 @@ def build_runner(
     if loaded is None:
         ways = ways.with_tokenizer(run_dir).with_ranks(run_dir)
         loaded = ways.load_fused() or ways.load_native(proofs, run_dir) or ways.load_transformers()
+    if loaded.state_bytes and cache_config.host_pages:
+        raise ConfigError(
+            f"host_pages is {cache_config.host_pages}, the limit is 0: {loaded.facts.model_type} has recurrent "
+            "layers, whose states are not swapped",
+            param="host_pages",
+        )
     draft = load_draft(ways, draft_folder, run_dir) if draft_folder else None
     trim_heap()
     size = ways.size_pages(loaded, draft.loaded if draft else None)

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
-from .ropes import LAYER_TYPES, head_dim, rope_parameters
+from . import delta_spec, layer_kinds
+from .delta_spec import DeltaSpec, delta_tensors, describe_delta
+from .layer_kinds import EXPERTS, SHARED
+from .layer_kinds import Unsupported as Unsupported
+from .layer_tensors import COMMON_EXPERT_NAMES, EXPERT_NAMES, ExpertTensors, LayerTensors, bias_of
+from .ropes import head_dim, rope_parameters, rotary_dim
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _GEMMA = {"gemma", "gemma2", "gemma3_text"}
-_EXPERTS = {"gpt_oss", "mixtral", "olmoe", "qwen3_moe"}  # families with layers whose MLP is a choice of several
+_OFFSET_NORMS = {*_GEMMA, *delta_spec.FAMILIES}  # whose weights are what is added to 1
 _FAMILIES = {
     "exaone4", "granite", "llama", "ministral", "ministral3", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3",
-    "seed_oss", "smollm3", *_EXPERTS, *_GEMMA,
+    "seed_oss", "smollm3", *EXPERTS, *_GEMMA, *delta_spec.FAMILIES,
 }  # fmt: skip
 # Families ...
 _MERGED = {"phi3"}  # that store queries, keys and values as one tensor, and so gate and up
@@ -28,8 +33,8 @@ _WHOLE_QUERIES = {"olmo2", "olmo3", "olmoe"}  # that norm queries and keys of al
 _GROWING = {"ministral3"}  # whose queries grow with their position
 _WITH_SINKS = {"gpt_oss"}  # whose heads attend to a sink, too
 _WITH_LIMITS = {"gpt_oss"}  # whose gates and ups have limits
-_SLIDING = {"ministral3", "mistral", "phi3", *_EXPERTS}  # whose layers slide, all of them, where there is a window
-_TURN_WHERE_THEY_SLIDE = {"exaone4"}  # of which, where some layers slide, only these have positions
+_GATED = delta_spec.FAMILIES  # whose attention has a gate for each output
+_TURN_IN_PART = delta_spec.FAMILIES  # of whose heads only the first channels turn
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # whose frequencies do not depend on the length
 _NEVER_ZERO = (
     "attention_multiplier",
@@ -38,42 +43,7 @@ _NEVER_ZERO = (
     "attn_logit_softcapping",
     "final_logit_softcapping",
 )
-# Of an expert: gate, up and down, and the module that it is a part of, and which part of that is the router.
-_EXPERT_NAMES = {
-    "gpt_oss": (("gate_proj", "up_proj", "down_proj"), "mlp", "router"),  # as stacked_experts.py names them
-    "mixtral": (("w1", "w3", "w2"), "block_sparse_moe", "gate"),
-}
-_COMMON_EXPERT_NAMES = (("gate_proj", "up_proj", "down_proj"), "mlp", "gate")
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # transformers' names
-
-
-class Unsupported(Exception):
-    """The model is none of those that the fast path computes; the text says what is different."""
-
-
-class ExpertTensors(NamedTuple):
-    """The names of one expert's weights."""
-
-    gate_up: tuple[str, str]
-    down: str
-
-
-class LayerTensors(NamedTuple):
-    """The names of one layer's weights; a bias is named like its weight."""
-
-    qkv: tuple[str, ...]  # queries, keys and values; or one that has the rows of all three, in this order
-    output: str
-    gate_up: tuple[str, ...]  # likewise
-    down: str
-    router: str
-    experts: tuple[ExpertTensors, ...]  # in place of the MLP; none where there is one
-    attention_norm: str
-    mlp_norm: str
-    attended_norm: str  # of what attention adds to x
-    gated_norm: str  # of what the MLP adds
-    query_norm: str
-    key_norm: str
-    sinks: str  # [num_heads], and no weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +54,10 @@ class DecoderSpec:
     is added is normed first, or instead, and scores or logits y become ``cap * tanh(y / cap)``.
 
     A layer may have experts in place of its MLP: those that the router's softmax finds likeliest for a token, whose
-    outputs it weights by that.
+    outputs it weights by that. All tokens may share one more, of a size of its own, with a sigmoid for its weight.
+
+    Or it has a gated delta rule in place of attention, see ``delta_spec.py``. Outputs of attention may be multiplied by
+    the sigmoids of gates, of which each head has its rows behind those of its query.
 
     Clamped SwiGLU is ``gate * sigmoid(gate_slope * gate) * (up + 1)``, with gate at most ``gate_limit`` and up between
     this and its negative. A sink is a score of each head that counts in the softmax over keys, and has no value.
@@ -97,6 +70,10 @@ class DecoderSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    rotary_dim: int  # channels of a head that turn, the first ones
+    gates_outputs: bool  # those of attention
+    delta: DeltaSpec | None  # of layers that have a delta rule
+    recalls: tuple[bool, ...]  # of each layer: whether it has one, and does not attend
     activation: str  # "silu" or "gelu_tanh", or "clamped_swiglu": see gate_limit
     gate_slope: float
     gate_limit: float
@@ -117,6 +94,7 @@ class DecoderSpec:
     num_experts: int  # of a layer that has some
     experts_per_token: int
     expert_size: int  # of an expert, what intermediate_size is of an MLP
+    shared_size: int  # of the one that all tokens share; 0: there is none
     norms_expert_weights: bool  # those of a token's experts add up to 1
     is_merged: bool  # queries, keys and values are stored as one tensor, and so are gate and up
     has_qk_norm: bool  # queries and keys are normed before they turn
@@ -140,9 +118,25 @@ class DecoderSpec:
     def head(self) -> str:
         return self.embedding if self.is_tied else "lm_head.weight"
 
+    @property
+    def num_attending(self) -> int:
+        """Layers."""
+        return self.num_layers - sum(self.recalls)
+
+    @property
+    def qkv_sizes(self) -> tuple[int, int, int]:
+        """Outputs of what makes queries, keys and values of a layer that attends; gates count as queries."""
+        keys = self.num_kv_heads * self.head_dim
+        return (1 + self.gates_outputs) * self.num_heads * self.head_dim, keys, keys
+
     def layer(self, index: int) -> LayerTensors:
         qkv, gate_up = (["qkv"], ["gate_up"]) if self.is_merged else (["q", "k", "v"], ["gate", "up"])
-
+        if self.recalls[index]:
+            mixer, output, qkv = "linear_attn", "out_proj", ["in_proj_qkv", "in_proj_z"]
+            qkv = ["in_proj_qkvz"] if self._is_by_heads else qkv
+        else:
+            mixer, output, qkv = "self_attn", "o_proj", [f"{name}_proj" for name in qkv]
+        mlp = "mlp.shared_expert" if self.has_experts[index] else "mlp"
         mlp_norm = "pre_feedforward_layernorm" if self.has_post_norms else "post_attention_layernorm"
 
         def named(module: str) -> str:
@@ -154,10 +148,11 @@ class DecoderSpec:
             return ExpertTensors((named(f"{weights}.{gate}"), named(f"{weights}.{up}")), named(f"{weights}.{down}"))
 
         return LayerTensors(
-            qkv=tuple(named(f"self_attn.{name}_proj") for name in qkv),
-            output=named("self_attn.o_proj"),
-            gate_up=tuple(named(f"mlp.{name}_proj") for name in gate_up),
-            down=named("mlp.down_proj"),
+            qkv=tuple(named(f"{mixer}.{name}") for name in qkv),
+            output=named(f"{mixer}.{output}"),
+            gate_up=tuple(named(f"{mlp}.{name}_proj") for name in gate_up),
+            down=named(f"{mlp}.down_proj"),
+            shared_gate=named("mlp.shared_expert_gate"),
             router=named(".".join(self._expert_names[1:])),
             experts=tuple(map(expert, range(self.num_experts if self.has_experts[index] else 0))),
             attention_norm=named("input_layernorm"),
@@ -167,11 +162,24 @@ class DecoderSpec:
             query_norm=named("self_attn.q_norm"),
             key_norm=named("self_attn.k_norm"),
             sinks=f"model.layers.{index}.self_attn.sinks",
+            delta=delta_tensors(f"model.layers.{index}.linear_attn", is_by_heads=self._is_by_heads),
         )
 
     @property
+    def _is_by_heads(self) -> bool:
+        return self.delta is not None and self.delta.is_by_heads
+
+    @property
     def _expert_names(self) -> tuple[tuple[str, str, str], str, str]:
-        return _EXPERT_NAMES.get(self.model_type, _COMMON_EXPERT_NAMES)
+        return EXPERT_NAMES.get(self.model_type, COMMON_EXPERT_NAMES)
+
+    def mlps(self, layer: LayerTensors) -> Iterator[tuple[LayerTensors | ExpertTensors, int]]:
+        """The MLP of a layer or its experts, with their sizes; the one that all tokens share is the last."""
+        yield from ((expert, self.expert_size) for expert in layer.experts)
+        if not layer.experts:
+            yield layer, self.intermediate_size
+        elif self.shared_size:
+            yield layer, self.shared_size
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every tensor a checkpoint must have, and no other, with its shape."""
@@ -181,61 +189,70 @@ class DecoderSpec:
             self.head: (self.vocab_size, self.hidden_size),
         }
         for index in range(self.num_layers):
-            shapes.update(self._layer_shapes(self.layer(index)))
+            shapes.update(self._layer_shapes(index, self.layer(index)))
         return shapes
 
     def matrices(self) -> list[str]:
-        """The names of all matrices of the layers. A router is none: it is never quantised."""
+        """The names of all matrices of the layers. Routers and the gates of a delta rule are none: they are never
+        quantised.
+        """
         layers = map(self.layer, range(self.num_layers))
         return [
             name
             for layer in layers
             for name in (
                 *layer.qkv, layer.output,
-                *(name for mlp in layer.experts or [layer] for name in (*mlp.gate_up, mlp.down)),
+                *(name for mlp, _ in self.mlps(layer) for name in (*mlp.gate_up, mlp.down)),
             )
         ]  # fmt: skip
 
-    def _layer_shapes(self, names: LayerTensors) -> Iterator[tuple[str, tuple[int, ...]]]:
-        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        hidden, inner = self.hidden_size, self.intermediate_size
-        qkv, gate_up = [queries, keys, keys], [inner, inner]
-        if self.is_merged:
-            qkv, gate_up = [sum(qkv)], [sum(gate_up)]
-        matrices = [
-            *((name, (rows, hidden), self.has_qkv_bias) for name, rows in zip(names.qkv, qkv, strict=True)),
-            (names.output, (hidden, queries), self.has_output_bias),
-        ]
-        if names.experts:
-            size = self.expert_size
-            matrices.append((names.router, (self.num_experts, hidden), self.has_mlp_bias))
-            for expert in names.experts:
-                matrices += [(name, (size, hidden), self.has_mlp_bias) for name in expert.gate_up]
-                matrices.append((expert.down, (hidden, size), self.has_mlp_bias))
-        else:
-            matrices += [
-                *((name, (rows, hidden), self.has_mlp_bias) for name, rows in zip(names.gate_up, gate_up, strict=True)),
-                (names.down, (hidden, inner), self.has_mlp_bias),
-            ]
-        for name, shape, has_bias in matrices:
+    def _layer_shapes(self, index: int, names: LayerTensors) -> Iterator[tuple[str, tuple[int, ...]]]:
+        delta = self.delta if self.recalls[index] else None
+        matrices = [*(self._mixer_shapes(names) if delta is None else self._delta_shapes(names, delta))]
+        for name, shape, has_bias in (*matrices, *self._mlp_shapes(names)):
             yield name, shape
             if has_bias:
                 yield bias_of(name), shape[:1]
+        hidden, queries, keys = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         if self.has_pre_norms:
             yield names.attention_norm, (hidden,)
             yield names.mlp_norm, (hidden,)
         if self.has_post_norms:
             yield names.attended_norm, (hidden,)
             yield names.gated_norm, (hidden,)
+        if delta is not None:
+            yield from delta.shapes(names.delta, hidden)
+            return
         if self.has_qk_norm:
             yield names.query_norm, (queries if self.norms_whole_queries else self.head_dim,)
             yield names.key_norm, (keys if self.norms_whole_queries else self.head_dim,)
         if self.has_sinks:
             yield names.sinks, (self.num_heads,)
 
+    def _mixer_shapes(self, names: LayerTensors) -> Iterator[tuple[str, tuple[int, int], bool]]:
+        """Matrices of attention, and whether they have a bias."""
+        sizes = [sum(self.qkv_sizes)] if self.is_merged else self.qkv_sizes
+        yield from (
+            (name, (rows, self.hidden_size), self.has_qkv_bias) for name, rows in zip(names.qkv, sizes, strict=True)
+        )
+        yield names.output, (self.hidden_size, self.num_heads * self.head_dim), self.has_output_bias
 
-def bias_of(weight: str) -> str:
-    return weight.removesuffix("weight") + "bias"
+    def _delta_shapes(self, names: LayerTensors, delta: DeltaSpec) -> Iterator[tuple[str, tuple[int, int], bool]]:
+        sizes = [delta.num_channels, delta.num_outputs]
+        sizes = [sum(sizes)] if delta.is_by_heads else sizes
+        yield from ((name, (rows, self.hidden_size), False) for name, rows in zip(names.qkv, sizes, strict=True))
+        yield names.output, (self.hidden_size, delta.num_outputs), False
+
+    def _mlp_shapes(self, names: LayerTensors) -> Iterator[tuple[str, tuple[int, int], bool]]:
+        hidden, has_bias = self.hidden_size, self.has_mlp_bias
+        if names.experts:
+            yield names.router, (self.num_experts, hidden), has_bias
+        if names.experts and self.shared_size:
+            yield names.shared_gate, (1, hidden), False
+        merged = 1 + (self.is_merged and not names.experts)
+        for mlp, size in self.mlps(names):
+            yield from ((name, (merged * size, hidden), has_bias) for name in mlp.gate_up)
+            yield mlp.down, (hidden, size), has_bias
 
 
 def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, ...]]) -> DecoderSpec:
@@ -245,25 +262,31 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         Unsupported: it has something that the description has no word for.
     """
     _check_family(config)
-    layer = "model.layers.0."
+    recalls = layer_kinds.recalls(config)
+    # Of the first layer that attends, if any does: they all have the same.
+    layer = f"model.layers.{recalls.index(False) if False in recalls else 0}."
     size = head_dim(config)
     is_gemma = config.model_type in _GEMMA
-    has_experts = _has_experts(config)
+    has_experts = layer_kinds.has_experts(config)
     scores = getattr(config, "query_pre_attn_scalar", size) ** -0.5
     query_growth, query_growth_span = _query_growth(config)
     spec = DecoderSpec(
         model_type=config.model_type,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=getattr(config, "intermediate_size", 0),
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=size,
+        rotary_dim=rotary_dim(config),
+        gates_outputs=config.model_type in _GATED,
+        delta=describe_delta(config) if any(recalls) else None,
+        recalls=recalls,
         activation="clamped_swiglu" if config.model_type in _WITH_LIMITS else _ACTIVATIONS[_activation(config)],
         gate_slope=getattr(config, "swiglu_alpha", 1.702),
         gate_limit=getattr(config, "swiglu_limit", 7.0),
         norm_eps=config.rms_norm_eps,
-        norm_offset=float(is_gemma),
+        norm_offset=float(config.model_type in _OFFSET_NORMS),
         attention_multiplier=float(getattr(config, "attention_multiplier", scores)),
         score_cap=getattr(config, "attn_logit_softcapping", None),
         logit_cap=getattr(config, "final_logit_softcapping", None),
@@ -273,12 +296,13 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
         rounds_embedding_multiplier=is_gemma,
         residual_multiplier=float(getattr(config, "residual_multiplier", 1.0)),
         logits_scaling=float(getattr(config, "logits_scaling", 1.0)),
-        windows=_windows(config),
-        ropes=_rope_numbers(config),
+        windows=layer_kinds.windows(config),
+        ropes=layer_kinds.rope_numbers(config),
         has_experts=has_experts,
         num_experts=config.num_experts if any(has_experts) else 0,
         experts_per_token=config.num_experts_per_tok if any(has_experts) else 0,
-        expert_size=getattr(config, "moe_intermediate_size", config.intermediate_size) if any(has_experts) else 0,
+        expert_size=_expert_size(config) if any(has_experts) else 0,
+        shared_size=config.shared_expert_intermediate_size if config.model_type in SHARED and any(has_experts) else 0,
         norms_expert_weights=bool(getattr(config, "norm_topk_prob", True)),  # Mixtral's always are
         is_merged=config.model_type in _MERGED,
         has_qk_norm=f"{layer}self_attn.q_norm.weight" in shapes,
@@ -293,6 +317,12 @@ def describe_decoder(config: PretrainedConfig, shapes: Mapping[str, tuple[int, .
     )
     _check_tensors(spec, shapes)
     return spec
+
+
+def _expert_size(config: PretrainedConfig) -> int:
+    name = "moe_intermediate_size" if hasattr(config, "moe_intermediate_size") else "intermediate_size"
+    size: int = getattr(config, name)
+    return size
 
 
 def _query_growth(config: PretrainedConfig) -> tuple[float, int]:
@@ -312,6 +342,8 @@ def _check_family(config: PretrainedConfig) -> None:
         raise Unsupported(f"{config.model_type} is none of {', '.join(sorted(_FAMILIES))}")
     if _activation(config) not in _ACTIVATIONS:
         raise Unsupported(f"its activation is {_activation(config)}")
+    if config.model_type in delta_spec.FAMILIES and _activation(config) != "silu":
+        raise Unsupported(f"its convolutions' activation is {_activation(config)}")
     if getattr(config, "use_bidirectional_attention", None):
         raise Unsupported("its tokens attend to later ones too")
     if getattr(config, "clip_qkv", None) is not None:
@@ -322,55 +354,16 @@ def _check_family(config: PretrainedConfig) -> None:
     for rope in rope_parameters(config).values():
         if rope.get("rope_type") not in _ROPE_TYPES:
             raise Unsupported(f"its rotary positions are of type {rope.get('rope_type')}")
-        if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        if rope.get("partial_rotary_factor", 1.0) != 1.0 and config.model_type not in _TURN_IN_PART:
             raise Unsupported("only a part of its channels turns")
-
-
-def _layer_types(config: PretrainedConfig) -> list[str]:
-    window = getattr(config, "sliding_window", None)
-    default = "sliding_attention" if config.model_type in _SLIDING and window else "full_attention"
-    types: list[str] = getattr(config, "layer_types", None) or [default] * config.num_hidden_layers
-    if not LAYER_TYPES.issuperset(types):
-        raise Unsupported(f"it has layers of type {', '.join(sorted(set(types) - LAYER_TYPES))}")
-    return types
-
-
-def _has_experts(config: PretrainedConfig) -> tuple[bool, ...]:
-    """Of each layer."""
-    layers = range(config.num_hidden_layers)
-    if config.model_type not in _EXPERTS:
-        return (False,) * len(layers)
-    step, without = getattr(config, "decoder_sparse_step", 1), getattr(config, "mlp_only_layers", None) or ()
-    found = tuple(layer not in without and (layer + 1) % step == 0 and config.num_experts > 0 for layer in layers)
-    if any(found) and not 0 < config.num_experts_per_tok <= config.num_experts:
-        raise Unsupported(f"a token has {config.num_experts_per_tok} of {config.num_experts} experts")
-    return found
-
-
-def _windows(config: PretrainedConfig) -> tuple[int | None, ...]:
-    return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in _layer_types(config))
-
-
-def _rope_numbers(config: PretrainedConfig) -> tuple[int | None, ...]:
-    numbers = {layer_type: number for number, layer_type in enumerate(rope_parameters(config))}
-    if None not in numbers:
-        types = _layer_types(config)
-        if missing := set(types) - numbers.keys():
-            raise Unsupported(f"it has no rotary positions for layers of type {', '.join(sorted(missing))}")
-        return tuple(numbers[layer_type] for layer_type in types)
-    count = config.num_hidden_layers
-    if config.model_type in _TURN_WHERE_THEY_SLIDE and config.sliding_window:
-        return tuple(0 if kind == "sliding_attention" else None for kind in _layer_types(config))
-    turns = getattr(config, "no_rope_layers", [1] * count)[:count]  # 1, whatever the name: it has rope
-    if len(turns) < count:
-        raise Unsupported(f"its no_rope_layers says of {len(turns)} of {count} layers whether they turn")
-    return tuple(0 if each else None for each in turns)
 
 
 def _check_tensors(spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:
     expected = spec.tensors()
     # Old checkpoints store what is computed, and some store a tied head twice.
     ignored = {name for name in shapes if name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"}
+    if spec.model_type in delta_spec.FAMILIES:
+        ignored |= {name for name in shapes if name.startswith("mtp.")}  # which guesses the token after the next one
     differing = sorted(
         (expected.keys() - shapes.keys())
         | (shapes.keys() - expected.keys() - ignored)

@@ -53,6 +53,8 @@ def load_draft(ways: Ways, folder: Path, run_dir: Path) -> DraftBuild:
         if loaded is None:
             loaded = own.with_tokenizer(scratch).load_native(proofs, scratch)
         assert loaded is not None, "the kernels were asked for by name"
+        if loaded.state_bytes:
+            raise ConfigError(f"{loaded.facts.model_type} has recurrent layers, whose states do not take a guess back")
         _check_vocabulary(scratch / TOKENIZER_FILE, run_dir / TOKENIZER_FILE)
     return DraftBuild(loaded, own)
 

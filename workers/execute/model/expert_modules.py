@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .decoder_spec import DecoderSpec, ExpertTensors, LayerTensors, bias_of
+from .decoder_spec import DecoderSpec
+from .layer_tensors import ExpertTensors, LayerTensors, bias_of
 
 Read = Callable[[str], torch.Tensor]  # a weight by its name in the checkpoint
 Join = Callable[[list[torch.Tensor]], torch.Tensor]

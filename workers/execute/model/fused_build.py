@@ -105,6 +105,10 @@ def _format(config: PretrainedConfig, dtype: str, quantization: str, is_invarian
 def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
     if spec.head_dim % 2 or spec.head_dim > 256:
         raise Unsupported(f"its heads have {spec.head_dim} channels, the limits are an even number and 256")
+    if any(spec.recalls):
+        raise Unsupported("it has recurrent layers, which the fused decoder has not")
+    if spec.rotary_dim != spec.head_dim or spec.gates_outputs:
+        raise Unsupported("its heads turn in part, or have gates, which the fused decoder has not")
     if spec.has_sinks:
         raise Unsupported("its heads attend to sinks, which the fused decoder has not")
     if not format_.is_fp8:

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from ..kernels.triton_matmul import invariant_linear
-from .decoder_spec import DecoderSpec, LayerTensors, bias_of
+from .decoder_spec import DecoderSpec
 from .fp8 import Fp8Projection
 from .fused_experts import FusedExperts
+from .layer_tensors import LayerTensors, bias_of
 
 Progress = Callable[[int, int], None]  # (done, total), in tensors
 

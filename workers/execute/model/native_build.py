@@ -14,10 +14,12 @@ from ..kernels.library import Kernels, load_library
 from ..kernels.structures import Format
 from .checkpoint import check_weights
 from .decoder_spec import DecoderSpec, Unsupported
+from .delta_spec import DeltaSpec
 from .facts import Progress
 from .lora import Adapter
 from .native_decoder import NativeDecoder
 from .native_lora import PackedAdapters
+from .native_states import state_bytes
 from .native_weights import Checkpoint, PackedWeights
 from .pool import LayerShape
 from .proof import Proof
@@ -25,19 +27,22 @@ from .stored_weights import open_tensors
 from .threads import num_threads
 
 _TILE_TOKENS = 16  # of a page, see kernels/src/pages.h
+_MOST_TAPS = 8  # of a convolution, see kernels/src/delta_rule.h
 FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
 QUANTISED = {"int8": Format.INT8, "int4": Format.INT4}
 
 
 @dataclass(frozen=True, slots=True)
 class NativeModel:
-    """Weights that passed the self-test. ``make_decoder(num_pages, max_model_len)`` gives them their pages."""
+    """Weights that passed the self-test. ``make_decoder(num_pages, max_model_len, num_state_rows)`` gives them their pages
+    and their states."""
 
     proof: Proof
     dtype: torch.dtype
     backend: str
     shapes: list[LayerShape]
-    make_decoder: Callable[[int, int], NativeDecoder]
+    make_decoder: Callable[[int, int, int], NativeDecoder]
+    state_bytes: Callable[[int], int]  # of the states of so many sequences; 0: no layer keeps any
     why: str  # it was taken: what runs where, and how far its logits are from transformers'
 
 
@@ -74,6 +79,8 @@ class NativeSetting:
             raise Unsupported(f"a page has {self.page_size} tokens, which is no multiple of {_TILE_TOKENS}")
         if spec.head_dim % _TILE_TOKENS:
             raise Unsupported(f"its heads have {spec.head_dim} channels, which is no multiple of {_TILE_TOKENS}")
+        if spec.delta is not None:
+            _check_delta(spec.delta)
         try:
             library = load_library()
         except NoCompiler as error:
@@ -93,8 +100,9 @@ class NativeSetting:
             plain = [name for name in spec.matrices() if not checkpoint.has_four_bits(name)]
             if plain:
                 raise Unsupported(f"{len(plain)} of its matrices have not four bits as the others, {plain[0]} first")
-            if any(checkpoint.has_four_bits(spec.layer(index).router) for index in range(spec.num_layers)):
-                raise Unsupported("its routers have four bits, which only matrices of layers and the head may have")
+            for names in map(spec.layer, range(spec.num_layers)):
+                if any(map(checkpoint.has_four_bits, (names.router, *names.delta.gates))):
+                    raise Unsupported("its routers have four bits, which only matrices of layers and the head may have")
             if checkpoint.has_four_bits(spec.embedding):
                 raise Unsupported("its embedding has four bits, which only matrices of layers and the head may have")
         return stored
@@ -110,10 +118,13 @@ class NativeSetting:
         """The model that ``proof`` is about."""
         spec, format_, threads = weights.spec, weights.format, self.num_threads(weights.spec)
 
-        def make_decoder(num_pages: int, max_model_len: int) -> NativeDecoder:
+        def make_decoder(num_pages: int, max_model_len: int, num_state_rows: int) -> NativeDecoder:
             return NativeDecoder(
                 library, weights, [rope.tables(max_model_len) for rope in proof.ropes],
-                num_pages=num_pages, page_size=self.page_size, num_threads=threads, overlaps=self.overlaps,
+                num_pages=num_pages, page_size=self.page_size, num_threads=threads,
+                num_state_rows=num_state_rows,
+                # A step that failed must find the states before it: the next one may not have taken their rows.
+                overlaps=self.overlaps and spec.delta is None,
                 adapters=adapters, eight_bit_pages=self.has_eight_bit_pages,
             )  # fmt: skip
 
@@ -123,11 +134,26 @@ class NativeSetting:
             proof=proof,
             dtype=getattr(torch, proof.dtype),
             backend=f"native {name}",
-            shapes=[LayerShape(spec.num_kv_heads, key_bytes, value_bytes, torch.uint8)] * spec.num_layers,
+            shapes=[LayerShape(spec.num_kv_heads, key_bytes, value_bytes, torch.uint8)] * spec.num_attending,
             make_decoder=make_decoder,
+            state_bytes=lambda num_rows: _state_bytes(spec, num_rows),
             why=f"{name}, {library.level}, {threads} threads; "
             f"its logits differ from transformers' by {proof.difference:.1g} of the greatest",
         )
+
+
+def _check_delta(delta: DeltaSpec) -> None:
+    for name, size in (("keys", delta.key_dim), ("values", delta.value_dim)):
+        if size % _TILE_TOKENS:
+            raise Unsupported(f"{name} of its delta rules have {size} channels, which is no multiple of {_TILE_TOKENS}")
+    if delta.num_value_heads % delta.num_key_heads:
+        raise Unsupported(f"its delta rules have {delta.num_value_heads} heads, and keys for {delta.num_key_heads}")
+    if not 1 <= delta.conv_size <= _MOST_TAPS:
+        raise Unsupported(f"its convolutions see {delta.conv_size} tokens, the limits are 1 and {_MOST_TAPS}")
+
+
+def _state_bytes(spec: DecoderSpec, num_rows: int) -> int:
+    return state_bytes(spec.delta, num_layers=sum(spec.recalls), num_rows=num_rows) if spec.delta else 0
 
 
 def load_proven(folder: Path, proof: Proof, setting: NativeSetting) -> NativeModel:

@@ -6,7 +6,7 @@ import ctypes
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from ..kernels.memory import Arena, padded
 from ..kernels.structures import Layer, Model, Sharing, Step
 from ..step import Float32, Int32, Int64, StepInputs
 from .native_lora import PackedAdapters
+from .native_states import NativeStates
 from .native_weights import PackedWeights
 from .threads import WORTH, Worth
 
@@ -69,6 +70,7 @@ class NativeDecoder:
         *,
         num_pages: int,
         page_size: int,
+        num_state_rows: int = 0,
         num_threads: int,
         eight_bit_pages: bool = False,
         overlaps: bool = False,
@@ -76,7 +78,8 @@ class NativeDecoder:
         adapters: PackedAdapters | None = None,
     ) -> None:
         """``ropes`` are tables of those that layers turn by. ``num_threads`` compute at a time. With ``overlaps`` steps
-        go on while nobody waits for them. Keys and values are kept as they are computed, or in eight bits.
+        go on while nobody waits for them. Keys and values are kept as they are computed, or in eight bits. Layers
+        with a delta rule keep ``num_state_rows`` states.
         """
         self._library = library
         self._weights = weights
@@ -87,6 +90,8 @@ class NativeDecoder:
             if number is not None:
                 layer.cosines, layer.sines = (table.ctypes.data for table in self._ropes[number])
         self.pools = self._allocate_pages(num_pages, page_size, has_eight_bits=eight_bit_pages)
+        delta, recalls = weights.spec.delta, weights.spec.recalls
+        self._states = NativeStates(delta, list(compress(self._layers, recalls)), num_state_rows) if delta else None
         model = Model.from_buffer_copy(weights.model)
         model.eight_bit_pages = eight_bit_pages
         model.layers = ctypes.addressof(self._layers)
@@ -139,7 +144,8 @@ class NativeDecoder:
         last = self._submitted[-1].room if self._submitted else None
         room = self._rooms[last is self._rooms[0]]
         room.reserve(len(rows))
-        packed, addresses = _packed(inputs, rows if order is None else rows[order])
+        states = self._states.begin_step(inputs) if self._states else {}
+        packed, addresses = _packed(inputs, rows if order is None else rows[order], states)
         step = Step(
             num_tokens=len(inputs.token_ids),
             num_sequences=len(inputs.context_lens),
@@ -178,26 +184,27 @@ class NativeDecoder:
         return NativeOutputs(outputs.logits[asked], outputs.tokens[asked], outputs.greatest[asked])
 
     def _allocate_pages(self, num_pages: int, page_size: int, *, has_eight_bits: bool) -> list[npt.NDArray[np.uint8]]:
-        """Keys and values of every layer, bytes [num_pages + 1, bytes of a page], the trash page in front.
+        """Keys and values of every layer that attends, bytes [num_pages + 1, bytes of a page], the trash page in front.
 
         Within a page the layout is that of ``src/pages.h``.
         """
         spec = self._weights.spec
         cells = self._weights.format.cache_bytes(spec.head_dim, has_eight_bits=has_eight_bits)
-        sizes = [spec.num_kv_heads * page_size * cell * (num_pages + 1) for cell in cells] * spec.num_layers
+        sizes = [spec.num_kv_heads * page_size * cell * (num_pages + 1) for cell in cells] * spec.num_attending
         try:
             arena = Arena(sum(padded(size) for size in sizes))
         except (OSError, ValueError) as error:
             size = sum(sizes) / (1 << 30)
             raise ConfigError(f"{num_pages} pages take {size:.2f} GiB, too much", param="num_pages") from error
         pools = [arena.take(size).reshape(num_pages + 1, -1) for size in sizes]
-        for layer, keys, values in zip(self._layers, pools[::2], pools[1::2], strict=True):
+        attending = (layer for layer, recalls in zip(self._layers, spec.recalls, strict=True) if not recalls)
+        for layer, keys, values in zip(attending, pools[::2], pools[1::2], strict=True):
             layer.keys, layer.values = keys.ctypes.data, values.ctypes.data
         return pools
 
 
-def _packed(inputs: StepInputs, rows: Int32) -> tuple[Int32, dict[str, int]]:
-    """The arrays of a step side by side, and where each lies, by the names of ``Step``."""
+def _packed(inputs: StepInputs, rows: Int32, others: dict[str, Int32]) -> tuple[Int32, dict[str, int]]:
+    """The arrays of a step side by side, and ``others``, and where each lies, by the names of ``Step``."""
     arrays = {
         "slot_mapping": np.ascontiguousarray(inputs.slot_mapping, np.int64).view(np.int32),  # first, for its alignment
         "token_ids": inputs.token_ids,
@@ -206,6 +213,7 @@ def _packed(inputs: StepInputs, rows: Int32) -> tuple[Int32, dict[str, int]]:
         "context_lens": inputs.context_lens,
         "block_tables": inputs.block_tables.ravel(),
         "sample_rows": rows,
+        **others,
     }
     if inputs.carried is not None:
         arrays["carried"] = inputs.carried

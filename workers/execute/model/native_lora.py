@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
 from ..kernels.memory import Arena, padded
 from ..kernels.structures import Format, Matrix, Update
 from .decoder_spec import DecoderSpec
+from .delta_spec import Part
 from .lora import Adapter, LowRank
 
 _LANES = 16  # columns of a vector
-_TENSORS = 7  # of a layer: queries, keys, values, output, gate, up, down
-_MLP_TENSORS = 3  # of those, the last
-_PRODUCTS = (0, 0, 0, 1, 2, 2, 3)  # the packed matrix that each of them is in
+_TENSORS = 9  # of a layer: queries, keys, values, output, gate, up, down, betas and rates; see Tensor in abi.h
+_PRODUCTS = (0, 0, 0, 1, 2, 2, 3, 4, 4)  # the packed matrix that each of them is in
 
 
 class PackedAdapters:
@@ -87,37 +88,63 @@ def _num_bytes(part: LowRank) -> int:
     return 4 * rank * (padded(part.a.shape[1]) + padded(len(part.b))) + 4 * padded(4 * rank)
 
 
-def _modules(spec: DecoderSpec, layer: int) -> list[tuple[str, int, list[int]]]:
-    """Linear modules of a layer: name, inputs, and the outputs of each of the tensors that it is."""
-    names = spec.layer(layer)
-    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    sizes = {names.qkv: [queries, keys, keys], names.gate_up: [spec.intermediate_size] * 2}
-    found = []
-    groups = [(names.qkv, spec.hidden_size), ((names.output,), queries)]
-    if not names.experts:
-        groups += [(names.gate_up, spec.hidden_size), ((names.down,), spec.intermediate_size)]
-    for group, num_inputs in groups:
-        outputs = sizes.get(group, [spec.hidden_size])
-        split = [outputs] if len(group) == 1 else [[size] for size in outputs]
-        found += [(name.removesuffix(".weight"), num_inputs, own) for name, own in zip(group, split, strict=True)]
+class _Module(NamedTuple):
+    """A linear module of a layer."""
+
+    name: str
+    num_inputs: int
+    sizes: list[int]  # outputs of each tensor that it is
+    first: int  # of these tensors
+    order: list[int] | None = None  # of its rows, as the tensors have them; None: as they are
+
+
+def _modules(spec: DecoderSpec, layer: int) -> list[_Module]:
+    names, hidden, found = spec.layer(layer), spec.hidden_size, list[_Module]()
+
+    def add(
+        group: Sequence[str], num_inputs: int, sizes: Sequence[int], first: int, parts: Sequence[Part] = ()
+    ) -> None:
+        split = [list(sizes)] if len(group) == 1 else [[size] for size in sizes]
+        order = _order(parts) if len(parts) > len(sizes) else None
+        for number, (name, own) in enumerate(zip(group, split, strict=True), first):
+            found.append(_Module(name.removesuffix(".weight"), num_inputs, own, number, order))
+
+    if (delta := spec.delta) is not None and spec.recalls[layer]:
+        outputs, heads = delta.num_outputs, delta.num_value_heads
+        add(names.qkv, hidden, (delta.num_channels, outputs), 0, delta.inputs)
+        add(names.delta.gates, hidden, (heads, heads), 7, delta.gates(heads))
+    else:
+        outputs = spec.num_heads * spec.head_dim
+        add(names.qkv, hidden, spec.qkv_sizes, 0)
+    add([names.output], outputs, [hidden], 3)
+    for mlp, size in spec.mlps(names):
+        if mlp is names:  # those that are chosen are not adapted
+            add(names.gate_up, hidden, [size] * 2, 4)
+            add([names.down], size, [hidden], 6)
     return found
+
+
+def _order(parts: Iterable[Part]) -> list[int]:
+    """The row of a matrix, whose parts these are, that belongs to each place."""
+    row_at: dict[int, int] = {}
+    for part in parts:
+        row_at |= {part.first + n: len(row_at) + n for n in range(part.num_rows)}
+    return [row_at[place] for place in sorted(row_at)]
 
 
 def _module_shapes(spec: DecoderSpec) -> dict[str, tuple[int, int]]:
     """[outputs, inputs] of the modules that can be adapted."""
     layers = (_modules(spec, layer) for layer in range(spec.num_layers))
-    return {name: (sum(sizes), num_inputs) for layer in layers for name, num_inputs, sizes in layer}
+    return {module.name: (sum(module.sizes), module.num_inputs) for layer in layers for module in layer}
 
 
 def _all_parts(spec: DecoderSpec, adapters: Sequence[Adapter]) -> Iterator[LowRank | None]:
     """What each adapter adds to each tensor of each layer, or None."""
     for adapter in adapters:
         for layer in range(spec.num_layers):
-            for name, _, sizes in _modules(spec, layer):
-                update = adapter.updates.get(name)
-                if update is None:
-                    yield from [None] * len(sizes)
-                else:
-                    yield from (LowRank(update.a, rows) for rows in torch.split(update.b, sizes))
-            if spec.has_experts[layer]:
-                yield from [None] * _MLP_TENSORS
+            parts: list[LowRank | None] = [None] * _TENSORS
+            for name, _, sizes, first, order in _modules(spec, layer):
+                if (update := adapter.updates.get(name)) is not None:
+                    rows = torch.split(update.b if order is None else update.b[order], sizes)
+                    parts[first : first + len(sizes)] = (LowRank(update.a, each) for each in rows)
+            yield from parts

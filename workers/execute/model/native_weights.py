@@ -11,19 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import safe_open
 
 from ..kernels.matrix import FourBits, Mxfp4, Packer, Placement, matrix_bytes, new_matrix
 from ..kernels.memory import Arena, padded
-from ..kernels.structures import Activation, Expert, Format, Layer, Matrix, Model
+from ..kernels.structures import Activation, DeltaLayer, DeltaShape, Expert, Format, Layer, Matrix, Model
 from .checkpoint import weight_files
-from .decoder_spec import DecoderSpec, ExpertTensors, LayerTensors, bias_of
+from .decoder_spec import DecoderSpec
+from .delta_spec import DeltaSpec, DeltaTensors
 from .facts import Progress
 from .give_back import forget_mapped
+from .layer_tensors import ExpertTensors, LayerTensors, bias_of
 from .text_part import text_names
 
 _PER_LAYER_BYTES = 1 << 12  # for the ends of cache lines
+_DELTA_SIZES = ("num_key_heads", "num_value_heads", "key_dim", "value_dim", "conv_size")
+_LANES = 16  # to which betas and rates of a delta rule are padded
 Names = Callable[[Iterable[str]], Mapping[str, str]]  # of tensors in files: as they are wanted -> as they are stored
 
 
@@ -117,7 +122,7 @@ class PackedWeights:
         self.layers = (Layer * spec.num_layers)()
         self._experts = [(Expert * len(spec.layer(index).experts))() for index in range(spec.num_layers)]
         for index, layer in enumerate(self.layers):
-            self._fill_layer(layer, spec.layer(index))
+            self._fill_layer(layer, spec.layer(index), spec.delta if spec.recalls[index] else None)
             self._fill_experts(layer, spec.layer(index), self._experts[index])
             layer.window = spec.windows[index] or 0
         self.model = self._make_model()
@@ -152,7 +157,7 @@ class PackedWeights:
             embedding_is_bf16=self._embedding.dtype == torch.bfloat16,
             num_layers=spec.num_layers,
             hidden_size=spec.hidden_size,
-            intermediate_size=0 if all(spec.has_experts) else spec.intermediate_size,
+            intermediate_size=max(0 if all(spec.has_experts) else spec.intermediate_size, spec.shared_size),
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
@@ -172,6 +177,9 @@ class PackedWeights:
             expert_size=spec.expert_size,
             norms_expert_weights=spec.norms_expert_weights,
             norms_whole_queries=spec.norms_whole_queries,
+            rotary_dim=spec.rotary_dim,
+            gates_outputs=spec.gates_outputs,
+            delta=DeltaShape(*(getattr(spec.delta, name) for name in _DELTA_SIZES)) if spec.delta else DeltaShape(),
         )
 
     def _embedding_multiplier(self) -> float:
@@ -180,26 +188,58 @@ class PackedWeights:
             return multiplier
         return float(torch.tensor(multiplier, dtype=torch.bfloat16))
 
-    def _fill_layer(self, layer: Layer, names: LayerTensors) -> None:
+    def _fill_layer(self, layer: Layer, names: LayerTensors, delta: DeltaSpec | None) -> None:
         spec = self.spec
-        queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        layer.qkv = self._matrix(names.qkv, spec.hidden_size, queries + 2 * keys, has_bias=spec.has_qkv_bias)
-        self._place(layer.qkv, names.qkv, [(queries, 0), (keys, queries), (keys, queries + keys)])
-        layer.output = self._matrix([names.output], queries, spec.hidden_size, has_bias=spec.has_output_bias)
-        self._place(layer.output, [names.output], [(spec.hidden_size, 0)])
-        if not names.experts:
-            self._fill_mlp(layer, names, spec.intermediate_size)
+        if delta is None:
+            parts = list(zip(spec.qkv_sizes, accumulate(spec.qkv_sizes, initial=0), strict=False))
+            has_biases = spec.has_qkv_bias, spec.has_output_bias
+            self._fill_mixer(layer, names, parts, spec.num_heads * spec.head_dim, has_biases)
+            self._fill_attention(layer, names)
+        else:
+            self._fill_mixer(layer, names, delta.inputs, delta.num_outputs, (False, False))
+            self._fill_delta(layer.delta, names.delta, delta)
+        for mlp, size in spec.mlps(names):
+            if mlp is names:  # the others are the experts that are chosen
+                self._fill_mlp(layer, names, size)
         if spec.has_pre_norms:
             layer.attention_norm = self._norm(names.attention_norm)
             layer.mlp_norm = self._norm(names.mlp_norm)
         if spec.has_post_norms:
             layer.attended_norm = self._norm(names.attended_norm)
             layer.gated_norm = self._norm(names.gated_norm)
-        if spec.has_qk_norm:
+
+    def _fill_mixer(
+        self,
+        layer: Layer,
+        names: LayerTensors,
+        parts: Sequence[tuple[int, int]],
+        num_found: int,
+        has_biases: tuple[bool, bool],
+    ) -> None:
+        """The matrices around attention or a delta rule, which finds ``num_found`` numbers."""
+        spec = self.spec
+        num_outputs = sum(size for size, _ in parts)
+        layer.qkv = self._matrix(names.qkv, spec.hidden_size, num_outputs, has_bias=has_biases[0])
+        self._place(layer.qkv, names.qkv, parts)
+        layer.output = self._matrix([names.output], num_found, spec.hidden_size, has_bias=has_biases[1])
+        self._place(layer.output, [names.output], [(spec.hidden_size, 0)])
+
+    def _fill_attention(self, layer: Layer, names: LayerTensors) -> None:
+        if self.spec.has_qk_norm:
             layer.query_norm = self._norm(names.query_norm)
             layer.key_norm = self._norm(names.key_norm)
-        if spec.has_sinks:
+        if self.spec.has_sinks:
             layer.sinks = self._vector(names.sinks)
+
+    def _fill_delta(self, layer: DeltaLayer, names: DeltaTensors, delta: DeltaSpec) -> None:
+        behind = padded(delta.num_value_heads, _LANES)
+        layer.gates = new_matrix(self._arena, Format.FLOAT32, self.spec.hidden_size, 2 * behind, has_bias=False)
+        self._place(layer.gates, names.gates, delta.gates(behind))
+        taps = self._checkpoint[names.convolution].float()[:, 0].T  # [conv_size, channels]
+        layer.convolution = self._keep(taps.numpy())
+        layer.rates = self._keep(self._checkpoint[names.rates].float().exp().numpy())
+        layer.rate_biases = self._vector(names.rate_biases)
+        layer.norm = self._vector(names.norm)
 
     def _fill_mlp(self, mlp: Layer | Expert, names: LayerTensors | ExpertTensors, size: int) -> None:
         hidden, has_bias = self.spec.hidden_size, self.spec.has_mlp_bias
@@ -213,9 +253,11 @@ class PackedWeights:
         if not names.experts:
             return
         layer.router = new_matrix(
-            self._arena, Format.FLOAT32, spec.hidden_size, spec.num_experts, has_bias=spec.has_mlp_bias
+            self._arena, Format.FLOAT32, spec.hidden_size, spec.num_experts + 1, has_bias=spec.has_mlp_bias
         )
         self._place(layer.router, [names.router], [(spec.num_experts, 0)])
+        if spec.shared_size:
+            self._place(layer.router, [names.shared_gate], [(1, spec.num_experts)])
         for expert, own_names in zip(experts, names.experts, strict=True):
             self._fill_mlp(expert, own_names, spec.expert_size)
         layer.experts = ctypes.addressof(experts)
@@ -231,7 +273,7 @@ class PackedWeights:
             is_quantised = self._checkpoint.has_four_bits(name)
         return self.format if is_quantised else self.format.arithmetic
 
-    def _place(self, matrix: Matrix, names: Sequence[str], parts: list[tuple[int, int]], *, run: int = 64) -> None:
+    def _place(self, matrix: Matrix, names: Sequence[str], parts: Sequence[tuple[int, int]], *, run: int = 64) -> None:
         """Tensors into columns of the matrix, with their biases if it has one.
 
         ``parts`` are numbers of rows and where their columns begin: each is a tensor, or all are one.
@@ -282,9 +324,13 @@ class PackedWeights:
 
     def _vector(self, name: str, *, offset: float = 0.0, divisor: float = 1.0) -> int:
         """The address of a padded vector of floats: ``(x + offset) / divisor`` of a tensor x."""
-        values = self._checkpoint[name].float().numpy()
-        vector = self._arena.floats(padded(len(values)))
-        vector[: len(values)] = (values + offset) / divisor
+        values: npt.NDArray[np.float32] = self._checkpoint[name].float().numpy()
+        return self._keep((values + np.float32(offset)) / np.float32(divisor))
+
+    def _keep(self, values: npt.NDArray[np.float32]) -> int:
+        """The address of what was made of a tensor, as floats side by side and padded."""
+        vector = self._arena.floats(padded(values.size))
+        vector[: values.size] = values.ravel()
         self._count()
         return vector.ctypes.data
 
@@ -300,25 +346,31 @@ def _usable(tensor: torch.Tensor) -> torch.Tensor:
 
 def _num_bytes(spec: DecoderSpec, format_of: Callable[[str], Format]) -> int:
     """``format_of`` a weight's name."""
-    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    queries, hidden = spec.num_heads * spec.head_dim, spec.hidden_size
     normed = queries if spec.norms_whole_queries else spec.head_dim
-    vectors = 4 * (4 * padded(spec.hidden_size) + 2 * padded(normed) + padded(spec.num_heads)) + _PER_LAYER_BYTES
+    vectors = 4 * (4 * padded(hidden) + 2 * padded(normed) + padded(spec.num_heads)) + _PER_LAYER_BYTES
+
+    def mixer(names: LayerTensors, num_outputs: int, num_found: int) -> int:
+        qkv = matrix_bytes(format_of(names.qkv[0]), hidden, num_outputs)
+        return vectors + qkv + matrix_bytes(format_of(names.output), num_found, hidden)
+
+    def delta_rule(names: LayerTensors, delta: DeltaSpec) -> int:
+        gates = matrix_bytes(Format.FLOAT32, hidden, 2 * padded(delta.num_value_heads, _LANES))
+        own = sum(map(padded, (delta.conv_size * delta.num_channels, *[delta.num_value_heads] * 2, delta.value_dim)))
+        return mixer(names, delta.num_channels + delta.num_outputs, delta.num_outputs) + gates + 4 * own
 
     def mlp(names: LayerTensors | ExpertTensors, size: int) -> int:
-        up = matrix_bytes(format_of(names.gate_up[0]), spec.hidden_size, 2 * padded(size, 32))
-        return up + matrix_bytes(format_of(names.down), size, spec.hidden_size)
+        up = matrix_bytes(format_of(names.gate_up[0]), hidden, 2 * padded(size, 32))
+        return up + matrix_bytes(format_of(names.down), size, hidden)
 
-    def layer(names: LayerTensors) -> int:
-        attention = (
-            vectors
-            + matrix_bytes(format_of(names.qkv[0]), spec.hidden_size, queries + 2 * keys)
-            + matrix_bytes(format_of(names.output), queries, spec.hidden_size)
-        )
-        if not names.experts:
-            return attention + mlp(names, spec.intermediate_size)
-        router = matrix_bytes(Format.FLOAT32, spec.hidden_size, spec.num_experts)
-        return attention + router + sum(mlp(expert, spec.expert_size) for expert in names.experts)
+    def layer(index: int) -> int:
+        names = spec.layer(index)
+        if spec.delta is not None and spec.recalls[index]:
+            before = delta_rule(names, spec.delta)
+        else:
+            before = mixer(names, sum(spec.qkv_sizes), queries)
+        router = matrix_bytes(Format.FLOAT32, hidden, spec.num_experts + 1) if names.experts else 0
+        return before + router + sum(mlp(*each) for each in spec.mlps(names))
 
-    head = matrix_bytes(format_of(spec.head), spec.hidden_size, spec.vocab_size)
-    layers = sum(layer(spec.layer(index)) for index in range(spec.num_layers))
-    return layers + head + 4 * padded(spec.hidden_size) + _PER_LAYER_BYTES
+    head = matrix_bytes(format_of(spec.head), hidden, spec.vocab_size)
+    return sum(map(layer, range(spec.num_layers))) + head + 4 * padded(hidden) + _PER_LAYER_BYTES

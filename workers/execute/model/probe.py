@@ -8,12 +8,13 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from ..step import Int32, StepInputs
+from ..scheduling.states import Segment
+from ..step import Int32, StepCut, StepInputs
 
 PAGE_SIZE = 16
 _CHUNKS = ((20, 1), (3, 31), (33, 2))  # tokens of each sequence in the first step and in the second
 _PAGES = np.array([[8, 2, 5], [1, 9, 3], [6, 4, 7]], dtype=np.int32)  # out of order, and none shared
-NUM_PAGES = _PAGES.size
+NUM_PAGES, NUM_STATE_ROWS = _PAGES.size, 3 * len(_CHUNKS)
 NUM_POSITIONS = max(map(sum, _CHUNKS))
 
 
@@ -36,6 +37,11 @@ def paged_rows(run: Callable[[StepInputs], torch.Tensor], sequences: list[Int32]
     return torch.cat([torch.cat(piece) for piece in pieces])
 
 
+def whole_rows(run: Callable[[StepInputs], torch.Tensor], sequences: list[Int32]) -> torch.Tensor:
+    """The same rows, from one step."""
+    return run(_step(sequences, [0] * len(sequences), list(map(len, sequences))))
+
+
 def _step(sequences: list[Int32], starts: list[int], lengths: list[int]) -> StepInputs:
     positions = [np.arange(a, a + n, dtype=np.int32) for a, n in zip(starts, lengths, strict=True)]
     slots = [_PAGES[s, p // PAGE_SIZE].astype(np.int64) * PAGE_SIZE + p % PAGE_SIZE for s, p in enumerate(positions)]
@@ -49,4 +55,18 @@ def _step(sequences: list[Int32], starts: list[int], lengths: list[int]) -> Step
         num_decodes=int(lengths[0] == 1),
         sample_rows=np.arange(sum(lengths), dtype=np.int32),
         sampled=(),
+        cut=StepCut.of(probe_segments(starts, lengths), num_decodes=int(lengths[0] == 1)),
     )
+
+
+def probe_segments(starts: list[int], lengths: list[int]) -> list[Segment]:
+    """The first step writes rows 1 to S, the second S + 1 to 2 S. Chunks of four tokens and more come in two segments."""
+    segments, count = [], len(starts)
+    for index, (start, length) in enumerate(zip(starts, lengths, strict=True), 1):
+        read, write, half = index, index + (count if start else 0), length // 2
+        if half < 2:
+            segments.append(Segment(read, write, start, length))
+        else:
+            between = index + 2 * count
+            segments += [Segment(read, between, start, half), Segment(between, write, start + half, length - half)]
+    return segments

@@ -16,11 +16,11 @@ LAYER_TYPES = {"full_attention", "sliding_attention"}
 class Rope(NamedTuple):
     """Rotary positions (Su et al. 2021): by what each pair of channels turns from one position to the next."""
 
-    frequencies: torch.Tensor  # float32 [head_dim / 2], radians
+    frequencies: torch.Tensor  # float32 [rotary_dim / 2], radians
     scaling: float  # of cosines and sines
 
     def tables(self, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines, float32 [num_positions, head_dim / 2]."""
+        """Cosines and sines, float32 [num_positions, rotary_dim / 2]."""
         angles = torch.arange(num_positions, dtype=torch.float)[:, None] * self.frequencies
         return angles.cos() * self.scaling, angles.sin() * self.scaling
 
@@ -32,7 +32,7 @@ def find_ropes(config: PretrainedConfig) -> list[Rope]:
 
 def _find_rope(config: PretrainedConfig, parameters: Mapping[str, Any], layer_type: str | None) -> Rope:
     if parameters["rope_type"] == "default":
-        size = head_dim(config)
+        size = rotary_dim(config)
         exponents = torch.arange(0, size, 2, dtype=torch.float) / size
         return Rope(1.0 / (parameters["rope_theta"] ** exponents), 1.0)
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # here: a proven decoder starts without it
@@ -52,3 +52,9 @@ def rope_parameters(config: PretrainedConfig) -> dict[str | None, Mapping[str, A
 def head_dim(config: PretrainedConfig) -> int:
     size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return size
+
+
+def rotary_dim(config: PretrainedConfig) -> int:
+    """Channels of a head that turn."""
+    factors = {rope.get("partial_rotary_factor", 1.0) for rope in rope_parameters(config).values()}
+    return int(head_dim(config) * max(factors, default=1.0))

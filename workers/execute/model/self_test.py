@@ -23,13 +23,13 @@ from transformers import PreTrainedModel
 from ....protocol.errors import ConfigError
 from ..attention.forward_context import PagedLayers, attending, use_paged_attention
 from ..attention.interface import AttentionForm, PagedAttention
-from ..scheduling.states import Segment
 from ..step import StepCut, StepInputs
 from .checkpoint import NO_MIXING
 from .forward import RaggedForward
 from .lora import Adapter
 from .memory import available_bytes
 from .pool import LayerShape, allocate_pool
+from .probe import probe_segments
 from .recurrent import StateProbe, cut_batches, going_on, remembering
 from .states import SequenceStates, StateLayout
 from .torch_lora import TorchAdapters, merged
@@ -235,21 +235,8 @@ def _inputs(sequences: list[Int32], starts: list[int], lengths: list[int]) -> St
         num_decodes=int(lengths[0] == 1),
         sample_rows=_range(0),
         sampled=(),
-        cut=StepCut.of(_segments(starts, lengths), num_decodes=int(lengths[0] == 1)),
+        cut=StepCut.of(probe_segments(starts, lengths), num_decodes=int(lengths[0] == 1)),
     )
-
-
-def _segments(starts: list[int], lengths: list[int]) -> list[Segment]:
-    """The first step writes to rows 1, 2, 3, and the second one to 4, 5, 6. Longer chunks come by 7, 8, 9."""
-    segments, count = [], len(starts)
-    for sequence, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-        read, write, half = 1 + sequence, 1 + sequence + (count if start else 0), length // 2
-        if half < 2:
-            segments.append(Segment(read, write, start, length))
-        else:
-            between = 1 + sequence + 2 * count
-            segments += [Segment(read, between, start, half), Segment(between, write, start + half, length - half)]
-    return segments
 
 
 def _why_different(model: PreTrainedModel, plain: list[torch.Tensor], paged: torch.Tensor, case: str) -> str:

@@ -1,7 +1,7 @@
-"""gpt-oss checkpoints, where all experts of a layer are one tensor, and may have four bits.
+"""Checkpoints where all experts of a layer are one tensor: of gpt-oss, which may have four bits, and of Qwen3.5.
 
-As published the experts are MXFP4 ("OCP Microscaling Formats (MX) Specification", version 1.0, 2023): numbers of four
-bits, E2M1, of which 32 neighbours of an output share a power of two.
+As gpt-oss is published its experts are MXFP4 ("OCP Microscaling Formats (MX) Specification", version 1.0, 2023):
+numbers of four bits, E2M1, of which 32 neighbours of an output share a power of two.
 """
 
 from __future__ import annotations
@@ -19,10 +19,6 @@ from ..kernels.structures import Format
 from .native_weights import Checkpoint
 
 _STACK = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(_blocks|_scales|_bias|)")
-_OUTPUTS = {  # by what a stack holds: of which linear layers, and the outputs of each
-    "gate_up": {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)},
-    "down": {"down_proj": slice(None)},
-}
 _GROUP_INPUTS = 32  # that share a scale
 _GROUP_BYTES = _GROUP_INPUTS // 2
 
@@ -40,26 +36,36 @@ class StackedExperts(Checkpoint):
     """Has each expert's weights by names of their own, such as ``....experts.3.up_proj.weight``, [outputs, inputs].
 
     In files a stack is [experts, inputs, outputs], and one of biases [experts, outputs]; gates and ups take turns. One
-    of four bits is [experts, outputs, groups, bytes of a group], with scales [experts, outputs, groups].
+    of four bits is [experts, outputs, groups, bytes of a group], with scales [experts, outputs, groups]. Of those that
+    are ``by_outputs`` a stack is [experts, outputs, inputs], and ups come behind all gates.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, by_outputs: bool) -> None:
         """
         Raises:
             ConfigError: a stack has another shape than its kind has.
         """
         super().__init__(folder)
+        self._by_outputs = by_outputs
         self._stacks = super().shapes()
         self._parts: dict[str, _Part] = {}
         for stack, shape in self._stacks.items():
             if (match := _STACK.fullmatch(stack)) and (kind := match[3]) != "_scales":
                 self._check(stack, shape, kind, folder)
                 ending = "bias" if kind == "_bias" else "weight"
-                for layer, outputs in _OUTPUTS[match[2]].items():
+                for layer, outputs in self._outputs(match[2], shape[1]).items():
                     for expert in range(shape[0]):
                         self._parts[f"{match[1]}.{expert}.{layer}.{ending}"] = _Part(stack, expert, outputs, kind)
         if any(part.kind == "_blocks" for part in self._parts.values()):
             self.quantised_format = Format.MXFP4
+
+    def _outputs(self, stack: str, num_outputs: int) -> dict[str, slice]:
+        """Of which linear layers it holds which outputs. How many there are matters only where they come first."""
+        if stack == "down":
+            return {"down_proj": slice(None)}
+        if self._by_outputs:
+            return {"gate_proj": slice(num_outputs // 2), "up_proj": slice(num_outputs // 2, None)}
+        return {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
 
     def _check(self, stack: str, shape: tuple[int, ...], kind: str, folder: Path) -> None:
         text = f"{stack} in {folder} has shape {shape}"
@@ -80,7 +86,7 @@ class StackedExperts(Checkpoint):
         if (part := self._parts.get(name)) is None:
             return super().__getitem__(name)
         of_expert = self._of_expert(part.stack, part.expert)
-        return (of_expert if part.kind == "_bias" else of_expert.T)[part.outputs]
+        return (of_expert if part.kind == "_bias" or self._by_outputs else of_expert.T)[part.outputs]
 
     def __iter__(self) -> Iterator[str]:
         yield from (name for name in self._stacks if not _STACK.fullmatch(name))
@@ -95,7 +101,9 @@ class StackedExperts(Checkpoint):
 
     def _shape(self, part: _Part) -> tuple[int, ...]:
         shape = self._stacks[part.stack]
-        num_outputs = len(range(shape[1 if part.kind else 2])[part.outputs])
+        num_outputs = len(range(shape[1 if part.kind or self._by_outputs else 2])[part.outputs])
+        if self._by_outputs:
+            return num_outputs, shape[2]
         if part.kind == "_bias":
             return (num_outputs,)
         return num_outputs, shape[2] * _GROUP_INPUTS if part.kind == "_blocks" else shape[1]

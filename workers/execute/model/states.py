@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ....protocol.errors import ConfigError
-from ..step import StepCut
+from ..step import Int64, StepCut
 
 _NOBODY = -1
 
@@ -47,19 +47,41 @@ class StateLayout(NamedTuple):
     stepwise: frozenset[int]  # modules that go on from a state with one token at a time only
 
     def num_bytes(self, num_rows: int) -> int:
-        """Of the states in rows 0..num_rows, and one of nobody."""
+        """Of the states in rows 0..num_rows, and of the row of zeros."""
         return (num_rows + 2) * sum(shape.num_bytes for shape in self.shapes.values())
 
 
 Mixer = Callable[[torch.Tensor, Any], torch.Tensor]  # (hidden [S, L, C], a cache as transformers has it) -> [S, L, ...]
 
 
-class SequenceStates:
-    """States in rows 1..N, and in row 0 what padding leaves there.
+class StateLedger:
+    """How many tokens the state in each of the rows 0..N has seen.
 
-    A segment reads one row and writes another one, so a step that failed can be run again, as a whole or in parts, like
-    one that only writes to pages.
+    Row 0 is the trash row; sequences that begin read row N + 1, which stays zero. A segment reads one row and writes another,
+    so a failed step can be repeated, whole or in parts, like one that only writes to pages.
     """
+
+    def __init__(self, num_rows: int) -> None:
+        self._ends = np.full(num_rows + 1, _NOBODY, np.int64)
+        self._zeros = num_rows + 1
+        self.num_rows = num_rows + 2
+
+    def begin_step(self, cut: StepCut) -> Int64:
+        """[G], the row that each segment reads. The ledger counts the step as computed.
+
+        Raises:
+            AssertionError: a row does not have the state from which a segment continues.
+        """
+        is_fresh = cut.starts == 0
+        self._ends[cut.writes] = cut.starts + cut.lengths  # first: segments of one sequence continue from one another
+        ends = self._ends[cut.reads]
+        is_known = is_fresh | (ends == cut.starts)
+        assert is_known.all(), f"no state up to token {cut.starts[~is_known]}: rows {cut.reads} have seen {ends}"
+        return np.where(is_fresh, self._zeros, cut.reads).astype(np.int64)
+
+
+class SequenceStates:
+    """The states themselves, for modules of transformers."""
 
     def __init__(self, layout: StateLayout, num_rows: int, device: torch.device) -> None:
         """
@@ -68,11 +90,10 @@ class SequenceStates:
         """
         self._device = device
         self._stepwise = layout.stepwise
-        self._ends = np.full(num_rows + 1, _NOBODY, np.int64)  # how many tokens the state of a row has seen
-        self._nobody = num_rows + 1  # the row of a sequence that has said nothing
+        self._ledger = StateLedger(num_rows)
         try:
             self._rows = {
-                key: torch.empty(num_rows + 2, *shape.sizes, dtype=shape.dtype, device=device)
+                key: torch.empty(self._ledger.num_rows, *shape.sizes, dtype=shape.dtype, device=device)
                 for key, shape in layout.shapes.items()
             }
         except RuntimeError as error:  # torch.OutOfMemoryError, and what the CPU allocator raises
@@ -82,7 +103,7 @@ class SequenceStates:
                 param="max_num_seqs",
             ) from error
         for rows in self._rows.values():
-            rows[self._nobody] = 0
+            rows[-1] = 0  # what a sequence that begins reads
         self._of_module: dict[int, list[StateKey]] = {}
         for key in layout.shapes:
             self._of_module.setdefault(key.module, []).append(key)
@@ -95,13 +116,8 @@ class SequenceStates:
         Raises:
             AssertionError: a sequence goes on from a state that nobody has kept.
         """
-        is_fresh = cut.starts == 0
-        self._ends[cut.writes] = cut.starts + cut.lengths  # first: of one sequence, segments go on from one another
-        ends = self._ends[cut.reads]
-        is_known = is_fresh | (ends == cut.starts)
-        assert is_known.all(), f"no state up to token {cut.starts[~is_known]}: rows {cut.reads} have seen {ends}"
+        self._reads = torch.from_numpy(self._ledger.begin_step(cut)).to(self._device)
         self._cut = cut
-        self._reads = torch.from_numpy(np.where(is_fresh, self._nobody, cut.reads)).to(self._device, torch.long)
         self._writes = torch.from_numpy(cut.writes).to(self._device, torch.long)
 
     def mix(self, number: int, run: Mixer, hidden: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,9 @@ from .fp8_weights import Block, Fp8Checkpoint, check_types, fp8_blocks
 from .native_weights import Checkpoint
 from .stacked_experts import StackedExperts
 
-_STACKED = {"gpt_oss"}  # families that store all experts of a layer as one tensor
+# Families that store all experts of a layer as one tensor, inputs by outputs or the other way round.
+_STACKED = {"gpt_oss"}
+_STACKED_BY_OUTPUTS = {"qwen3_5_moe", "qwen3_5_moe_text"}
 _NAMES = ("quantization_config", "compression_config")
 _MODELOPT_FILE = "hf_quant_config.json"  # where modelopt says it, if not in the config
 
@@ -51,9 +53,11 @@ def open_tensors(folder: Path) -> Checkpoint:
         ConfigError: something of its quantised weights is missing or damaged.
     """
     settings = read_settings(folder)
-    is_stacked = json.loads((folder / "config.json").read_text()).get("model_type") in _STACKED
+    family = json.loads((folder / "config.json").read_text()).get("model_type")
+    is_stacked = family in _STACKED
     if settings is None or (is_stacked and settings.get("quant_method") == "mxfp4"):
-        plain = StackedExperts(folder) if is_stacked else Checkpoint(folder)
+        by_outputs = family in _STACKED_BY_OUTPUTS
+        plain = StackedExperts(folder, by_outputs=by_outputs) if is_stacked or by_outputs else Checkpoint(folder)
         check_types(folder, plain.types())
         return plain
     if (blocks := _blocks(folder, settings)) is not None:

@@ -272,10 +272,11 @@ class Ways:
         facts = native.proof.facts
 
         def make_runner(size: PoolSize) -> NativeRunner:
-            decoder = native.make_decoder(size.num_pages, size.max_model_len)
+            decoder = native.make_decoder(size.num_pages, size.max_model_len, self.num_state_rows)
             return NativeRunner(decoder, Sampler(facts.eos_token_ids), **self._runner_sizes(size))
 
-        return Loaded(facts, native.dtype, native.backend, native.shapes, make_runner)
+        state_bytes = native.state_bytes(self.num_state_rows)
+        return Loaded(facts, native.dtype, native.backend, native.shapes, make_runner, state_bytes)
 
     def _why_not_native(self) -> str | None:
         config = self.config
@@ -338,12 +339,6 @@ class Ways:
                 ),
             )
 
-        if on_pages.keeps_states and self.cache.host_pages:
-            raise ConfigError(
-                f"host_pages is {self.cache.host_pages}, the limit is 0: {on_pages.facts.model_type} has recurrent "
-                "layers, whose states are not swapped",
-                param="host_pages",
-            )
         return Loaded(
             on_pages.facts,
             on_pages.model.dtype,

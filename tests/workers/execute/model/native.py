@@ -34,7 +34,8 @@ from triptych.workers.execute.model.ropes import find_ropes
 from triptych.workers.execute.model.stored_weights import open_tensors
 from triptych.workers.execute.model.threads import Worth
 from triptych.workers.execute.scheduling.sequence import Sequence
-from triptych.workers.execute.step import Int32, StepInputs
+from triptych.workers.execute.scheduling.states import Segment
+from triptych.workers.execute.step import Int32, StepCut, StepInputs
 
 PAGE_SIZE, NUM_PAGES = 16, 64
 PLAIN_FORMATS = tuple(format_ for format_ in Format if format_ is not Format.MXFP4)  # of plain checkpoints
@@ -93,6 +94,39 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma3_text": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "qwen3_5_text": {
+        "num_hidden_layers": 4,  # the last one attends
+        "head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 32,
+    },
+    "qwen3_5_moe_text": {
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 16,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 48,
+    },
+    "qwen3_next": {
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 48,
+        "mlp_only_layers": [1],
+    },
     "gpt_oss": {
         "num_local_experts": 5,
         "num_experts_per_tok": 2,
@@ -147,7 +181,8 @@ def in_four_bits(checkpoint: Path) -> Path:
     with changed_tensors(checkpoint) as tensors:
         layers = [name for name in tensors if ".layers." in name and not name.endswith("bias")]
         tensors |= {name: in_sixteenths(tensors[name]) for name in layers if tensors[name].dim() == 2}
-        stacks = [name for name in layers if tensors[name].dim() == 3]  # [experts, inputs, outputs]
+        # [experts, inputs, outputs]; the weights of a convolution are not quantised.
+        stacks = [name for name in layers if tensors[name].dim() == 3 and "conv1d" not in name]
         tensors |= {name: torch.stack([in_sixteenths(each.T).T for each in tensors[name]]) for name in stacks}
     return checkpoint
 
@@ -197,6 +232,8 @@ def in_sixteenths(weights: torch.Tensor) -> torch.Tensor:
 
 # How transformers computes by definition, in any type.
 PLAINLY: dict[str, Any] = {"attn_implementation": "eager", "experts_implementation": "eager"}
+_MOST_TOKENS = 200
+NUM_STATE_ROWS = 4 * _MOST_TOKENS
 EVERY_STEP = Worth(thread=0, team=0, ahead=1 << 62)  # is worth a thread, a team, and planning behind it
 load_cached = cache(load_library)
 
@@ -205,7 +242,9 @@ def make_decoder(checkpoint: Path, level: str, format_: Format, **options: Any) 
     """Options are those of ``NativeDecoder``."""
     ropes = [rope.tables(512) for rope in find_ropes(AutoConfig.from_pretrained(checkpoint))]
     weights = pack(checkpoint, level, format_)
-    return NativeDecoder(load_cached(level), weights, ropes, page_size=PAGE_SIZE, **options)
+    return NativeDecoder(
+        load_cached(level), weights, ropes, page_size=PAGE_SIZE, num_state_rows=NUM_STATE_ROWS, **options
+    )
 
 
 def pack(checkpoint: Path, level: str, format_: Format) -> PackedWeights:
@@ -248,7 +287,7 @@ class NativeEngine:
             page_size=PAGE_SIZE,
             max_model_len=min(self.card.max_model_len, num_pages * PAGE_SIZE),
             proposer=self.runner.proposer,
-            **options,
+            **{"num_snapshots": self.card.num_snapshots, **options},
         )
         outputs = run(Engine(scheduler, self.runner))
         return [outputs[sequence.key] for sequence in sequences]
@@ -294,7 +333,16 @@ def make_inputs(chunks: list[tuple[Int32, int, int]], *, num_pages: int) -> Step
         num_decodes=0,
         sample_rows=np.arange(sum(lengths), dtype=np.int32),
         sampled=(),
+        cut=StepCut.of(
+            [Segment(_state_row(s, a), _state_row(s, a + n), a, n) for s, (_, a, n) in enumerate(chunks)],
+            num_decodes=0,
+        ),
     )
+
+
+def _state_row(sequence: int, num_tokens: int) -> int:
+    """A row for each state that one of the first sequences may leave."""
+    return 1 + sequence * _MOST_TOKENS + num_tokens
 
 
 def make_request(

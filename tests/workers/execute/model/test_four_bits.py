@@ -115,7 +115,7 @@ def load(folder: Path, quantization: str = "none", dtype: str = "auto") -> Nativ
 
 def logits(model: NativeModel) -> npt.NDArray[np.float32]:
     tokens = np.random.default_rng(1).integers(3, 60, 60, dtype=np.int32)
-    decoder = model.make_decoder(8, 128)
+    decoder = model.make_decoder(8, 128, 0)
     return decoder.run(make_inputs([(tokens, 0, len(tokens))], num_pages=8)).logits.copy()
 
 

@@ -91,7 +91,7 @@ def answer_losses(quantization: str, kv_dtype: str = "auto") -> np.ndarray:
             quantization=quantization, page_size=16, kv_dtype=kv_dtype, threads=None, progress=lambda done, total: None
         ),
     )
-    decoder = native.make_decoder(64, 1024)
+    decoder = native.make_decoder(64, 1024, 0)
     losses = []
     for prompt, answer in list(zip(*entry_turns(), strict=True))[:NUM_TURNS]:
         ids = np.array(prompt + answer, np.int32)

@@ -46,6 +46,7 @@ SIZES = {
     "intermediate_size": 160,
     "initializer_range": 0.1,
 }  # groups of 32, not all of which are halves of 64
+KINDS = ("gate", "up", "down")
 STACK = "model.layers.1.mlp.experts.gate_up_proj"
 
 Change = Callable[[dict[str, torch.Tensor]], object]
@@ -183,3 +184,17 @@ def test_an_expert_too_few_is_told(pair: tuple[Path, Path]) -> None:
             tensors[name] = tensors[name][:4].contiguous()
     with pytest.raises(Unsupported, match=r"of its config, model.layers.1.mlp.experts.4.gate_proj.bias first"):
         load(pair[0])
+
+
+def test_experts_may_be_stacked_by_their_outputs(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("qwen3_5_moe_text", tmp_path)
+    plain = {name: tensor.clone() for name, tensor in open_tensors(checkpoint).items()}
+    with changed_tensors(checkpoint) as tensors:
+        for layer in range(4):
+            module = f"model.layers.{layer}.mlp.experts"
+            experts = [[tensors.pop(f"{module}.{n}.{kind}_proj.weight") for kind in KINDS] for n in range(6)]
+            tensors[f"{module}.gate_up_proj"] = torch.stack([torch.cat([gate, up]) for gate, up, _ in experts])
+            tensors[f"{module}.down_proj"] = torch.stack([down for _, _, down in experts])
+    stacked = open_tensors(checkpoint)
+    assert stacked.shapes() == {name: tuple(tensor.shape) for name, tensor in plain.items()}
+    assert all(torch.equal(stacked[name], tensor) for name, tensor in plain.items())

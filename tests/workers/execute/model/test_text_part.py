@@ -83,10 +83,16 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the text mode
     ),
 }
 _OF_QWEN3_5 = {"vision_config": _QWEN_VIT, "tie_word_embeddings": False}
-RECURRENT = {  # which run on transformers' modules only
-    "qwen3_5": ({**tiny.RECURRENT["qwen3_5_text"], "model_type": "qwen3_5_text"}, _OF_QWEN3_5),
+_CHANNELS = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+RECURRENT = {
+    "qwen3_5": ({**tiny.RECURRENT["qwen3_5_text"], **_CHANNELS, "model_type": "qwen3_5_text"}, _OF_QWEN3_5),
     "qwen3_5_moe": (
-        {**tiny.RECURRENT["qwen3_next"], "model_type": "qwen3_5_moe_text", "shared_expert_intermediate_size": 32},
+        {
+            **tiny.RECURRENT["qwen3_next"],
+            **_CHANNELS,
+            "model_type": "qwen3_5_moe_text",
+            "shared_expert_intermediate_size": 32,
+        },
         _OF_QWEN3_5,
     ),
 }
@@ -124,7 +130,7 @@ def expected(model: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("family", "backend"),
-    [*product(MODELS, ["native", "transformers"]), *((family, "transformers") for family in RECURRENT)],
+    list(product([*MODELS, *RECURRENT], ["native", "transformers"])),
 )
 def test_greedy_tokens_are_those_of_the_whole_model(
     family: str, backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

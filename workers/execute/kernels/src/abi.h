@@ -28,20 +28,33 @@ struct Expert {
   Matrix down;
 };
 
+// A gated delta rule in place of attention, see delta_rule.h; or nothing. The layer's qkv are then its queries, keys and
+// values, [heads][dim] each, and what gates its outputs.
+struct DeltaLayer {
+  Matrix gates;              // kFloat32: betas and rates of decay of the value heads, each padded to 16
+  const float* convolution;  // [conv_size][channels], or null: the layer attends
+  const float* rates;        // [value heads], by which rates of decay are multiplied
+  const float* rate_biases;  // [value heads], what is added to them before
+  const float* norm;         // [value_dim], of outputs
+  float* states;             // [rows][value heads] tiles, see delta_rule.h
+  float* inputs;             // [rows][conv_size - 1][channels], of the convolution, the latest last
+};
+
 struct Layer {
-  Matrix qkv;      // queries, keys and values side by side
+  Matrix qkv;      // queries, keys and values side by side; where outputs are gated, a gate behind each query
   Matrix output;
   Matrix gate_up;  // 32 gate columns and the 32 up columns that belong to them in each block
   Matrix down;
-  Matrix router;          // kFloat32, whose outputs are the experts' logits
-  const Expert* experts;  // [num_experts], in place of gate_up and down; or null
+  Matrix router;          // kFloat32, whose outputs are the experts' logits, and that of the one that all tokens share
+  const Expert* experts;  // [num_experts], or null. Then gate_up and down are the one that all tokens share, if there is one
   const float* attention_norm;  // or null: attention reads x as it is
   const float* mlp_norm;        // likewise
   const float* query_norm;      // [head_dim], or [heads][head_dim] where whole queries are normed, or null
   const float* key_norm;
   const float* attended_norm;  // of what attention adds to the residual, or null
   const float* gated_norm;     // of what the rest of the layer adds, or null
-  const float* cosines;        // [positions][head_dim / 2], or null: queries and keys are the same at every position
+  DeltaLayer delta;
+  const float* cosines;        // [positions][rotary_dim / 2], or null: queries and keys are the same at every position
   const float* sines;
   const float* sinks;          // [heads], scores of something that has no value, or null
   void* keys;    // [pages][kv heads][page_size / 16] tiles, see pages.h and eight_bits.h
@@ -50,8 +63,9 @@ struct Layer {
   int32_t unused;
 };
 
-enum Tensor : int32_t { kQuery, kKey, kValue, kOutput, kGate, kUp, kDown, kNumTensors };
-enum Product : int32_t { kQkvProduct, kOutputProduct, kGateUpProduct, kDownProduct };
+// Of a delta rule the first is queries, keys and values, the second what gates its outputs, and the third is none.
+enum Tensor : int32_t { kQuery, kKey, kValue, kOutput, kGate, kUp, kDown, kBeta, kRate, kNumTensors };
+enum Product : int32_t { kQkvProduct, kOutputProduct, kGateUpProduct, kDownProduct, kGatesProduct };
 
 // What an adapter adds to the outputs of one tensor: B (A x). Of A and of B 16 outputs are one run of memory,
 // [outputs / 16][steps][16] groups.
@@ -60,6 +74,16 @@ struct Update {
   const uint32_t* up;   // B times the adapter's scale, in the format of keys and values; null: nothing is added
   int32_t rank;         // padded to 16
   int32_t num_vectors;  // of outputs
+};
+
+// Sizes of all gated delta rules of a model.
+struct DeltaShape {
+  int32_t num_key_heads;
+  int32_t num_value_heads;  // a multiple of these
+  int32_t key_dim;
+  int32_t value_dim;
+  int32_t conv_size;
+  int32_t unused;
 };
 
 struct Model {
@@ -72,7 +96,7 @@ struct Model {
   int32_t embedding_is_bf16;  // else float
   int32_t num_layers;
   int32_t hidden_size;
-  int32_t intermediate_size;
+  int32_t intermediate_size;  // the greatest of any layer, without experts that are chosen
   int32_t num_heads;
   int32_t num_kv_heads;
   int32_t head_dim;
@@ -96,6 +120,9 @@ struct Model {
   int32_t expert_size;           // what intermediate_size is of a layer without experts
   int32_t norms_expert_weights;  // those of a token's experts add up to 1
   int32_t norms_whole_queries;   // norms of queries and keys are over all heads together
+  int32_t rotary_dim;            // channels of a head that turn, the first ones
+  int32_t gates_outputs;         // those of attention, by a sigmoid
+  DeltaShape delta;
 };
 
 // Who computes a step.
@@ -119,6 +146,10 @@ struct Step {
   const int32_t* carried;      // [num_tokens], or null
   const int32_t* last_tokens;  // of the step before, for those that are carried
   const int32_t* adapters;     // [num_tokens], -1: none; or null
+  const int32_t* segment_starts;  // [num_sequences + 1], which segments are a sequence's; or null: no layer has states
+  const int32_t* segment_ends;    // of each segment, counted in the sequence's tokens of this step
+  const int32_t* state_reads;     // [num_sequences], rows of states with which they begin
+  const int32_t* state_writes;    // of each segment, the row for the state at its end
   int32_t* choices;    // [num_tokens][num_layers][experts_per_token], the likeliest first; or null
   float* logits;       // [num_rows][64 * head.num_blocks]
   int32_t* tokens;     // [num_rows], the first of the greatest logits

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "delta_rule.h"
 #include "matmul.h"
 
 namespace triptych {
@@ -72,7 +73,7 @@ struct ThreadBuffers {
   using Element = typename Format::Cache::Element;
 
   Operand<Format> operand;  // [kOwnRows]
-  Buffer<float> row;        // [hidden]
+  Buffer<float> rows;       // [kOwnRows][hidden], normed
   Buffer<Element> head;     // [head_dim]
   // Of attention.
   Buffer<Floats> outputs;
@@ -97,15 +98,19 @@ struct Buffers {
   Buffer<float> residual;                           // [tokens][hidden]
   Buffer<float> added;                              // [tokens][hidden], to be normed and added to it
   Operand<Format> operand;                          // [tokens], normed or quantised
-  Buffer<float> qkv;                                // [tokens][all heads]
+  Buffer<float> qkv;                                // [tokens][all heads], as wide as the layer's qkv
   Buffer<typename Format::Cache::Element> queries;  // [tokens][heads][head_dim]
   Buffer<Written> attended;                         // [tokens][heads * head_dim]
   Buffer<Written> gated;                            // [tokens][intermediate]
-  Buffer<float> routed;                             // [tokens][hidden], normed, as the router reads it
-  Buffer<float> router_logits;                      // [tokens][experts]
+  Buffer<float> exact;                              // [tokens][hidden], normed, as routers and gates of a delta rule read it
+  Buffer<float> gates;                              // [tokens][betas and rates], of a delta rule
+  Buffer<float> mixed;                              // [tokens][DeltaRule::width()]
+  Buffer<Written> recalled;                         // [tokens][value heads * value_dim]
+  Buffer<float> router_logits;                      // [tokens][experts and the one that all share]
+  Buffer<float> shared_weights;                     // [tokens], of that one
   Buffer<Written> expert_gated;                     // [choices][expert_size], see experts.h
   Buffer<float> expert_outputs;                     // [choices][hidden]
-  Buffer<uint8_t> is_last;                          // [tokens], of their sequence in this step
+  Buffer<int32_t> sequences;                        // [tokens], to which they belong
   Buffer<QueryBlock> query_blocks;                  // [tokens * kv heads] at most
   std::vector<ThreadBuffers<Format>> threads;
 
@@ -114,21 +119,23 @@ struct Buffers {
   void reserve(const Model& model, int tokens) {
     const int hidden = padded(model.hidden_size), heads = padded(model.num_heads * model.head_dim);
     const int inner = padded(model.intermediate_size), expert = padded(model.expert_size);
-    const int widest = std::max({hidden, heads, inner, expert});
+    const int values = padded(model.delta.num_value_heads * model.delta.value_dim);
+    const int widest = std::max({hidden, heads, inner, expert, values});
     const int rows = rows_per_item(model.num_heads, model.num_kv_heads);
     residual.reserve(size_t(tokens) * hidden);
     if (model.layers[0].attended_norm) added.reserve(size_t(tokens) * hidden);
     operand.reserve(tokens, kIsQuantised ? widest : hidden);
-    qkv.reserve(size_t(tokens) * model.layers[0].qkv.num_blocks * 64);
+    for (int i = 0; i < model.num_layers; ++i) qkv.reserve(size_t(tokens) * model.layers[i].qkv.num_blocks * 64);
     queries.reserve(size_t(tokens) * model.num_heads * model.head_dim);
     attended.reserve(size_t(tokens) * heads);
     gated.reserve(size_t(tokens) * inner);
     if (model.num_experts) reserve_experts(model, tokens);
-    is_last.reserve(tokens);
+    if (model.delta.num_value_heads) reserve_delta(model, tokens);
+    sequences.reserve(tokens);
     query_blocks.reserve(size_t(tokens) * model.num_kv_heads);
     for (ThreadBuffers<Format>& own : threads) {
       own.operand.reserve(ThreadBuffers<Format>::kOwnRows, widest);
-      own.row.reserve(hidden);
+      own.rows.reserve(size_t(ThreadBuffers<Format>::kOwnRows) * hidden);
       own.head.reserve(2 * model.head_dim);
       own.outputs.reserve(size_t(rows) * model.head_dim / kLanes);
       own.weights.reserve(size_t(rows) * kKeyBlock);
@@ -142,11 +149,20 @@ struct Buffers {
     }
   }
 
+  void reserve_delta(const Model& model, size_t tokens) {
+    const DeltaShape& delta = model.delta;
+    exact.reserve(tokens * padded(model.hidden_size));
+    gates.reserve(tokens * padded(2 * padded(delta.num_value_heads, kLanes)));
+    mixed.reserve(tokens * DeltaRule::width(delta));
+    recalled.reserve(tokens * padded(delta.num_value_heads * delta.value_dim));
+  }
+
   void reserve_experts(const Model& model, size_t tokens) {
     const int hidden = padded(model.hidden_size), inner = padded(model.expert_size);
     const size_t num_choices = tokens * model.experts_per_token;
-    routed.reserve(tokens * hidden);
-    router_logits.reserve(tokens * padded(model.num_experts));
+    exact.reserve(tokens * hidden);
+    router_logits.reserve(tokens * padded(model.num_experts + 1));
+    shared_weights.reserve(tokens);
     expert_gated.reserve(num_choices * inner);
     expert_outputs.reserve(num_choices * hidden);
     if (kIsQuantised) operand.reserve(num_choices, inner);

@@ -4,10 +4,7 @@
 // many threads compute it.
 #pragma once
 
-#include "experts.h"
-#include "lora.h"
-#include "rows.h"
-#include "team.h"
+#include "expert_layers.h"
 
 namespace triptych {
 
@@ -22,23 +19,22 @@ class Decoder : public Computation {
 };
 
 template <class Format>
-class FormatDecoder : public Decoder {
+class FormatDecoder : public Decoder, private ExpertLayers<Format> {
  public:
   using Cache = typename Format::Cache;
   using Written = typename Buffers<Format>::Written;
   using Added = Addition<Format>;
 
   FormatDecoder(const Model& model, const Sharing& sharing)
-      : model_(model),
+      : ExpertLayers<Format>(model, sharing.num_own + 1),
         sharing_(sharing),
-        buffers_(sharing.num_own + 1),
         adapters_(model_),
-        routing_(model_),
         team_(*this, stages_, sharing.num_own) {
     for (int i = 0; i < model.num_layers; ++i) {
       const Layer& layer = model.layers[i];
-      for (const Matrix* m : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down, &layer.router})
-        num_weights_ += num_weights(*m);
+      const Matrix* of_all[] = {&layer.qkv, &layer.output, &layer.gate_up, &layer.down, &layer.router, &layer.delta.gates};
+      for (const Matrix* matrix : of_all) num_weights_ += num_weights(*matrix);
+      num_attending_ += !layer.delta.convolution;
       if (layer.experts) num_expert_weights_ += num_weights(layer.experts->gate_up) + num_weights(layer.experts->down);
       has_groups_ |= layer.qkv.format == kInt4;
     }
@@ -74,23 +70,23 @@ class FormatDecoder : public Decoder {
     for (int i = 0; i < model_.num_layers; ++i) {
       const Layer& layer = model_.layers[i];
       const bool is_last = i + 1 == model_.num_layers;
-      const auto added = [&](Product product) { return adapters_.to(product, i, is_last && product != kQkvProduct); };
-      const Added to_qkv = added(kQkvProduct), to_output = added(kOutputProduct);
-      const Added to_gate_up = added(kGateUpProduct), to_down = added(kDownProduct);
-      const Rows normed = norm(num_rows, layer.attention_norm, to_qkv, me);
-      product(layer.qkv, normed, to_qkv, me, Store{buffers_.qkv.get(), qkv_width()});
-      stages_.run(me, [&] { turn(layer, me); });
-      stages_.run(me, [&] { attend(layer, me); });
-      if (is_last) num_rows = keep_sampled(me);
-      const Rows attended = inputs_of(buffers_.attended, num_rows, heads_width(), to_output, me);
-      add_product(layer.output, attended, to_output, layer.attended_norm, me);
+      const auto added = [&](Product product) { return adapters_.to(product, i, is_last); };
+      const Added to_output = added(kOutputProduct), to_gate_up = added(kGateUpProduct), to_down = added(kDownProduct);
+      const bool recalls = layer.delta.convolution;
+      recalls ? recall(layer, i, me) : attend(layer, i, me);
+      const Buffer<Written>& found = recalls ? buffers_.recalled : buffers_.attended;
+      const size_t width = recalls ? values_width() : heads_width();
+      if (is_last) num_rows = keep_sampled(found.get(), width, me);
+      add_product(layer.output, inputs_of(found, num_rows, width, to_output, me), to_output, layer.attended_norm, me);
       if (layer.experts) {
-        add_experts(layer, i, num_rows, me);
+        const size_t count = model_.experts_per_token, first = i * count, stride = model_.num_layers * count;
+        const Choices choices{step_->choices ? step_->choices + first : nullptr, stride};
+        add_experts(layer, num_rows, to_gate_up, to_down, choices, me);
         continue;
       }
       const Rows again = norm(num_rows, layer.mlp_norm, to_gate_up, me);
-      product(layer.gate_up, again, to_gate_up, me, gate(buffers_.gated.get(), inner_width()));
-      const Rows gated = inputs_of(buffers_.gated, num_rows, inner_width(), to_down, me);
+      product(layer.gate_up, again, to_gate_up, me, gate(buffers_.gated.get(), inner_width(layer)));
+      const Rows gated = inputs_of(buffers_.gated, num_rows, inner_width(layer), to_down, me);
       add_product(layer.down, gated, to_down, layer.gated_norm, me);
     }
     const Rows last = norm(num_rows, model_.final_norm, Added{}, me);
@@ -113,12 +109,14 @@ class FormatDecoder : public Decoder {
     int64_t num_pairs = 0;  // of a query and a key, at most
     for (int s = 0; s < step.num_sequences; ++s)
       num_pairs += int64_t{step.query_starts[s + 1] - step.query_starts[s]} * step.context_lens[s];
-    constexpr int64_t kRead = 8;  // what reading a weight takes
+    constexpr int64_t kRead = 8;    // what reading a weight takes
+    constexpr int64_t kPasses = 4;  // multiplications of a token with a state, by its numbers
     const int64_t num_choices = int64_t{step.num_tokens} * model_.experts_per_token;
     const int64_t num_chosen = std::min<int64_t>(num_choices, model_.num_experts);  // experts at most
     return num_weights_ * std::max<int64_t>(step.num_tokens, kRead) +
            num_expert_weights_ * std::max(num_choices, num_chosen * kRead) +
-           num_pairs * 2 * model_.num_layers * model_.num_heads * model_.head_dim;
+           num_pairs * 2 * num_attending_ * model_.num_heads * model_.head_dim +
+           kPasses * step.num_tokens * (model_.num_layers - num_attending_) * num_state_numbers();
   }
 
   // The last step's token where it has just said it, and nobody else has seen it yet.
@@ -127,170 +125,89 @@ class FormatDecoder : public Decoder {
     return row < 0 ? step_->token_ids[t] : step_->last_tokens[row];
   }
 
-  // Once the last layer's keys and values are written, only the sampled rows go on, which are in rising order.
-  int keep_sampled(Member& me) {
+  // Once the last layer's keys and values, or its states, are written, only the sampled rows go on, which are in rising order.
+  int keep_sampled(Written* found, size_t width, Member& me) {
     if (step_->num_rows == step_->num_tokens) return step_->num_tokens;
     stages_.run(me, [&] {
       for (int row = 0; me.rank == 0 && row < step_->num_rows; ++row) {
         const int from = step_->sample_rows[row];
         std::copy_n(residual(from), hidden_width(), residual(row));
-        std::copy_n(buffers_.attended.get() + from * heads_width(), heads_width(),
-                    buffers_.attended.get() + row * heads_width());
+        std::copy_n(found + from * width, width, found + row * width);
       }
     });
     return step_->num_rows;
   }
 
-  // What a product adds to the residual, normed first where `norm` is not null.
-  void add_product(const Matrix& matrix, const Rows& rows, const Added& added, const float* norm, Member& me) {
-    if (!norm) return product(matrix, rows, added, me, Add{residual(0), hidden_width(), model_.residual_multiplier});
-    product(matrix, rows, added, me, Store{buffers_.added.get(), hidden_width()});
-    stages_.run(me, [&] {
-      for (int r : part(rows.count, me))
-        add_normed_row(buffers_.added.get() + r * hidden_width(), norm, model_.hidden_size, model_.norm_eps,
-                       model_.residual_multiplier, residual(r));
-    });
-  }
-
-  template <class Write>
-  void product(const Matrix& matrix, const Rows& rows, const Added& added, Member& me, const Write& write) {
-    if (!added) return product(matrix, rows, me, write);
-    stages_.run(me, [&] { stages_.for_items(added.num_items(), [&](int item) { added.compress(rows, item); }); });
-    product(matrix, rows, me, AddFirst<Format, Write>{added, write});
-  }
-
-  template <class Arithmetic = Format, class Write>
-  void product(const Matrix& matrix, const Rows& rows, Member& me, const Write& write) {
-    stages_.run(me, [&] {
-      const int num_blocks = matrix.num_blocks, num_halves = 2 * num_blocks, num_members = stages_.num_members();
-      if (rows.count <= kFewRows)  // as fast as memory, and that is fastest in one run for each thread
-        return multiply<Arithmetic>(matrix, rows, share(num_halves, me.rank, num_members), write);
-      // Block by block, the last ones by halves so that all threads end at the same time.
-      const int num_whole = std::max(0, num_blocks - num_members);
-      stages_.for_items(num_halves - num_whole, [&](int item) {
-        const int half = item < num_whole ? 2 * item : item + num_whole;
-        multiply<Arithmetic>(matrix, rows, {half, half + (item < num_whole ? 2 : 1)}, write);
-      });
-    });
-  }
-
-  // What its experts add to each row.
-  void add_experts(const Layer& layer, int number, int num_rows, Member& me) {
-    using Run = Routing::Run;
-    choose_experts(layer, number, num_rows, me);
-    const Rows normed = buffers_.operand.rows(num_rows, int(hidden_width()));
-    expert_products(layer.experts->gate_up, me, [&](const Run& run, Range halves) {
-      Rows rows = normed;
-      rows.count = run.count();
-      rows.places = routing_.rows_of(run);
-      Written* to = buffers_.expert_gated.get() + run.slots.begin * expert_width();
-      multiply<Format>(layer.experts[run.expert].gate_up, rows, halves, gate(to, expert_width()));
-    });
-    const int num_slots = num_rows * model_.experts_per_token;
-    const Rows gated = inputs_of(buffers_.expert_gated, num_slots, expert_width(), Added{}, me);
-    expert_products(layer.experts->down, me, [&](const Run& run, Range halves) {
-      const int first = run.slots.begin;
-      const Rows rows{gated.row(first), gated.stride, gated.scale(first), gated.scale_stride, run.count()};
-      float* to = buffers_.expert_outputs.get() + first * hidden_width();
-      multiply<Format>(layer.experts[run.expert].down, rows, halves, Store{to, hidden_width()});
-    });
-    stages_.run(me, [&] {
-      for (int row : part(num_rows, me))
-        routing_.add(row, buffers_.expert_outputs.get(), hidden_width(), model_.residual_multiplier, residual(row));
-    });
-  }
-
-  // Norms rows for the experts. The router reads them as floats: what is rounded may choose others.
-  void choose_experts(const Layer& layer, int number, int num_rows, Member& me) {
-    const int width = int(hidden_width());
-    float *routed = buffers_.routed.get(), *logits = buffers_.router_logits.get();
-    stages_.run(me, [&] {
-      for (int row : part(num_rows, me)) {
-        norm_row(residual(row), layer.mlp_norm, model_.hidden_size, model_.norm_eps, routed + size_t(row) * width,
-                 buffers_.operand.row(row, width), buffers_.operand.scale(row, width));
-        if (has_groups_) buffers_.operand.sum_groups(row, width);
-      }
-    });
-    const Rows rows{reinterpret_cast<const uint32_t*>(routed), size_t(width), nullptr, 0, num_rows};
-    const size_t num_logits = size_t(layer.router.num_blocks) * 64;
-    product<Float32>(layer.router, rows, me, Store{logits, num_logits});
-    stages_.run(me, [&] {
-      for (int row : part(num_rows, me)) {
-        routing_.choose(row, logits + row * num_logits);
-        if (step_->choices) tell_choices(number, row);
-      }
-    });
-    stages_.run(me, [&] {
-      if (me.rank == 0) routing_.sort(num_rows);
-    });
-  }
-
-  void tell_choices(int layer, int row) {
-    const int count = model_.experts_per_token;
-    std::copy_n(routing_.choices_of(row), count, step_->choices + (size_t(row) * model_.num_layers + layer) * count);
-  }
-
-  // compute(run, halves) for all halves of the matrices of all experts that were chosen, which are like `matrix`.
-  template <class Compute>
-  void expert_products(const Matrix& matrix, Member& me, const Compute& compute) {
-    stages_.run(me, [&] {
-      const std::vector<Routing::Run>& runs = routing_.runs();
-      const int num_blocks = matrix.num_blocks;
-      stages_.for_items(int(runs.size()) * num_blocks, [&](int item) {
-        const int half = 2 * (item % num_blocks);
-        compute(runs[item / num_blocks], Range{half, half + 2});
-      });
-    });
-  }
-
-  // make(row, operand) for all rows: many by all threads in a stage of its own, few by every thread for itself before
-  // the stages that need them, which are two where adapters add something.
-  template <class Make>
-  Rows make_rows(int count, size_t width, const Added& added, Member& me, const Make& make_only) {
-    const auto make = [&](int row, Operand<Format>& to) {
-      make_only(row, to);
-      if (has_groups_) to.sum_groups(row, int(width));
-    };
-    if (count <= ThreadBuffers<Format>::kOwnRows) {
-      Operand<Format>& own = buffers_.threads[me.place].operand;
-      for (int row = 0; stages_.is_in_time(me, added ? 2 : 1) && row < count; ++row) make(row, own);
-      return own.rows(count, int(width));
-    }
-    stages_.run(me, [&] {
-      for (int row : part(count, me)) make(row, buffers_.operand);
-    });
-    return buffers_.operand.rows(count, int(width));
-  }
-
-  Rows norm(int count, const float* weight, const Added& added, Member& me) {
-    const int width = int(hidden_width());
-    return make_rows(count, width, added, me, [&](int row, Operand<Format>& to) {
-      norm_row(residual(row), weight, model_.hidden_size, model_.norm_eps, buffers_.threads[me.place].row.get(),
-               to.row(row, width), to.scale(row, width));
-    });
-  }
-
-  Rows inputs_of(const Buffer<Written>& written, int count, size_t width, const Added& added, Member& me) {
-    if constexpr (Buffers<Format>::kIsQuantised) {
-      return make_rows(count, width, added, me, [&](int row, Operand<Format>& to) {
-        write_row(written.get() + row * width, int(width), to.row(row, int(width)), to.scale(row, int(width)));
-      });
+  // What the layer's delta rule reads for all tokens.
+  void recall(const Layer& layer, int number, Member& me) {
+    const int num_rows = step_->num_tokens;
+    const Added to_qkv = adapters_.to(kQkvProduct, number, false);
+    const Added to_gates = adapters_.to(kGatesProduct, number, false);
+    // Betas and rates are made of rows in float, whatever the format: they weigh all that is to come.
+    float* exact = num_rows <= kOwnRows ? buffers_.threads[me.place].rows.get() : buffers_.exact.get();
+    const Rows normed = norm(num_rows, layer.attention_norm, num_stages(to_qkv) + num_stages(to_gates), me,
+                             [&](int row) { return exact + row * hidden_width(); });
+    product(layer.qkv, normed, to_qkv, me, Store{buffers_.qkv.get(), qkv_width(layer)});
+    const Rows rows{reinterpret_cast<const uint32_t*>(exact), hidden_width(), nullptr, 0, num_rows};
+    const Store store{buffers_.gates.get(), gates_width(layer)};
+    if (to_gates) {
+      compress(to_gates, normed, me);
+      float_product(layer.delta.gates, rows, me, AddFirst<Format, Store>{to_gates, store});
     } else {
-      return {reinterpret_cast<const uint32_t*>(written.get()), width / Format::kGroup, nullptr, 0, count};
+      float_product(layer.delta.gates, rows, me, store);
     }
+    const DeltaRule rule(model_.delta, layer.delta, model_.norm_eps);
+    stages_.run(me, [&] {
+      const int num_heads = model_.delta.num_key_heads;
+      for (int item : part(num_rows * num_heads, me)) {
+        const int t = item / num_heads, sequence = buffers_.sequences.get()[t];
+        rule.mix(chunk_of(layer, sequence), t - step_->query_starts[sequence], item % num_heads);
+      }
+    });
+    stages_.run(me, [&] {
+      const int num_heads = model_.delta.num_value_heads, num_sequences = step_->num_sequences;
+      stages_.for_items(num_sequences * num_heads, [&](int item) {
+        // Chunks, which take longest, come last in a step.
+        const int sequence = num_sequences - 1 - item / num_heads;
+        rule.run(chunk_of(layer, sequence), item % num_heads,
+                 buffers_.recalled.get() + step_->query_starts[sequence] * values_width(), values_width());
+      });
+    });
+  }
+
+  DeltaChunk chunk_of(const Layer& layer, int sequence) const {
+    const size_t first = step_->query_starts[sequence], stride = qkv_width(layer), gates_stride = gates_width(layer);
+    const int segment = step_->segment_starts[sequence];
+    return {buffers_.qkv.get() + first * stride, stride,
+            buffers_.gates.get() + first * gates_stride, gates_stride,
+            buffers_.mixed.get() + first * DeltaRule::width(model_.delta),
+            step_->query_starts[sequence + 1] - int(first),
+            step_->state_reads[sequence],
+            step_->segment_starts[sequence + 1] - segment,
+            step_->segment_ends + segment, step_->state_writes + segment};
+  }
+
+  // What the layer's attention finds for all tokens.
+  void attend(const Layer& layer, int number, Member& me) {
+    const Added to_qkv = adapters_.to(kQkvProduct, number, false);
+    const Rows normed = norm(step_->num_tokens, layer.attention_norm, to_qkv, me);
+    product(layer.qkv, normed, to_qkv, me, Store{buffers_.qkv.get(), qkv_width(layer)});
+    stages_.run(me, [&] { turn(layer, me); });
+    stages_.run(me, [&] { attend(layer, me); });
   }
 
   // Queries, keys and values of the step's tokens take their positions; keys and values go to the pages.
   void turn(const Layer& layer, const Member& me) {
     const int size = model_.head_dim, num_heads = model_.num_heads, num_kv_heads = model_.num_kv_heads;
+    const int rotary_dim = model_.rotary_dim, query_stride = this->query_stride();
     const float scale = kLog2E / model_.score_divisor;  // scores are logarithms to base 2
     const float* query_norm = model_.norms_whole_queries ? nullptr : layer.query_norm;  // of each head
     const float* key_norm = model_.norms_whole_queries ? nullptr : layer.key_norm;
     const Pages<Cache> pages = pages_of(layer);
     auto* room = buffers_.threads[me.place].head.get();
     for (int t : part(step_->num_tokens, me)) {
-      float* head = buffers_.qkv.get() + t * qkv_width();
-      const size_t angle = size_t(step_->positions[t]) * (size / 2);
+      float* head = buffers_.qkv.get() + t * qkv_width(layer);
+      const size_t angle = size_t(step_->positions[t]) * (rotary_dim / 2);
       const float *cosines = layer.cosines ? layer.cosines + angle : nullptr, *sines = layer.sines + angle;
       auto* query = buffers_.queries.get() + size_t(t) * num_heads * size;
       const float factor = scale * query_factor(step_->positions[t]);
@@ -298,13 +215,13 @@ class FormatDecoder : public Decoder {
         norm_heads(head, num_heads * size, layer.query_norm, model_.norm_eps);
         norm_heads(head + num_heads * size, num_kv_heads * size, layer.key_norm, model_.norm_eps);
       }
-      for (int h = 0; h < num_heads; ++h, head += size, query += size) {
-        turn_head(head, size, query_norm, model_.norm_eps, cosines, sines, factor);
+      for (int h = 0; h < num_heads; ++h, head += query_stride, query += size) {
+        turn_head(head, size, rotary_dim, query_norm, model_.norm_eps, cosines, sines, factor);
         store_all(query, head, size);
       }
       for (int h = 0; h < num_kv_heads; ++h, head += size) {
-        turn_head(head, size, key_norm, model_.norm_eps, cosines, sines, 1.0f);
-        pages.write(step_->slot_mapping[t], h, head, head + num_kv_heads * size, buffers_.is_last.get()[t], room);
+        turn_head(head, size, rotary_dim, key_norm, model_.norm_eps, cosines, sines, 1.0f);
+        pages.write(step_->slot_mapping[t], h, head, head + num_kv_heads * size, is_last(t), room);
       }
     }
   }
@@ -328,12 +245,13 @@ class FormatDecoder : public Decoder {
       attention.run(queries, step_->positions[block.first_token],
                     step_->block_tables + size_t(block.sequence) * step_->table_width, block.first_kv_head,
                     block.num_kv_heads);
-      const float* from = reinterpret_cast<const float*>(scratch.outputs);
+      float* from = reinterpret_cast<float*>(scratch.outputs);
       for (int group = 0; group < block.num_kv_heads; ++group)
         for (int r = 0; r < queries.rows_per_group(); ++r, from += size) {
-          Written* to = buffers_.attended.get() + (block.first_token + queries.token(r)) * heads_width() +
-                        size_t(first_head + queries.head(group, r)) * size;
-          store_all(to, from, size);
+          const int token = block.first_token + queries.token(r), head = first_head + queries.head(group, r);
+          if (model_.gates_outputs)
+            gate_head(from, size, buffers_.qkv.get() + token * qkv_width(layer) + head * query_stride() + size);
+          store_all(buffers_.attended.get() + token * heads_width() + size_t(head) * size, from, size);
         }
     });
   }
@@ -347,7 +265,7 @@ class FormatDecoder : public Decoder {
     QueryBlock* block = buffers_.query_blocks.get();
     for (int s = step_->num_sequences - 1; s >= 0; --s) {
       const int begin = step_->query_starts[s], end = step_->query_starts[s + 1];
-      for (int t = begin; t < end; ++t) buffers_.is_last.get()[t] = t + 1 == end;
+      std::fill(buffers_.sequences.get() + begin, buffers_.sequences.get() + end, s);
       for (int last = end; last > begin; last = std::max(begin, last - most)) {
         const int first = std::max(begin, last - most), count = last - first;
         const int heads = std::max(1, std::min(wanted, room / (count * group_size)));
@@ -358,35 +276,46 @@ class FormatDecoder : public Decoder {
     num_query_blocks_ = int(block - buffers_.query_blocks.get());
   }
 
-  Indices part(int count, const Member& me) const { return {share(count, me.rank, stages_.num_members())}; }
-
   Pages<Cache> pages_of(const Layer& layer) const {
     return {static_cast<char*>(layer.keys), static_cast<char*>(layer.values), model_.num_kv_heads, model_.head_dim,
             model_.page_size, model_.eight_bit_pages != 0};
   }
-  size_t hidden_width() const { return padded(model_.hidden_size); }
+  bool is_last(int token) const { return token + 1 == step_->query_starts[buffers_.sequences.get()[token] + 1]; }
   size_t heads_width() const { return padded(model_.num_heads * model_.head_dim); }
-  size_t inner_width() const { return padded(model_.intermediate_size); }
-  size_t expert_width() const { return padded(model_.expert_size); }
-  size_t qkv_width() const { return size_t(model_.layers[0].qkv.num_blocks) * 64; }
-  float* residual(int token) { return buffers_.residual.get() + token * hidden_width(); }
-
-  Gate<Written> gate(Written* to, size_t width) const {
-    return {to, width, model_.activation, model_.gate_slope, model_.gate_limit};
+  size_t values_width() const { return padded(model_.delta.num_value_heads * model_.delta.value_dim); }
+  static size_t qkv_width(const Layer& layer) { return size_t(layer.qkv.num_blocks) * 64; }
+  static size_t gates_width(const Layer& layer) { return size_t(layer.delta.gates.num_blocks) * 64; }
+  int query_stride() const { return model_.head_dim * (model_.gates_outputs ? 2 : 1); }
+  // Of one layer, that are kept of a sequence.
+  int64_t num_state_numbers() const {
+    return int64_t{model_.delta.num_value_heads} * model_.delta.key_dim * model_.delta.value_dim;
   }
 
-  static constexpr int kFewRows = 64;
+  using Products<Format>::kOwnRows;
+  using Products<Format>::model_;
+  using Products<Format>::buffers_;
+  using Products<Format>::stages_;
+  using Products<Format>::has_groups_;
+  using Products<Format>::add_product;
+  using Products<Format>::product;
+  using Products<Format>::float_product;
+  using Products<Format>::compress;
+  using Products<Format>::norm;
+  using Products<Format>::inputs_of;
+  using Products<Format>::num_stages;
+  using Products<Format>::part;
+  using Products<Format>::hidden_width;
+  using Products<Format>::residual;
+  using Products<Format>::inner_width;
+  using Products<Format>::gate;
+  using ExpertLayers<Format>::routing_;
+  using ExpertLayers<Format>::add_experts;
 
-  Model model_;
   const Sharing sharing_;
-  Buffers<Format> buffers_;
   Adapters<Format> adapters_;
-  Routing routing_;
   const Step* step_ = nullptr;
   int64_t num_weights_ = 0, num_expert_weights_ = 0;  // of one expert of each layer
-  bool has_groups_ = false;  // its weights have four bits
-  int num_query_blocks_ = 0;
-  Stages stages_;
+  int num_query_blocks_ = 0, num_attending_ = 0;  // layers
   Team team_;  // last, for its threads use all the others
 };
 

@@ -56,6 +56,22 @@ void triptych_multiply(const Matrix* matrix, const float* x, int32_t num_rows, f
   }
 }
 
+// A sequence's next `count` tokens, in segments, through one delta rule, side by side without padding. For tests.
+void triptych_delta_rule(const DeltaShape* shape, const DeltaLayer* layer, float eps, const float* projected,
+                         const float* gates, int32_t count, int32_t read, int32_t num_segments, const int32_t* ends,
+                         const int32_t* writes, float* outputs) {
+  const size_t num_outputs = size_t(shape->num_value_heads) * shape->value_dim;
+  Buffer<float> mixed;
+  mixed.reserve(size_t(count) * DeltaRule::width(*shape));
+  const DeltaChunk chunk{projected, DeltaRule::num_channels(*shape) + num_outputs,
+                         gates, size_t(2) * padded(shape->num_value_heads, kLanes),
+                         mixed.get(), count, read, num_segments, ends, writes};
+  const DeltaRule rule(*shape, *layer, eps);
+  for (int t = 0; t < count; ++t)
+    for (int head = 0; head < shape->num_key_heads; ++head) rule.mix(chunk, t, head);
+  for (int head = 0; head < shape->num_value_heads; ++head) rule.run(chunk, head, outputs, num_outputs);
+}
+
 // A decoder of the model, whose arrays must outlive it; or null.
 void* triptych_decoder_new(const Model* model, const Sharing* sharing) {
   try {

@@ -32,10 +32,22 @@ struct Parts {
   }
 };
 
-inline Parts parts_of(const Model& model, Product product) {
-  const int queries = model.num_heads * model.head_dim / kLanes, keys = model.num_kv_heads * model.head_dim / kLanes;
+inline Parts parts_of(const Model& model, const Layer& layer, Product product) {
   switch (product) {
-    case kQkvProduct: return {kQuery, 3, {queries, queries + keys}};
+    case kQkvProduct: {
+      if (layer.delta.convolution) {
+        const DeltaShape& delta = model.delta;
+        const int values = delta.num_value_heads * delta.value_dim / kLanes;
+        const int channels = 2 * delta.num_key_heads * delta.key_dim / kLanes + values;
+        return {kQuery, 2, {channels, channels + values}};
+      }
+      const int queries = (model.gates_outputs ? 2 : 1) * model.num_heads * model.head_dim / kLanes;
+      return {kQuery, 3, {queries, queries + model.num_kv_heads * model.head_dim / kLanes}};
+    }
+    case kGatesProduct: {
+      const int heads = padded(model.delta.num_value_heads, kLanes) / kLanes;
+      return {kBeta, 2, {heads, 2 * heads}};
+    }
     case kOutputProduct: return {kOutput, 1, {}};
     case kGateUpProduct: return {kGate, 2, {}};
     default: return {kDown, 1, {}};
@@ -167,7 +179,8 @@ class Adapters {
   Addition<Format> to(Product product, int layer, bool is_sampled) const {
     if (!is_used_ || !(model_.adapted_products >> product & 1)) return {};
     return {model_.updates + size_t(layer) * kNumTensors, size_t(model_.num_layers) * kNumTensors,
-            parts_of(model_, product), is_sampled ? &sampled_ : &all_, inner_.get(), size_t(model_.max_rank)};
+            parts_of(model_, model_.layers[layer], product), is_sampled ? &sampled_ : &all_, inner_.get(),
+            size_t(model_.max_rank)};
   }
 
  private:

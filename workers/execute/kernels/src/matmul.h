@@ -181,6 +181,17 @@ struct Add {
   }
 };
 
+// Each row by a weight of its own.
+struct AddWeighted {
+  float* to;
+  size_t stride;
+  float multiplier;
+  const float* weights;
+  void operator()(int row, int block, int vector, Floats low, Floats high) const {
+    Add{to, stride, multiplier * weights[row]}(row, block, vector, low, high);
+  }
+};
+
 template <class Element>
 struct Gate {
   Element* to;

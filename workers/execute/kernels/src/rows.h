@@ -119,19 +119,29 @@ inline void norm_heads(float* heads, int size, const float* weight, float eps) {
 }
 
 // One head, in place: its norm where the model has one, then its position unless cosines are null. Channel i turns with
-// i + size / 2.
-inline void turn_head(float* head, int size, const float* norm, float eps, const float* cosines, const float* sines,
-                      float factor) {
+// i + rotary_dim / 2, and those behind rotary_dim do not.
+inline void turn_head(float* head, int size, int rotary_dim, const float* norm, float eps, const float* cosines,
+                      const float* sines, float factor) {
   if (norm) norm_heads(head, size, norm, eps);
   if (!cosines) {
     for (int i = 0; i < size; i += kLanes) store(head + i, load<Floats>(head + i) * broadcast(factor));
     return;
   }
-  const int half = size / 2;
+  for (int i = rotary_dim; i < size; ++i) head[i] *= factor;
+  const int half = rotary_dim / 2;
   for (int i = 0; i < half; ++i) {
     const float a = head[i], b = head[i + half];
     head[i] = (a * cosines[i] - b * sines[i]) * factor;
     head[i + half] = (b * cosines[i] + a * sines[i]) * factor;
+  }
+}
+
+// A head times the sigmoid of its gate; no number where that is none, or infinite.
+inline void gate_head(float* head, int size, const float* gate) {
+  const Floats ones = broadcast(1.0f), zeros = broadcast(0.0f);
+  for (int i = 0; i < size; i += kLanes) {
+    const Floats x = load<Floats>(gate + i);
+    store(head + i, load<Floats>(head + i) / (ones + exp(zeros - x)) + x * zeros);
   }
 }
 

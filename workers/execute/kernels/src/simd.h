@@ -55,6 +55,25 @@ inline void store(void* to, Lanes lanes) {
   std::memcpy(to, &lanes, sizeof lanes);
 }
 
+// To memory past the caches, which then do not read what is overwritten; `to` is aligned. Nobody else sees it before
+// end_streams.
+inline void stream(float* to, Floats lanes) {
+#if defined(__AVX512F__)
+  _mm512_stream_ps(to, (__m512)lanes.part[0]);
+#elif defined(__AVX2__)
+  for (int i = 0; i < kParts; ++i) _mm256_stream_ps(to + 8 * i, (__m256)lanes.part[i]);
+#elif defined(__SSE2__)
+  for (int i = 0; i < kParts; ++i) _mm_stream_ps(to + 4 * i, (__m128)lanes.part[i]);
+#else
+  store(to, lanes);
+#endif
+}
+inline void end_streams() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
 inline Floats broadcast(float value) {
   return each<Floats>([=](int) { return value - NativeFloats{}; });
 }
@@ -288,6 +307,6 @@ inline void convert(const Source* from, int count, Element* to) {
   }
 }
 
-inline int padded(int count) { return (count + 63) / 64 * 64; }
+inline int padded(int count, int multiple = 64) { return (count + multiple - 1) / multiple * multiple; }
 
 }  // namespace triptych

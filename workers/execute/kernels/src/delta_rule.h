@@ -1,0 +1,204 @@
+// The gated delta rule in place of attention (Yang et al. 2024, "Gated Delta Networks", arXiv 2412.06464).
+//
+// Of what a sequence has said each value head keeps a matrix S, which maps keys to values. A token lets it decay,
+// corrects by a part beta what S has for the token's key, and reads what it has for the token's query:
+//   S = decay * S;  S = S + key (beta * (value - S^T key))^T;  output = S^T query
+// Queries, keys and values come out of a short causal convolution, whose last inputs are kept beside S.
+//
+// S lies in tiles of columns that half of an L1 cache has room for: [value_dim / tile][key_dim][tile]. A token passes over
+// a tile twice: for S^T key and S^T query of the state before it, then to write. The second pass finds the tile in the
+// cache, so memory gives each number once and takes it once. All tokens of a chunk pass over one tile, which stays there,
+// before the next one is touched.
+//
+// Tokens come one by one, whatever the chunk, so a token's bits do not depend on how its prompt was cut. A step leaves a
+// state elsewhere than it found one, so it can be run again. On its way it may leave more, for others to begin from: a
+// chunk is segments, and each of them goes on from one row to the next.
+#pragma once
+
+#include <algorithm>
+
+#include "abi.h"
+#include "rows.h"
+#include "tile.h"
+
+namespace triptych {
+
+// The tokens of one sequence in a step.
+struct DeltaChunk {
+  const float* projected;  // [count][stride]: inputs of the convolution, then what gates the output of each value head
+  size_t stride;
+  const float* gates;  // [count][gates_stride]: of each value head, see DeltaLayer
+  size_t gates_stride;
+  float* mixed;  // [count][DeltaRule::width(shape)]
+  int count;
+  int32_t read;                // row of the state and inputs before it
+  int num_segments;            // after each of which they are written
+  const int32_t *ends, *writes;  // [num_segments]: number of tokens up to there, rising up to count, and the row
+};
+
+class DeltaRule {
+ public:
+  static constexpr int kMostTaps = 8;  // of the convolution
+  static constexpr int kVectors = 2;   // of a tile
+
+  DeltaRule(const DeltaShape& shape, const DeltaLayer& layer, float eps) : shape_(shape), layer_(layer), eps_(eps) {}
+
+  // Of the convolution: queries, keys and values.
+  static int num_channels(const DeltaShape& shape) {
+    return 2 * shape.num_key_heads * shape.key_dim + shape.num_value_heads * shape.value_dim;
+  }
+  // Of a row that is mixed: channels, then decays and betas of the value heads, then query^T key of the key heads.
+  static int width(const DeltaShape& shape) {
+    return padded(num_channels(shape) + 2 * shape.num_value_heads + shape.num_key_heads);
+  }
+
+  // Makes query, key and values of a token in one key head and the value heads that belong to it, and what these are
+  // weighted by. The last token of a segment leaves the inputs of the convolution for what comes after it.
+  void mix(const DeltaChunk& chunk, int t, int key_head) const {
+    const int key_dim = shape_.key_dim, keys = shape_.num_key_heads * key_dim, num_channels = this->num_channels();
+    const int group = num_heads() / shape_.num_key_heads, num_values = group * shape_.value_dim;
+    convolve(chunk, t, key_head * key_dim, key_dim);
+    convolve(chunk, t, keys + key_head * key_dim, key_dim);
+    convolve(chunk, t, 2 * keys + key_head * num_values, num_values);
+    float *to = mixed(chunk, t), *query = to + key_head * key_dim, *key = query + keys;
+    to_length(query, 1.0f / std::sqrt(float(key_dim)));
+    to_length(key, 1.0f);
+    to[num_channels + 2 * num_heads() + key_head] = product(query, key);
+    const float *betas = chunk.gates + t * chunk.gates_stride, *rates = betas + padded(num_heads(), kLanes);
+    for (int head = key_head * group; head < (key_head + 1) * group; ++head) {
+      const float rate = layer_.rates[head] * softplus(rates[head] + layer_.rate_biases[head]);
+      to[num_channels + head] = std::exp(-rate);
+      to[num_channels + num_heads() + head] = 1.0f / (1.0f + std::exp(-betas[head]));
+    }
+  }
+
+  // What one head reads for each token, normed and gated, [count][stride].
+  template <class Element>
+  void run(const DeltaChunk& chunk, int head, Element* outputs, size_t stride) const {
+    const int size = shape_.value_dim;
+    int c = 0;
+    for (; c + kVectors * kLanes <= size; c += kVectors * kLanes) pass<kVectors>(chunk, head, c);
+    for (; c < size; c += kLanes) pass<1>(chunk, head, c);
+    end_streams();
+    for (int t = 0; t < chunk.count; ++t) {
+      const float* values = value(chunk, t, head);
+      const float* gates = chunk.projected + t * chunk.stride + num_channels() + head * size;
+      Element* to = outputs + t * stride + head * size;
+      const Floats factor = broadcast(inverse_rms(values, size, eps_));
+      for (int c = 0; c < size; c += kLanes)
+        store_as(to + c, load<Floats>(values + c) * factor * load<Floats>(layer_.norm + c) *
+                             silu(load<Floats>(gates + c)));
+    }
+  }
+
+ private:
+  int num_heads() const { return shape_.num_value_heads; }
+  int num_channels() const { return num_channels(shape_); }
+  size_t inputs_size() const { return size_t(shape_.conv_size - 1) * num_channels(); }  // of a row of them
+  float* mixed(const DeltaChunk& chunk, int t) const { return chunk.mixed + size_t(t) * width(shape_); }
+  float* value(const DeltaChunk& chunk, int t, int head) const {
+    return mixed(chunk, t) + 2 * shape_.num_key_heads * shape_.key_dim + head * shape_.value_dim;
+  }
+
+  // Of the convolution: that of token t of the chunk, or of one before it.
+  const float* input(const DeltaChunk& chunk, int t) const {
+    if (t >= 0) return chunk.projected + t * chunk.stride;
+    return layer_.inputs + chunk.read * inputs_size() + size_t(shape_.conv_size - 1 + t) * num_channels();
+  }
+  // So many channels of a token, from the first on.
+  void convolve(const DeltaChunk& chunk, int t, int first, int count) const {
+    const int num_taps = shape_.conv_size;
+    const float* taps[kMostTaps];
+    for (int tap = 0; tap < num_taps; ++tap) taps[tap] = input(chunk, t - (num_taps - 1) + tap);
+    float* to = mixed(chunk, t);
+    for (int c = first; c < first + count; c += kLanes) {
+      Floats sums = broadcast(0.0f);
+      const float* weights = layer_.convolution + c;
+      for (int tap = 0; tap < num_taps; ++tap, weights += num_channels())
+        sums = fma(load<Floats>(taps[tap] + c), load<Floats>(weights), sums);
+      store(to + c, silu(sums));
+    }
+    for (int s = 0; s < chunk.num_segments; ++s) {
+      if (chunk.ends[s] != t + 1) continue;
+      float* kept = layer_.inputs + chunk.writes[s] * inputs_size() + first;
+      for (int tap = 1; tap < num_taps; ++tap, kept += num_channels()) std::copy_n(taps[tap] + first, count, kept);
+    }
+  }
+
+  static float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+  float product(const float* a, const float* b) const {
+    Floats sums = broadcast(0.0f);
+    for (int i = 0; i < shape_.key_dim; i += kLanes) sums = fma(load<Floats>(a + i), load<Floats>(b + i), sums);
+    return sum(sums);
+  }
+  void to_length(float* x, float length) const {
+    constexpr float kEps = 1e-6f;
+    const Floats factor = broadcast(length / std::sqrt(product(x, x) + kEps));
+    for (int i = 0; i < shape_.key_dim; i += kLanes) store(x + i, load<Floats>(x + i) * factor);
+  }
+
+  // All tokens over the tile of a head that begins with channel c. Outputs take the place of values.
+  template <int kWidth>
+  void pass(const DeltaChunk& chunk, int head, int c) const {
+    const int key_head = head / (num_heads() / shape_.num_key_heads), key_dim = shape_.key_dim;
+    const size_t size = size_t(key_dim) * shape_.value_dim, first = head * size + size_t(c) * key_dim;
+    const float* from = layer_.states + chunk.read * num_heads() * size + first;
+    for (int t = 0, s = 0; t < chunk.count; ++t) {
+      s += t == chunk.ends[s];
+      float* to = layer_.states + chunk.writes[s] * num_heads() * size + first;
+      const float *row = mixed(chunk, t), *weights = row + num_channels();
+      const float *query = row + key_head * key_dim, *key = query + shape_.num_key_heads * key_dim;
+      const Weighting weighting{weights[head], weights[num_heads() + head], weights[2 * num_heads() + key_head]};
+      float* values = value(chunk, t, head) + c;
+      // A single token comes to a state that is in no cache, and does not come back.
+      if (chunk.count == 1) {
+        step<kWidth, true>(from, to, query, key, weighting, values);
+      } else {
+        step<kWidth, false>(from, to, query, key, weighting, values);
+      }
+      from = to;
+    }
+  }
+
+  struct Weighting {
+    float decay, beta, match;  // match: query^T key
+  };
+  // The sums over keys run in two chains, of even ones and of odd ones, so that the next product need not wait for the last.
+  template <int kWidth, bool kStreams>
+  void step(const float* from, float* to, const float* query, const float* key, const Weighting& by,
+            float* values) const {
+    constexpr int kChains = 2, kRow = kWidth * kLanes;
+    const int key_dim = shape_.key_dim;
+    const Floats decay = broadcast(by.decay), beta = broadcast(by.beta), match = broadcast(by.match);
+    Floats known[kChains][kWidth] = {}, asked[kChains][kWidth] = {}, change[kWidth];
+    for (int i = 0; i < key_dim; i += kChains)
+      for (int chain = 0; chain < kChains; ++chain) {
+        const Floats k = broadcast(key[i + chain]), q = broadcast(query[i + chain]);
+        for (int v = 0; v < kWidth; ++v) {
+          const Floats s = load<Floats>(from + (i + chain) * kRow + v * kLanes);
+          known[chain][v] = fma(s, k, known[chain][v]);
+          asked[chain][v] = fma(s, q, asked[chain][v]);
+        }
+      }
+    for (int v = 0; v < kWidth; ++v) {
+      const Floats before = decay * (known[0][v] + known[1][v]);
+      change[v] = beta * (load<Floats>(values + v * kLanes) - before);
+      store(values + v * kLanes, fma(change[v], match, decay * (asked[0][v] + asked[1][v])));
+    }
+    for (int i = 0; i < key_dim; ++i) {
+      const Floats k = broadcast(key[i]);
+      for (int v = 0; v < kWidth; ++v) {
+        const int place = i * kRow + v * kLanes;
+        if (kStreams) __builtin_prefetch(from + key_dim * kRow + place, 0, 2);  // what the next tile reads
+        const Floats s = fma(k, change[v], decay * load<Floats>(from + place));
+        kStreams ? stream(to + place, s) : store(to + place, s);
+      }
+    }
+  }
+
+  const DeltaShape& shape_;
+  const DeltaLayer& layer_;
+  const float eps_;  // of the norm of outputs
+};
+
+}  // namespace triptych

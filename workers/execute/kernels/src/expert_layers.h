@@ -1,0 +1,117 @@
+// Layers with experts, stage by stage: who chose whom, and what that adds to the residual.
+#pragma once
+
+#include "experts.h"
+#include "products.h"
+
+namespace triptych {
+
+// Where the choices of one layer are told, a row every `stride`; or nowhere.
+struct Choices {
+  int32_t* start;
+  size_t stride;
+};
+
+template <class Format>
+class ExpertLayers : protected Products<Format> {
+ protected:
+  using Written = typename Buffers<Format>::Written;
+  using Added = Addition<Format>;
+
+  ExpertLayers(const Model& model, int num_threads) : Products<Format>(model, num_threads), routing_(model_) {}
+
+  // What its experts add to each row, and the one that all rows share, whose adapters these are.
+  void add_experts(const Layer& layer, int num_rows, const Added& to_gate_up, const Added& to_down,
+                   const Choices& choices, Member& me) {
+    using Run = Routing::Run;
+    choose_experts(layer, num_rows, choices, me);
+    const Rows normed = buffers_.operand.rows(num_rows, int(hidden_width()));
+    const size_t width = inner_width(layer);
+    if (has_shared(layer)) product(layer.gate_up, normed, to_gate_up, me, gate(buffers_.gated.get(), width));
+    expert_products(layer.experts->gate_up, me, [&](const Run& run, Range halves) {
+      Rows rows = normed;
+      rows.count = run.count();
+      rows.places = routing_.rows_of(run);
+      Written* to = buffers_.expert_gated.get() + run.slots.begin * expert_width();
+      multiply<Format>(layer.experts[run.expert].gate_up, rows, halves, gate(to, expert_width()));
+    });
+    if (has_shared(layer)) {  // only now: what it is made of may take the place of the normed rows
+      const AddWeighted add{residual(0), hidden_width(), model_.residual_multiplier, buffers_.shared_weights.get()};
+      product(layer.down, inputs_of(buffers_.gated, num_rows, width, to_down, me), to_down, me, add);
+    }
+    const int num_slots = num_rows * model_.experts_per_token;
+    const Rows gated = inputs_of(buffers_.expert_gated, num_slots, expert_width(), Added{}, me);
+    expert_products(layer.experts->down, me, [&](const Run& run, Range halves) {
+      const int first = run.slots.begin;
+      const Rows rows{gated.row(first), gated.stride, gated.scale(first), gated.scale_stride, run.count()};
+      float* to = buffers_.expert_outputs.get() + first * hidden_width();
+      multiply<Format>(layer.experts[run.expert].down, rows, halves, Store{to, hidden_width()});
+    });
+    stages_.run(me, [&] {
+      for (int row : part(num_rows, me))
+        routing_.add(row, buffers_.expert_outputs.get(), hidden_width(), model_.residual_multiplier, residual(row));
+    });
+  }
+
+  Routing routing_;
+
+  using Products<Format>::model_;
+  using Products<Format>::buffers_;
+  using Products<Format>::stages_;
+  using Products<Format>::has_groups_;
+  using Products<Format>::product;
+  using Products<Format>::float_product;
+  using Products<Format>::inputs_of;
+  using Products<Format>::part;
+  using Products<Format>::hidden_width;
+  using Products<Format>::inner_width;
+  using Products<Format>::residual;
+  using Products<Format>::gate;
+
+ private:
+  // Norms rows for the experts. The router reads them as floats: what is rounded may choose others.
+  void choose_experts(const Layer& layer, int num_rows, const Choices& choices, Member& me) {
+    const int width = int(hidden_width());
+    float *exact = buffers_.exact.get(), *logits = buffers_.router_logits.get();
+    stages_.run(me, [&] {
+      for (int row : part(num_rows, me)) {
+        norm_row(residual(row), layer.mlp_norm, model_.hidden_size, model_.norm_eps, exact + size_t(row) * width,
+                 buffers_.operand.row(row, width), buffers_.operand.scale(row, width));
+        if (has_groups_) buffers_.operand.sum_groups(row, width);
+      }
+    });
+    const Rows rows{reinterpret_cast<const uint32_t*>(exact), size_t(width), nullptr, 0, num_rows};
+    const size_t num_logits = size_t(layer.router.num_blocks) * 64;
+    float_product(layer.router, rows, me, Store{logits, num_logits});
+    stages_.run(me, [&] {
+      const int count = model_.experts_per_token;
+      for (int row : part(num_rows, me)) {
+        const float* own = logits + row * num_logits;
+        routing_.choose(row, own);
+        if (has_shared(layer)) buffers_.shared_weights.get()[row] = 1.0f / (1.0f + std::exp(-own[model_.num_experts]));
+        if (choices.start) std::copy_n(routing_.choices_of(row), count, choices.start + row * choices.stride);
+      }
+    });
+    stages_.run(me, [&] {
+      if (me.rank == 0) routing_.sort(num_rows);
+    });
+  }
+
+  // compute(run, halves) for all halves of the matrices of all experts that were chosen, which are like `matrix`.
+  template <class Compute>
+  void expert_products(const Matrix& matrix, Member& me, const Compute& compute) {
+    stages_.run(me, [&] {
+      const std::vector<Routing::Run>& runs = routing_.runs();
+      const int num_blocks = matrix.num_blocks;
+      stages_.for_items(int(runs.size()) * num_blocks, [&](int item) {
+        const int half = 2 * (item % num_blocks);
+        compute(runs[item / num_blocks], Range{half, half + 2});
+      });
+    });
+  }
+
+  static bool has_shared(const Layer& layer) { return layer.down.num_blocks > 0; }
+  size_t expert_width() const { return padded(model_.expert_size); }
+};
+
+}  // namespace triptych

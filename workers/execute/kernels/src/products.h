@@ -1,0 +1,121 @@
+// Rows of a step, and their products with packed matrices, by all who compute the step.
+#pragma once
+
+#include "lora.h"
+#include "rows.h"
+#include "team.h"
+
+namespace triptych {
+
+template <class Format>
+class Products {
+ protected:
+  using Written = typename Buffers<Format>::Written;
+  using Added = Addition<Format>;
+
+  Products(const Model& model, int num_threads) : model_(model), buffers_(num_threads) {}
+
+  // What a product adds to the residual, normed first where `norm` is not null.
+  void add_product(const Matrix& matrix, const Rows& rows, const Added& added, const float* norm, Member& me) {
+    if (!norm) return product(matrix, rows, added, me, Add{residual(0), hidden_width(), model_.residual_multiplier});
+    product(matrix, rows, added, me, Store{buffers_.added.get(), hidden_width()});
+    stages_.run(me, [&] {
+      for (int r : part(rows.count, me))
+        add_normed_row(buffers_.added.get() + r * hidden_width(), norm, model_.hidden_size, model_.norm_eps,
+                       model_.residual_multiplier, residual(r));
+    });
+  }
+
+  template <class Write>
+  void product(const Matrix& matrix, const Rows& rows, const Added& added, Member& me, const Write& write) {
+    if (!added) return product(matrix, rows, me, write);
+    compress(added, rows, me);
+    product(matrix, rows, me, AddFirst<Format, Write>{added, write});
+  }
+
+  // What adapters add is made of the rows as all products read them.
+  void compress(const Added& added, const Rows& rows, Member& me) {
+    stages_.run(me, [&] { stages_.for_items(added.num_items(), [&](int item) { added.compress(rows, item); }); });
+  }
+
+  template <class Arithmetic = Format, class Write>
+  void product(const Matrix& matrix, const Rows& rows, Member& me, const Write& write) {
+    stages_.run(me, [&] {
+      const int num_blocks = matrix.num_blocks, num_halves = 2 * num_blocks, num_members = stages_.num_members();
+      if (rows.count <= kFewRows)  // as fast as memory, and that is fastest in one run for each thread
+        return multiply<Arithmetic>(matrix, rows, share(num_halves, me.rank, num_members), write);
+      // Block by block, the last ones by halves so that all threads end at the same time.
+      const int num_whole = std::max(0, num_blocks - num_members);
+      stages_.for_items(num_halves - num_whole, [&](int item) {
+        const int half = item < num_whole ? 2 * item : item + num_whole;
+        multiply<Arithmetic>(matrix, rows, {half, half + (item < num_whole ? 2 : 1)}, write);
+      });
+    });
+  }
+
+  // The same of rows and weights in float.
+  template <class Write>
+  void float_product(const Matrix& matrix, const Rows& rows, Member& me, const Write& write) {
+    product<Float32>(matrix, rows, me, write);
+  }
+
+  // make(row, operand) for all rows: many by all threads in a stage of its own, few by every thread for itself before
+  // the stages that need them.
+  template <class Make>
+  Rows make_rows(int count, size_t width, int num_stages, Member& me, const Make& make_only) {
+    const auto make = [&](int row, Operand<Format>& to) {
+      make_only(row, to);
+      if (has_groups_) to.sum_groups(row, int(width));
+    };
+    if (count <= kOwnRows) {
+      Operand<Format>& own = buffers_.threads[me.place].operand;
+      for (int row = 0; stages_.is_in_time(me, num_stages) && row < count; ++row) make(row, own);
+      return own.rows(count, int(width));
+    }
+    stages_.run(me, [&] {
+      for (int row : part(count, me)) make(row, buffers_.operand);
+    });
+    return buffers_.operand.rows(count, int(width));
+  }
+
+  // For so many stages. `floats` is where the row of that number is normed, before it becomes an operand.
+  template <class Floats>
+  Rows norm(int count, const float* weight, int num_stages, Member& me, const Floats& floats) {
+    const int width = int(hidden_width());
+    return make_rows(count, width, num_stages, me, [&](int row, Operand<Format>& to) {
+      norm_row(residual(row), weight, model_.hidden_size, model_.norm_eps, floats(row), to.row(row, width),
+               to.scale(row, width));
+    });
+  }
+  Rows norm(int count, const float* weight, const Added& added, Member& me) {
+    return norm(count, weight, num_stages(added), me, [&](int) { return buffers_.threads[me.place].rows.get(); });
+  }
+
+  Rows inputs_of(const Buffer<Written>& written, int count, size_t width, const Added& added, Member& me) {
+    if constexpr (Buffers<Format>::kIsQuantised) {
+      return make_rows(count, width, num_stages(added), me, [&](int row, Operand<Format>& to) {
+        write_row(written.get() + row * width, int(width), to.row(row, int(width)), to.scale(row, int(width)));
+      });
+    } else {
+      return {reinterpret_cast<const uint32_t*>(written.get()), width / Format::kGroup, nullptr, 0, count};
+    }
+  }
+
+  static int num_stages(const Added& added) { return added ? 2 : 1; }  // of a product
+  Indices part(int count, const Member& me) const { return {share(count, me.rank, stages_.num_members())}; }
+  static size_t inner_width(const Layer& layer) { return padded(layer.down.num_inputs); }
+  Gate<Written> gate(Written* to, size_t width) const {
+    return {to, width, model_.activation, model_.gate_slope, model_.gate_limit};
+  }
+  size_t hidden_width() const { return padded(model_.hidden_size); }
+  float* residual(int token) { return buffers_.residual.get() + token * hidden_width(); }
+
+  static constexpr int kFewRows = 64, kOwnRows = ThreadBuffers<Format>::kOwnRows;
+
+  const Model model_;
+  Buffers<Format> buffers_;
+  Stages stages_;
+  bool has_groups_ = false;  // the weights have four bits
+};
+
+}  // namespace triptych

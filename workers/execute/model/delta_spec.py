@@ -1,0 +1,115 @@
+"""Layers with a gated delta rule in place of attention: their sizes, and the names and shapes of their tensors.
+
+Source: "Gated Delta Networks", Yang et al. 2024, arXiv 2412.06464; names as in transformers' qwen3_5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+LAYER_TYPE = "linear_attention"  # transformers' name
+FAMILIES = {"qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"}
+_BY_HEADS = {"qwen3_next"}  # of these, those whose matrices have the rows of one key head after the other
+
+
+class DeltaTensors(NamedTuple):
+    """The names of one layer's tensors, without those that it has in common with one that attends."""
+
+    gates: tuple[str, ...]  # betas and rates of decay, a row for each value head; or one that has both
+    convolution: str
+    rates: str  # logarithms of what rates are multiplied by; a vector, and no weight
+    rate_biases: str  # likewise
+    norm: str  # of outputs
+
+
+class Part(NamedTuple):
+    """Rows of a matrix that lie side by side, and where the first of them belongs."""
+
+    num_rows: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSpec:
+    """Sizes that all such layers of a model have."""
+
+    num_key_heads: int  # and as many of queries
+    num_value_heads: int  # a multiple of these
+    key_dim: int
+    value_dim: int
+    conv_size: int  # tokens that the convolution sees
+    # Queries, keys, values and what gates the outputs are one matrix, which has all of one key head before those of the
+    # next one; and so are betas and rates.
+    is_by_heads: bool
+
+    @property
+    def num_outputs(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Of the convolution: queries, keys and values of all heads."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_outputs
+
+    @property
+    def state_sizes(self) -> tuple[int, int]:
+        """Numbers that one layer keeps of a sequence: what maps keys to values, and inputs of the convolution."""
+        return self.num_outputs * self.key_dim, (self.conv_size - 1) * self.num_channels
+
+    @property
+    def inputs(self) -> list[Part]:
+        """What the rows of the matrices before the convolution are among its channels and, behind them, the gates."""
+        key, keys, values = self.key_dim, self.num_key_heads * self.key_dim, self.num_outputs // self.num_key_heads
+        if not self.is_by_heads:
+            return [Part(self.num_channels, 0), Part(self.num_outputs, self.num_channels)]
+        return [
+            part
+            for head in range(self.num_key_heads)
+            for part in (
+                Part(key, head * key),
+                Part(key, keys + head * key),
+                Part(values, 2 * keys + head * values),
+                Part(values, self.num_channels + head * values),
+            )
+        ]
+
+    def gates(self, behind: int) -> list[Part]:
+        """What the rows of betas and rates are, where the rates begin with ``behind``."""
+        group = self.num_value_heads // self.num_key_heads
+        if not self.is_by_heads:
+            return [Part(self.num_value_heads, 0), Part(self.num_value_heads, behind)]
+        return [Part(group, first + head * group) for head in range(self.num_key_heads) for first in (0, behind)]
+
+    def shapes(self, names: DeltaTensors, hidden_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for name in names.gates:
+            yield name, (2 * self.num_value_heads // len(names.gates), hidden_size)
+        yield names.convolution, (self.num_channels, 1, self.conv_size)
+        yield names.rates, (self.num_value_heads,)
+        yield names.rate_biases, (self.num_value_heads,)
+        yield names.norm, (self.value_dim,)
+
+
+def delta_tensors(module: str, *, is_by_heads: bool) -> DeltaTensors:
+    return DeltaTensors(
+        gates=tuple(f"{module}.in_proj_{name}.weight" for name in (["ba"] if is_by_heads else ["b", "a"])),
+        convolution=f"{module}.conv1d.weight",
+        rates=f"{module}.A_log",
+        rate_biases=f"{module}.dt_bias",
+        norm=f"{module}.norm.weight",
+    )
+
+
+def describe_delta(config: PretrainedConfig) -> DeltaSpec:
+    return DeltaSpec(
+        num_key_heads=config.linear_num_key_heads,
+        num_value_heads=config.linear_num_value_heads,
+        key_dim=config.linear_key_head_dim,
+        value_dim=config.linear_value_head_dim,
+        conv_size=config.linear_conv_kernel_dim,
+        is_by_heads=config.model_type in _BY_HEADS,
+    )

@@ -1,0 +1,67 @@
+"""What a config says of each layer: how it sees the tokens before, by which positions, and whether it has experts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import delta_spec
+from .ropes import LAYER_TYPES, rope_parameters
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+SHARED = {"qwen3_5_moe_text", "qwen3_next"}  # families with an expert that all tokens share
+EXPERTS = {"gpt_oss", "mixtral", "olmoe", "qwen3_moe", *SHARED}  # with layers whose MLP is a choice of several
+_SLIDING = {"ministral3", "mistral", "phi3", *EXPERTS}  # whose layers slide, all of them, where there is a window
+_TURN_WHERE_THEY_SLIDE = {"exaone4"}  # of which, where some layers slide, only these have positions
+
+
+class Unsupported(Exception):
+    """The model is none of those that the fast path computes; the text says what is different."""
+
+
+def layer_types(config: PretrainedConfig) -> list[str]:
+    window = getattr(config, "sliding_window", None)
+    default = "sliding_attention" if config.model_type in _SLIDING and window else "full_attention"
+    types: list[str] = getattr(config, "layer_types", None) or [default] * config.num_hidden_layers
+    known = LAYER_TYPES | ({delta_spec.LAYER_TYPE} if config.model_type in delta_spec.FAMILIES else set())
+    if not known.issuperset(types):
+        raise Unsupported(f"it has layers of type {', '.join(sorted(set(types) - known))}")
+    return types
+
+
+def recalls(config: PretrainedConfig) -> tuple[bool, ...]:
+    return tuple(kind == delta_spec.LAYER_TYPE for kind in layer_types(config))
+
+
+def has_experts(config: PretrainedConfig) -> tuple[bool, ...]:
+    """Of each layer."""
+    layers = range(config.num_hidden_layers)
+    if config.model_type not in EXPERTS:
+        return (False,) * len(layers)
+    step, without = getattr(config, "decoder_sparse_step", 1), getattr(config, "mlp_only_layers", None) or ()
+    found = tuple(layer not in without and (layer + 1) % step == 0 and config.num_experts > 0 for layer in layers)
+    if any(found) and not 0 < config.num_experts_per_tok <= config.num_experts:
+        raise Unsupported(f"a token has {config.num_experts_per_tok} of {config.num_experts} experts")
+    return found
+
+
+def windows(config: PretrainedConfig) -> tuple[int | None, ...]:
+    return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in layer_types(config))
+
+
+def rope_numbers(config: PretrainedConfig) -> tuple[int | None, ...]:
+    numbers = {layer_type: number for number, layer_type in enumerate(rope_parameters(config))}
+    if None not in numbers:
+        types = layer_types(config)
+        if missing := set(types) - numbers.keys():
+            raise Unsupported(f"it has no rotary positions for layers of type {', '.join(sorted(missing))}")
+        return tuple(numbers[layer_type] for layer_type in types)
+    count = config.num_hidden_layers
+    if config.model_type in _TURN_WHERE_THEY_SLIDE and config.sliding_window:
+        return tuple(0 if kind == "sliding_attention" else None for kind in layer_types(config))
+    turns = getattr(config, "no_rope_layers", [1] * count)[:count]  # 1, whatever the name: it has rope
+    if len(turns) < count:
+        raise Unsupported(f"its no_rope_layers says of {len(turns)} of {count} layers whether they turn")
+    without = recalls(config)
+    return tuple(0 if turns[layer] and not without[layer] else None for layer in range(count))

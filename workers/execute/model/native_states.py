@@ -1,0 +1,57 @@
+"""What delta rules of the compiled decoder keep of each sequence: states and inputs of convolutions, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ....protocol.errors import ConfigError
+from ..kernels.memory import Arena, padded
+from ..kernels.structures import Layer
+from ..step import Int32, StepInputs
+from .delta_spec import DeltaSpec
+from .states import StateLedger
+
+
+def state_bytes(delta: DeltaSpec, *, num_layers: int, num_rows: int) -> int:
+    """Of rows 0..num_rows and of the row of zeros, in as many layers as have a delta rule."""
+    return num_layers * (num_rows + 2) * 4 * sum(delta.state_sizes)
+
+
+class NativeStates:
+    """Rows of states, see ``StateLedger``. The layers hold addresses of what lies here."""
+
+    def __init__(self, delta: DeltaSpec, layers: Sequence[Layer], num_rows: int) -> None:
+        """
+        Raises:
+            ConfigError: there is not that much memory.
+        """
+        self._ledger = StateLedger(num_rows)
+        sizes = [4 * self._ledger.num_rows * size for size in delta.state_sizes]
+        num_bytes = len(layers) * sum(map(padded, sizes))
+        try:
+            self._arena = Arena(num_bytes)
+        except (OSError, ValueError) as error:
+            size = num_bytes / (1 << 30)
+            raise ConfigError(
+                f"{num_rows} states of recurrent layers take {size:.2f} GiB, too much", param="max_num_seqs"
+            ) from error
+        for layer in layers:
+            layer.delta.states, layer.delta.inputs = (self._arena.take(size).ctypes.data for size in sizes)
+
+    def begin_step(self, inputs: StepInputs) -> dict[str, Int32]:
+        """The segments of a step and their rows, by the names of ``Step``.
+
+        Raises:
+            AssertionError: a row does not have the state from which a segment continues.
+        """
+        assert (cut := inputs.cut) is not None, "sequences of a model with states have rows for them"
+        reads, ends = self._ledger.begin_step(cut), np.cumsum(cut.lengths, dtype=np.int32)
+        starts = np.searchsorted(ends, inputs.query_starts, side="right").astype(np.int32)
+        return {
+            "segment_starts": starts,
+            "segment_ends": ends - np.repeat(inputs.query_starts[:-1], np.diff(starts)),
+            "state_reads": reads[starts[:-1]].astype(np.int32),
+            "state_writes": cut.writes,
+        }
