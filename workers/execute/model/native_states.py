@@ -46,7 +46,8 @@ class NativeStates:
         Raises:
             AssertionError: a row does not have the state from which a segment continues.
         """
-        assert (cut := inputs.cut) is not None, "sequences of a model with states have rows for them"
+        cut = inputs.cut
+        assert cut is not None, "sequences of a model with states have rows for them"
         reads, ends = self._ledger.begin_step(cut), np.cumsum(cut.lengths, dtype=np.int32)
         starts = np.searchsorted(ends, inputs.query_starts, side="right").astype(np.int32)
         return {

@@ -60,7 +60,7 @@ def _step(sequences: list[Int32], starts: list[int], lengths: list[int]) -> Step
 
 
 def probe_segments(starts: list[int], lengths: list[int]) -> list[Segment]:
-    """The first step writes rows 1 to S, the second S + 1 to 2 S. Chunks of four tokens and more come in two segments."""
+    """The first step writes rows 1 to S, the second S + 1 to 2 S. Chunks of at least four tokens have two segments."""
     segments, count = [], len(starts)
     for index, (start, length) in enumerate(zip(starts, lengths, strict=True), 1):
         read, write, half = index, index + (count if start else 0), length // 2

@@ -57,8 +57,8 @@ Mixer = Callable[[torch.Tensor, Any], torch.Tensor]  # (hidden [S, L, C], a cach
 class StateLedger:
     """How many tokens the state in each of the rows 0..N has seen.
 
-    Row 0 is the trash row; sequences that begin read row N + 1, which stays zero. A segment reads one row and writes another,
-    so a failed step can be repeated, whole or in parts, like one that only writes to pages.
+    Row 0 is the trash row; sequences that begin read row N + 1, which stays zero. A segment reads one row and writes
+    another, so a failed step can be repeated, whole or in parts, like one that only writes to pages.
     """
 
     def __init__(self, num_rows: int) -> None:
