@@ -11,30 +11,20 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from ..protocol.board import FAILED, KEEP, ROLES, RUN, STOP, Board
+from ..protocol.board import FAILED, KEEP, ROLES, STOP
 from ..protocol.config import PipelineConfig
 from ..protocol.errors import ConfigError, PipelineClosed, TriptychError
 from ..protocol.model_card import ModelCard
-from ..protocol.run_dir import (
-    RunDir,
-    board_path,
-    check_socket_paths,
-    follow_endpoint,
-    submit_endpoint,
-)
 from .adapters import LoadedAdapters
-from .blame import Blame
 from .client import Client, Prompt
 from .control import ControlServer
-from .doorkeeper import PUBLIC_ROLES, Doorkeeper
 from .health import Health, take_health
 from .journal_keeper import JournalKeeper, warn_of_small_arena
-from .lives import note_first_lives
 from .origin import Origin
-from .preparing import prepare_keys, prepare_run_dir, writing
+from .parts import Parts, open_parts
+from .preparing import writing
 from .replacing import Running, offer, offering, reload_model, replace_worker, wait_until_unused
 from .stream import Completion, Stream
-from .supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -78,13 +68,7 @@ class Driver:
         self._lock = threading.RLock()
         self._is_beginning = False
         self._replacing = threading.Lock()
-        self._run_dir: RunDir | None = None
-        self._board: Board | None = None
-        self._supervisor: Supervisor | None = None
-        self._client: Client | None = None
-        self._keeper: JournalKeeper | None = None
-        self._control: ControlServer | None = None
-        self._doorkeepers: list[Doorkeeper] = []
+        self._started: Parts | None = None
         self._num_left = 0
 
     def __enter__(self) -> Driver:
@@ -108,7 +92,7 @@ class Driver:
         """
         self._origin.check()
         with self._lock:
-            if self._supervisor is None:
+            if self._started is None:
                 self._is_beginning = True
                 try:
                     self._begin()
@@ -121,31 +105,16 @@ class Driver:
     def _begin(self) -> None:
         with ExitStack() as undo:  # if a later step fails
             undo.callback(self._forget)
-            run_dir, keeper, board = self._open(undo)
-            board.set_mode(RUN)
-            blame = Blame(board, keeper.journal)
-            service = self.config.service
-            client = self._client = Client(
-                run_dir.path,
-                submit=submit_endpoint(run_dir.path, service),
-                follow=follow_endpoint(run_dir.path, service),
+            parts = self._started = open_parts(
+                self._given_run_dir, self.config, self._loaded, undo, close_journal=self._close_journal
             )
-            undo.callback(client.close)
-            undo.callback(self._close_doorkeepers)
-            supervisor = self._supervisor = Supervisor(
-                run_dir.path,
-                board,
-                self.config.supervisor,
-                on_give_up=client.fail,
-                on_death=lambda role, internal: blame.note_death(role, internal=internal),
-                on_vacancy=self._fill_vacancy,
-            )
+            self.config = parts.config
             # KEEP: requests of an earlier driver must not end because this one failed to start.
-            undo.callback(supervisor.stop, CLEAN_STOP_S, mode=KEEP)
-            supervisor.start()
-            with writing(run_dir):
-                self._control = ControlServer(
-                    run_dir.path,
+            undo.callback(parts.supervisor.stop, CLEAN_STOP_S, mode=KEEP)
+            parts.supervisor.start()
+            with writing(parts.run_dir):
+                parts.control = ControlServer(
+                    parts.run_dir.path,
                     {
                         "health": lambda: self.health().to_wire(),
                         "restart": lambda role, model=None: {"seconds": self.replace(role, model=model)},
@@ -155,38 +124,16 @@ class Driver:
                 )
             undo.pop_all()
 
-    def _open(self, undo: ExitStack) -> tuple[RunDir, JournalKeeper, Board]:
-        """Everything that the workers need to find when they start."""
-        run_dir = self._run_dir = RunDir(self._given_run_dir)
-        undo.callback(self._leave, run_dir)
-        check_socket_paths(run_dir.path)
-        with writing(run_dir):
-            keeper = self._keeper = JournalKeeper(run_dir.path, self.config)
-            undo.callback(self._close_journal, keeper)
-            self.config = self._loaded.restore(keeper.path, self.config)
-            prepare_run_dir(run_dir.path, self.config, keeper)
-            prepare_keys(run_dir.path, self.config)
-            board = self._board = Board(board_path(run_dir.path))
-            undo.callback(board.close)
-            note_first_lives(run_dir.path, board)
-        return run_dir, keeper, board
-
-    def _fill_vacancy(self, role: str) -> None:
-        """In the supervisor's thread: something must answer the clients of a worker that is gone for good."""
-        run_dir, board = self._run_dir, self._board
-        if role in PUBLIC_ROLES and run_dir is not None and board is not None:
-            self._doorkeepers.append(Doorkeeper(role, run_dir.path, self.config.service, board))
-
     def _wait_ready(self, progress: Callable[[Driver], None] | None) -> None:
-        supervisor = self._running()
+        parts = self._running()
         deadline = time.monotonic() + self.config.supervisor.start_timeout_s
         try:
-            while not supervisor.wait_ready(deadline, patience_s=0.1):
+            while not parts.supervisor.wait_ready(deadline, patience_s=0.1):
                 if progress is not None:
                     progress(self)
         except BaseException:
             with self._lock:
-                if self._supervisor is supervisor:  # not stopped, and possibly started again, by another thread
+                if self._started is parts:  # not stopped, and possibly started again, by another thread
                     # Requests of an earlier driver must not end because this one did not become ready.
                     self.abandon()
             raise
@@ -212,28 +159,26 @@ class Driver:
         with self._lock:
             if self._is_beginning:
                 raise PipelineClosed("the driver was stopped while it started")
-            supervisor, board, client = self._supervisor, self._board, self._client
-            run_dir, keeper = self._run_dir, self._keeper
-            if supervisor is None or board is None or client is None or run_dir is None or keeper is None:
+            if (parts := self._started) is None:
                 return {}
-            if mode == "drain" and supervisor.error is None:
+            if mode == "drain" and parts.supervisor.error is None:
                 self.drain(timeout)
-            if mode != "keep" and keeper.num_unanswered:
-                supervisor.wait_back("summarize", CLEAN_STOP_S)  # only summarize can end them
+            if mode != "keep" and parts.keeper.num_unanswered:
+                parts.supervisor.wait_back("summarize", CLEAN_STOP_S)  # only summarize can end them
             how = KEEP if mode == "keep" else STOP
-            board.set_mode(how)  # now: a running replacement must not keep the control socket busy
-            if self._control is not None:
-                self._control.close()
-            codes = supervisor.stop(CLEAN_STOP_S, mode=how)
+            parts.board.set_mode(how)  # now: a running replacement must not keep the control socket busy
+            if parts.control is not None:
+                parts.control.close()
+            codes = parts.supervisor.stop(CLEAN_STOP_S, mode=how)
             with ExitStack() as closing:  # even if a signal interrupts what follows
-                closing.callback(self._leave, run_dir)
-                closing.callback(self._close_journal, keeper)
-                closing.callback(board.close)
-                closing.callback(client.close)
+                closing.callback(parts.leave)
+                closing.callback(self._close_journal, parts.keeper)
+                closing.callback(parts.board.close)
+                closing.callback(parts.client.close)
                 self._forget()  # first: from now on every caller gets PipelineClosed
-                self._close_doorkeepers()  # the supervisor's thread has ended, so no more are created
+                parts.doorkeepers.close()  # the supervisor's thread has ended, so no more are created
                 if mode != "keep":
-                    client.session.hear_the_ends(LAST_WORDS_S)  # the workers are gone, their messages may be in flight
+                    parts.client.session.hear_the_ends(LAST_WORDS_S)  # of workers that are gone, but may be in flight
         logger.info("stopped, exit codes %s", codes)
         return codes
 
@@ -243,11 +188,11 @@ class Driver:
 
     def drain(self, timeout: float = 30.0) -> bool:
         """Refuse new requests and wait for the accepted ones; True if all were answered in time."""
-        supervisor, board = self._running(), self._board
-        assert board is not None, "a running driver has a board"
-        board.begin_drain()
+        parts = self._running()
+        supervisor = parts.supervisor
+        parts.board.begin_drain()
         if supervisor.error is not None:
-            board.set_mode(FAILED)  # it gave up just now, which a drain must not hide: waiting requests have to end
+            parts.board.set_mode(FAILED)  # it gave up just now, which a drain must not hide: requests have to end
         deadline = time.monotonic() + timeout
         time.sleep(DRAIN_CHECK_S)  # prepare may have been about to accept one
         while self.num_unanswered and supervisor.error is None:
@@ -259,10 +204,7 @@ class Driver:
     @property
     def num_unanswered(self) -> int:
         """Accepted requests whose answer is not complete."""
-        self._origin.check()
-        if self._keeper is None:
-            raise PipelineClosed("the driver is not started")
-        return self._keeper.num_unanswered
+        return self._parts().keeper.num_unanswered
 
     @property
     def num_left(self) -> int:
@@ -274,32 +216,33 @@ class Driver:
         """Whether another driver can continue what this one leaves unanswered."""
         return self._given_run_dir is not None or self.config.service.journal is not None
 
-    def _leave(self, run_dir: RunDir) -> None:
-        if run_dir.is_temporary:
-            run_dir.remove()
-        else:
-            run_dir.remove_sockets()
-            run_dir.unlock()
-
     def _close_journal(self, keeper: JournalKeeper) -> None:
         self._num_left = keeper.num_unanswered
         keeper.close()
 
-    def _close_doorkeepers(self) -> None:
-        while self._doorkeepers:
-            self._doorkeepers.pop().close()
-
     def _forget(self) -> None:
-        self._supervisor = self._board = self._client = self._run_dir = self._keeper = self._control = None
+        self._started = None
+
+    def _parts(self) -> Parts:
+        """Its parts, even after it gave up."""
+        self._origin.check()
+        if (parts := self._started) is None:
+            raise PipelineClosed("the driver is not started")
+        return parts
+
+    def _running(self) -> Parts:
+        """Its parts, unless it gave up."""
+        parts = self._parts()
+        if parts.supervisor.error is not None:
+            raise parts.supervisor.error
+        return parts
 
     # -- what a client can do
 
     @property
     def client(self) -> Client:
         """Its own connection to the pipeline."""
-        self._running()
-        assert self._client is not None, "a running driver has a client"
-        return self._client
+        return self._running().client
 
     def submit(self, prompt: Prompt | None = None, **options: Any) -> Stream:
         """Send a request and return at once; see ``Client.submit``."""
@@ -323,28 +266,26 @@ class Driver:
 
     def stats(self) -> dict[str, Any]:
         """Statistics of every stage, and its number of restarts."""
-        return {**self.client.stats(), "restarts": self._running().num_restarts}
+        return {**self.client.stats(), "restarts": self._running().supervisor.num_restarts}
 
     # -- what only the driver can do
 
     @property
     def run_dir(self) -> Path:
         """The folder of the sockets, the journal and the logs; a ``Client`` in another process connects to it."""
-        if (run_dir := self._run_dir) is None:
+        if (parts := self._started) is None:
             raise PipelineClosed("the driver is not started")
-        return run_dir.path
+        return parts.run_dir.path
 
     @property
     def pids(self) -> dict[str, int | None]:
         """Process ids by role; None while a worker is being restarted."""
-        return self._running().pids
+        return self._running().supervisor.pids
 
     @property
     def phases(self) -> dict[str, tuple[str, int, int]]:
         """``(phase, done, total)`` by role, for progress bars."""
-        self._running()
-        assert self._board is not None, "a running driver has a board"
-        board = self._board
+        board = self._running().board
         return {r: (board.phase(r), *board.worker(r).done_of_total) for r in ROLES}
 
     @property
@@ -354,16 +295,13 @@ class Driver:
 
     def health(self) -> Health:
         """The health of the pipeline, judged by its workers' progress. Works even after the driver gave up."""
-        self._origin.check()
-        supervisor, board, keeper = self._supervisor, self._board, self._keeper
-        if supervisor is None or board is None or keeper is None:
-            raise PipelineClosed("the driver is not started")
-        return take_health(supervisor, board, keeper)
+        parts = self._parts()
+        return take_health(parts.supervisor, parts.board, parts.keeper)
 
     def restart(self, role: str) -> None:
         """Replace one worker by a new process, without waiting for it. Requests continue where they were."""
         _check_role(role)
-        self._running().restart(role)
+        self._running().supervisor.restart(role)
 
     def replace(self, role: str, *, model: str | None = None, timeout: float = 300.0) -> float:
         """Replace one worker and wait until the new one is ready; returns the seconds this took.
@@ -381,7 +319,7 @@ class Driver:
         began = time.monotonic()
         with self._replacing:  # not the lock of ``stop``, which must be able to interrupt a replacement
             if model is None:
-                replace_worker(self._parts(), role, timeout_s=timeout)
+                replace_worker(self._replaceable(), role, timeout_s=timeout)
             else:
                 changed = dataclasses.replace(self.config.model, model=model)
                 self._reload(dataclasses.replace(self.config, model=changed), timeout)
@@ -411,34 +349,23 @@ class Driver:
         """
         began = time.monotonic()
         with self._replacing:
-            changed, parts = self._loaded.remove(self.config, name), self._parts()
+            changed, parts = self._loaded.remove(self.config, name), self._replaceable()
             with offering(parts, changed, self.config):
                 wait_until_unused(parts, name, deadline=began + timeout)
                 self._reload(changed, timeout)
         return time.monotonic() - began
 
     def _reload(self, changed: PipelineConfig, timeout: float) -> None:
-        parts = self._parts()
+        parts = self._replaceable()
         reload_model(parts, self.config, changed, timeout_s=timeout)
         self.config = changed  # now in effect, even if there is no space to save it
         with writing(parts.run_dir):
             self._loaded.keep(parts.keeper.path, changed)
             offer(parts, changed)  # only now: the next driver must know every adapter that has requests
 
-    def _parts(self) -> Running:
-        supervisor, board, run_dir, keeper = self._running(), self._board, self._run_dir, self._keeper
-        assert board is not None, "a running driver has a board"
-        assert run_dir is not None, "a running driver has a run directory"
-        assert keeper is not None, "a running driver has a journal"
-        return Running(supervisor, board, run_dir, keeper)
-
-    def _running(self) -> Supervisor:
-        self._origin.check()
-        if self._supervisor is None:
-            raise PipelineClosed("the driver is not started")
-        if self._supervisor.error is not None and self._client is not None:
-            raise self._supervisor.error
-        return self._supervisor
+    def _replaceable(self) -> Running:
+        parts = self._running()
+        return Running(parts.supervisor, parts.board, parts.run_dir, parts.keeper)
 
 
 def _check_role(role: str) -> None:

@@ -215,7 +215,7 @@ class Supervisor:
     def _is_wanted(self, worker: Worker) -> bool:
         """Whether the worker should run: not during a stop, and not once it was given up.
 
-        The board is checked because workers may see a stop there, and exit, before this thread is told of it.
+        The board is checked because workers may see a stop there, and exit, before this thread learns of it.
         """
         return not (worker.abandoned or self._board.mode in (STOP, KEEP))
 

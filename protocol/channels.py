@@ -268,7 +268,7 @@ class Router:
         except zmq.Again:
             return False
         except zmq.ZMQError as error:  # EHOSTUNREACH
-            raise ConnectionError(f"nobody is connected as {peer.hex()}: {error.strerror}") from error
+            raise ConnectionError(f"no client is connected as {peer.hex()}: {error.strerror}") from error
         self._seq += 1
         return True
 

@@ -53,7 +53,7 @@ class Counters:
         """Remove the file: nothing is counted any more."""
         self._path.unlink(missing_ok=True)
 
-    def everybody(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def of_all_processes(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Index and counts of every gateway process; up to date for this one."""
         self.publish()
         for path in sorted(self._run_dir.glob(_NAME.format("*"))):

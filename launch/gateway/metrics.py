@@ -172,7 +172,7 @@ def _http(gateway: Gateway, name: str) -> Iterator[Metric]:
     seconds = CounterMetricFamily("triptych_http_request_seconds", "time spent on them", labels=[*labels, "route"])
     gone = CounterMetricFamily("triptych_http_disconnects", "requests whose client disconnected", labels=labels)
     under_way = GaugeMetricFamily("triptych_http_requests_open", "HTTP requests in progress", labels=labels)
-    for index, counts in gateway.counters.everybody():
+    for index, counts in gateway.counters.of_all_processes():
         for route, status, count in counts["requests"]:
             requests.add_metric([name, index, route, status], count)
         for route, total in counts["seconds"].items():

@@ -265,7 +265,7 @@ class RequestWriter:
             view = read_request(self._journal, slot)
         except JournalError:
             # A killed process cannot leave this state (the word is stored last): the file was damaged. Nothing in this
-            # record can be trusted, so it is dropped; its client is told that the id is unknown.
+            # record can be trusted, so it is dropped; for its client the id is then unknown.
             view = None
         if view is None and self._journal.state(slot) != FREE:
             drop(self._journal, slot)

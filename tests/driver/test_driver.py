@@ -21,6 +21,7 @@ from tests.waiting import eventually
 from triptych import AsyncDriver, Client, Driver, PipelineConfig
 from triptych.driver import preparing
 from triptych.driver.journal_keeper import num_unanswered
+from triptych.driver.parts import Parts
 from triptych.driver.session import Session
 from triptych.driver.stream import Stream
 from triptych.protocol.board import ROLES
@@ -239,17 +240,17 @@ def interrupted_after_a_request(streams: list[Stream]) -> None:
 
 
 def test_who_asks_while_a_driver_stops_is_told_that_it_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver, leave, seen = Driver("hash-lm").start(), Driver._leave, list[Exception]()
+    driver, leave, seen = Driver("hash-lm").start(), Parts.leave, list[Exception]()
 
-    def ask_and_leave(self: Driver, run_dir: RunDir) -> None:
+    def ask_and_leave(self: Parts) -> None:
         for ask in (driver.health, lambda: driver.num_unanswered, lambda: driver.phases):
             try:
                 ask()
             except Exception as error:
                 seen.append(error)
-        leave(self, run_dir)
+        leave(self)
 
-    monkeypatch.setattr(Driver, "_leave", ask_and_leave)
+    monkeypatch.setattr(Parts, "leave", ask_and_leave)
     driver.stop()
     assert [type(error) for error in seen] == [PipelineClosed] * 3
 
@@ -270,8 +271,8 @@ def test_a_stop_that_is_interrupted_at_its_end_leaves_nothing(tmp_path: Path, mo
 
 def test_a_stop_that_is_interrupted_when_the_workers_are_gone_can_be_said_again() -> None:
     driver = Driver("hash-lm").start()
-    assert driver._supervisor is not None
-    run_dir, thread = driver.run_dir, driver._supervisor._thread
+    assert driver._started is not None
+    run_dir, thread = driver.run_dir, driver._started.supervisor._thread
     join = thread.join
 
     def join_and_interrupt() -> None:

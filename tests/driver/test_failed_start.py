@@ -17,6 +17,7 @@ from tests.protocol.factories import accept, make_journal
 from tests.waiting import eventually
 from triptych import AsyncDriver, Driver
 from triptych.driver import driver as driver_module
+from triptych.driver import parts
 from triptych.driver.journal_keeper import num_unanswered
 from triptych.driver.supervisor import Supervisor
 from triptych.protocol import run_dir as run_dir_module
@@ -29,7 +30,8 @@ from triptych.protocol.run_dir import PREFIX, TEMPORARY_FILE, RunDir
 
 def pids_of(driver: Driver) -> list[int]:
     """The workers' process ids, once there are all three."""
-    pids = [] if driver._supervisor is None else [pid for pid in driver._supervisor.pids.values() if pid is not None]
+    by_role = {} if driver._started is None else driver._started.supervisor.pids
+    pids = [pid for pid in by_role.values() if pid is not None]
     return pids if len(pids) == 3 else []
 
 
@@ -136,7 +138,7 @@ def test_whatever_fails_a_start_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, raised: type[Exception]
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        if driver._supervisor is not None:
+        if driver._started is not None:
             pids.extend(eventually(lambda: pids_of(driver)))
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -144,7 +146,7 @@ def test_whatever_fails_a_start_leaves_nothing(
     driver, pids = Driver("hash-lm"), list[int]()
     num_open, threads = len(os.listdir("/proc/self/fd")), our_threads()
     with monkeypatch.context() as patch:
-        patch.setattr(driver_module, name, fail)
+        patch.setattr(driver_module if name == "ControlServer" else parts, name, fail)
         with pytest.raises(raised, match="No space left"):
             driver.start()
     assert len(pids) == (3 if name == "ControlServer" else 0)
@@ -162,7 +164,7 @@ def test_a_start_that_fails_ends_no_request_of_the_driver_before(
     keep_a_request(tmp_path)
 
     def fail(*_: object) -> None:
-        eventually(lambda: all(driver._board is not None and driver._board.ready(role) for role in ROLES))
+        eventually(lambda: all(driver._started is not None and driver._started.board.ready(role) for role in ROLES))
         raise OSError(errno.ENOSPC, "No space left on device")
 
     driver = Driver("hash-lm", run_dir=tmp_path, hash_step_ms=50.0)

@@ -34,7 +34,7 @@ def test_whoever_keeps_dying_is_given_up_on(tmp_path: Path) -> None:
         break_settings(tmp_path)
         driver.restart("summarize")
         error = soon(lambda: error_of(driver))
-        restarts = driver._supervisor.num_restarts if driver._supervisor else {}
+        restarts = driver._started.supervisor.num_restarts if driver._started else {}
     assert (error.role, error.exit_code, restarts["summarize"]) == ("summarize", 1, 4), "one asked for, three failed"
     assert "JSONDecodeError" in error.stderr
     assert stream.done
@@ -105,7 +105,7 @@ def test_a_settings_file_that_is_mended_in_time_saves_the_pipeline(tmp_path: Pat
         old = pid_of(driver, "prepare")
         break_settings(tmp_path)
         driver.restart("prepare")
-        soon(lambda: driver._supervisor is not None and driver._supervisor.num_restarts["prepare"] >= 3)
+        soon(lambda: driver._started is not None and driver._started.supervisor.num_restarts["prepare"] >= 3)
         (tmp_path / CONFIG_FILE).write_text(settings)
         soon(lambda: is_replaced(driver, "prepare", old))
         assert driver.generate([5], max_tokens=3, timeout=20).token_ids == expected_tokens([5], 3, VOCAB_SIZE)
@@ -120,5 +120,5 @@ def test_a_worker_that_every_request_ends_is_given_up_in_the_end(
         break_settings(tmp_path)
         driver.restart("prepare")
         assert soon(lambda: error_of(driver)).role == "prepare"
-        assert driver._supervisor is not None
-        assert driver._supervisor.num_restarts["prepare"] == 1 + MAX_EXPLAINED + 1
+        assert driver._started is not None
+        assert driver._started.supervisor.num_restarts["prepare"] == 1 + MAX_EXPLAINED + 1

@@ -182,7 +182,7 @@ def test_a_start_that_waits_ends_when_another_thread_stops_the_driver(tmp_path: 
     driver = Driver("hash-lm", run_dir=tmp_path)
     with ThreadPoolExecutor(1) as pool:
         start = pool.submit(driver.start)
-        eventually(lambda: driver._supervisor is not None and driver.phases["execute"][0] == "loading")
+        eventually(lambda: driver._started is not None and driver.phases["execute"][0] == "loading")
         driver.stop(mode="abort")
         assert isinstance(start.exception(20), PipelineClosed)
 
@@ -200,8 +200,8 @@ def test_after_a_failed_start_nothing_is_left(tmp_path: Path) -> None:
 
 def test_a_worker_of_a_driver_that_has_stopped_is_not_replaced() -> None:
     with Driver("hash-lm") as driver:
-        supervisor = driver._supervisor
-        assert supervisor is not None
+        assert driver._started is not None
+        supervisor = driver._started.supervisor
     supervisor.restart("prepare")
 
 

@@ -176,7 +176,7 @@ def test_r_aa_12_a_listener_hears_every_token_and_then_one_end(
             super().on_end(completion, error)
 
     unread = driver.submit([1, 2], max_tokens=2000)
-    streams = [Raises("raises", driver.abort), Counts("counts", driver.abort)]
+    streams = [Raises("raises", driver.client.session.abort), Counts("counts", driver.client.session.abort)]
     with caplog.at_level(logging.CRITICAL):
         for stream in streams:
             driver.client.session.submit(stream.request_id, {"prompt_token_ids": [3, 4], "max_tokens": 50}, stream)

@@ -102,7 +102,7 @@ class _Driver(Driver):
         supervisor: Any = _Supervisor(life)
         self._simulated = Running(supervisor, life.world.board, run_dir, _Keeper(life.world, life.folder / "journal"))
 
-    def _parts(self) -> Running:
+    def _replaceable(self) -> Running:
         self._simulated.check()
         return self._simulated
 

@@ -51,7 +51,7 @@ class Policy(Protocol):
         """Whether decodes run in a step that computes prompts."""
         ...
 
-    def stand_up(self, seated: list[Sequence], num_rows: int) -> list[Sequence]:
+    def yield_rows(self, seated: list[Sequence], num_rows: int) -> list[Sequence]:
         """Which of ``seated`` give up their rows when this many are missing. The longest-seated come first."""
         ...
 
@@ -87,7 +87,7 @@ class Fifo:
     def decodes_join(self, fill: float, skips: Skips) -> bool:
         return True
 
-    def stand_up(self, seated: list[Sequence], num_rows: int) -> list[Sequence]:
+    def yield_rows(self, seated: list[Sequence], num_rows: int) -> list[Sequence]:
         return []
 
     def victim(self, running: Iterable[Sequence]) -> Sequence:
@@ -110,7 +110,7 @@ class PrefillFirst(Fifo):
 class RoundRobin(Fifo):
     """If more sequences could decode than there are rows, those served longest ago get the next rows."""
 
-    def stand_up(self, seated: list[Sequence], num_rows: int) -> list[Sequence]:
+    def yield_rows(self, seated: list[Sequence], num_rows: int) -> list[Sequence]:
         return sorted(seated, key=lambda sequence: -sequence.last_step)[:num_rows]
 
 
@@ -138,7 +138,7 @@ class JoinWhenFull:
     def __init__(self, policy: Policy, config: SchedulerConfig) -> None:
         self.margin = policy.margin
         self.urgency, self.rank = policy.urgency, policy.rank
-        self.stand_up, self.victim = policy.stand_up, policy.victim
+        self.yield_rows, self.victim = policy.yield_rows, policy.victim
         self._phases = policy.phases
         self._fill = config.decode_join_fill
         self._max_decode_skip = config.max_decode_skip

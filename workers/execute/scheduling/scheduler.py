@@ -205,7 +205,7 @@ class Scheduler:
             return
         num_missing = len(ready) - self.rows.num_free
         if num_missing > 0:
-            for sequence in self.policy.stand_up(self.rows.seated, num_missing):
+            for sequence in self.policy.yield_rows(self.rows.seated, num_missing):
                 self.rows.leave(sequence)
                 sequence.state = SequenceState.READY
         for sequence in ready[: self.rows.num_free]:

@@ -1,0 +1,110 @@
+"""The parts of a pipeline that a driver holds in its own process, from the run directory to the supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..protocol.board import RUN, Board
+from ..protocol.config import PipelineConfig
+from ..protocol.run_dir import RunDir, board_path, check_socket_paths, follow_endpoint, submit_endpoint
+from .adapters import LoadedAdapters
+from .blame import Blame
+from .client import Client
+from .control import ControlServer
+from .doorkeeper import PUBLIC_ROLES, Doorkeeper
+from .journal_keeper import JournalKeeper
+from .lives import note_first_lives
+from .preparing import prepare_keys, prepare_run_dir, writing
+from .supervisor import Supervisor
+
+
+class Doorkeepers:
+    """Answer clients in place of the workers that were given up."""
+
+    def __init__(self, run_dir: Path, config: PipelineConfig, board: Board) -> None:
+        self._run_dir, self._config, self._board = run_dir, config, board
+        self._open: list[Doorkeeper] = []
+
+    def replace(self, role: str) -> None:
+        """In the supervisor's thread."""
+        if role in PUBLIC_ROLES:
+            self._open.append(Doorkeeper(role, self._run_dir, self._config.service, self._board))
+
+    def close(self) -> None:
+        while self._open:
+            self._open.pop().close()
+
+
+@dataclass(slots=True, eq=False)
+class Parts:
+    """What a driver has from its start to its stop."""
+
+    config: PipelineConfig  # as it is at the start, with the adapters that an earlier driver has loaded
+    run_dir: RunDir
+    keeper: JournalKeeper
+    board: Board
+    client: Client
+    supervisor: Supervisor
+    doorkeepers: Doorkeepers
+    control: ControlServer | None = None  # started last
+
+    def leave(self) -> None:
+        """Give up the run directory."""
+        _leave(self.run_dir)
+
+
+def open_parts(
+    given_run_dir: Path | None,
+    config: PipelineConfig,
+    loaded: LoadedAdapters,
+    undo: ExitStack,
+    *,
+    close_journal: Callable[[JournalKeeper], None],
+) -> Parts:
+    """Everything that the workers need to find when they start; ``undo`` closes it again.
+
+    Raises:
+        ConfigError: the run directory is in use, unsafe or full, or what is in it does not fit the config.
+    """
+    run_dir = RunDir(given_run_dir)
+    undo.callback(_leave, run_dir)
+    check_socket_paths(run_dir.path)
+    with writing(run_dir):
+        keeper = JournalKeeper(run_dir.path, config)
+        undo.callback(close_journal, keeper)
+        config = loaded.restore(keeper.path, config)
+        prepare_run_dir(run_dir.path, config, keeper)
+        prepare_keys(run_dir.path, config)
+        board = Board(board_path(run_dir.path))
+        undo.callback(board.close)
+        note_first_lives(run_dir.path, board)
+    board.set_mode(RUN)
+    client = Client(
+        run_dir.path,
+        submit=submit_endpoint(run_dir.path, config.service),
+        follow=follow_endpoint(run_dir.path, config.service),
+    )
+    undo.callback(client.close)
+    doorkeepers = Doorkeepers(run_dir.path, config, board)
+    undo.callback(doorkeepers.close)
+    blame = Blame(board, keeper.journal)
+    supervisor = Supervisor(
+        run_dir.path,
+        board,
+        config.supervisor,
+        on_give_up=client.fail,
+        on_death=lambda role, internal: blame.note_death(role, internal=internal),
+        on_vacancy=doorkeepers.replace,
+    )
+    return Parts(config, run_dir, keeper, board, client, supervisor, doorkeepers)
+
+
+def _leave(run_dir: RunDir) -> None:
+    if run_dir.is_temporary:
+        run_dir.remove()
+    else:
+        run_dir.remove_sockets()
+        run_dir.unlock()
