@@ -21,17 +21,7 @@ _FUNCTIONS = {
     "triptych_multiply": (None, [POINTER(Matrix), c_void_p, c_int32, c_void_p]),
     "triptych_delta_rule": (
         None,
-        [
-            POINTER(DeltaShape),
-            POINTER(DeltaLayer),
-            c_float,
-            c_void_p,
-            c_void_p,
-            *[c_int32] * 3,
-            c_void_p,
-            c_void_p,
-            c_void_p,
-        ],
+        [POINTER(DeltaShape), POINTER(DeltaLayer), c_float, *[c_void_p] * 2, *[c_int32] * 3, *[c_void_p] * 3],
     ),
     "triptych_decoder_new": (c_void_p, [POINTER(Model), POINTER(Sharing)]),
     "triptych_decoder_delete": (None, [c_void_p]),

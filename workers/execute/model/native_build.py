@@ -34,8 +34,8 @@ QUANTISED = {"int8": Format.INT8, "int4": Format.INT4}
 
 @dataclass(frozen=True, slots=True)
 class NativeModel:
-    """Weights that passed the self-test. ``make_decoder(num_pages, max_model_len, num_state_rows)`` gives them pages and
-    states.
+    """Weights that passed the self-test. ``make_decoder(num_pages, max_model_len, num_state_rows)`` gives them pages
+    and states.
     """
 
     proof: Proof
