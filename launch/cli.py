@@ -40,11 +40,9 @@ EPILOG = (
 )
 
 ModelName = Annotated[str | None, typer.Argument(metavar="MODEL", help="the same as --model")]
-RunDir = Annotated[
-    Path | None, option("run_dir", "for sockets, journal and logs; by default a private one that is removed")
-]
+RunDir = Annotated[Path | None, option("run_dir", "folder for sockets, journal and logs; by default a temporary one")]
 Connect = Annotated[Path | None, option("connect", "use the pipeline that runs in this run directory")]
-Lora = Annotated[str, option("lora", "name of the adapter that answers; by default the model itself")]
+Lora = Annotated[str, option("lora", "name of the LoRA adapter to use; by default none")]
 LogLevel = Annotated[str, option("log_level", "debug, info, warning or error")]
 
 
@@ -62,7 +60,7 @@ class _QuickGroup(typer.core.TyperGroup):
 app = typer.Typer(
     name="triptych",
     cls=_QuickGroup,
-    help="An LLM inference driver in three processes that never loses a request.",
+    help="An LLM inference server in three processes that never loses a request.",
     epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -107,10 +105,10 @@ def serve(
     config: PipelineConfig,
     gateway: GatewayConfig,
     run_dir: RunDir = None,
-    drain_timeout: Annotated[float, number("drain_timeout", "seconds that accepted requests get at a stop")] = 20.0,
+    drain_timeout: Annotated[float, number("drain_timeout", "seconds to finish accepted requests at a stop")] = 20.0,
     log_level: LogLevel = "info",
 ) -> None:
-    """Serve clients until Ctrl-C or SIGTERM: the first one drains, the second one stops at once."""
+    """Serve clients until Ctrl-C or SIGTERM. The first signal drains, the second stops at once."""
     from .serve import Task, serve
 
     console = _console(log_level, gateway.log_format)
@@ -131,7 +129,7 @@ def generate(
     *,
     prompts: Annotated[list[str] | None, typer.Argument(help="by default the lines of --file, or of stdin")] = None,
     file: Annotated[
-        Path | None, option("file", "a prompt a line, or a JSON object; - is stdin", "--file", "-f")
+        Path | None, option("file", "one prompt or JSON object per line; - is stdin", "--file", "-f")
     ] = None,
     output: Annotated[
         Path | None, option("output", "replaced if it exists; by default stdout", "--output", "-o")
@@ -141,13 +139,14 @@ def generate(
     ] = None,
     chat: Annotated[
         bool | None,
-        option("chat", "through the chat template or not; by default if the model has one", "--chat/--raw"),
+        option("chat", "apply the chat template or not; by default if the model has one", "--chat/--raw"),
     ] = None,
     stream: Annotated[
-        bool | None, option("stream", "as it comes; by default one prompt on a terminal", "--stream/--no-stream")
+        bool | None,
+        option("stream", "stream the text; by default for one prompt on a terminal", "--stream/--no-stream"),
     ] = None,
     resume: Annotated[
-        bool, option("resume", "keep the answers in --output and add those that are missing", "--resume")
+        bool, option("resume", "keep the answers in --output and add the missing ones", "--resume")
     ] = False,
     lora: Lora = "",
     params: SamplingParams,
@@ -156,7 +155,7 @@ def generate(
     connect: Connect = None,
     log_level: LogLevel = "warning",
 ) -> None:
-    """Answer prompts. One that fails stops no other; its row tells why, and the exit code is 1.
+    """Answer prompts. If one fails, its row has the error, the others go on, and the exit code is 1.
 
     A line that begins with {" is JSON: prompt, prompt_token_ids or messages, any other field of a
     request (docs/protocol.md), and an id.
@@ -185,24 +184,24 @@ def run_batch(
     context: typer.Context,
     *,
     model_name: ModelName = None,
-    file: Annotated[Path, option("file", "a request a line", "--file", "--input-file", "-f", "-i")],
+    file: Annotated[Path, option("file", "one request per line", "--file", "--input-file", "-f", "-i")],
     output: Annotated[
-        Path, option("output", "replaced if it exists; gets a line for each", "--output", "--output-file", "-o")
+        Path, option("output", "one line per request; replaced if it exists", "--output", "--output-file", "-o")
     ],
     resume: Annotated[
-        bool, option("resume", "keep the answers in --output and add those that are missing", "--resume")
+        bool, option("resume", "keep the answers in --output and add the missing ones", "--resume")
     ] = False,
     served_model_name: Annotated[
-        list[str] | None, option("served_model_name", "what the requests call the model; may be given several times")
+        list[str] | None, option("served_model_name", "name of the model in the requests; may be given several times")
     ] = None,
     config: PipelineConfig,
     run_dir: RunDir = None,
     connect: Connect = None,
     log_level: LogLevel = "warning",
 ) -> None:
-    """Answer the requests of a file in the form of OpenAI's Batch API, as serve --http would.
+    """Answer the requests of a file in the format of OpenAI's Batch API, as serve --http would.
 
-    One that fails stops no other; its line has the error, and the exit code is 1.
+    If one fails, its line has the error, the others go on, and the exit code is 1.
     """
     from .gateway.processes import check_installed
 
@@ -222,7 +221,7 @@ def chat(
     context: typer.Context,
     *,
     model_name: ModelName = None,
-    system: Annotated[str | None, option("system", "what the model is told before the conversation")] = None,
+    system: Annotated[str | None, option("system", "system message of the conversation")] = None,
     lora: Lora = "",
     params: SamplingParams,
     config: PipelineConfig,
@@ -230,7 +229,7 @@ def chat(
     connect: Connect = None,
     log_level: LogLevel = "warning",
 ) -> None:
-    """Talk to a model. Ctrl-C ends an answer, Ctrl-D the conversation."""
+    """Chat with a model. Ctrl-C ends an answer, Ctrl-D the conversation."""
     from .chat import chat
 
     _refuse_config_flags(context, connect)
@@ -252,9 +251,9 @@ def bench(
     connect: Connect = None,
     log_level: LogLevel = "warning",
 ) -> None:
-    """Measure a server (--url), a pipeline that runs (--connect), or one that is started for it.
+    """Measure a server (--url), a running pipeline (--connect), or a pipeline started for the measurement.
 
-    --itl-target-ms is the target of the goodput; a pipeline that is started here also tries to keep to it.
+    --itl-target-ms is a target of the goodput; a pipeline started here also tries to keep it.
     """
     from .bench.verb import bench
 
@@ -268,11 +267,11 @@ def bench(
 def top(
     *,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="RUN_DIR", help="of the pipeline; by default the only one that runs")
+        Path | None, typer.Argument(metavar="RUN_DIR", help="of the pipeline; by default the only one running")
     ] = None,
     connect: Annotated[Path | None, option("connect", "the same as RUN_DIR")] = None,
     once: Annotated[bool, option("once", "print one frame and exit", "--once")] = False,
-    interval: Annotated[float, number("interval", "seconds between two looks")] = 0.5,
+    interval: Annotated[float, number("interval", "seconds between two updates")] = 0.5,
 ) -> None:
     """Watch a pipeline: queues, requests, pages and step times.
 
@@ -289,13 +288,13 @@ def info(
     context: typer.Context,
     *,
     model_name: ModelName = None,
-    as_json: Annotated[bool, option("json", "one JSON object", "--json")] = False,
+    as_json: Annotated[bool, option("json", "print one JSON object", "--json")] = False,
     config: PipelineConfig,
     run_dir: RunDir = None,
     connect: Connect = None,
     log_level: LogLevel = "warning",
 ) -> None:
-    """Show a model, its limits, the config in force, versions and machine; with --connect statistics too."""
+    """Show a model, its limits, the configuration, versions and machine; with --connect also statistics."""
     from .info import info
 
     _refuse_config_flags(context, connect)
@@ -309,10 +308,10 @@ def restart(
     role: Annotated[str, typer.Argument(help="prepare, execute or summarize")],
     connect: Annotated[Path, option("connect", "the run directory of the pipeline")],
     model: Annotated[
-        str | None, option("model", "execute only: other weights with the same tokenizer; by default the same")
+        str | None, option("model", "execute only: other weights with the same tokenizer; by default the same weights")
     ] = None,
 ) -> None:
-    """Replace a worker of a pipeline that runs. Its clients notice no more than a pause."""
+    """Replace a worker of a running pipeline. Clients notice only a pause."""
     from .restart import restart
 
     raise typer.Exit(restart(role, connect=connect, model=model))
@@ -321,10 +320,10 @@ def restart(
 @verb
 def load_adapter(
     *,
-    module: Annotated[str, typer.Argument(metavar="NAME=PATH", help="of the LoRA adapter")],
+    module: Annotated[str, typer.Argument(metavar="NAME=PATH", help="name and folder of the LoRA adapter")],
     connect: Annotated[Path, option("connect", "the run directory of the pipeline")],
 ) -> None:
-    """Serve one more LoRA adapter in a pipeline that runs. Its clients notice no more than the pause of a restart."""
+    """Add a LoRA adapter to a running pipeline. Clients notice only the pause of a restart."""
     from .adapters import load_adapter
 
     raise typer.Exit(load_adapter(module, connect=connect))
@@ -333,10 +332,10 @@ def load_adapter(
 @verb
 def unload_adapter(
     *,
-    name: Annotated[str, typer.Argument(help="of an adapter that was loaded while the pipeline ran")],
+    name: Annotated[str, typer.Argument(help="name of an adapter that was loaded while the pipeline ran")],
     connect: Annotated[Path, option("connect", "the run directory of the pipeline")],
 ) -> None:
-    """Forget a LoRA adapter, once what was asked of it is answered."""
+    """Remove a LoRA adapter once its accepted requests are answered."""
     from .adapters import unload_adapter
 
     raise typer.Exit(unload_adapter(name, connect=connect))
@@ -350,14 +349,14 @@ def replay(
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="a trace (serve --trace FILE), or arrivals as JSONL")
     ] = None,
-    as_json: Annotated[bool, option("json", "one JSON object", "--json")] = False,
+    as_json: Annotated[bool, option("json", "print one JSON object", "--json")] = False,
     options: StudyOptions,
     config: EngineConfig,
     log_level: LogLevel = "warning",
 ) -> None:
     """Simulate the scheduler without a model, on recorded, listed or random requests.
 
-    Flags that are not given are those of the trace. --verify checks that its schedule comes out the same again.
+    Flags that are not given default to those of the trace. --verify checks that its schedule can be reproduced.
     """
     from .replay.replay import replay, verify_file
 

@@ -37,28 +37,28 @@ class OutputFormat(str, Enum):
 
 
 _SAMPLING_HELP = {
-    "max_tokens": "of the answer; none: until the context is full",
-    "min_tokens": "before these, no end of sequence and no stop string ends the answer",
+    "max_tokens": "maximum tokens of the answer; none: until the context is full",
+    "min_tokens": "minimum tokens before an end of sequence or a stop string may end the answer",
     "temperature": "0 is greedy",
-    "top_k": "only the so many likeliest tokens; 0 is off",
-    "top_p": "only the likeliest tokens that make up this probability",
-    "min_p": "only tokens at least this likely, relative to the likeliest",
+    "top_k": "sample from this many most likely tokens; 0 is off",
+    "top_p": "sample from the most likely tokens that make up this probability",
+    "min_p": "sample from tokens at least this likely, relative to the most likely one",
     "repetition_penalty": "for tokens of prompt and output, 1 is off",
     "presence_penalty": "for tokens of the output",
-    "frequency_penalty": "for tokens of the output, for each time they occur",
-    "seed": "by default one is drawn for each request",
+    "frequency_penalty": "for tokens of the output, per occurrence",
+    "seed": "seed of the sampling; by default one is drawn for each request",
     "stop": "a string that ends the answer; may be given several times",
     "stop_token_ids": "a token that ends the answer; may be given several times",
-    "ignore_eos": "go on after the end of sequence",
+    "ignore_eos": "continue after an end of sequence",
     "include_stop_str": "keep the stop string at the end of the text",
     "skip_special_tokens": "leave special tokens out of the text",
-    "logprobs": "of the chosen token and of so many alternatives",
+    "logprobs": "return logprobs of the chosen token and of this many alternatives",
     "logit_bias": "TOKEN_ID=BIAS, added to the token's logit; may be given several times",
-    "prompt_logprobs": "of each token of the prompt and of so many alternatives",
-    "n": "choices in the answer, each sampled with a seed of its own",
-    "best_of": "so many are sampled, and the n likeliest are the answer",
-    "num_beams": "above 1: a beam search, whose n best hypotheses are the answer",
-    "length_penalty": "a hypothesis' logprob is divided by its length to the power of this",
+    "prompt_logprobs": "return logprobs of each prompt token and of this many alternatives",
+    "n": "number of choices in the answer, each sampled with its own seed",
+    "best_of": "number of samples, of which the n most likely are the answer",
+    "num_beams": "above 1: beam search, whose n best hypotheses are the answer",
+    "length_penalty": "exponent of the length by which a hypothesis' logprob is divided",
     "early_stopping": "when a beam search ends, as in transformers",
 }
 
@@ -115,7 +115,7 @@ def given_flags(context: typer.Context, owner: type) -> list[str]:
 
 
 def _config_file() -> inspect.Parameter:
-    text = "a TOML file with values for flags, by their names"
+    text = "a TOML file with values for flags, by name"
     settings = {"is_eager": True, "callback": take_defaults, "metavar": "<file>"}
     annotation = Annotated[Path | None, option("config", text, "--config", **settings)]
     return inspect.Parameter(CONFIG_FILE, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

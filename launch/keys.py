@@ -13,8 +13,8 @@ keys = typer.Typer(
     no_args_is_help=True,
 )
 
-Folder = Annotated[Path, typer.Argument(help="what serve gets as --curve-keys")]
-Name = Annotated[str, typer.Argument(help="of the client")]
+Folder = Annotated[Path, typer.Argument(help="the folder that serve gets as --curve-keys")]
+Name = Annotated[str, typer.Argument(help="name of the client")]
 
 
 @keys.command()
@@ -23,7 +23,7 @@ def init(folder: Folder) -> None:
     from ..protocol.keys import KeyFolder
 
     KeyFolder(folder).create()
-    typer.echo(f"{folder}: a server key, no client yet")
+    typer.echo(f"{folder}: created a server key; no clients yet")
 
 
 @keys.command()
@@ -34,7 +34,7 @@ def add(
         Path | None, typer.Option("--output", "-o", help="the client's file, by default NAME.json here")
     ] = None,
 ) -> None:
-    """Let a client in: its keys, the secret one too, are in the file that this writes, and nowhere else."""
+    """Allow a client to connect. Its keys, including the secret one, are only in the file that this writes."""
     from ..protocol.errors import ConfigError
     from ..protocol.keys import KeyFolder
 
@@ -42,12 +42,12 @@ def add(
     if path.exists():
         raise ConfigError(f"{path} exists already", param="output")
     KeyFolder(folder).add(name).write(path)
-    typer.echo(f"{path}: the keys of {name}; hand it over in secret")
+    typer.echo(f"{path}: the keys of {name}; hand this file over in secret")
 
 
 @keys.command("list")
 def show(folder: Folder) -> None:
-    """Show the clients that may come in, with their public keys."""
+    """Show the clients that may connect, with their public keys."""
     from ..protocol.keys import KeyFolder
 
     folder_of_keys = KeyFolder(folder)
@@ -58,8 +58,8 @@ def show(folder: Folder) -> None:
 
 @keys.command()
 def revoke(folder: Folder, name: Name) -> None:
-    """Let a client in no more."""
+    """Stop accepting a client."""
     from ..protocol.keys import KeyFolder
 
     KeyFolder(folder).revoke(name)
-    typer.echo(f"{name} may not come in any more")
+    typer.echo(f"{name} may no longer connect")

@@ -60,30 +60,30 @@ class ModelConfig:
 
     model: str = _option(DEMO_MODEL, "a local directory, a hub id, demo (ships with Triptych), or hash-lm (no weights)")
     dtype: str = _option("auto", f"{', '.join(DTYPES)}; auto is the checkpoint's own")
-    device: str = _option("auto", "auto, cpu, cuda or cuda:N; auto is cuda where there is one")
+    device: str = _option("auto", "auto, cpu, cuda or cuda:N; auto is cuda if there is one")
     backend: str = _option(
         "auto",
-        "native (compiled kernels, CPU), fused (Triton kernels, GPU), transformers, or auto: the fastest that can",
+        "native (compiled kernels, CPU), fused (Triton kernels, GPU), transformers, or auto: the fastest that works",
     )
     quantization: str = _option(
-        "none", "none, int8 or int4 (native only; int4 has weights of 4 bits, activations of 8) or fp8 (fused only)"
+        "none", "none, int8 or int4 (native only; int4: 4-bit weights, 8-bit activations), or fp8 (fused only)"
     )
     deterministic: bool = _option(
-        False, "an answer does not depend on batch mates, chunks, preemptions or crashes, in any dtype; costs speed"
+        False, "answers do not depend on batch mates, chunking, preemption or crashes, in any dtype; costs speed"
     )
-    cuda_graphs: bool = _option(True, "on a GPU, decodes run as CUDA graphs")
-    overlap: bool = _option(True, "a step is planned and launched while the last one runs (GPU, compiled kernels)")
-    max_model_len: int | None = _option(None, "tokens of prompt and output together; by default the model's own limit")
+    cuda_graphs: bool = _option(True, "run decodes as CUDA graphs on a GPU")
+    overlap: bool = _option(True, "plan and launch a step while the previous one runs (GPU, compiled kernels)")
+    max_model_len: int | None = _option(None, "maximum tokens of prompt and output; by default the model's own limit")
     lora_modules: tuple[str, ...] = _option(
-        (), "NAME=PATH of a LoRA adapter, which requests ask for by its name; may be given several times"
+        (), "NAME=PATH of a LoRA adapter that requests can ask for by name; may be given several times"
     )
     draft_model: str | None = _option(
-        None, "a smaller model with the same tokenizer, as for model, that guesses tokens (native only)"
+        None, "a smaller model with the same tokenizer that guesses tokens (native only); same forms as model"
     )
-    threads: int | None = _option(None, "of execute on a CPU, of each rank; by default one per physical core in all")
-    tensor_parallel_size: int = _option(1, "processes, one a GPU, that share each layer of the model on this machine")
-    hash_step_ms: float = _option(0.0, f"{HASH_MODEL} only: what a step pretends to cost, in ms")
-    hash_token_us: float = _option(0.0, f"{HASH_MODEL} only: what each of its tokens adds to that, in us")
+    threads: int | None = _option(None, "CPU threads of execute, per rank; by default one per physical core in total")
+    tensor_parallel_size: int = _option(1, "processes on this machine, one per GPU, that share each layer")
+    hash_step_ms: float = _option(0.0, f"{HASH_MODEL} only: simulated cost of a step, in ms")
+    hash_token_us: float = _option(0.0, f"{HASH_MODEL} only: simulated cost of each token of a step, in us")
 
     def __post_init__(self) -> None:
         _require(bool(self.model), "model is empty")
@@ -121,13 +121,15 @@ class ModelConfig:
 class CacheConfig:
     """The paged KV cache."""
 
-    page_size: int = _option(16, "tokens of a KV page, a power of two")
-    num_pages: int | None = _option(None, "KV pages; by default as many as the memory allows")
-    kv_dtype: str = _option("auto", "of keys and values: auto is the model's own, int8 takes half of the memory (CPU)")
-    kv_memory_fraction: float = _option(0.5, "of the memory that is free once the weights are loaded")
-    prefix_cache: bool = _option(True, "share the pages of equal prefixes")
-    host_pages: int = _option(0, "KV pages in host memory, for what is swapped out or evicted")
-    max_kv_bytes: int = _option(4 << 30, "on a CPU never more than this, so that a default start is polite")
+    page_size: int = _option(16, "tokens per KV page, a power of two")
+    num_pages: int | None = _option(None, "number of KV pages; by default as many as memory allows")
+    kv_dtype: str = _option(
+        "auto", "type of keys and values; auto is the model's own, int8 about halves the memory (CPU)"
+    )
+    kv_memory_fraction: float = _option(0.5, "fraction of the memory left by the weights that KV pages may use")
+    prefix_cache: bool = _option(True, "share the KV pages of equal prefixes")
+    host_pages: int = _option(0, "number of KV pages in host memory, for pages that are swapped out or evicted")
+    max_kv_bytes: int = _option(4 << 30, "maximum bytes of KV pages on a CPU")
 
     def __post_init__(self) -> None:
         _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
@@ -145,38 +147,41 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """What a step may hold."""
+    """What a step may contain, and which requests run next."""
 
-    max_num_seqs: int = _option(32, "rows of a decode batch")
-    prefill_chunk: int = _option(512, "tokens of one prompt in one step at most")
+    max_num_seqs: int = _option(32, "maximum rows of a decode batch")
+    prefill_chunk: int = _option(512, "maximum tokens of one prompt per step")
     mixed_prefill_tokens: int | None = _option(
-        None, "tokens of prompts in a step in which others decode; by default 128 on a CPU, and no limit elsewhere"
+        None,
+        "maximum prompt tokens in a step in which other requests decode; by default 128 on a CPU, unlimited elsewhere",
     )
-    max_num_batched_tokens: int | None = _option(None, "tokens of a step; by default prefill_chunk + max_num_seqs")
-    max_kv_reads: int | None = _option(None, "tokens of context that a step reads; by default without a limit")
-    policy: str = _option("fifo", f"who runs next: {', '.join(POLICIES)}")
-    priority_ageing: int = _option(64, "policy priority only: later arrivals that outweigh one level of priority")
+    max_num_batched_tokens: int | None = _option(None, "maximum tokens per step; default prefill_chunk + max_num_seqs")
+    max_kv_reads: int | None = _option(None, "maximum context tokens that a step reads; by default unlimited")
+    policy: str = _option("fifo", f"which request runs next: {', '.join(POLICIES)}")
+    priority_ageing: int = _option(64, "policy priority only: later arrivals that outweigh one priority level")
     safety_margin: float | None = _option(
-        None, "share of the pages that a new prompt must leave free while others run; by default the policy's own"
+        None, "fraction of the pages that a new prompt must leave free while others run; by default set by the policy"
     )
-    max_prefill_skip: int = _option(8, "steps that may pass a waiting prompt by while memory allows it")
-    max_decode_skip: int = _option(8, "steps that may pass the decodes by")
+    max_prefill_skip: int = _option(8, "maximum steps that may pass over a waiting prompt while memory allows it")
+    max_decode_skip: int = _option(8, "maximum steps that may pass over the decodes")
     preemption: str = _option(
-        "auto", f"{', '.join(PREEMPTIONS)}: what becomes of keys and values when memory runs out; auto swaps long ones"
+        "auto",
+        f"{', '.join(PREEMPTIONS)}: what happens to keys and values when memory runs out; auto swaps long sequences",
     )
     recovery: str = _option(
         "auto",
-        "after a crash or a preemption: exact replays what was said, fast prefills it; auto is exact where it is free",
+        "after a crash or a preemption, exact replays the earlier tokens and fast prefills them; "
+        "auto is exact where that costs nothing",
     )
     num_speculative_tokens: int | None = _option(
         None,
-        "tokens that a step guesses and checks of each answer at most, from what stands in it and its prompt already "
-        "or, with draft_model, by that; by default 4 with it, and none without",
+        "maximum tokens that a step guesses and checks per answer; the guesses come from draft_model or, without one, "
+        "from the prompt and the answer so far; by default 4 with draft_model, otherwise 0",
     )
-    decode_join_fill: float = _option(0.0, "decodes share a step with prompts only above this share of taken rows")
-    itl_target_ms: float | None = _option(None, "prompts are cut so that decodes get a token so often, if they can")
-    trace: str | None = _option(None, "a file that gets one JSON line a step: who ran, and how long it took")
-    skip_ahead: int = _option(0, "waiting prompts that may be tried in place of one that does not fit")
+    decode_join_fill: float = _option(0.0, "decodes join steps with prompts only above this fraction of taken rows")
+    itl_target_ms: float | None = _option(None, "target inter-token latency in ms; prompt chunks shrink to keep it")
+    trace: str | None = _option(None, "file that gets one JSON line per step: which requests ran, and how long it took")
+    skip_ahead: int = _option(0, "number of waiting prompts that may be tried instead of one that does not fit")
 
     def __post_init__(self) -> None:
         _between("max_num_seqs", self.max_num_seqs, 1, 65_536)
@@ -225,35 +230,36 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceConfig:
-    """The border to the clients: endpoints and bounds."""
+    """The boundary to the clients: endpoints and limits."""
 
     submit: str | None = _option(
-        None, "endpoint for requests: ipc://PATH instead of the one in the run directory, or tcp://HOST:PORT beside it"
+        None, "endpoint for requests: ipc://PATH replaces the one in the run directory, tcp://HOST:PORT is added to it"
     )
     follow: str | None = _option(None, "endpoint for answers, as for submit")
-    curve_keys: str | None = _option(None, "a folder made by triptych keys init; tcp:// endpoints need one")
-    share_requests: bool = _option(False, "each key may follow, end and list the requests of every other, by their ids")
-    max_client_requests: int = _option(768, "of one client that are not answered; n choices or beams count as n")
-    max_client_bytes: int = _option(48 << 20, "of prompts of one client that wait for the tokenizer")
-    tokenize_timeout_s: float = _option(30.0, "for one long prompt or chat, beyond which it is refused")
-    max_queue: int = _option(1024, "accepted requests that wait for a credit")
-    max_frame_bytes: int = _option(8 << 20, "of one message from a client")
-    max_pending_bytes: int = _option(64 << 20, "of prompts that wait for the tokenizer")
-    window_tokens: int = _option(256, "tokens sent to a client beyond those it has acknowledged")
+    curve_keys: str | None = _option(None, "a folder made by triptych keys init; required for tcp:// endpoints")
+    share_requests: bool = _option(False, "holders of any key may follow, end and list the requests of all others")
+    max_client_requests: int = _option(768, "maximum unanswered requests per client; n choices or beams count as n")
+    max_client_bytes: int = _option(48 << 20, "maximum bytes of prompts per client that wait for the tokenizer")
+    tokenize_timeout_s: float = _option(30.0, "time limit to tokenise a long prompt or a chat, which is then refused")
+    max_queue: int = _option(1024, "maximum accepted requests that wait for a credit")
+    max_frame_bytes: int = _option(8 << 20, "maximum bytes of one message from a client")
+    max_pending_bytes: int = _option(64 << 20, "maximum bytes of prompts, of all clients, that wait for the tokenizer")
+    window_tokens: int = _option(256, "maximum tokens sent to a client beyond those it has acknowledged")
     report_interval_ms: float | None = _option(
-        None, "tokens of steps that take half of it at most go out together, so often; by default 10 on a CPU, else 1"
+        None,
+        "steps of at most half this time send their tokens together at this interval; by default 10 on a CPU, else 1",
     )
-    grammar_timeout_s: float = _option(2.0, "to compile what structured asks for; what takes longer is refused")
-    grammar_bytes: int = _option(256 << 20, "of memory to compile what structured asks for")
-    lease_s: float = _option(10.0, "unfollowed for so long, a request is aborted and an answer forgotten")
-    max_records: int = _option(4096, "journal: requests accepted, running, or answered and not yet acknowledged")
-    arena_bytes: int = _option(64 << 20, "journal: their prompts and tokens")
-    journal: str | None = _option(None, "a path on disk survives a reboot; by default in the run directory")
+    grammar_timeout_s: float = _option(2.0, "time limit to compile what structured asks for, else it is refused")
+    grammar_bytes: int = _option(256 << 20, "maximum memory to compile what structured asks for")
+    lease_s: float = _option(10.0, "time without a follower after which a request is aborted, or an answer forgotten")
+    max_records: int = _option(4096, "journal: maximum requests, including answers not yet acknowledged")
+    arena_bytes: int = _option(64 << 20, "journal: maximum bytes of their prompts and tokens")
+    journal: str | None = _option(None, "path of the journal, on a disk to survive a reboot; default: run directory")
     journal_flush: str = _option(
         "accept",
-        f"of a journal with a path: {', '.join(FLUSHES)}; before ACCEPTED, after each step too, or now and then",
+        f"when a --journal is flushed: {', '.join(FLUSHES)}; accept: before ACCEPTED, step: after each step too",
     )
-    journal_flush_ms: float = _option(100.0, "between two flushes, for --journal-flush interval")
+    journal_flush_ms: float = _option(100.0, "time between two flushes, for --journal-flush interval")
 
     def __post_init__(self) -> None:
         for name in ("submit", "follow"):
@@ -298,14 +304,16 @@ class ServiceConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorConfig:
-    """When a worker counts as dead, and how often it is started again."""
+    """When a worker counts as dead, and how often it is restarted."""
 
-    start_timeout_s: float = _option(600.0, "until every worker is ready")
-    hang_s: float = _option(3.0, "without progress before a worker is killed; at least 20 steps are always waited for")
-    degrade_after: int = _option(5, "deaths of execute within restart_window_s: then it runs one sequence at a time")
-    max_restarts: int = _option(10, "of one worker within restart_window_s, beyond which the driver gives up")
-    spares: bool = _option(False, "keep an idle process of each worker, imports done: quicker restarts for more memory")
-    restart_window_s: float = _option(60.0, "in which restarts are counted")
+    start_timeout_s: float = _option(600.0, "time limit until every worker is ready")
+    hang_s: float = _option(3.0, "time without progress before a worker is killed, at least that of 20 steps")
+    degrade_after: int = _option(
+        5, "deaths of execute in restart_window_s, beyond which it runs one sequence at a time"
+    )
+    max_restarts: int = _option(10, "restarts of one worker in restart_window_s, beyond which the driver gives up")
+    spares: bool = _option(False, "keep an idle process of each worker, imports done: faster restarts for more memory")
+    restart_window_s: float = _option(60.0, "period in which restarts are counted")
 
     def __post_init__(self) -> None:
         _between("start_timeout_s", self.start_timeout_s, 0.1)

@@ -57,9 +57,11 @@ class Lengths:
 class TargetOptions:
     """Whom to ask over HTTP; without a URL it is a pipeline."""
 
-    url: str | None = _option(None, "of an OpenAI-compatible server: http://127.0.0.1:8000; by default a pipeline")
+    url: str | None = _option(
+        None, "OpenAI-compatible server to measure, such as http://127.0.0.1:8000; by default a pipeline"
+    )
     endpoint: str = _option("completions", f"with --url: {' or '.join(ENDPOINTS)}")
-    served_model: str | None = _option(None, "with --url: the name to ask for; by default the server's first model")
+    served_model: str | None = _option(None, "with --url: the model to ask for; by default the server's first one")
     api_key: str | None = _option(None, "with --url: sent as the bearer token")
 
     def __post_init__(self) -> None:
@@ -72,12 +74,14 @@ class TargetOptions:
 class LoadOptions:
     """When requests arrive."""
 
-    num_prompts: int = _option(100, "requests that are measured")
-    request_rate: float | None = _option(None, "arrivals a second, whatever has ended; by default all arrive at once")
+    num_prompts: int = _option(100, "number of requests to measure")
+    request_rate: float | None = _option(
+        None, "arrivals per second, independent of answers; by default all arrive at once"
+    )
     arrival: str = _option("poisson", f"{' or '.join(ARRIVALS)}: how the arrivals of a rate are spaced")
-    max_concurrency: int | None = _option(None, "requests under way at once; the time one waits for that counts")
-    num_warmups: int = _option(2, "requests before, which are not measured")
-    load_seed: int = _option(0, "of arrivals, lengths and prompts")
+    max_concurrency: int | None = _option(None, "maximum requests in flight; the wait for a turn counts as latency")
+    num_warmups: int = _option(2, "number of warm-up requests, which are not measured")
+    load_seed: int = _option(0, "seed of arrivals, lengths and prompts")
 
     def __post_init__(self) -> None:
         _one_of("arrival", self.arrival, ARRIVALS)
@@ -91,12 +95,12 @@ class LoadOptions:
 class PromptOptions:
     """What is asked for."""
 
-    dataset: str | None = _option(None, "a file of prompts as for generate; by default random ones")
+    dataset: str | None = _option(None, "file of prompts, as for generate; by default random prompts")
     input_len: str = _option("128", "tokens of a random prompt after the shared prefix: 128, or 64..256")
     shared_prefix: int = _option(0, "tokens that all random prompts begin with")
     output_len: str = _option("64", "tokens of an answer: 64, or 16..256")
     temperature: float = _option(0.0, "0 is greedy")
-    ignore_eos: bool = _option(True, "answers get their length; off for servers that refuse the field")
+    ignore_eos: bool = _option(True, "give answers their full length; turn off for servers that refuse the field")
 
     def __post_init__(self) -> None:
         for name in ("input_len", "output_len"):
@@ -109,9 +113,11 @@ class PromptOptions:
 class ReportOptions:
     """What is made of it."""
 
-    ttft_target_ms: float | None = _option(None, "goodput: answers whose first token came so soon; and --itl-target-ms")
-    output: str | None = _option(None, "a file for the figures and every request, as JSON")
-    plot: str | None = _option(None, "a file for a picture, PNG, SVG or PDF; needs matplotlib")
+    ttft_target_ms: float | None = _option(
+        None, "target of the goodput for the time to first token; the other target is --itl-target-ms"
+    )
+    output: str | None = _option(None, "write the figures and every request to this file, as JSON")
+    plot: str | None = _option(None, "draw a chart to this file, PNG, SVG or PDF; needs matplotlib")
 
     def __post_init__(self) -> None:
         _at_least("ttft_target_ms", self.ttft_target_ms, 0)

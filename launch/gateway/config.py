@@ -26,7 +26,7 @@ def _option(default: Any, text: str, *, secret: bool = False) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    """Flags of ``serve`` that concern HTTP.
+    """Flags of ``serve`` for HTTP.
 
     Raises:
         ConfigError: a value cannot work.
@@ -34,34 +34,34 @@ class GatewayConfig:
 
     http: str | None = _option(
         None,
-        "serve OpenAI's API and Anthropic's at HOST:PORT, :PORT (on 127.0.0.1; port 0 is any free one) or unix:PATH",
+        "serve OpenAI's and Anthropic's APIs at HOST:PORT, :PORT (on 127.0.0.1; port 0 picks a free one) or unix:PATH",
     )
-    http_workers: int = _option(1, "processes that serve HTTP, all at the same address")
+    http_workers: int = _option(1, "number of gateway processes, all at the same address")
     served_model_name: tuple[str, ...] = _option(
-        (), "name of the model in the API; by default its own. May be given several times"
+        (), "name of the model in the API; by default its own; may be given several times"
     )
     api_key: str | None = _option(
-        None, "what clients must send as bearer token or x-api-key; better a file or the environment", secret=True
+        None, "key that clients must send as bearer token or x-api-key; prefer a file or the environment", secret=True
     )
-    api_key_file: str | None = _option(None, "file with keys that clients may send, one a line")
+    api_key_file: str | None = _option(None, "file with accepted keys, one per line")
     allowed_origin: tuple[str, ...] = _option(
-        (), "whose pages may ask from a browser, scheme://host[:port] or *; by default none. May be given several times"
+        (),
+        "origin whose pages may call from a browser, scheme://host[:port] or *; by default none; "
+        "may be given several times",
     )
-    max_body_bytes: int = _option(8 << 20, "of one HTTP request")
-    body_timeout_s: float = _option(30.0, "until the headers, and then the body, of an HTTP request must be there")
-    request_timeout_s: float | None = _option(
-        None, "until an HTTP request must be answered; by default without a limit"
-    )
-    keep_alive_s: float = _option(75.0, "that an idle HTTP connection is kept open")
-    stream_interval: int = _option(1, "tokens that a streamed event brings at least, but for the first and the last")
-    resume_s: float = _option(60.0, "that a resumable answer is kept for nobody; see docs/http.md")
+    max_body_bytes: int = _option(8 << 20, "maximum bytes of an HTTP request body")
+    body_timeout_s: float = _option(30.0, "time limit for the headers, and then for the body, of an HTTP request")
+    request_timeout_s: float | None = _option(None, "time limit to answer an HTTP request; by default none")
+    keep_alive_s: float = _option(75.0, "time that an idle HTTP connection is kept open")
+    stream_interval: int = _option(1, "minimum tokens per streamed event, except the first and the last")
+    resume_s: float = _option(60.0, "time that a resumable answer is kept without a reader; see docs/http.md")
     lora_root: str | None = _option(
-        None, "POST /v1/load_lora_adapter may load adapters from below this folder; by default that route is closed"
+        None, "folder below which POST /v1/load_lora_adapter may load adapters; by default that route is closed"
     )
-    tool_parser: str = _option("auto", f"{', '.join(TOOL_PARSERS)}; auto tells it by the chat template")
-    reasoning_parser: str = _option("auto", f"{', '.join(REASONING_PARSERS)}; auto tells it by the chat template")
+    tool_parser: str = _option("auto", f"{', '.join(TOOL_PARSERS)}; auto detects it from the chat template")
+    reasoning_parser: str = _option("auto", f"{', '.join(REASONING_PARSERS)}; auto detects it from the chat template")
     otlp_traces_endpoint: str | None = _option(None, "OTLP/HTTP endpoint that gets a span for each stage of a request")
-    log_format: str = _option("text", f"of the log: {', '.join(LOG_FORMATS)}")
+    log_format: str = _option("text", f"format of the log: {', '.join(LOG_FORMATS)}")
 
     def __post_init__(self) -> None:
         _between("http_workers", self.http_workers, 1, MAX_WORKERS)

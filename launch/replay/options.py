@@ -20,23 +20,25 @@ def _flag(default: Any, text: str, *, low: float | None = None) -> Any:
 class StudyOptions:
     """What to simulate, and at what cost."""
 
-    verify: bool = _flag(False, "compare every plan of the trace with what is planned now, and simulate nothing")
-    requests: int | None = _flag(None, "without a file: so many requests, drawn at random", low=1)
-    rate: float | None = _flag(None, "of them a second on average; by default all at once", low=1e-6)
-    prompt_tokens: str = _flag("256", f"of each of them: {LENGTHS}")
-    output_tokens: str = _flag("128", f"of each of them: {LENGTHS}")
-    prefixes: int = _flag(0, "before the prompt of each stands one of so many prefixes", low=0)
-    prefix_tokens: int = _flag(0, "of each of these", low=0)
-    seed: int = _flag(0, "of what is drawn at random", low=0)
-    speed: float = _flag(1.0, "2 is twice as many arrivals a second as in the file", low=1e-6)
-    replicas: int = _flag(1, "pipelines that share the requests", low=1)
-    router: str = _flag("least_queue", "who gets a request: round_robin, least_queue or prefix_affinity")
-    max_model_len: int | None = _flag(None, "tokens of prompt and output; by default the trace's, or any number", low=2)
-    cost_from: str | None = _flag(None, "a trace whose steps show what a step costs; by default FILE, if it is one")
-    step_ms: float | None = _flag(None, "what a step costs, in place of what was recorded", low=0.0)
-    prefill_token_us: float = _flag(0.0, "what each token of a prompt adds to it", low=0.0)
-    decode_us: float = _flag(0.0, "what each sequence that decodes adds", low=0.0)
-    read_ns: float = _flag(0.0, "what each token of their context adds", low=0.0)
+    verify: bool = _flag(False, "compare every plan of the trace with what would be planned now, and simulate nothing")
+    requests: int | None = _flag(None, "without a file: number of random requests", low=1)
+    rate: float | None = _flag(None, "their mean arrivals per second; by default all at once", low=1e-6)
+    prompt_tokens: str = _flag("256", f"prompt tokens of each: {LENGTHS}")
+    output_tokens: str = _flag("128", f"output tokens of each: {LENGTHS}")
+    prefixes: int = _flag(0, "number of shared prefixes, one of which precedes each prompt", low=0)
+    prefix_tokens: int = _flag(0, "tokens of each prefix", low=0)
+    seed: int = _flag(0, "seed of everything random", low=0)
+    speed: float = _flag(1.0, "factor on the arrival rate of the file; 2 is twice as fast", low=1e-6)
+    replicas: int = _flag(1, "number of pipelines that share the requests", low=1)
+    router: str = _flag("least_queue", "how requests are routed: round_robin, least_queue or prefix_affinity")
+    max_model_len: int | None = _flag(
+        None, "maximum tokens of prompt and output; by default the trace's, or unlimited", low=2
+    )
+    cost_from: str | None = _flag(None, "trace to fit the cost of a step to; by default FILE, if it is a trace")
+    step_ms: float | None = _flag(None, "cost of a step, instead of the recorded cost", low=0.0)
+    prefill_token_us: float = _flag(0.0, "added cost of each prompt token", low=0.0)
+    decode_us: float = _flag(0.0, "added cost of each decoding sequence", low=0.0)
+    read_ns: float = _flag(0.0, "added cost of each token of their context", low=0.0)
 
     def __post_init__(self) -> None:
         for item in self.__dataclass_fields__.values():
