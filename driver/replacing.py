@@ -101,7 +101,7 @@ def rehearse(running: Running, config: PipelineConfig, *, timeout_s: float) -> N
             while process.poll() is None:
                 running.check()
                 if time.monotonic() >= deadline:
-                    raise ConfigError(f"the new execute is not tried out after {timeout_s:g} s", param="role")
+                    raise ConfigError(f"testing the new execute takes longer than {timeout_s:g} s", param="role")
                 time.sleep(POLL_S)
         finally:
             process.kill()
@@ -109,7 +109,7 @@ def rehearse(running: Running, config: PipelineConfig, *, timeout_s: float) -> N
         if code > 0:
             raise has_failed("execute", last_words(folder, _REHEARSAL))
         if code < 0:
-            logger.warning("what execute shall be could not be tried out: that ended with exit code %d", code)
+            logger.warning("the new execute could not be tested: the test process ended with exit code %d", code)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

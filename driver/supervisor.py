@@ -307,7 +307,7 @@ class Supervisor:
             delay_s = 0.0 if num_explained else worker.back_off_s
         worker.start_at, worker.hung = now + delay_s, False
         reason = error.message.partition(";")[0]
-        logger.warning("%s; starting it again in %.2f s", reason, delay_s)
+        logger.warning("%s; restarting it in %.2f s", reason, delay_s)
 
     def _forget_old_deaths(self, worker: Worker) -> None:
         worker.forget_deaths(before=time.monotonic() - self._config.restart_window_s)

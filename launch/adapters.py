@@ -25,5 +25,5 @@ def unload_adapter(name: str, *, connect: Path) -> int:
         ConfigError: no pipeline runs there, or it has not loaded this adapter.
     """
     answer = ask(connect.absolute(), "unload_adapter", name=name)
-    print(f"{name} is not served any more, ready after {answer['seconds']:.2f} s")
+    print(f"{name} is no longer served, ready after {answer['seconds']:.2f} s")
     return 0

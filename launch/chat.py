@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "/reset": "forget the conversation",
-    "/stats": "where the time of the last answer went",
-    "/system": "[TEXT]  show or change what the model is told before the conversation; - for nothing",
-    "/save": "FILE  write the conversation: as messages to FILE.json, else as Markdown",
-    "/help": "this list",
-    "/quit": "leave, as does Ctrl-D; Ctrl-C ends an answer",
+    "/stats": "show where the time of the last answer went",
+    "/system": "[TEXT]  show or change the system message; - removes it",
+    "/save": "FILE  save the conversation: as messages to FILE.json, otherwise as Markdown",
+    "/help": "show this list",
+    "/quit": "quit, as does Ctrl-D; Ctrl-C ends an answer",
 }
 HELP = "\n".join(f"{name:<8} {text}" for name, text in COMMANDS.items()) + (
-    f"\nA line that ends in \\ goes on in the next one; {BLOCK} begins and ends a message of several lines."
+    f"\nA line that ends in \\ continues on the next line; {BLOCK} begins and ends a multi-line message."
 )
 
 
@@ -97,7 +97,7 @@ class Conversation:
                 case "":
                     pass
                 case _ if command.startswith("/") and not rest:
-                    self._say(f"{command} is no command\n{HELP}")
+                    self._say(f"{command} is not a command\n{HELP}")
                 case _:
                     self._ask(message.strip())
 
@@ -141,7 +141,7 @@ class Conversation:
             return
         self._console.print(ledger_table({"last answer": self._last.ledger}))
         usage = self._last.usage
-        self._say(f"{usage['prompt_tokens']} tokens of prompt, {usage['cached_tokens']} of them cached")
+        self._say(f"{usage['prompt_tokens']} prompt tokens, {usage['cached_tokens']} of them cached")
 
     def _change_system(self, text: str) -> None:
         if text:
@@ -161,7 +161,7 @@ class Conversation:
         except OSError as error:
             self._say(f"cannot write {path}: {error.strerror}", "red")
         else:
-            self._say(f"{len(messages)} messages are in {path}")
+            self._say(f"{len(messages)} messages saved to {path}")
 
     def _say(self, text: str, style: str = "dim") -> None:
         say(self._console, text, style, is_wrapped=True)

@@ -374,7 +374,7 @@ def _refuse_config_flags(context: typer.Context, connect: Path | str | None, *, 
     """``connect``: where a pipeline runs that was started by somebody else, with a config of its own."""
     flags = [flag for flag in given_flags(context, PipelineConfig) if flag not in allowed]
     if connect is not None and flags:
-        raise ConfigError(f"{', '.join(flags)}: what is at {connect} runs already", param="connect")
+        raise ConfigError(f"{', '.join(flags)}: what runs at {connect} has its own settings", param="connect")
 
 
 def _console(log_level: str, log_format: str = "text") -> Console:

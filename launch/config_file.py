@@ -27,7 +27,7 @@ def take_defaults(context: typer.Context, path: Path | None) -> Path | None:
     alone.
 
     Raises:
-        ConfigError: the file cannot be read, or a key is no flag of any verb.
+        ConfigError: the file cannot be read, or a key is not a flag of any verb.
     """
     if path is not None:
         verbs = _flags_of_verbs(context)
@@ -95,7 +95,7 @@ def _check_keys(keys: Any, known: Any, path: Path, *, where: str = "") -> None:
         if _name(key) not in known:
             close = difflib.get_close_matches(_name(key), known, 1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"{path}: {key!r}{where} is no flag{hint}", param=key)
+            raise ConfigError(f"{path}: {key!r}{where} is not a flag{hint}", param=key)
 
 
 def _translate(table: Mapping[str, Any], flags: Mapping[str, str], path: Path) -> dict[str, Any]:

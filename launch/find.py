@@ -31,7 +31,11 @@ def the_running_pipeline() -> Path:
     """
     found = running_pipelines()
     if not found:
-        raise ConfigError("no pipeline of yours runs here; triptych serve starts one", param="run_dir")
+        raise ConfigError(
+            "you have no running pipeline on this machine; start one with triptych serve", param="run_dir"
+        )
     if len(found) > 1:
-        raise ConfigError("several pipelines run, name one of:\n  " + "\n  ".join(map(str, found)), param="run_dir")
+        raise ConfigError(
+            "several pipelines are running, name one of:\n  " + "\n  ".join(map(str, found)), param="run_dir"
+        )
     return found[0]

@@ -184,6 +184,8 @@ def _flag(item: dataclasses.Field[Any], hint: Any, panel: str) -> inspect.Parame
     else:
         settings |= next(filter(None, map(_reader, (hint, *get_args(hint)))), {})
     text = item.metadata.get("help") or _SAMPLING_HELP[name]
+    if hint is bool and default:
+        text = f"do not {text}"
     annotation = Annotated[kind, option(name, text, *declarations, **settings)]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 

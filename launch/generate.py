@@ -145,7 +145,7 @@ def _write_all(batch: Batch, task: Task, writer: Writer, console: Console) -> in
                 _complain(job, result, console)
     except KeyboardInterrupt:
         is_file = task.output is not None and task.output_format is OutputFormat.jsonl
-        hint = "; the same call with --resume goes on" if is_file else ""
+        hint = "; repeat the command with --resume to continue" if is_file else ""
         say(console, f"interrupted: requests in flight are aborted{hint}", "yellow")
         raise
     elapsed_s = time.monotonic() - started

@@ -24,4 +24,4 @@ def complaints(environment: Iterable[str], known: Collection[str]) -> Iterator[s
             flag = name.removeprefix(PREFIX)
             close = difflib.get_close_matches(aliases.get(flag, flag), names, 1)
             hint = f"; did you mean {names[close[0]]}?" if close else ""
-            yield f"{name} in the environment is no flag{hint}"
+            yield f"{name} in the environment is not a flag{hint}"

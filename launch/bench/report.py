@@ -33,7 +33,11 @@ def show(summary: Mapping[str, Any], console: Console, *, is_open: bool) -> None
         say(console, f"failed: {counts} (the first: {summary['first_message']})", "red")
     lag = summary["client_lag_ms"]
     if is_open and lag is not None and lag["p99"] > LATE_MS:
-        say(console, f"this client was late: p99 {duration(lag['p99'])}; its figures are those of a busy client", "red")
+        say(
+            console,
+            f"this client fell behind its schedule (p99 {duration(lag['p99'])}), so the figures include its delays",
+            "red",
+        )
 
 
 def _throughput(summary: Mapping[str, Any]) -> Table:

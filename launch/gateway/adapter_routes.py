@@ -63,7 +63,7 @@ def _folder(gateway: Gateway, path: str) -> Path:
     except (OSError, ValueError, RuntimeError):  # nothing is there, a NUL, links in a circle
         is_below = False
     if not is_below:
-        raise ApiError(f"lora_path is {path!r:.200}, which is no folder below --lora-root", param="lora_path")
+        raise ApiError(f"lora_path is {path!r:.200}, which is not a folder below --lora-root", param="lora_path")
     return folder
 
 

@@ -110,7 +110,7 @@ def validation_error(errors: list[Any]) -> ApiError:
         return ApiError(f"{param or 'the body'} is required", code="missing_required_parameter", param=param)
     if first["type"] == "json_invalid":
         told, offset = first["ctx"]["error"], first["loc"][-1]
-        return ApiError(f"the body is no JSON: {told}, at character {offset}", code="invalid_json")
+        return ApiError(f"the body is not JSON: {told}, at character {offset}", code="invalid_json")
     if first["type"] == "unsupported":
         return unsupported(_dotted([*path, first["ctx"]["param"]]), first["msg"])
     if first["type"] == "half":

@@ -105,7 +105,7 @@ class _Process(threading.Thread):
                 return
             lasted_s = time.monotonic() - began
             back_off_s = FIRST_BACK_OFF_S if lasted_s > START_S else min(MAX_BACK_OFF_S, 2 * back_off_s)
-            logger.warning("gateway %d %s; starting it again in %.2f s", self._index, end, back_off_s)
+            logger.warning("gateway %d %s; restarting it in %.2f s", self._index, end, back_off_s)
             self._stopping.wait(back_off_s)
 
     def _end_of_life(self) -> str:

@@ -101,7 +101,7 @@ def _prices(options: StudyOptions, source: Path | None) -> Prices:
         )  # fmt: skip
     if source is None:
         raise ConfigError(
-            "what does a step cost? Say it (--step-ms), or name a trace that shows it (--cost-from)", param="step_ms"
+            "the cost of a step is missing: give --step-ms, or a trace to fit it to (--cost-from)", param="step_ms"
         )
     return RecordedSteps.read(source).prices(source)
 

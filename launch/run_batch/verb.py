@@ -68,7 +68,11 @@ def run_batch(
         try:
             asyncio.run(run.answer(left))
         except KeyboardInterrupt:
-            say(console, "interrupted: requests in flight are aborted; the same call with --resume goes on", "yellow")
+            say(
+                console,
+                "interrupted: requests in flight are aborted; repeat the command with --resume to continue",
+                "yellow",
+            )
             raise
     say(console, run.account(), "red" if run.num_failed else "dim")
     return 1 if run.num_failed else 0

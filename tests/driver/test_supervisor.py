@@ -305,7 +305,7 @@ def test_who_leaves_before_the_supervisor_hears_of_the_stop_is_not_started_again
         board.set_mode(STOP)
         soon(lambda: driver.pids == dict.fromkeys(ROLES))
         board.close()
-    assert "starting it again" not in caplog.text
+    assert "restarting it" not in caplog.text
 
 
 def test_a_worker_that_every_request_ends_is_given_up_in_the_end(

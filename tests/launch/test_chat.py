@@ -69,7 +69,7 @@ def test_nothing_is_asked_after_quit(chat: Triptych, command: str) -> None:
 def test_an_unknown_command_shows_the_list_and_is_not_asked(chat: Triptych) -> None:
     outcome = chat("/frobnicate")
     assert outcome.out == ""
-    assert "/frobnicate is no command" in outcome.err
+    assert "/frobnicate is not a command" in outcome.err
     assert "/reset" in outcome.err
 
 
@@ -112,7 +112,7 @@ def test_a_conversation_is_saved(chat: Triptych, run_dir: str, tmp_path: Path) -
     messages = json.loads(file.read_text())
     assert [message["role"] for message in messages] == ["system", "user", "assistant"]
     assert outcome.err.splitlines() == [
-        f"3 messages are in {file}",
+        f"3 messages saved to {file}",
         f"cannot write {file}: File exists",
         "/save needs the name of a file",
         "cannot write /none/a: No such file or directory",

@@ -70,9 +70,9 @@ def test_the_file_may_be_named_by_the_environment(
 @pytest.mark.parametrize(
     ("toml", "words"),
     [
-        ("page_sise = 32", "'page_sise' is no flag; did you mean page_size?"),
-        ("[generate]\ndrain_timeout = 3", "'drain_timeout' of [generate] is no flag"),
-        ("[frobnicate]\na = 1", "'frobnicate' is no flag"),
+        ("page_sise = 32", "'page_sise' is not a flag; did you mean page_size?"),
+        ("[generate]\ndrain_timeout = 3", "'drain_timeout' of [generate] is not a flag"),
+        ("[frobnicate]\na = 1", "'frobnicate' is not a flag"),
         ("page_size = 32\nblock_size = 16", "page_size is given twice"),
         ("page_size = 32.5", "'32.5' is not an integer"),
         ("page_size = true", "'true' is not an integer"),

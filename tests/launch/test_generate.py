@@ -179,7 +179,7 @@ def test_an_output_that_cannot_be_written_is_named(generate: Triptych, tmp_path:
         (["a", "--temperature", "-1"], "temperature is -1.0, the limits are 0.0 and 100.0"),
         (["a", "--max-tokens", "-1"], "max_tokens is -1, the limits are 0 and"),
         (["a", "--logit-bias", "x"], "logit_bias is 'x', the form is TOKEN_ID=BIAS"),
-        (["a", "--page-size", "4"], "--page-size: what is at "),
+        (["a", "--page-size", "4"], "--page-size: what runs at "),
         (["a", "--log-level", "loud"], "log_level is 'loud', known are: debug"),
     ],
     ids=lambda value: value[-2][2:] if isinstance(value, list) else "",

@@ -52,4 +52,4 @@ def test_a_pipeline_that_runs_gets_and_gives_up_an_adapter(triptych: Triptych, m
         again = triptych("load-adapter", module, *connect)
         assert (again.code, again.err.strip()) == (2, "error: the adapter 'rude' is loaded already")
         gone = triptych("unload-adapter", "rude", *connect)
-        assert (gone.code, gone.out.partition(",")[0]) == (0, "rude is not served any more")
+        assert (gone.code, gone.out.partition(",")[0]) == (0, "rude is no longer served")

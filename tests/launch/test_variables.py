@@ -19,7 +19,7 @@ KNOWN = {"TRIPTYCH_PAGE_SIZE", "TRIPTYCH_MAX_NUM_SEQS", "TRIPTYCH_API_KEY"}
     ],
 )
 def test_a_variable_that_is_no_flag_is_named(name: str, hint: str) -> None:
-    assert list(complaints([name], KNOWN)) == [f"{name} in the environment is no flag{hint}"]
+    assert list(complaints([name], KNOWN)) == [f"{name} in the environment is not a flag{hint}"]
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_a_verb_warns_and_goes_on(triptych: Triptych, run_dir: str, monkeypatch:
     monkeypatch.setenv("TRIPTYCH_HTTP", ":8000")  # of another verb
     code, out, errors = triptych("generate", "hello", "--connect", run_dir, "--max-tokens", "2")
     assert (code, out != "") == (0, True)
-    assert errors.count("no flag") == errors.count("did you mean TRIPTYCH_PAGE_SIZE?") == 1
+    assert errors.count("not a flag") == errors.count("did you mean TRIPTYCH_PAGE_SIZE?") == 1

@@ -23,7 +23,7 @@ def said(outcome: Outcome) -> str:
         ("TEMPERATURE", "-1", "error: TRIPTYCH_TEMPERATURE in the environment: temperature is -1.0, the limits"),
         ("LOG_LEVEL", "loud", "error: TRIPTYCH_LOG_LEVEL in the environment: log_level is 'loud', known are"),
         ("LOGIT_BIAS", "7", "error: TRIPTYCH_LOGIT_BIAS in the environment: logit_bias is '7', the form is"),
-        ("CONNECT", "/nowhere", "error: TRIPTYCH_CONNECT in the environment: --model: what is at /nowhere runs"),
+        ("CONNECT", "/nowhere", "error: TRIPTYCH_CONNECT in the environment: --model: what runs at /nowhere has its own settings"),
         ("CONFIG", "/no.toml", "error: TRIPTYCH_CONFIG in the environment: cannot read /no.toml"),
         ("SPARES", "maybe", "for TRIPTYCH_SPARES in the environment: 'maybe' is neither true nor false"),
         ("CHAT", "maybe", "for TRIPTYCH_CHAT in the environment: 'maybe' is neither true nor false"),
@@ -45,7 +45,7 @@ def test_a_wrong_variable_is_refused_by_its_name(
         ("[info]\nlog_level = 'loud'", "error: log_level in own.toml: log_level is 'loud', known are"),
         ("spares = 'maybe'", "Invalid value for spares in own.toml: 'maybe' is neither true nor false"),
         ("spares = 2", "Invalid value for spares in own.toml: '2' is neither true nor false"),
-        ("page_sise = 2", "error: own.toml: 'page_sise' is no flag"),
+        ("page_sise = 2", "error: own.toml: 'page_sise' is not a flag"),
     ],
 )
 def test_a_wrong_line_of_a_file_is_refused_with_the_file(

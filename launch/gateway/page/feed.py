@@ -50,7 +50,9 @@ class Feed:
             ApiError: 503, there are as many viewers as a gateway takes.
         """
         if self._num_viewers >= MAX_VIEWERS:
-            raise ApiError(f"{MAX_VIEWERS} viewers are here already, the limit", status=503, code="too_many_viewers")
+            raise ApiError(
+                f"there are {MAX_VIEWERS} viewers already, which is the limit", status=503, code="too_many_viewers"
+            )
         self._num_viewers += 1
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll())

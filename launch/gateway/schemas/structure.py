@@ -67,4 +67,4 @@ def _schema(value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise ApiError(f"structured_outputs.json is no JSON: {error}", param="structured_outputs.json") from error
+        raise ApiError(f"structured_outputs.json is not JSON: {error}", param="structured_outputs.json") from error

@@ -123,7 +123,7 @@ def test_nobody_there_is_one_clear_line(bench: Triptych) -> None:
         (["--arrival", "never"], "arrival is 'never', known are: poisson, fixed"),
         (["--url", "localhost"], "it must begin with http://"),
         (["--url", "http://x", "--connect", "y"], "give --url or --connect, not both"),
-        (["--url", "http://x", "--page-size", "4"], "--page-size: what is at http://x runs already"),
+        (["--url", "http://x", "--page-size", "4"], "--page-size: what runs at http://x has its own settings"),
         (["--plot", "a.jpeg"], "must end in .png"),
         (["--output", "/none/a.json"], "cannot write /none/a.json: No such file"),
     ],

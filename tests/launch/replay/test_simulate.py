@@ -230,10 +230,10 @@ def test_a_bad_line_is_named(line: str, tmp_path: Path) -> None:
 BAD_CALLS = {
     (): "nothing to simulate",
     ("--verify",): "nothing to verify",
-    ("--requests", "5"): "what does a step cost",
+    ("--requests", "5"): "the cost of a step is missing",
     ("--requests", "5", "--step-ms", "1", "--router", "random"): "router is 'random', known are: round_robin",
     ("--requests", "0", "--step-ms", "1"): "requests is 0, the least is 1",
-    ("--requests", "5", "--decode-us", "1"): "prices need step_ms",
+    ("--requests", "5", "--decode-us", "1"): "the other costs need step_ms",
     ("--requests", "5", "--step-ms", "1", "--page-size", "3"): "page_size is 3, it must be a power of two",
     ("/nowhere", "--step-ms", "1"): "cannot read /nowhere",
 }

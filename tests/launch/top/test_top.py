@@ -30,7 +30,7 @@ def test_one_frame_is_printed(triptych: Triptych, run_dir: str, monkeypatch: pyt
 
 def test_running_pipelines_are_found(run_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Path(run_dir) in running_pipelines()
-    for found, words in (([], "no pipeline of yours runs here"), ([Path("/a"), Path("/b")], "several")):
+    for found, words in (([], "you have no running pipeline"), ([Path("/a"), Path("/b")], "several")):
         monkeypatch.setattr("triptych.launch.find.running_pipelines", lambda found=found: found)
         with pytest.raises(ConfigError, match=words):
             the_running_pipeline()
