@@ -23,7 +23,7 @@ def said(outcome: Outcome) -> str:
         ("TEMPERATURE", "-1", "error: TRIPTYCH_TEMPERATURE in the environment: temperature is -1.0, the limits"),
         ("LOG_LEVEL", "loud", "error: TRIPTYCH_LOG_LEVEL in the environment: log_level is 'loud', known are"),
         ("LOGIT_BIAS", "7", "error: TRIPTYCH_LOGIT_BIAS in the environment: logit_bias is '7', the form is"),
-        ("CONNECT", "/nowhere", "error: TRIPTYCH_CONNECT in the environment: --model: what runs at /nowhere has its own settings"),
+        ("CONNECT", "/nowhere", "error: TRIPTYCH_CONNECT in the environment: --model: what runs at /nowhere has"),
         ("CONFIG", "/no.toml", "error: TRIPTYCH_CONFIG in the environment: cannot read /no.toml"),
         ("SPARES", "maybe", "for TRIPTYCH_SPARES in the environment: 'maybe' is neither true nor false"),
         ("CHAT", "maybe", "for TRIPTYCH_CHAT in the environment: 'maybe' is neither true nor false"),
