@@ -48,7 +48,7 @@ class Mailbox:
 
 
 class AsyncStream:
-    """A running request: ``async for`` its deltas, or await its ``result``."""
+    """A running request. Iterate over its deltas with ``async for``, or await its ``result``."""
 
     def __init__(self, request_id: str, session: Session, mailbox: Mailbox) -> None:
         self.request_id = request_id
@@ -71,7 +71,7 @@ class AsyncStream:
         await self._result
 
     async def take(self) -> list[Delta]:
-        """Every delta that is here, after waiting for the first; none once the request has ended, well or not."""
+        """Return all deltas received so far, after waiting for the first; none once the request has ended."""
         first = await self._deltas.get()
         taken = []
         while first is not None:
@@ -83,29 +83,29 @@ class AsyncStream:
         return taken
 
     async def accepted(self) -> Accepted:
-        """Wait until the service has taken the request; raises what refused it."""
+        """Wait until the service has accepted the request. Raises the error if it is refused."""
         return await asyncio.shield(self._accepted)
 
     async def result(self) -> Completion:
-        """The whole answer; raises what the request failed with. Cancelling the wait does not abort the request."""
+        """Wait for the complete answer, or raise the request's error. Cancelling does not abort the request."""
         return await asyncio.shield(self._result)
 
     @property
     def done(self) -> bool:
-        """Whether the request has ended, well or not."""
+        """Whether the request has ended, successfully or not."""
         return self._result.done()
 
     @property
     def choices(self) -> Sequence[AsyncStream]:
-        """A stream for each choice of the request; of a plain request the one that this is."""
+        """One stream per choice of the request; for a request with one choice, only this stream."""
         return [self]
 
     def abort(self) -> None:
-        """End the request, unless somebody else reads it: who was refused for its id has not got that request."""
+        """Abort the request, unless it is another stream's, as after the refusal of a duplicate id."""
         self._session.abort(self.request_id, reader=self)
 
     def let_go(self) -> None:
-        """Stop following: the request goes on until somebody resumes it, or its lease ends."""
+        """Stop following. The request continues until a client resumes it, or its lease ends."""
         with suppress(PipelineClosed):  # and with it every request
             self._session.let_go(self.request_id, reader=self)
 
@@ -164,7 +164,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """End the connection; see ``Client.close``."""
+        """Close the connection; see ``Client.close``."""
         await asyncio.to_thread(self._client.close)
 
     def submit(
@@ -177,7 +177,7 @@ class AsyncClient:
         keep: bool = False,
         **options: Any,
     ) -> AsyncStream:
-        """Send a request and return at once; to be called in the event loop. Arguments as for ``Client.submit``.
+        """Send a request and return at once. Call it in the event loop. Arguments as for ``Client.submit``.
 
         ``keep`` leaves the answer with the service until its lease ends, so that it can be resumed after its end.
         """
@@ -194,7 +194,7 @@ class AsyncClient:
     def resume(
         self, request_id: str, *, num_tokens: int = 0, num_chars: int | None = 0, n: int = 1, keep: bool = False
     ) -> AsyncStream:
-        """Follow a request again from what is here of it; ``num_chars`` is None if that is not known.
+        """Follow a request again, as ``Client.resume`` does; ``num_chars`` is None if unknown.
 
         One with ``n`` choices is followed from their beginning; see ``Client.resume``.
         """
@@ -213,7 +213,7 @@ class AsyncClient:
         return self._mailboxes[loop]
 
     async def generate(self, prompt: Prompt | None = None, **options: Any) -> Completion:
-        """One whole answer. If the caller is cancelled, so is the request."""
+        """Return one complete answer. Cancelling aborts the request."""
         stream = self.submit(prompt, **options)
         try:
             return await stream.result()
@@ -229,7 +229,7 @@ class AsyncClient:
         progress: Callable[[Completion], None] | None = None,
         **options: Any,
     ) -> list[Completion]:
-        """Answers to many prompts; see ``Client.generate_all``. If the caller is cancelled, so are the requests."""
+        """Return the answers to many prompts; see ``Client.generate_all``. Cancelling aborts the requests."""
         waiting: deque[tuple[dict[str, Any], AsyncStream]] = deque()
         results: list[Completion] = []
 
@@ -271,35 +271,35 @@ class AsyncClient:
             return completion
 
     def abort(self, request_id: str) -> None:
-        """Ask for the end of a request of this client; its stream ends with the finish reason "abort"."""
+        """Abort a request of this client. Its stream ends with the finish reason "abort"."""
         self._session.abort(request_id)
 
     def let_go(self, request_id: str, error: TriptychError) -> None:
-        """End whatever stream of this client follows the request, with an error; the request goes on."""
+        """End this client's stream of the request with an error; the request continues."""
         self._session.let_go(request_id, error)
 
     def fail(self, error: TriptychError) -> None:
-        """End every open stream with this error; what was accepted goes on in the service."""
+        """End every open stream with this error; accepted requests continue in the service."""
         self._session.fail(error)
 
     def forget(self, request_id: str) -> None:
-        """Tell the service that the answer of an ended request is not needed any more."""
+        """Tell the service that the answer of an ended request is no longer needed."""
         self._session.forget(request_id)
 
     async def info(self, timeout: float = 10.0) -> dict[str, Any]:
-        """The model, its limits, and the limits of the service."""
+        """Return the model, its limits, and the limits of the service."""
         return dict((await self._answer(m.GetInfo(), timeout)).info)
 
     async def stats(self, timeout: float = 10.0) -> dict[str, Any]:
-        """Queues, pages, rates and totals of every stage."""
+        """Return queues, pages, rates and totals of every stage."""
         return dict((await self._answer(m.GetStats(), timeout)).stats)
 
     async def status(self, request_id: str, timeout: float = 10.0) -> RequestStatus:
-        """Where a request stands; one that nobody knows has the state "unknown"."""
+        """Return the status of a request; an unknown one has the state "unknown"."""
         return status_of(await self._answer(m.GetStatus(request_id), timeout))
 
     async def requests(self, limit: int = MAX_REQUEST_ROWS, timeout: float = 10.0) -> RequestList:
-        """Every request that lives or whose answer is kept, the first ``limit`` in order of arrival."""
+        """Return the first ``limit`` requests, in order of arrival, that are live or whose answer is kept."""
         return list_of(await self._answer(m.GetRequests(limit), timeout))
 
     async def _answer(self, question: Question, timeout: float) -> Any:

@@ -38,7 +38,7 @@ class AsyncDriver:
         await self.stop(mode="abort" if kind else "drain")
 
     async def start(self) -> AsyncDriver:
-        """Start the workers and wait until all are ready; see ``Driver.start``. Cancelled, it leaves none."""
+        """Start the workers and wait until all are ready; see ``Driver.start``. If cancelled, it stops them again."""
         is_cancelled = threading.Event()
         starting = asyncio.create_task(asyncio.to_thread(self._start, is_cancelled))
         try:
@@ -71,12 +71,12 @@ class AsyncDriver:
         self._client = None
 
     async def drain(self, timeout: float = 30.0) -> bool:
-        """Refuse new requests and wait for the accepted ones; True if all were answered in time."""
+        """Refuse new requests and wait for the accepted ones. Returns whether all were answered in time."""
         return await asyncio.to_thread(self.driver.drain, timeout)
 
     @property
     def client(self) -> AsyncClient:
-        """Its own connection to the pipeline."""
+        """The driver's own connection to the pipeline."""
         if self._client is None:
             raise PipelineClosed("the driver is not started")
         return self._client
@@ -86,23 +86,23 @@ class AsyncDriver:
         return self.client.submit(prompt, **options)
 
     async def generate(self, prompt: Prompt | None = None, **options: Any) -> Completion:
-        """One whole answer; see ``AsyncClient.generate``."""
+        """Return one complete answer; see ``AsyncClient.generate``."""
         return await self.client.generate(prompt, **options)
 
     async def generate_all(self, prompts: Iterable[Prompt | Mapping[str, Any]], **options: Any) -> list[Completion]:
-        """Answers to many prompts; see ``AsyncClient.generate_all``."""
+        """Return the answers to many prompts; see ``AsyncClient.generate_all``."""
         return await self.client.generate_all(prompts, **options)
 
     def abort(self, request_id: str) -> None:
-        """Ask for the end of a request; see ``AsyncClient.abort``."""
+        """Abort a request; see ``AsyncClient.abort``."""
         self.client.abort(request_id)
 
     async def info(self) -> dict[str, Any]:
-        """The model, its limits, and the limits of the service."""
+        """Return the model, its limits, and the limits of the service."""
         return await self.client.info()
 
     async def stats(self) -> dict[str, Any]:
-        """Statistics of every stage, and how often each was restarted."""
+        """Return statistics of every stage, and how often each was restarted."""
         return await asyncio.to_thread(self.driver.stats)
 
     @property
@@ -111,17 +111,17 @@ class AsyncDriver:
         return self.driver.run_dir
 
     def health(self) -> Health:
-        """How the pipeline is; see ``Driver.health``."""
+        """Return the state of the pipeline; see ``Driver.health``."""
         return self.driver.health()
 
     async def replace(self, role: str, *, model: str | None = None, timeout: float = 300.0) -> float:
-        """Replace one worker and wait until the new one is ready; see ``Driver.replace``. Cancelled, it goes on."""
+        """Replace one worker and wait for the new one; see ``Driver.replace``. Cancelling does not stop it."""
         return await asyncio.to_thread(self.driver.replace, role, model=model, timeout=timeout)
 
     async def load_adapter(self, name: str, path: str | Path, *, timeout: float = 300.0) -> float:
-        """Serve a LoRA adapter from now on; see ``Driver.load_adapter``. Cancelled, it is still loaded."""
+        """Add a LoRA adapter; see ``Driver.load_adapter``. Cancelling does not stop it."""
         return await asyncio.to_thread(self.driver.load_adapter, name, path, timeout=timeout)
 
     async def unload_adapter(self, name: str, *, timeout: float = 300.0) -> float:
-        """Forget an adapter that was loaded; see ``Driver.unload_adapter``. Cancelled, it is still done."""
+        """Remove an adapter that was loaded; see ``Driver.unload_adapter``. Cancelling does not stop it."""
         return await asyncio.to_thread(self.driver.unload_adapter, name, timeout=timeout)

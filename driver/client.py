@@ -69,11 +69,11 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End the connection; open streams raise ``PipelineClosed``. What was accepted goes on until its lease ends."""
+        """Close the connection. Open streams raise ``PipelineClosed``; accepted requests run until their lease ends."""
         self.session.close()
 
     def fail(self, error: TriptychError) -> None:
-        """End every open request with this error: for whoever knows that the pipeline will not come back."""
+        """End every open stream with this error. Use it if you know that the pipeline will not come back."""
         self.session.fail(error)
 
     def submit(
@@ -109,7 +109,7 @@ class Client:
         return stream
 
     def resume(self, request_id: str, *, num_tokens: int = 0, num_chars: int = 0, n: int = 1) -> Stream:
-        """Follow a request again from what is here of it: its first ``num_tokens`` tokens, ``num_chars`` of text.
+        """Follow a request again, after the first ``num_tokens`` tokens and ``num_chars`` characters.
 
         One with ``n`` choices is followed from its beginning, or choice by choice, by the ids of its ``choices``.
         """
@@ -122,7 +122,7 @@ class Client:
         return stream
 
     def generate(self, prompt: Prompt | None = None, *, timeout: float | None = None, **options: Any) -> Completion:
-        """One whole answer; arguments as for ``submit``."""
+        """Return one complete answer. Arguments as for ``submit``."""
         return self.submit(prompt, **options).result(timeout)
 
     def generate_all(
@@ -132,7 +132,7 @@ class Client:
         progress: Callable[[Completion], None] | None = None,
         **options: Any,
     ) -> list[Completion]:
-        """Answers to many prompts, in their order, as many at once as the pipeline takes.
+        """Return the answers to many prompts, in order, with as many at once as the pipeline takes.
 
         A prompt may be a map of its own arguments for ``submit``. ``progress`` is called with each completion.
 
@@ -174,27 +174,27 @@ class Client:
         return completion
 
     def abort(self, request_id: str) -> None:
-        """Ask for the end of a request of this client; its stream ends with the finish reason "abort"."""
+        """Abort a request of this client. Its stream ends with the finish reason "abort"."""
         self.session.abort(request_id)
 
     def forget(self, request_id: str) -> None:
-        """Tell the service that the answer of an ended request is not needed any more."""
+        """Tell the service that the answer of an ended request is no longer needed."""
         self.session.forget(request_id)
 
     def info(self, timeout: float = 10.0) -> dict[str, Any]:
-        """The model, its limits, and the limits of the service."""
+        """Return the model, its limits, and the limits of the service."""
         return dict(self._answer(m.GetInfo(), timeout).info)
 
     def stats(self, timeout: float = 10.0) -> dict[str, Any]:
-        """Queues, pages, rates and totals of every stage."""
+        """Return queues, pages, rates and totals of every stage."""
         return dict(self._answer(m.GetStats(), timeout).stats)
 
     def status(self, request_id: str, timeout: float = 10.0) -> RequestStatus:
-        """Where a request stands; one that nobody knows has the state "unknown"."""
+        """Return the status of a request; an unknown one has the state "unknown"."""
         return status_of(self._answer(m.GetStatus(request_id), timeout))
 
     def requests(self, limit: int = m.MAX_REQUEST_ROWS, timeout: float = 10.0) -> RequestList:
-        """Every request that lives or whose answer is kept, the first ``limit`` in order of arrival."""
+        """Return the first ``limit`` requests, in order of arrival, that are live or whose answer is kept."""
         return list_of(self._answer(m.GetRequests(limit), timeout))
 
     def _answer(self, question: Question, timeout: float) -> Any:

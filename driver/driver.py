@@ -44,7 +44,7 @@ LAST_WORDS_S = 2.0  # what these take at most to arrive
 
 
 class Driver:
-    """Three worker processes and a client of theirs.
+    """Three worker processes and a client connected to them.
 
     It installs no signal handlers, opens no ports, and may live in any thread, several in one process. Requests go
     through the same two sockets as everybody's.
@@ -62,7 +62,7 @@ class Driver:
         config: PipelineConfig | None = None,
         **options: Any,
     ) -> None:
-        """Nothing is started yet. ``options`` are the fields of the config dataclasses; ``config`` replaces them.
+        """Configure a pipeline for ``start``. ``options`` are config fields; ``config`` replaces them.
 
         Raises:
             ConfigError: an option is unknown or cannot work.
@@ -98,7 +98,7 @@ class Driver:
             raise
 
     def start(self, *, wait: bool = True, progress: Callable[[Driver], None] | None = None) -> Driver:
-        """Start the workers and wait until all three are ready. A second call changes nothing.
+        """Start the workers and wait until all three are ready. A second call does nothing.
 
         ``progress`` is called a few times a second while waiting; ``phases`` says what to show.
 
@@ -197,7 +197,7 @@ class Driver:
     def stop(
         self, *, mode: Literal["drain", "abort", "keep"] = "drain", timeout: float = 30.0
     ) -> dict[str, int | None]:
-        """Stop the pipeline; a second call changes nothing. Returns the workers' exit codes by role, 0 when clean.
+        """Stop the pipeline and return the workers' exit codes by role, 0 if clean. A second call does nothing.
 
         "drain" lets accepted requests finish for ``timeout`` seconds while new ones are refused; what is left then,
         and everything with "abort", ends with the finish reason "abort". "keep" stops at once and ends nothing: another
@@ -238,11 +238,11 @@ class Driver:
         return codes
 
     def abandon(self) -> None:
-        """Stop at once. What another driver can go on with is kept for it; where none can, it ends with "abort"."""
+        """Stop at once. Requests that another driver can continue are kept; otherwise they end with "abort"."""
         self.stop(mode="keep" if self.keeps_journal else "abort")
 
     def drain(self, timeout: float = 30.0) -> bool:
-        """Refuse new requests and wait for the accepted ones; True if all were answered in time."""
+        """Refuse new requests and wait for the accepted ones. Returns whether all were answered in time."""
         supervisor, board = self._running(), self._board
         assert board is not None, "a running driver has a board"
         board.begin_drain()
@@ -258,7 +258,7 @@ class Driver:
 
     @property
     def num_unanswered(self) -> int:
-        """Accepted requests whose answer is not complete."""
+        """Number of accepted requests without a complete answer."""
         self._origin.check()
         if self._keeper is None:
             raise PipelineClosed("the driver is not started")
@@ -266,12 +266,12 @@ class Driver:
 
     @property
     def num_left(self) -> int:
-        """Accepted requests that had no whole answer at the last stop, or when a start was broken off."""
+        """Number of accepted requests without a complete answer at the last stop, or when a start was interrupted."""
         return self._num_left
 
     @property
     def keeps_journal(self) -> bool:
-        """Whether another driver can go on with what this one leaves unanswered."""
+        """Whether another driver can continue the requests that this one leaves unanswered."""
         return self._given_run_dir is not None or self.config.service.journal is not None
 
     def _leave(self, run_dir: RunDir) -> None:
@@ -296,7 +296,7 @@ class Driver:
 
     @property
     def client(self) -> Client:
-        """Its own connection to the pipeline."""
+        """The driver's own connection to the pipeline."""
         self._running()
         assert self._client is not None, "a running driver has a client"
         return self._client
@@ -306,37 +306,37 @@ class Driver:
         return self.client.submit(prompt, **options)
 
     def generate(self, prompt: Prompt | None = None, **options: Any) -> Completion:
-        """One whole answer; see ``Client.generate``."""
+        """Return one complete answer; see ``Client.generate``."""
         return self.client.generate(prompt, **options)
 
     def generate_all(self, prompts: Iterable[Prompt | Mapping[str, Any]], **options: Any) -> list[Completion]:
-        """Answers to many prompts; see ``Client.generate_all``."""
+        """Return the answers to many prompts; see ``Client.generate_all``."""
         return self.client.generate_all(prompts, **options)
 
     def abort(self, request_id: str) -> None:
-        """Ask for the end of a request; see ``Client.abort``."""
+        """Abort a request; see ``Client.abort``."""
         self.client.abort(request_id)
 
     def info(self) -> dict[str, Any]:
-        """The model, its limits, and the limits of the service."""
+        """Return the model, its limits, and the limits of the service."""
         return self.client.info()
 
     def stats(self) -> dict[str, Any]:
-        """Statistics of every stage, and how often each was restarted."""
+        """Return statistics of every stage, and how often each was restarted."""
         return {**self.client.stats(), "restarts": self._running().num_restarts}
 
     # -- what only the driver can do
 
     @property
     def run_dir(self) -> Path:
-        """Where the sockets, the journal and the logs are: what a ``Client`` in any other process needs."""
+        """The directory of the sockets, the journal and the logs, which a ``Client`` in another process needs."""
         if (run_dir := self._run_dir) is None:
             raise PipelineClosed("the driver is not started")
         return run_dir.path
 
     @property
     def pids(self) -> dict[str, int | None]:
-        """Process ids by role; None while a worker is being restarted."""
+        """Process ids by role; None while a worker restarts."""
         return self._running().pids
 
     @property
@@ -349,11 +349,11 @@ class Driver:
 
     @property
     def healthy(self) -> bool:
-        """Whether every worker is ready and makes progress at this moment."""
+        """Whether every worker is ready and makes progress now."""
         return self.health().status in ("ok", "degraded")
 
     def health(self) -> Health:
-        """How the pipeline is, by what its workers show of their work. Answers also after the driver gave up."""
+        """Return the state of the pipeline, judged by its workers' progress. Works even after the driver gave up."""
         self._origin.check()
         supervisor, board, keeper = self._supervisor, self._board, self._keeper
         if supervisor is None or board is None or keeper is None:
@@ -361,12 +361,12 @@ class Driver:
         return take_health(supervisor, board, keeper)
 
     def restart(self, role: str) -> None:
-        """Replace one worker by a new process, without waiting for it. Requests go on where they were."""
+        """Replace one worker by a new process, without waiting for it. Requests continue where they were."""
         _check_role(role)
         self._running().restart(role)
 
     def replace(self, role: str, *, model: str | None = None, timeout: float = 300.0) -> float:
-        """Replace one worker and wait until the new one is ready; how many seconds that took.
+        """Replace one worker, wait until the new one is ready, and return how many seconds that took.
 
         With ``model`` execute goes on with other weights, which must come with the same tokenizer. Requests go on where
         they were: what they said so far stays.
@@ -388,7 +388,7 @@ class Driver:
         return time.monotonic() - began
 
     def load_adapter(self, name: str, path: str | Path, *, timeout: float = 300.0) -> float:
-        """Serve a LoRA adapter from now on, also under the next driver on the same journal; how many seconds that took.
+        """Add a LoRA adapter, for the next driver on the same journal too. Returns how many seconds that took.
 
         Execute is replaced by one that has it. Requests go on where they were, after the pause of a restart.
 
@@ -402,7 +402,7 @@ class Driver:
         return time.monotonic() - began
 
     def unload_adapter(self, name: str, *, timeout: float = 300.0) -> float:
-        """Forget an adapter that was loaded while the driver ran; how many seconds that took.
+        """Remove an adapter that was loaded while the driver ran. Returns how many seconds that took.
 
         New requests for it are refused at once, and those that were accepted are answered first.
 

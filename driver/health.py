@@ -20,11 +20,11 @@ class Health:
     """
 
     status: str
-    reason: str  # in words, empty if all is well
+    reason: str  # in words; empty if healthy
     workers: dict[str, WorkerHealth]
 
     def to_wire(self) -> dict[str, Any]:
-        """Plain maps and values, for JSON and MessagePack."""
+        """Return plain maps and values, for JSON and MessagePack."""
         return dataclasses.asdict(self)
 
 

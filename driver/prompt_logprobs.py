@@ -11,11 +11,11 @@ from ..protocol.scores import NO_TOKEN, ScoreColumns
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprob:
-    """Of one token, given those before it."""
+    """The logprob of one prompt token, given the tokens before it."""
 
     logprob: float
-    rank: int  # 1: no token was likelier
-    alternatives: list[tuple[int, float]]  # (token id, logprob) of the likeliest, best first, as many as asked for
+    rank: int  # 1: no token was more likely
+    alternatives: list[tuple[int, float]]  # (token id, logprob) of the most likely tokens, best first, as requested
 
 
 def read_prompt_logprobs(summary: Mapping[str, Any]) -> list[PromptLogprob | None] | None:

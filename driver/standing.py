@@ -9,23 +9,23 @@ from ..protocol import messages as m
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """Where one request stands. Times are CLOCK_MONOTONIC of the service's machine."""
+    """The status of one request. Times are CLOCK_MONOTONIC of the service's machine."""
 
-    request_id: str  # that was asked for
+    request_id: str  # as asked for
     state: str  # "queued" | "running" | "finished" | "aborted" | "failed" | "unknown"
     num_tokens: int  # of the answer so far
     received_ns: int | None  # None: unknown
-    ended_ns: int | None  # None: it goes on
+    ended_ns: int | None  # None: not ended yet
 
     @property
     def is_live(self) -> bool:
-        """Whether it waits or runs."""
+        """Whether the request waits or runs."""
         return self.state in ("queued", "running")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """One request among all. Times are CLOCK_MONOTONIC of the service's machine."""
+    """One row of a ``RequestList``. Times are CLOCK_MONOTONIC of the service's machine."""
 
     request_id: str
     state: str  # "waiting" | "queued" | "prefill" | "decode" | "ended"; of one that has ended, how
@@ -37,8 +37,8 @@ class RequestLine:
     received_ns: int
     first_token_ns: int  # 0: not yet
     tokens_per_second: float | None  # of the answer so far
-    slot: int  # by which execute names it
-    stages_ms: list[float]  # spent so far, in the order of LEDGER_STAGES
+    slot: int  # its number within execute
+    stages_ms: list[float]  # time spent so far, in the order of LEDGER_STAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class RequestList:
     """Requests in order of arrival."""
 
     lines: list[RequestLine]
-    num_left_out: int  # later arrivals
-    now_ns: int  # when it was made
-    ended: list[RequestLine]  # the last that ended, newest first; state is "stop", "length", "abort" or "error"
+    num_left_out: int  # number of later arrivals that are not listed
+    now_ns: int  # when the list was made
+    ended: list[RequestLine]  # the last ended requests, newest first; state is "stop", "length", "abort" or "error"
 
     def age_s(self, line: RequestLine) -> float:
-        """Since it was received, when the list was made."""
+        """Seconds from the receipt of the request until the list was made."""
         return (self.now_ns - line.received_ns) / 1e9
 
 

@@ -24,58 +24,58 @@ Logprobs = list[list[Any]]  # a row a token: [logprob of the chosen, [[token id,
 class Delta:
     """What became final since the last delta. ``text`` may be empty while a character is incomplete."""
 
-    text: str  # to be put behind what came before
-    token_ids: list[int]  # to be put behind those that came before
-    num_tokens: int  # of the answer so far, these included
+    text: str  # to append to the text so far
+    token_ids: list[int]  # to append to the ids so far
+    num_tokens: int  # of the answer so far, including these
     tokens_per_second: float | None = None  # of the answer so far
-    logprobs: Logprobs | None = None  # of each token [its logprob, [[token id, logprob], ...]], if they were asked for
+    logprobs: Logprobs | None = None  # of each token [its logprob, [[token id, logprob], ...]], if requested
     index: int = 0  # of the choice, if the request has several
-    num_chars: int = 0  # of the answer so far, these included
+    num_chars: int = 0  # of the answer so far, including these
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One answered request: its text, or the best of its choices."""
 
-    request_id: str  # that was given, or made
-    text: str  # the whole answer
-    token_ids: list[int]  # of the whole answer
+    request_id: str  # as given, or generated
+    text: str  # of the complete answer
+    token_ids: list[int]  # of the complete answer
     finish_reason: str  # "stop" | "length" | "abort"
-    logprobs: Logprobs | None  # of each token [its logprob, [[token id, logprob], ...]], if they were asked for
+    logprobs: Logprobs | None  # of each token [its logprob, [[token id, logprob], ...]], if requested
     summary: dict[str, Any] = field(repr=False)  # usage and ledger
     others: tuple[Completion, ...] = field(default=(), repr=False)  # all choices, if there are several
 
     @property
     def choices(self) -> list[Completion]:
-        """Every choice of the request, in its order; of a plain request the one that this is."""
+        """All choices of the request, in order; for a request with one choice, only this one."""
         return list(self.others) or [self]
 
     @property
     def index(self) -> int:
-        """Among the choices of its request."""
+        """Number of this choice within its request."""
         return int(self.summary.get("index", 0))
 
     @property
     def score(self) -> float | None:
-        """By which it was chosen: a hypothesis' score, or the mean logprob with ``best_of``; else None."""
+        """The score it was chosen by: that of a hypothesis, or the mean logprob with ``best_of``; otherwise None."""
         score: float | None = self.summary.get("score")
         return score
 
     @property
     def prompt_logprobs(self) -> list[PromptLogprob | None] | None:
-        """With ``prompt_logprobs`` in the request, an entry a token of the prompt; None for the first, which nothing
-        comes before. Of several choices the first one has them.
+        """With ``prompt_logprobs`` in the request, one entry per token of the prompt; None for the first, which has
+        nothing before it. If there are several choices, the first one has them.
         """
         return read_prompt_logprobs(self.summary)
 
     @property
     def usage(self) -> dict[str, int]:
-        """Tokens of the prompt, how many were cached and how many cut off, and tokens of the answer."""
+        """Number of tokens of the prompt, cached, truncated, and of the answer."""
         return dict(self.summary["usage"])
 
     @property
     def ledger(self) -> dict[str, Any]:
-        """Milliseconds of each stage, TTFT, TPS and inter-token percentiles."""
+        """Milliseconds per stage, TTFT, tokens per second and inter-token percentiles."""
         return dict(self.summary["ledger"])
 
 
@@ -172,7 +172,7 @@ class Assembly:
 
 
 class Stream:
-    """A running request: iterate for deltas, or ask for the ``result``. Any thread may use it."""
+    """A running request. Iterate over its deltas, or get the ``result``. Any thread may use it."""
 
     def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
         self.request_id = request_id
@@ -202,7 +202,7 @@ class Stream:
             raise self._error
 
     def accepted(self, timeout: float | None = None) -> Accepted:
-        """Wait until the service has taken the request: from then on it is answered whatever dies.
+        """Wait until the service has accepted the request. From then on it is answered, whatever dies.
 
         Raises:
             RequestError: it was refused.
@@ -216,7 +216,7 @@ class Stream:
             return self._accepted
 
     def result(self, timeout: float | None = None) -> Completion:
-        """The whole answer.
+        """Wait for the complete answer.
 
         Raises:
             RequestError: the request failed; its ``partial`` attribute is what was produced before.
@@ -229,7 +229,7 @@ class Stream:
         return self._completion
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return once the request has ended, well or not.
+        """Wait until the request has ended, successfully or not.
 
         Raises:
             RequestTimeout: it goes on, but ``timeout`` seconds have passed.
@@ -239,21 +239,21 @@ class Stream:
 
     @property
     def done(self) -> bool:
-        """Whether the request has ended, well or not."""
+        """Whether the request has ended, successfully or not."""
         return self._completion is not None
 
     @property
     def choices(self) -> Sequence[Stream]:
-        """A stream for each choice of the request; of a plain request the one that this is."""
+        """One stream per choice of the request; for a request with one choice, only this stream."""
         return [self]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the answer that are here, whether they were read or not."""
+        """Number of tokens received so far, read or not."""
         return self._num_tokens
 
     def on_done(self, call: Callable[[], None]) -> None:
-        """Call once the request has ended, well or not: from the session's thread, or at once. Must not block."""
+        """Call ``call`` once the request has ended: from the session's thread, or at once. It must not block."""
         with self._changed:
             if self._completion is None:
                 self._on_done.append(call)
@@ -261,7 +261,7 @@ class Stream:
         call()
 
     def abort(self) -> None:
-        """Ask for the end. The answer is what was produced so far, with the finish reason "abort"."""
+        """Abort the request. The answer is what was produced so far, with the finish reason "abort"."""
         self._abort(self.request_id)
 
     def on_accepted(self, accepted: Accepted) -> None:

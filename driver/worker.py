@@ -64,12 +64,12 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHealth:
-    """How one worker is at this moment."""
+    """The current state of one worker."""
 
-    phase: str  # "ready", or what its start is at
+    phase: str  # "ready", or the phase of its start
     ok: bool  # ready, and it showed progress within its patience
-    since_progress_s: float  # while it starts: since it was started
-    pid: int | None  # None: it is away
-    epoch: int  # which life this is, from 1
+    since_progress_s: float  # during its start: since it was started
+    pid: int | None  # None: not running
+    epoch: int  # number of this life, from 1
     restarts: int
     recent_deaths: int  # by its own fault, within the restart window, for which no request was named

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class TriptychError(Exception):
-    """Anything this package raises on purpose."""
+    """Base class of all errors that this package raises on purpose."""
 
     code = "error"
     http_status = 500
@@ -28,7 +28,7 @@ class ConfigError(TriptychError):
 
 
 class JournalError(TriptychError):
-    """The journal file is foreign, of another version, or damaged beyond what may be trusted."""
+    """The journal file is not a journal, has another version, or is too damaged to be trusted."""
 
     code = "journal"
 
@@ -61,7 +61,7 @@ class PipelineClosed(TriptychError):
 
 
 class RequestError(TriptychError):
-    """This request failed; the pipeline goes on."""
+    """This request failed; the pipeline continues."""
 
     code = "request_failed"
     http_status = 500
@@ -108,7 +108,7 @@ class BadFrame(RequestError):
 
 
 class Overloaded(RequestError):
-    """A queue or the journal is full, or this client has as much under way as one may have. Try again later."""
+    """A queue or the journal is full, or this client has reached its limit. Try again later."""
 
     code = "overloaded"
     http_status = 429
@@ -122,14 +122,14 @@ class Draining(RequestError):
 
 
 class TokenizationFailed(RequestError):
-    """The tokenizer or the chat template raised on this request's input, or took too long over it."""
+    """The tokenizer or the chat template raised an error on this request's input, or took too long."""
 
     code = "tokenization_failed"
     http_status = 400
 
 
 class ModelFailed(RequestError):
-    """The model or the sampler failed on this request: not-a-number logits, or an exception in its step."""
+    """The model or the sampler failed on this request: NaN logits, or an exception in its step."""
 
     code = "model_failed"
 
@@ -160,7 +160,7 @@ class DeadlineExceeded(RequestError):
 
 
 class RequestTimeout(TriptychError):
-    """The caller's own timeout passed while the request goes on."""
+    """The caller's timeout passed; the request continues."""
 
     code = "timeout"
     http_status = 504
