@@ -48,7 +48,7 @@ class Mailbox:
 
 
 class AsyncStream:
-    """A running request: ``async for`` its deltas, or await its ``result``."""
+    """A running request. Iterate over its deltas with ``async for``, or await its ``result``."""
 
     def __init__(self, request_id: str, session: Session, mailbox: Mailbox) -> None:
         self.request_id = request_id
@@ -213,7 +213,7 @@ class AsyncClient:
         return self._mailboxes[loop]
 
     async def generate(self, prompt: Prompt | None = None, **options: Any) -> Completion:
-        """One whole answer. If the caller is cancelled, so is the request."""
+        """Return one complete answer. Cancelling aborts the request."""
         stream = self.submit(prompt, **options)
         try:
             return await stream.result()
@@ -229,7 +229,7 @@ class AsyncClient:
         progress: Callable[[Completion], None] | None = None,
         **options: Any,
     ) -> list[Completion]:
-        """Answers to many prompts; see ``Client.generate_all``. If the caller is cancelled, so are the requests."""
+        """Return the answers to many prompts; see ``Client.generate_all``. Cancelling aborts the requests."""
         waiting: deque[tuple[dict[str, Any], AsyncStream]] = deque()
         results: list[Completion] = []
 
@@ -287,11 +287,11 @@ class AsyncClient:
         self._session.forget(request_id)
 
     async def info(self, timeout: float = 10.0) -> dict[str, Any]:
-        """The model, its limits, and the limits of the service."""
+        """Return the model, its limits, and the limits of the service."""
         return dict((await self._answer(m.GetInfo(), timeout)).info)
 
     async def stats(self, timeout: float = 10.0) -> dict[str, Any]:
-        """Queues, pages, rates and totals of every stage."""
+        """Return queues, pages, rates and totals of every stage."""
         return dict((await self._answer(m.GetStats(), timeout)).stats)
 
     async def status(self, request_id: str, timeout: float = 10.0) -> RequestStatus:

@@ -71,12 +71,12 @@ class AsyncDriver:
         self._client = None
 
     async def drain(self, timeout: float = 30.0) -> bool:
-        """Refuse new requests and wait for the accepted ones; True if all were answered in time."""
+        """Refuse new requests and wait for the accepted ones. Returns whether all were answered in time."""
         return await asyncio.to_thread(self.driver.drain, timeout)
 
     @property
     def client(self) -> AsyncClient:
-        """Its own connection to the pipeline."""
+        """The driver's own connection to the pipeline."""
         if self._client is None:
             raise PipelineClosed("the driver is not started")
         return self._client
@@ -86,11 +86,11 @@ class AsyncDriver:
         return self.client.submit(prompt, **options)
 
     async def generate(self, prompt: Prompt | None = None, **options: Any) -> Completion:
-        """One whole answer; see ``AsyncClient.generate``."""
+        """Return one complete answer; see ``AsyncClient.generate``."""
         return await self.client.generate(prompt, **options)
 
     async def generate_all(self, prompts: Iterable[Prompt | Mapping[str, Any]], **options: Any) -> list[Completion]:
-        """Answers to many prompts; see ``AsyncClient.generate_all``."""
+        """Return the answers to many prompts; see ``AsyncClient.generate_all``."""
         return await self.client.generate_all(prompts, **options)
 
     def abort(self, request_id: str) -> None:
@@ -98,7 +98,7 @@ class AsyncDriver:
         self.client.abort(request_id)
 
     async def info(self) -> dict[str, Any]:
-        """The model, its limits, and the limits of the service."""
+        """Return the model, its limits, and the limits of the service."""
         return await self.client.info()
 
     async def stats(self) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class Client:
         return stream
 
     def generate(self, prompt: Prompt | None = None, *, timeout: float | None = None, **options: Any) -> Completion:
-        """One whole answer; arguments as for ``submit``."""
+        """Return one complete answer. Arguments as for ``submit``."""
         return self.submit(prompt, **options).result(timeout)
 
     def generate_all(
@@ -185,11 +185,11 @@ class Client:
         self.session.forget(request_id)
 
     def info(self, timeout: float = 10.0) -> dict[str, Any]:
-        """The model, its limits, and the limits of the service."""
+        """Return the model, its limits, and the limits of the service."""
         return dict(self._answer(m.GetInfo(), timeout).info)
 
     def stats(self, timeout: float = 10.0) -> dict[str, Any]:
-        """Queues, pages, rates and totals of every stage."""
+        """Return queues, pages, rates and totals of every stage."""
         return dict(self._answer(m.GetStats(), timeout).stats)
 
     def status(self, request_id: str, timeout: float = 10.0) -> RequestStatus:

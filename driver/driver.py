@@ -249,11 +249,11 @@ class Driver:
         return self.client.submit(prompt, **options)
 
     def generate(self, prompt: Prompt | None = None, **options: Any) -> Completion:
-        """One whole answer; see ``Client.generate``."""
+        """Return one complete answer; see ``Client.generate``."""
         return self.client.generate(prompt, **options)
 
     def generate_all(self, prompts: Iterable[Prompt | Mapping[str, Any]], **options: Any) -> list[Completion]:
-        """Answers to many prompts; see ``Client.generate_all``."""
+        """Return the answers to many prompts; see ``Client.generate_all``."""
         return self.client.generate_all(prompts, **options)
 
     def abort(self, request_id: str) -> None:
@@ -261,7 +261,7 @@ class Driver:
         self.client.abort(request_id)
 
     def info(self) -> dict[str, Any]:
-        """The model, its limits, and the limits of the service."""
+        """Return the model, its limits, and the limits of the service."""
         return self.client.info()
 
     def stats(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class Health:
     workers: dict[str, WorkerHealth]
 
     def to_wire(self) -> dict[str, Any]:
-        """Plain maps and values, for JSON and MessagePack."""
+        """Return plain maps and values, for JSON and MessagePack."""
         return dataclasses.asdict(self)
 
 

@@ -222,7 +222,7 @@ class Stream:
             return self._accepted
 
     def result(self, timeout: float | None = None) -> Completion:
-        """The whole answer.
+        """Wait for the complete answer.
 
         Raises:
             RequestError: the request failed; its ``partial`` attribute is what was produced before.

@@ -161,7 +161,7 @@ class Conversation:
         except OSError as error:
             self._say(f"cannot write {path}: {error.strerror}", "red")
         else:
-            self._say(f"{len(messages)} messages are in {path}")
+            self._say(f"{len(messages)} messages saved to {path}")
 
     def _say(self, text: str, style: str = "dim") -> None:
         say(self._console, text, style, is_wrapped=True)

@@ -60,7 +60,7 @@ class _QuickGroup(typer.core.TyperGroup):
 app = typer.Typer(
     name="triptych",
     cls=_QuickGroup,
-    help="An LLM inference driver in three processes that never loses a request.",
+    help="An LLM inference server in three processes that never loses a request.",
     epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -290,7 +290,7 @@ def info(
     context: typer.Context,
     *,
     model_name: ModelName = None,
-    as_json: Annotated[bool, option("json", "one JSON object", "--json")] = False,
+    as_json: Annotated[bool, option("json", "print one JSON object", "--json")] = False,
     config: PipelineConfig,
     run_dir: RunDir = None,
     connect: Connect = None,
@@ -351,7 +351,7 @@ def replay(
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="a trace (serve --trace FILE), or arrivals as JSONL")
     ] = None,
-    as_json: Annotated[bool, option("json", "one JSON object", "--json")] = False,
+    as_json: Annotated[bool, option("json", "print one JSON object", "--json")] = False,
     options: StudyOptions,
     config: EngineConfig,
     log_level: LogLevel = "warning",

@@ -67,7 +67,7 @@ class Demo:
             (f"{len(QUESTIONS)} questions at once", self.ask),
             ("Where the time went", self.account),
             ("kill -9", self.kill),
-            ("What is left", self.count),
+            ("Afterwards", self.count),
         ):
             self._console.print(f"[bold]{title}[/]\n")
             scene()
@@ -111,7 +111,7 @@ class Demo:
         self._require(recovered_ms > 0, "execute was never killed in the middle of an answer")
         self._require(identical, f"the answer after the kill differs: {again.text}")
         if identical:
-            self._say(f"The answer is identical to the first one; {duration(recovered_ms)} of it were the recovery.\n")
+            self._say(f"The answer is identical to the first one. The recovery took {duration(recovered_ms)} of it.\n")
 
     def _ask_and_kill(self, question: str, *, num_tokens: int) -> Completion:
         """Kill execute as soon as ``num_tokens`` tokens of the answer have arrived."""
@@ -137,7 +137,7 @@ class Demo:
         execute, pids = idle["execute"], self._driver.pids
         self._say(
             f"pages: {execute['pages_free']} of {execute['pages']} free,"
-            f" {execute['pages_cached']} keep prefixes, {execute['pages_lost']} lost"
+            f" {execute['pages_cached']} cached, {execute['pages_lost']} lost"
         )
         restarts = ", ".join(f"{role} {count}" for role, count in idle["restarts"].items())
         self._say(f"processes: {', '.join(f'{role} {pid}' for role, pid in pids.items())}")

@@ -115,7 +115,7 @@ def given_flags(context: typer.Context, owner: type) -> list[str]:
 
 
 def _config_file() -> inspect.Parameter:
-    text = "a TOML file with values for flags, by their names"
+    text = "a TOML file with values for flags, by name"
     settings = {"is_eager": True, "callback": take_defaults, "metavar": "<file>"}
     annotation = Annotated[Path | None, option("config", text, "--config", **settings)]
     return inspect.Parameter(CONFIG_FILE, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -184,6 +184,8 @@ def _flag(item: dataclasses.Field[Any], hint: Any, panel: str) -> inspect.Parame
     else:
         settings |= next(filter(None, map(_reader, (hint, *get_args(hint)))), {})
     text = item.metadata.get("help") or _SAMPLING_HELP[name]
+    if hint is bool and default:
+        text = f"do not {text}"
     annotation = Annotated[kind, option(name, text, *declarations, **settings)]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 

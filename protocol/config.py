@@ -166,7 +166,7 @@ class SchedulerConfig:
     policy: str = _option("fifo", f"which requests run next: {', '.join(POLICIES)}")
     priority_ageing: int = _option(64, "policy priority only: later arrivals that outweigh one level of priority")
     safety_margin: float | None = _option(
-        None, "share of the pages that a new prompt must leave free while others run; by default the policy's own"
+        None, "fraction of the pages that a new prompt must leave free while others run; by default set by the policy"
     )
     max_prefill_skip: int = _option(8, "steps that may skip a waiting prompt for which there is memory")
     max_decode_skip: int = _option(8, "consecutive steps that may skip the decodes")

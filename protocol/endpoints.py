@@ -23,7 +23,7 @@ def check_endpoint(name: str, endpoint: str | None, *, has_keys: bool) -> None:
     if match is None:
         raise ConfigError(f"{name} is {endpoint!r}, the forms are ipc://PATH and tcp://HOST:PORT")
     if _is_everywhere(match["host"]):
-        raise ConfigError(f"{name} is {endpoint!r}: name the address to serve at, not all that this machine has")
+        raise ConfigError(f"{name} is {endpoint!r}: give a single address, not a wildcard")
     if not 1 <= (port := int(match["port"])) <= 65535:
         raise ConfigError(f"the port of {name} is {port}, the limits are 1 and 65535")
     if not has_keys:

@@ -122,7 +122,7 @@ class Draining(RequestError):
 
 
 class TokenizationFailed(RequestError):
-    """The tokenizer or the chat template raised on this request's input, or took too long over it."""
+    """The tokenizer or the chat template raised an error on this request's input, or took too long."""
 
     code = "tokenization_failed"
     http_status = 400

@@ -26,7 +26,7 @@ def _option(default: Any, text: str, *, secret: bool = False) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    """Flags of ``serve`` that concern HTTP.
+    """Flags of ``serve`` for HTTP.
 
     Raises:
         ConfigError: a value is out of range.
@@ -36,7 +36,7 @@ class GatewayConfig:
         None,
         "serve OpenAI's and Anthropic's APIs at HOST:PORT, :PORT (on 127.0.0.1; port 0 is any free one) or unix:PATH",
     )
-    http_workers: int = _option(1, "processes that serve HTTP, all at the same address")
+    http_workers: int = _option(1, "number of gateway processes, all at the same address")
     served_model_name: tuple[str, ...] = _option(
         (), "the model's name in the API; by default its own. May be given several times"
     )
@@ -54,7 +54,7 @@ class GatewayConfig:
     stream_interval: int = _option(1, "minimum tokens per streamed event, except for the first and the last one")
     resume_s: float = _option(60.0, "how long a resumable answer is kept for its client; see docs/http.md")
     lora_root: str | None = _option(
-        None, "POST /v1/load_lora_adapter may load adapters from below this folder; by default that route is closed"
+        None, "folder below which POST /v1/load_lora_adapter may load adapters; by default that route is closed"
     )
     tool_parser: str = _option("auto", f"{', '.join(TOOL_PARSERS)}; auto derives it from the chat template")
     reasoning_parser: str = _option("auto", f"{', '.join(REASONING_PARSERS)}; auto derives it from the chat template")

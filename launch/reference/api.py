@@ -63,7 +63,12 @@ def _arguments(function: Any) -> str:
 
 
 def _errors() -> Iterator[str]:
-    yield from ("## Errors", "", "`triptych.protocol.errors`. An error is also each of those it is indented under.", "")
+    yield from (
+        "## Errors",
+        "",
+        "`triptych.protocol.errors`. Each error is a subclass of those it is indented under.",
+        "",
+    )
     yield "| class | `code` | HTTP | |"
     yield "|---|---|---|---|"
     yield from _tree(TriptychError, 0)

@@ -69,7 +69,7 @@ def _table(flags: list[Any]) -> Iterator[str]:
     for flag in flags:
         names = ", ".join(f"`{name}`" for name in (*flag.opts, *flag.secondary_opts) if name.strip().startswith("-"))
         text = (flag.help or "").replace("|", "\\|")
-        variable = f"`{flag.envvar}`" if flag.envvar else ""
+        variable = f"`{flag.envvar}{'=false' if _turns_off(flag) else ''}`" if flag.envvar else ""
         yield f"| {names} | {_default(flag)} | {variable} | {text} |"
     yield ""
 
@@ -80,5 +80,10 @@ def _default(flag: Any) -> str:
     if flag.default is None or flag.default == []:
         return ""
     if isinstance(flag.default, bool):
-        return "on" if flag.default else "off"
+        return "on" if flag.default and not _turns_off(flag) else "off"
     return f"`{flag.default}`"
+
+
+def _turns_off(flag: Any) -> bool:
+    """Whether its only form is ``--no-...``."""
+    return flag.default is True and not any(name.strip() for name in flag.opts)

@@ -112,7 +112,7 @@ def test_a_conversation_is_saved(chat: Triptych, run_dir: str, tmp_path: Path) -
     messages = json.loads(file.read_text())
     assert [message["role"] for message in messages] == ["system", "user", "assistant"]
     assert outcome.err.splitlines() == [
-        f"3 messages are in {file}",
+        f"3 messages saved to {file}",
         f"cannot write {file}: File exists",
         "/save needs a file name",
         "cannot write /none/a: No such file or directory",

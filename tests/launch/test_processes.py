@@ -270,4 +270,4 @@ def test_the_demo_ends_well_on_a_model_without_weights() -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "The answer is identical to the first one" in result.stdout
-    assert re.search(r"pages: \d+ of 4096 free, \d+ keep prefixes, 0 lost", result.stdout)
+    assert re.search(r"pages: \d+ of 4096 free, \d+ cached, 0 lost", result.stdout)

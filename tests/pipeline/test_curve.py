@@ -176,9 +176,9 @@ def answered(client: Client) -> bool:
 
 BAD_DOORS: dict[str, tuple[dict[str, Any], str]] = {
     "no keys": ({"submit": "tcp://127.0.0.1:5000"}, "curve_keys"),
-    "every address": ({"submit": "tcp://*:5000", "curve_keys": "k"}, "name the address"),
-    "every address of IPv4": ({"follow": "tcp://0.0.0.0:5000", "curve_keys": "k"}, "name the address"),
-    "every address of IPv6": ({"follow": "tcp://[::]:5000", "curve_keys": "k"}, "name the address"),
+    "every address": ({"submit": "tcp://*:5000", "curve_keys": "k"}, "give a single address"),
+    "every address of IPv4": ({"follow": "tcp://0.0.0.0:5000", "curve_keys": "k"}, "give a single address"),
+    "every address of IPv6": ({"follow": "tcp://[::]:5000", "curve_keys": "k"}, "give a single address"),
     "no port": ({"submit": "tcp://127.0.0.1", "curve_keys": "k"}, "tcp://HOST:PORT"),
     "another transport": ({"submit": "udp://127.0.0.1:5000", "curve_keys": "k"}, "tcp://HOST:PORT"),
 }

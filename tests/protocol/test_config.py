@@ -149,7 +149,7 @@ def test_a_name_nobody_knows_is_refused(name: str, value: Any) -> None:
     ["*", "0.0.0.0", "0", "0.0", "0x0", "00.0.0.0", "[::]", "[::0]", "[0:0:0:0:0:0:0:0]", "[::ffff:0.0.0.0]", "[*]"],
 )
 def test_all_addresses_of_the_machine_are_refused_however_they_are_written(host: str) -> None:
-    with pytest.raises(ConfigError, match="name the address to serve at"):
+    with pytest.raises(ConfigError, match="give a single address"):
         PipelineConfig.from_options(submit=f"tcp://{host}:5555", curve_keys="keys")
 
 
