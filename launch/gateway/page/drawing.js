@@ -1,4 +1,4 @@
-// The three canvases. What they show is also in words, in the label of each.
+// The three canvases. Each has a label that says in words what it shows.
 
 const FREE = 0, CACHED = 1, LIMBO = 2, SHARED = 3, FIRST_OWNER = 4; // codes of a cell, as execute writes them
 
@@ -34,7 +34,7 @@ function ceiling(value) {
   return size * [1, 1.5, 2, 3, 4, 5, 7.5, 10].find((step) => step * size >= value * 0.999);
 }
 
-const TOP = 18; // room for the scale's figure
+const TOP = 18; // room for the label of the scale
 
 function drawRates(canvas, rates, capacity) {
   const colour = colours();
@@ -56,7 +56,7 @@ function drawRates(canvas, rates, capacity) {
   context.globalAlpha = 1;
 }
 
-/** A bar a step, as high as it took; split by the tokens that were prefill and decode. */
+/** One bar per step: its height is the duration, divided by prefill and decode tokens. */
 function drawSteps(canvas, steps, capacity) {
   const colour = colours();
   const { context, width, height } = sheet(canvas);
@@ -86,7 +86,7 @@ function cellsOf(runs) {
   return cells;
 }
 
-/** Squares as large as fit; the number of columns is what a pointer needs to find a cell again. */
+/** The size of a cell, the largest that fits, and the number of columns. */
 function gridOf(width, height, count) {
   let size = Math.min(18, Math.floor(Math.sqrt((width * height) / Math.max(1, count))));
   while (size > 2 && Math.ceil(count / Math.floor(width / size)) * size > height) size--;

@@ -1,5 +1,5 @@
 "use strict";
-// How numbers, times and colours are written; nothing here touches the page.
+// Helpers of the other files: elements, numbers, times and colours.
 
 const MOTION = matchMedia("(prefers-reduced-motion: reduce)");
 const DARK = matchMedia("(prefers-color-scheme: dark)");
@@ -8,7 +8,7 @@ function byId(id) {
   return document.getElementById(id);
 }
 
-/** Text only, ever: names of requests come from whoever sends them. */
+/** Always as text, never as markup: request ids are chosen by clients. */
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -24,7 +24,7 @@ function make(tag, className, parent) {
   return element;
 }
 
-/** Three digits that matter and a unit, as `triptych top` writes them. */
+/** Three significant digits and a unit, as in `triptych top`. */
 function number(value) {
   for (const [unit, size] of [["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
     if (value >= size) return `${Number((value / size).toPrecision(3))} ${unit}`;
@@ -48,7 +48,7 @@ function sum(values) {
   return values.reduce((total, value) => total + value, 0);
 }
 
-/** The value of a colour of the style sheet, for what is drawn on a canvas. */
+/** The value of a style sheet colour, for drawing on a canvas. */
 function colours() {
   const style = getComputedStyle(document.documentElement);
   return (name) => style.getPropertyValue(`--${name}`).trim();

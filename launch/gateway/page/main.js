@@ -1,6 +1,6 @@
-// What comes in, put where it belongs.
+// Updates the page from the frames of the stream.
 
-const HISTORY = 120; // samples of the curve, as the server keeps them
+const HISTORY = 120; // samples of the curve, as many as the server keeps
 
 let latest = null;
 let cells = [];
@@ -33,7 +33,7 @@ function showHead(frame) {
   document.title = `${number(frame.token_rates.at(-1) || 0)} tok/s · Triptych`;
 }
 
-/** The canvases in words: beside them, and as their labels. */
+/** Describes the canvases in words: next to them, and in their labels. */
 function showWords(frame) {
   const rate = number(frame.token_rates.at(-1) || 0);
   setText(byId("rate-now"), `${rate} tok/s`);
@@ -56,7 +56,7 @@ function showWords(frame) {
 function draw() {
   drawRates(byId("rate"), latest.token_rates, HISTORY);
   if (latest.steps) drawSteps(byId("steps"), latest.steps, HISTORY);
-  const request = requests.live.find(({ id }) => id === chosen.id); // one that ended has no pages
+  const request = requests.live.find(({ id }) => id === chosen.id); // an ended request has no pages
   drawPages(byId("pages"), cells, request ? request.slot : null);
 }
 
@@ -91,8 +91,8 @@ const stream = new Stream({
   unauthorized() {
     const isWrong = sessionStorage.getItem(KEY) !== null;
     sessionStorage.removeItem(KEY);
-    setText(byId("status"), "waits for a key");
-    setText(byId("key-error"), isWrong ? "The server does not know this key." : "");
+    setText(byId("status"), "waiting for a key");
+    setText(byId("key-error"), isWrong ? "The server rejected this key." : "");
     byId("key-dialog").showModal();
   },
 });

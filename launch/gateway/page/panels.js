@@ -1,8 +1,8 @@
-// The three panels: a chip for each request in the lane where it stands, and the figures of the stage.
+// The three panels: one chip per request, in the lane of its state, and the figures of the stage.
 
-const MAX_CHIPS = 120; // of one lane; the rest is a number
-const MANY = 40; // from so many on they are small
-const NUM_FINISHED = 32; // of those that ended, as long as they are remembered
+const MAX_CHIPS = 120; // per lane; the rest is shown as a number
+const MANY = 40; // chips from which they are drawn small
+const NUM_FINISHED = 32; // ended requests, as long as they are remembered
 const OVER = { stop: "finished", length: "finished", abort: "aborted", error: "failed" };
 
 /** A request of a frame as an object; `stages_ms` stays a list in the order of the frame's `stages`. */
@@ -17,7 +17,7 @@ function asRequests(frame) {
 class Panels {
   constructor() {
     this.lanes = new Map();
-    this.chips = new Map(); // by request: its id may come again, its slot too, both together hardly
+    this.chips = new Map(); // by request id and slot: either may be reused, both together hardly ever
     for (const box of document.querySelectorAll(".lanes")) {
       for (const name of box.dataset.lanes.split(" ")) {
         const lane = make("div", "lane", box);
@@ -25,7 +25,7 @@ class Panels {
         label.append(name);
         const count = make("span", "", label);
         const chips = make("div", "chips", lane);
-        chips.setAttribute("aria-hidden", "true"); // the list below says it in words
+        chips.setAttribute("aria-hidden", "true"); // the list below has the same in words
         this.lanes.set(name, { lane, count, chips });
       }
     }
@@ -53,8 +53,8 @@ class Panels {
     element.dataset.tone = panel.healthy ? "good" : isReady ? "bad" : "wait";
     const heading = element.querySelector("h2");
     const phase = heading.querySelector(".phase") || make("span", "phase", heading);
-    const life = panel.life > 1 ? ` · life ${panel.life}` : "";
-    setText(phase, (panel.healthy ? "" : isReady ? "stuck" : panel.phase) + life);
+    const start = panel.life > 1 ? ` · start ${panel.life}` : "";
+    setText(phase, (panel.healthy ? "" : isReady ? "stuck" : panel.phase) + start);
     const list = element.querySelector("dl");
     panel.figures.forEach((figure, index) => this.updateFigure(list.children[index] || make("div", "", list), figure));
     while (list.children.length > panel.figures.length) list.lastChild.remove();
@@ -112,7 +112,7 @@ class Panels {
     return places;
   }
 
-  /** Chips that came into another lane go there, for those who like things to move; within a lane nothing does. */
+  /** Animates chips that change their lane, unless reduced motion is preferred; within a lane nothing moves. */
   glide(before) {
     if (MOTION.matches) return;
     for (const [key, chip] of this.chips) {

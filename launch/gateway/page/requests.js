@@ -1,9 +1,9 @@
-// The list of requests: a bar of where the time went, and how far each is.
+// The list of requests: for each a bar of where its time went, and its progress.
 
-const MAX_ROWS = 100; // live ones first; the rest is a number
+const MAX_ROWS = 100; // live requests first; the rest is shown as a number
 const MAX_ENDED = 24;
 
-const chosen = { id: null, isPinned: false }; // the request whose pages and chip stand out
+const chosen = { id: null, isPinned: false }; // the request whose pages and chip are highlighted
 
 class Rows {
   constructor(onChoose) {
@@ -29,7 +29,7 @@ class Rows {
       const row = this.rows.get(request.id) || this.add(request.id);
       this.fill(row, request, frame.stages, pages.get(request.slot));
       const item = row.parentElement;
-      // Only what is out of place is moved: a row that has the keyboard would lose it.
+      // Only misplaced rows are moved: moving a row would take the keyboard focus from it.
       if (this.list.children[index] !== item) this.list.insertBefore(item, this.list.children[index] || null);
     });
     const hidden = frame.left_out + Math.max(0, live.length - MAX_ROWS);

@@ -1,7 +1,7 @@
-// The events of the gateway. Not an EventSource: that cannot send a header, and a key does not belong into an address.
+// The events of the gateway. Not an EventSource, which cannot send headers: a key must not be part of a URL.
 
-const KEY = "triptych.key"; // of this tab's session only
-const QUIET_MS = 15000; // without an event for so long the connection is taken for lost
+const KEY = "triptych.key"; // in the session storage of this tab only
+const QUIET_MS = 15000; // without an event for this long the connection counts as lost
 
 class Unauthorized extends Error {}
 
@@ -19,13 +19,13 @@ async function readEvents(onFrame, signal) {
     if (done) return;
     const events = (rest + value).split("\n\n");
     rest = events.pop();
-    // Only the newest counts: each is whole.
+    // Only the newest counts, as every event is complete.
     const newest = events.pop();
     if (newest) onFrame(JSON.parse(newest.replace(/^data: /, "")));
   }
 }
 
-/** Keeps reading as long as somebody can see the page; says what happens through `on`. */
+/** Reads while the page is visible; reports through the callbacks `on`. */
 class Stream {
   constructor(on) {
     this.on = on; // {frame, lost, unauthorized}
@@ -39,7 +39,7 @@ class Stream {
     this.adjust();
   }
 
-  /** A page that nobody sees reads nothing. */
+  /** Start or stop reading: a hidden or paused page reads nothing. */
   adjust() {
     const wanted = !this.isPaused && !document.hidden;
     if (wanted && !this.running) {
