@@ -153,6 +153,12 @@ def test_sinks_are_refused(tmp_path: Path) -> None:
         NativeEngine(folder, tmp_path, backend="fused", device=DEVICE)
 
 
+def test_a_model_with_recurrent_layers_is_refused(tmp_path: Path) -> None:
+    folder = make_checkpoint("qwen3_5_text", tmp_path / "checkpoint")
+    with pytest.raises(ConfigError, match="it has recurrent layers, which the fused decoder has not"):
+        NativeEngine(folder, tmp_path, backend="fused", device=str(DEVICE))
+
+
 def test_fp8_error_is_that_of_three_bits() -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(64, 32) * torch.logspace(-3, 3, 64)[:, None], torch.randn(9, 32)
