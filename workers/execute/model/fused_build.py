@@ -109,6 +109,8 @@ def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
         raise Unsupported("it has recurrent layers, which the fused decoder has not")
     if spec.rotary_dim != spec.head_dim or spec.gates_outputs:
         raise Unsupported("its heads turn in part, or have gates, which the fused decoder has not")
+    if spec.shared_size:
+        raise Unsupported("all tokens share an expert, which the fused decoder has not")
     if spec.has_sinks:
         raise Unsupported("its heads attend to sinks, which the fused decoder has not")
     if not format_.is_fp8:

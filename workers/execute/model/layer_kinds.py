@@ -10,7 +10,7 @@ from .ropes import LAYER_TYPES, rope_parameters
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-SHARED = {"qwen3_5_moe_text", "qwen3_next"}  # families with an expert that all tokens share
+SHARED = {"qwen2_moe", "qwen3_5_moe_text", "qwen3_next"}  # families with an expert that all tokens share
 EXPERTS = {"gpt_oss", "mixtral", "olmoe", "qwen3_moe", *SHARED}  # with layers whose MLP is a choice of several
 _SLIDING = {"ministral3", "mistral", "phi3", *EXPERTS}  # whose layers slide, all of them, where there is a window
 _TURN_WHERE_THEY_SLIDE = {"exaone4"}  # of which, where some layers slide, only these have positions

@@ -102,6 +102,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 16,
         "linear_value_head_dim": 32,
     },
+    "qwen2_moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 72,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": False,
+    },
     "qwen3_5_moe_text": {
         "num_hidden_layers": 4,
         "head_dim": 32,

@@ -153,6 +153,15 @@ def test_sinks_are_refused(tmp_path: Path) -> None:
         NativeEngine(folder, tmp_path, backend="fused", device=DEVICE)
 
 
+@pytest.mark.parametrize(
+    ("family", "why"), [("qwen3_5_text", "it has recurrent layers"), ("qwen2_moe", "all tokens share an expert")]
+)
+def test_what_only_the_kernels_of_a_cpu_have_is_refused(family: str, why: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(family, tmp_path / "checkpoint")
+    with pytest.raises(ConfigError, match=f"{why}, which the fused decoder has not"):
+        NativeEngine(folder, tmp_path, backend="fused", device=DEVICE)
+
+
 def test_fp8_error_is_that_of_three_bits() -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(64, 32) * torch.logspace(-3, 3, 64)[:, None], torch.randn(9, 32)

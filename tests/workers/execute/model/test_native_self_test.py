@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig
@@ -16,6 +17,8 @@ from triptych.workers.execute.model import oracle
 from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder
 from triptych.workers.execute.model.native_self_test import check_native
 from triptych.workers.execute.model.native_weights import Checkpoint, PackedWeights
+from triptych.workers.execute.model.states import StateRows
+from triptych.workers.execute.step import Int64, StepCut
 
 
 @pytest.fixture
@@ -60,3 +63,19 @@ def test_other_models_are_compared_once(format_: Format, tmp_path: Path, monkeyp
     folder = make_checkpoint("qwen3", tmp_path)
     monkeypatch.setattr(oracle, "available_bytes", lambda device: 0)
     assert check(folder, format_) < 0.1
+
+
+@pytest.mark.parametrize("lost", ["all", "before one token"])
+def test_a_decoder_that_loses_states_is_refused(lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one token no comparison with transformers would tell: some tokens may differ from that."""
+    folder, begin_step = make_checkpoint("qwen3_5_text", tmp_path), StateRows.begin_step
+
+    def forget(rows: StateRows, cut: StepCut) -> tuple[Int64, Int64]:
+        reads, writes = begin_step(rows, cut)
+        nobody = rows.num_rows - 1
+        return np.where((cut.lengths == 1) | (lost == "all"), nobody, reads), writes
+
+    assert check(folder) < 0.1
+    monkeypatch.setattr(StateRows, "begin_step", forget)
+    with pytest.raises(Unsupported, match="its logits are others where its tokens come in one step"):
+        check(folder)

@@ -39,7 +39,7 @@ struct DeltaChunk {
 class DeltaRule {
  public:
   static constexpr int kMostTaps = 8;  // of the convolution
-  static constexpr int kVectors = 2;   // of a tile
+  static constexpr int kVectors = std::max(1, kTileVectors / 2);  // of a tile
 
   DeltaRule(const DeltaShape& shape, const DeltaLayer& layer, float eps) : shape_(shape), layer_(layer), eps_(eps) {}
 
