@@ -71,7 +71,7 @@ class ModelConfig:
     deterministic: bool = _option(
         False, "answers do not depend on batching, chunking, preemptions or crashes, in any dtype; costs speed"
     )
-    cuda_graphs: bool = _option(True, "on a GPU, run decodes as CUDA graphs")
+    cuda_graphs: bool = _option(True, "run decodes as CUDA graphs on a GPU")
     overlap: bool = _option(True, "plan and launch a step while the previous one runs (GPU, compiled kernels)")
     max_model_len: int | None = _option(None, "tokens of prompt and output together; by default the model's own limit")
     lora_modules: tuple[str, ...] = _option(

@@ -96,7 +96,7 @@ class PromptOptions:
     shared_prefix: int = _option(0, "tokens that all random prompts begin with")
     output_len: str = _option("64", "tokens of an answer: 64, or 16..256")
     temperature: float = _option(0.0, "0 is greedy")
-    ignore_eos: bool = _option(True, "give answers exactly their length; turn off for servers that refuse the field")
+    ignore_eos: bool = _option(True, "send ignore_eos, which gives answers their full length; some servers refuse it")
 
     def __post_init__(self) -> None:
         for name in ("input_len", "output_len"):

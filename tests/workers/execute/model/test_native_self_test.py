@@ -17,7 +17,7 @@ from triptych.workers.execute.model import oracle
 from triptych.workers.execute.model.decoder_spec import Unsupported, describe_decoder
 from triptych.workers.execute.model.native_self_test import check_native
 from triptych.workers.execute.model.native_weights import Checkpoint, PackedWeights
-from triptych.workers.execute.model.states import StateRows
+from triptych.workers.execute.model.states import StateLedger
 from triptych.workers.execute.step import Int64, StepCut
 
 
@@ -68,14 +68,13 @@ def test_other_models_are_compared_once(format_: Format, tmp_path: Path, monkeyp
 @pytest.mark.parametrize("lost", ["all", "before one token"])
 def test_a_decoder_that_loses_states_is_refused(lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one token no comparison with transformers would tell: some tokens may differ from that."""
-    folder, begin_step = make_checkpoint("qwen3_5_text", tmp_path), StateRows.begin_step
+    folder, begin_step = make_checkpoint("qwen3_5_text", tmp_path), StateLedger.begin_step
 
-    def forget(rows: StateRows, cut: StepCut) -> tuple[Int64, Int64]:
-        reads, writes = begin_step(rows, cut)
-        nobody = rows.num_rows - 1
-        return np.where((cut.lengths == 1) | (lost == "all"), nobody, reads), writes
+    def forget(ledger: StateLedger, cut: StepCut) -> Int64:
+        reads, zeros = begin_step(ledger, cut), ledger.num_rows - 1
+        return np.where((cut.lengths == 1) | (lost == "all"), zeros, reads)
 
     assert check(folder) < 0.1
-    monkeypatch.setattr(StateRows, "begin_step", forget)
+    monkeypatch.setattr(StateLedger, "begin_step", forget)
     with pytest.raises(Unsupported, match="its logits are others where its tokens come in one step"):
         check(folder)
