@@ -320,7 +320,7 @@ class Supervisor:
         self._was_ready = self._was_ready or self._all_ready()
         for worker in self._workers.values():
             silent_s, patience_s = self._silence(worker)
-            if worker.alive and silent_s > patience_s:
+            if worker.alive and silent_s - worker.starved_s(silent_s, patience_s) > patience_s:
                 logger.warning("worker %s made no progress for %.1f s: killing it", worker.role, silent_s)
                 worker.hung = worker.process is not None and not is_stopped(worker.process.pid)
                 self._kill(worker)

@@ -6,7 +6,7 @@ import subprocess
 from collections import deque
 from dataclasses import dataclass, field
 
-from .deaths import is_stopped
+from .deaths import is_stopped, run_delays
 
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.01, 5.0
 
@@ -25,6 +25,7 @@ class Worker:
     start_at: float = 0.0  # not before this time; back-off keeps a worker that dies at once from using up the machine
     started_at: float = 0.0
     seen_running_at: float = 0.0  # when it was last seen not suspended
+    delays_before: dict[int, int] | None = None  # of its threads, when it was first seen silent; None: it is not
     deaths: deque[float] = field(default_factory=deque)  # internal, unexplained, within the restart window
     all_deaths: deque[float] = field(default_factory=deque)  # internal, explained or not, within the restart window
     num_restarts: int = 0
@@ -40,6 +41,20 @@ class Worker:
         if self.process is None or not is_stopped(self.process.pid):
             self.seen_running_at = now
         return now - max(self.seen_running_at, self.started_at)
+
+    def starved_s(self, silent_s: float, patience_s: float) -> float:
+        """How much of its silence one of its threads spent waiting for a processor, counted from half the patience on.
+
+        On a machine with more to do than it has processors, a slow step is not a hang: killing the worker would cost a
+        start, and blame its requests.
+        """
+        if self.process is None or silent_s < patience_s / 2:
+            self.delays_before = None
+            return 0.0
+        delays = run_delays(self.process.pid)
+        if self.delays_before is None:
+            self.delays_before = delays
+        return max((delay - self.delays_before.get(thread, 0) for thread, delay in delays.items()), default=0) / 1e9
 
     def note_death(self, now: float, *, num_explained: int) -> None:
         """One more internal death; it explains ``num_explained`` deaths, itself included."""

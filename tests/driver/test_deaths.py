@@ -1,14 +1,19 @@
-"""Whether the kernel ended a process for its memory, wherever it writes that down."""
+"""What the kernel says of a process: whether it was killed for its memory, and how long it waited for a processor."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import eventually
 from triptych.driver import deaths
-from triptych.driver.deaths import OomWatch
+from triptych.driver.deaths import OomWatch, run_delays
 from triptych.protocol import cgroups
 
 Place = Callable[[str, str], None]
@@ -69,3 +74,15 @@ def test_a_kernel_that_counts_nothing_is_silent(place: Place) -> None:
     place("membership", "4:memory:/a\n")
     place("groups/memory/a/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n")
     assert not OomWatch().has_struck()
+
+
+def test_waiting_for_a_processor_is_counted_by_the_kernel() -> None:
+    """Two processes that never rest, on one processor: each waits while the other has it."""
+    processor = min(os.sched_getaffinity(0))
+    spin = f"import os; os.sched_setaffinity(0, {{{processor}}})\nwhile True: pass"
+    with contextlib.ExitStack() as stack:
+        pair = [stack.enter_context(subprocess.Popen([sys.executable, "-c", spin])) for _ in range(2)]
+        for process in pair:
+            stack.callback(process.kill)
+        eventually(lambda: all(max(run_delays(process.pid).values(), default=0) > 10_000_000 for process in pair))
+    assert run_delays(pair[0].pid) == {}

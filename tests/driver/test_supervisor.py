@@ -19,6 +19,7 @@ from tests.waiting import eventually
 from triptych import Driver
 from triptych.driver import driver as driver_module
 from triptych.driver import replacing
+from triptych.driver import worker as worker_module
 from triptych.driver.supervisor import Supervisor
 from triptych.protocol.board import ROLES, STOP, Board
 from triptych.protocol.config import PipelineConfig
@@ -134,6 +135,17 @@ def test_a_worker_that_hangs_is_replaced_in_time(impatient: Driver, role: str) -
     soon(lambda: is_replaced(impatient, role, old))
     assert impatient.generate([5, 6], max_tokens=3, timeout=20).token_ids == expected_tokens([5, 6], 3, VOCAB_SIZE)
     assert noticed_s < HANG_S + 1
+
+
+def test_a_worker_without_a_processor_is_waited_for(impatient: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with more to do than it has processors. Killed, it would only start again there."""
+    role, old = "prepare", pid_of(impatient, "prepare")
+    with monkeypatch.context() as patch:
+        patch.setattr(worker_module, "run_delays", lambda pid: {1: time.monotonic_ns()})
+        os.kill(old, signal.SIGSTOP)
+        eventually(lambda: impatient.health().workers[role].since_progress_s > 3 * HANG_S)
+        assert impatient.pids[role] == old
+    soon(lambda: is_replaced(impatient, role, old))
 
 
 def test_a_worker_that_is_stopped_while_it_starts_is_replaced_too(impatient: Driver) -> None:

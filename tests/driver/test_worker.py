@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
+from triptych.driver import worker as worker_module
 from triptych.driver.worker import MAX_BACK_OFF_S, Worker
 
 
@@ -35,3 +38,15 @@ def test_the_wait_grows_with_the_deaths_that_nobody_explains() -> None:
     assert make_worker().back_off_s == make_worker(0, 2).back_off_s == 0.0
     assert [make_worker(*[0] * n).back_off_s for n in (1, 2, 3)] == [0.01, 0.02, 0.04]
     assert make_worker(*[0] * 2000).back_off_s == MAX_BACK_OFF_S
+
+
+def test_silence_without_a_processor_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts from the second half of the patience on, by the thread that waited longest, until there is progress."""
+    delays_s = [{1: 5.0}, {1: 6.5, 2: 0.5}, {1: 7.0, 2: 9.0}, {1: 9.0}]
+    seen = iter([{thread: int(s * 1e9) for thread, s in each.items()} for each in delays_s])
+    monkeypatch.setattr(worker_module, "run_delays", lambda pid: next(seen))
+    process = subprocess.Popen(["true"])
+    process.wait()
+    worker = Worker("prepare", process)
+    assert [worker.starved_s(silent_s, 3.0) for silent_s in (1.0, 2.0, 4.0, 5.0)] == [0.0, 0.0, 1.5, 9.0]
+    assert [worker.starved_s(silent_s, 3.0) for silent_s in (0.1, 2.0)] == [0.0, 0.0]
