@@ -44,7 +44,7 @@ class StudyOptions:
             if low is not None and value is not None and not low <= value < math.inf:
                 raise ConfigError(f"{item.name} is {value}, the least is {low}", param=item.name)
         if self.step_ms is None and (self.prefill_token_us or self.decode_us or self.read_ns):
-            raise ConfigError("prices need step_ms: they are not combined with fitted ones", param="step_ms")
+            raise ConfigError("the other costs need step_ms: they are not combined with fitted ones", param="step_ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

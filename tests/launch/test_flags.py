@@ -180,7 +180,7 @@ def test_every_flag_has_a_help_text() -> None:
         (["--num-pages", "1"], "num_pages is 1, the limits are 2 and 2147483647"),
         (["--dtype", "int3"], "dtype is 'int3', known are: auto, float32"),
         (["--policy", "lottery"], "policy is 'lottery', known are: fifo"),
-        (["--submit", "tcp://*:1"], "name the address to serve at"),
+        (["--submit", "tcp://*:1"], "give a single address, not a wildcard"),
         (["--submit", "tcp://127.0.0.1:5555"], "make them with triptych keys init"),
         (["--num-pages", "many"], "Invalid value for '--num-pages': 'many' is not an integer"),
         (["--max-num-seqs", "16.0"], "Invalid value for '--max-num-seqs': '16.0' is not an integer"),
