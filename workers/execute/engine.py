@@ -39,7 +39,7 @@ class StepOutputs:
 
 
 class Trace(Protocol):
-    """Receives everything that an engine is told, and its steps, in order."""
+    """Receives every call to an engine, and its steps, in order."""
 
     def add(self, sequence: Sequence) -> None: ...
 
