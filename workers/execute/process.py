@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 IDLE_STEP_S = 0.001  # wait if there is work but no step can be planned, which the scheduler rules out
 COMPILE_S = 30.0  # on a GPU, a step may be the first to need some kernel or graph
-LOOK_S = 0.01  # between short steps, how often statistics, view and heartbeat are updated
+LOOK_S = 0.01  # interval at which statistics, view and heartbeat are updated between short steps
 PATIENCE_STEPS = 20  # a step that takes this many times as long as usual counts as hung
 
 
@@ -278,7 +278,7 @@ class Execute:
             self._begin(sequence, view.record.grammar)
 
     def _unknown_adapter(self, view: RequestView) -> str:
-        """Why this request, accepted for an adapter that was unloaded since, cannot be served; empty if it can."""
+        """Why this request, accepted for an adapter that has since been unloaded, cannot be served; empty if it can."""
         name, digest = view.record.lora, view.record.lora_digest
         return f"the adapter {name!r} is not served any more" if self._adapters.get(name, "") != digest else ""
 
@@ -325,7 +325,7 @@ class Execute:
                 self._next_scan = 0.0  # another request may be waiting for its place
 
     def _put_back(self, keys: list[Key]) -> None:
-        """Return cleared suspects to the journal: they wait with the other requests until all suspects are cleared."""
+        """Put cleared suspects back: they wait with the other requests until all suspects are cleared."""
         live = self._engine.scheduler.live
         for key in [key for key in keys if key in live]:  # listed first: releasing one beam releases its whole search
             del self._held[key[0]]
@@ -336,7 +336,7 @@ class Execute:
 
     def _count(self, outputs: StepOutputs) -> None:
         elapsed_s = (outputs.collected_at - outputs.began_at) / 1e9
-        self._step_s = max(elapsed_s, 0.9 * self._step_s + 0.1 * elapsed_s)  # up at once, down slowly
+        self._step_s = max(elapsed_s, 0.9 * self._step_s + 0.1 * elapsed_s)  # rises at once, falls slowly
         self._num_steps += 1
         self._num_tokens += len(outputs.progress.token_ids)
         self._num_prefill_tokens += outputs.plan.num_prefill_tokens

@@ -60,8 +60,8 @@ class StepTrace:
     """Writes lines such as ``{"step": 7, "decodes": [0, 3], "prefills": [[4, 0, 512]], "ms": 2.5, ...}``.
 
     Sequences are identified by their slot in the journal. Whatever did not happen in a step is left out of its line.
-    The first line describes the scheduler. Lines between steps describe sequences added and released; what happened
-    during a step is written before it.
+    A line before the steps describes the scheduler. Lines between them describe sequences added and released; what
+    happened during a step is written before it.
     """
 
     def __init__(self, file: Writable, scheduler: Scheduler, *, secret: bytes, model: str = "") -> None:

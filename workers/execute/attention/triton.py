@@ -61,8 +61,8 @@ class TritonAttention:
             window=form.sliding_window,
             softcap=form.softcap,
             sinks=form.sinks,
-            # Only for decodes, which every start tries: for chunks that happen to have few tokens, another kernel would
-            # have to be compiled while they wait.
+            # Only for steps of decodes alone, which every start tries: for chunks that happen to have few tokens,
+            # another kernel would have to be compiled while they wait.
             has_few_rows=self._is_invariant and step.max_query_len <= 1,
         )
         return output
