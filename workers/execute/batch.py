@@ -1,4 +1,4 @@
-"""From a plan to the arrays of one forward pass."""
+"""Turns a plan into the arrays of one forward pass."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def build_inputs(
 ) -> StepInputs:
     """The inputs of a plan with at least one chunk.
 
-    ``carried_rows`` names the sequences whose last token is still to come out of the step before, and its row there.
+    ``carried_rows``: for each sequence whose last token is still being computed, its row in the previous step.
 
     The loops over sequences here only collect references; all arithmetic is done once for the whole batch.
     """
     chunks = plan.chunks
     scheduled = [sequences[chunk.key] for chunk in chunks]
     starts = np.array([chunk.start for chunk in chunks], np.int32)
-    if plan.num_decodes == len(chunks):  # one token each, as in most steps: nothing has to be spread
+    if plan.num_decodes == len(chunks):  # one token each, as in most steps: nothing to expand
         query_starts = np.arange(len(chunks) + 1, dtype=np.int32)
         owners = last_rows = query_starts[:-1]
         positions = last_positions = starts
@@ -44,7 +44,7 @@ def build_inputs(
         lengths = np.array([chunk.num_tokens for chunk in chunks], np.int32)
         query_starts = np.zeros(len(starts) + 1, np.int32)
         np.cumsum(lengths, out=query_starts[1:])
-        owners = np.repeat(np.arange(len(starts)), lengths)  # [T], which sequence a token belongs to
+        owners = np.repeat(np.arange(len(starts)), lengths)  # [T], the sequence each token belongs to
         positions = np.arange(len(owners), dtype=np.int32) + (starts - query_starts[:-1])[owners]
         last_rows, last_positions = query_starts[1:] - np.int32(1), starts + lengths - np.int32(1)
         token_ids = np.concatenate([_tokens(s, c) for s, c in zip(scheduled, chunks, strict=True)])
@@ -80,7 +80,7 @@ def _adapters(scheduled: list[Sequence]) -> Int32 | None:
 
 
 def _cut(plan: Plan, scheduled: list[Sequence]) -> StepCut | None:
-    """All have rows for their states, or nobody."""
+    """Either all sequences have rows for their states, or none has."""
     if scheduled[0].state_rows is None:
         return None
     segments: list[Segment] = []
@@ -97,7 +97,7 @@ def _tokens(sequence: Sequence, chunk: Chunk) -> Int32:
 
 
 def _all_sampled(plan: Plan, scheduled: list[Sequence], last_rows: Int32) -> tuple[list[Sequence], Int32]:
-    """Sequences and rows that are sampled where some chunks have proposals: of these every row is."""
+    """The sampled sequences and rows where some chunks have proposals: all rows of these are sampled."""
     sampled: list[Sequence] = []
     rows: list[int] = []
     for chunk, sequence, last in zip(plan.chunks, scheduled, last_rows.tolist(), strict=True):
@@ -107,7 +107,7 @@ def _all_sampled(plan: Plan, scheduled: list[Sequence], last_rows: Int32) -> tup
 
 
 def _score_spans(plan: Plan, scheduled: list[Sequence]) -> dict[int, ScoreSpan]:
-    """What is scored of each chunk, by its index."""
+    """The scored part of each chunk that has one, by chunk index."""
     spans: dict[int, ScoreSpan] = {}
     for index in range(plan.num_decodes, len(scheduled)):
         sequence, chunk = scheduled[index], plan.chunks[index]
@@ -119,27 +119,28 @@ def _score_spans(plan: Plan, scheduled: list[Sequence]) -> dict[int, ScoreSpan]:
 
 
 def _scored(plan: Plan, query_starts: Int32, spans: Mapping[int, ScoreSpan]) -> dict[str, Any]:
-    """The fields of ``StepInputs`` that say which rows are scored."""
+    """The fields of ``StepInputs`` for scored rows."""
     firsts = [query_starts[index] + span.start - plan.chunks[index].start for index, span in spans.items()]
     rows = [np.arange(first, first + span.num_rows) for first, span in zip(firsts, spans.values(), strict=True)]
     return {"score_rows": np.concatenate(rows).astype(np.int32), "scored": tuple(spans.values())}
 
 
 def _carried(plan: Plan, last_rows: Int32, carried_rows: Mapping[Key, int]) -> Int32:
-    """For each token of the step its row in the step before, or -1. A sequence awaits its last token only."""
+    """For each token of the step, its row in the previous step, or -1. Only a sequence's last token can be carried."""
     carried = np.full(last_rows[-1] + 1, -1, np.int32)
     carried[last_rows] = [carried_rows.get(chunk.key, -1) for chunk in plan.chunks]
     return carried
 
 
 def _gather_block_tables(scheduled: list[Sequence], num_decodes: int, rows: Rows) -> Int32:
-    """Block tables padded with page 0, int32 [S, P], P the most pages one of them has.
+    """Block tables padded with page 0, int32 [S, P], where P is the number of pages of the longest.
 
-    Those of decodes are copied from their rows, where they are kept as arrays; only prompts are converted from lists.
+    Those of decodes are copied from their rows, where they are kept as arrays; only those of prompts are converted from
+    lists.
     """
     max_pages = max(len(sequence.block_table) for sequence in scheduled)
     seated = [sequence.row for sequence in scheduled[:num_decodes]]
-    if None in seated:  # a step that runs again: some have left their row
+    if None in seated:  # a step that is run again: some sequences have left their rows
         num_decodes = 0
     decodes = rows.block_tables[np.array(seated[:num_decodes], np.intp), :max_pages]
     if num_decodes == len(scheduled):

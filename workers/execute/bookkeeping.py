@@ -1,4 +1,4 @@
-"""What execute writes down of each step: tokens, ends and times into the journal, and rows for summarize."""
+"""Records each step: tokens, ends and times in the journal, and rows for summarize."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from .scheduling.plan import Plan
 from .scheduling.progress import Progress
 from .scheduling.sequence import Key, Sequence
 
-NO_TOKEN = 0xFFFFFFFF  # index of a row that only says how its request ended
+NO_TOKEN = 0xFFFFFFFF  # index of a row without a token, which only reports how its request ended
 
 
 class _Interruption(NamedTuple):
-    field: str  # of the journal: where its time is added
+    field: str  # of the journal, to which its duration is added
     since_ns: int
 
 
 class _Columns(NamedTuple):
-    """A step's keys as arrays. Batches change seldom, so the arrays are kept from step to step."""
+    """A step's keys as arrays, which are kept from step to step, as batches rarely change."""
 
     keys: list[Key]
     slots: npt.NDArray[np.int64]
@@ -57,13 +57,13 @@ class Bookkeeper:
         self._views: dict[Key, RequestView] = {}
         self._sequences: dict[Key, Sequence] = {}
         self._interruptions: dict[Key, _Interruption] = {}
-        self._search_times: dict[Key, list[int]] = {}  # of the steps of a beam search, by the key of its group
+        self._search_times: dict[Key, list[int]] = {}  # of each step of a beam search, by group key
         self._columns = _columns([])
-        self._unwritten: list[StepOutputs] = []  # of the same rows, a token each, and nothing else
-        self._rows: list[StepRows] = []  # written, and not taken
+        self._unwritten: list[StepOutputs] = []  # all with the same rows, one token each, and nothing else
+        self._rows: list[StepRows] = []  # written, but not taken yet
 
     def adopt(self, view: RequestView) -> Sequence:
-        """The sequence of a request, with the tokens it has from an earlier life of this process, if any."""
+        """The sequence of a request, with any output tokens that it has from before a restart."""
         key = (view.slot, view.generation)
         record, emitted = view.record, self._writer.adopt(view)
         if record.params.is_beam_search and not self._has_ended(view):
@@ -92,7 +92,7 @@ class Bookkeeper:
             cache_salt=record.prefix_salt,
             adapter=self._adapters.get(record.lora, 0),
             deadline_at=record.deadline_at,
-            queue_deadline_at=0 if self._has_begun(view) else record.queue_deadline_at,  # met in an earlier life
+            queue_deadline_at=0 if self._has_begun(view) else record.queue_deadline_at,  # met before the restart
             priority=record.priority,
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
             final_ids=self._eos if record.grammar else frozenset(),
@@ -105,24 +105,24 @@ class Bookkeeper:
         return sequence
 
     def _has_begun(self, view: RequestView) -> bool:
-        """Whether a step of this request was begun, for whichever of its sequences."""
+        """Whether a step of this request, with any of its sequences, has started."""
         is_alone = view.record.params.group_size == 1
         slots = [view.slot] if is_alone else slots_of_group(self._journal, view.group)
         return any(was_scheduled(self._journal, slot, view.accepted_ns) for slot in slots)
 
     def _has_ended(self, view: RequestView) -> bool:
-        """Whether all hypotheses of a search are written: that of its last record is, and none is before it."""
+        """Whether all hypotheses of a search are written, as that of its last record is written last."""
         slot, generation = view.group
         last = read_request(self._journal, slot)
         tokens = None if last is None or last.generation != generation else read_tokens(self._journal, last)
         return tokens is not None and len(tokens) > 0
 
     def finish(self, key: Key, reason: str, error: str = "") -> None:
-        """Write down an end that no step brought."""
+        """Record an end that is not the result of a step."""
         self._writer.finish(*key, reason, error)
 
     def put_back(self, key: Key) -> None:
-        """Forget a request that goes on later, adopted once more."""
+        """Forget a request that will be adopted again and continue."""
         self.write()
         self._views.pop(key, None)
         if (sequence := self._sequences.pop(key, None)) is not None and sequence.group_key is not None:
@@ -130,19 +130,19 @@ class Bookkeeper:
         self._interruptions.pop(key, None)
 
     def fail(self, key: Key, why: str) -> None:
-        """The same for a request that could not even begin."""
+        """``finish`` for a request that could not start."""
         self.finish(key, "error", f"{ModelFailed.code}\n{why}")
 
     def let_go(self, key: Key) -> None:
-        """Nothing is written for this request any more: its record may be used again."""
+        """Write nothing more for this request: its record may be reused. It ends as aborted if it has no end yet."""
         self.put_back(key)
         if read_finish(self._journal, *key) is None:
             self._writer.finish(*key, "abort")
 
     def let_go_of_others(self, slots: Slots) -> None:
-        """The same for what of ``slots`` ended before this life of the process took it up."""
+        """``let_go`` for those of ``slots`` that were released before this process adopted them."""
         journal = self._journal
-        generations = journal.generations(slots)  # first: a record that is used again meanwhile is somebody else's
+        generations = journal.generations(slots)  # first: a record reused in the meantime belongs to another request
         ended = (journal.states(slots) == DISPATCHED) & (journal.release_states(slots) != 0)
         ended &= journal.finish_words[slots] >> np.uint64(32) != generations
         for key in zip(slots[ended].tolist(), generations[ended].tolist(), strict=True):
@@ -151,12 +151,12 @@ class Bookkeeper:
 
     @property
     def num_unwritten(self) -> int:
-        """Steps of which nothing is in the journal yet."""
+        """Completed steps of which nothing is in the journal yet."""
         return len(self._unwritten)
 
     def record(self, outputs: StepOutputs) -> None:
-        """Take a step. One that brought nothing but tokens of the same rows as the last is written with the next ones:
-        by ``write``, or before anything else is.
+        """Record a step. One that yielded only tokens, for the same rows as the previous step, is written together with
+        the following ones: by ``write``, or before anything else is written.
         """
         if self._is_plain(outputs):
             if self._unwritten and outputs.progress.keys != self._unwritten[0].progress.keys:
@@ -174,13 +174,13 @@ class Bookkeeper:
         return bool(progress.keys) and not (has_others or has_ends or has_more)
 
     def take_rows(self) -> list[StepRows]:
-        """What summarize is to hear of the steps since the last call; all of it is in the journal."""
+        """The rows to report to summarize for the steps since the last call; all of them are in the journal."""
         self.write()
         rows, self._rows = self._rows, []
         return rows
 
     def write(self) -> None:
-        """Write down what is not written yet."""
+        """Write the steps that are not in the journal yet."""
         if not self._unwritten:
             return
         steps, self._unwritten = self._unwritten, []
@@ -217,7 +217,7 @@ class Bookkeeper:
             publish = self._writer.publish_in_order if plan.has_proposals else self._writer.publish
             publish(slots, indices, token_ids, outputs.collected_at)
         self._note_searches(outputs)
-        for key, found in progress.hypotheses.items():  # in the order of their records, so that the last comes last
+        for key, found in progress.hypotheses.items():  # in record order, so that the last record is written last
             times_ns = self._times_of(key, len(found.tokens), outputs.collected_at)
             self._writer.publish_all(self._views[key], found.tokens, times_ns, score=found.score)
         ends = self._write_ends(outputs)
@@ -230,9 +230,9 @@ class Bookkeeper:
         return self._columns.slots, self._columns.generations
 
     def _note_recovery(self, key: Key, times: TokenTimes) -> None:
-        """A request that ran before was interrupted by a crash, since its last token or since it was scheduled.
+        """Note that a request that ran before was interrupted by a crash, from its last token or its scheduling on.
 
-        A search that began anew has lost what it had said, and was perhaps interrupted so before.
+        A search that starts over has lost its output tokens, and may have been interrupted this way before.
         """
         if len(times.tokens_ns):
             self._interruptions[key] = _Interruption("recovered_ns", int(times.tokens_ns[-1]))
@@ -240,7 +240,7 @@ class Bookkeeper:
             self._interruptions[key] = _Interruption("recovered_ns", times.scheduled_ns + times.recovered_ns)
 
     def _note_searches(self, outputs: StepOutputs) -> None:
-        """Each step of a search is a token of all its beams. One that starts again begins with the first."""
+        """Note when each search took this step, one token per beam. A search that starts over begins at token 0."""
         for search, choice in outputs.progress.choices.items():
             times_ns = self._search_times.setdefault(search, [])
             if choice.beams:
@@ -248,7 +248,7 @@ class Bookkeeper:
             times_ns.append(outputs.collected_at)
 
     def _times_of(self, key: Key, num_tokens: int, now_ns: int) -> list[int]:
-        """When the tokens of a hypothesis were computed; the last one counts from when the search is over."""
+        """When the tokens of a hypothesis were computed; the last one is dated to the end of the search."""
         times_ns = self._search_times.get(self._sequences[key].group_key or key, [])[: max(num_tokens - 1, 0)]
         return times_ns + [now_ns] * (num_tokens - len(times_ns))
 
@@ -263,13 +263,13 @@ class Bookkeeper:
             self._interruptions.setdefault(key, _Interruption("preempted_ns", outputs.launched_at))
         for key in self._who_goes_on(outputs.progress) if self._interruptions else ():
             interruption = self._interruptions.pop(key)
-            lost_ns = max(0, outputs.collected_at - interruption.since_ns)  # a torn record may name a time to come
+            lost_ns = max(0, outputs.collected_at - interruption.since_ns)  # a torn record may hold a future time
             self._writer.add_times(key[0], **{interruption.field: lost_ns})
             if not self._has_spoken(key, outputs.progress):
                 self._writer.note_lost_early(key[0])
 
     def _who_goes_on(self, progress: Progress) -> list[Key]:
-        """Of the interrupted those who got a token, or whose search has taken a step, and those who have ended."""
+        """Interrupted requests that got a token, whose search took a step, or that ended."""
         seen = {*progress.keys, *progress.finished, *progress.expired, *progress.failed}
         return [
             key
@@ -278,7 +278,7 @@ class Bookkeeper:
         ]
 
     def _has_spoken(self, key: Key, progress: Progress) -> bool:
-        """Whether its first token is from an earlier step; of a search, if it did not begin anew with this one."""
+        """Whether its first token is from an earlier step; a search that starts over with this step has none."""
         search = self._sequences[key].group_key or key
         if (choice := progress.choices.get(search)) is not None:
             begins = bool(choice.beams) and choice.beams[0].token_index == 0
@@ -287,7 +287,7 @@ class Bookkeeper:
         return count > 0
 
     def _who_start_with(self, key: Key) -> list[Key]:
-        """The beams of a search start with the first of them, which computes their prompt."""
+        """The requests that start along with ``key``: all beams of a search, as the first one computes their prompt."""
         sequence = self._sequences.get(key)
         if sequence is None or not sequence.params.is_beam_search:
             return [key]
@@ -312,7 +312,7 @@ class Bookkeeper:
         ends = {key: (reason, "") for key, reason in progress.finished.items()}
         for error, ended in ((DeadlineExceeded, progress.expired), (ModelFailed, progress.failed)):
             ends |= {key: ("error", f"{error.code}\n{why}") for key, why in ended.items()}
-        # Who was let go since the step was planned has an end, and its record may be somebody else's.
+        # A request dropped since the step was planned has its end, and its record may belong to another by now.
         ends = {key: end for key, end in ends.items() if key in self._views}
         for key, end in ends.items():
             self._writer.finish(*key, *end)

@@ -1,7 +1,7 @@
-"""A scheduler and a runner put together: sequences in, tokens out, one step at a time.
+"""A scheduler combined with a runner: sequences in, tokens out, one step at a time.
 
-``step`` is ``plan``, ``launch`` and ``collect``. Who wants to write down what a step will run before it runs, or to do
-something else while the device computes, calls the three.
+``step`` is ``plan``, ``launch`` and ``collect``. Callers that record a step before it runs, or do something else while
+the device computes, call these three instead.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from .step import PromptScores, Runner, StepInputs, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """What one step did and brought."""
+    """What one step did, and its results."""
 
     plan: Plan
-    progress: Progress  # the tokens, who finished, who failed
-    logprobs: dict[Key, TokenLogprobs]  # of those who asked
-    scores: dict[Key, PromptScores]  # of tokens of their prompts
-    planned_at: int  # by the engine's clock, as all that follow
+    progress: Progress  # the tokens, and the sequences that ended
+    logprobs: dict[Key, TokenLogprobs]  # where requested
+    scores: dict[Key, PromptScores]  # of prompt tokens, where requested
+    planned_at: int  # by the engine's clock, as are the following
     launched_at: int
-    began_at: int  # when it was launched, or the one before it was done
+    began_at: int  # when it was launched or the previous step was collected, whichever is later
     collected_at: int
 
 
 class Trace(Protocol):
-    """Hears of everything that an engine is told, and of its steps, in order."""
+    """Receives every call to an engine, and its steps, in order."""
 
     def add(self, sequence: Sequence) -> None: ...
 
     def release(self, key: Key) -> None: ...
 
     def plan(self, plan: Plan | None, planned_at: int) -> None:
-        """This is in flight now, unless nothing could be planned."""
+        """``plan`` is in flight from now on; None if nothing could be planned."""
 
     def write(self, outputs: StepOutputs) -> None: ...
 
 
 class NoTrace:
-    """Hears and forgets."""
+    """Ignores everything."""
 
     def add(self, sequence: Sequence) -> None:
         pass
@@ -102,7 +102,8 @@ class _Batches:
 class Engine:
     """Runs sequences to their end. At most ``depth + 1`` steps are in flight.
 
-    At depth 1 a step is planned and launched before the tokens of the one before are known; the device hands them on.
+    At depth 1 a step is planned and launched before the tokens of the previous one are known; the device passes them
+    on.
     """
 
     def __init__(
@@ -131,12 +132,12 @@ class Engine:
 
     @property
     def num_in_flight(self) -> int:
-        """Steps that were launched and not collected."""
+        """Steps launched but not yet collected."""
         return len(self._in_flight)
 
     @property
     def latest_plan(self) -> Plan | None:
-        """Of the step that was launched last, if it was not collected yet."""
+        """The plan of the latest launched step, unless that is collected already."""
         return self._in_flight[-1].plan if self._in_flight else None
 
     @property
@@ -149,12 +150,12 @@ class Engine:
         self.scheduler.add(sequence)
 
     def release(self, key: Key) -> None:
-        """Aborts a sequence, or lets the pages of a finished one go; see ``Scheduler.release``."""
+        """Abort a sequence, or free the pages of a finished one; see ``Scheduler.release``."""
         self._trace.release(key)
         self.scheduler.release(key)
 
     def step(self) -> StepOutputs | None:
-        """Completes one step, with others launched behind it if they may; None when there is nothing to do."""
+        """Complete one step, launching others behind it where possible; None if there is nothing to do."""
         while self.may_plan:
             plan = self.plan()
             if plan is None:
@@ -164,19 +165,19 @@ class Engine:
 
     @property
     def may_plan(self) -> bool:
-        """Whether the next step can be planned now: nothing is in flight, or nothing that it must wait for."""
+        """Whether the next step can be planned now: no step is in flight, or none that it must wait for."""
         if (latest := self.latest_plan) is None:
             return True
         must_wait = len(self._in_flight) > self._depth or latest.has_proposals
         return not must_wait and self._runner.may_go_on and may_plan_ahead(self.scheduler)
 
     def step_tokens(self) -> dict[Key, int]:
-        """Runs one step; the tokens it brought, by sequence."""
+        """Run one step; returns its tokens by sequence."""
         outputs = self.step()
         return {} if outputs is None else outputs.progress.by_key()
 
     def plan(self) -> Plan | None:
-        """The next step, or None. One that was planned must be launched and collected, also when it has no chunks."""
+        """The next step, or None. A planned step must be launched and collected, even if it has no chunks."""
         assert len(self._in_flight) <= self._depth, "a step is in flight"
         if self._in_flight:
             self.scheduler.advance(self._in_flight[-1].plan)
@@ -187,7 +188,7 @@ class Engine:
         return plan
 
     def launch(self, plan: Plan) -> None:
-        """Hands the step to the runner, which may still compute when this returns."""
+        """Pass the step to the runner, which may still be computing when this returns."""
         self._in_flight.append(_InFlight(plan, self._planned_at, self._clock()))
         self._runner.launch(plan)
 
@@ -197,7 +198,7 @@ class Engine:
         plan, planned_at, launched_at = self._in_flight.popleft()
         computed = self._runner.collect()
         began_at, collected_at = max(launched_at, self._collected_at), self._clock()
-        # Of one that ended since the launch nothing may be written any more.
+        # Nothing may be written any more for a sequence that ended after the launch.
         scores = {key: found for key, found in computed.scores.items() if key in self.scheduler.running}
         progress = self.scheduler.apply(plan, computed.token_ids, computed.failed, computed.candidates)
         self.scheduler.observe(plan, collected_at - max(planned_at, self._collected_at))
@@ -209,5 +210,5 @@ class Engine:
         return outputs
 
     def check(self) -> None:
-        """Proves that no page and no sequence is lost; see ``audit.check``."""
+        """Verify that no page and no sequence is lost; see ``audit.check``."""
         check(self.scheduler)

@@ -1,13 +1,14 @@
-"""A model without weights whose text depends on every cell of the cache it should read, and on no other.
+"""A model without weights whose text depends on every cache cell that it should read, and on no other.
 
 The next token is ``(n + sum_i (i + 1) * token_i) mod (V - 1) + 1`` over the n tokens of the context, read from the
-cells that the block table names (without n, token V - 1 would repeat for ever). A wrong page, a stale prefix, a lost
-chunk, a wrong position or a neighbour's token changes the text, and what it should be is a few lines of plain Python.
+cells that the block table names (without n, token V - 1 would repeat forever). A wrong page, a stale prefix, a lost
+chunk, a wrong position or a neighbour's token changes the text, and the expected text takes a few lines of plain
+Python.
 
-Under an adapter every token counts as so much more as the adapter's number once it is in the cache: what another one
-has computed, or none, gives another text.
+With an adapter, its number is added to every token in the cache, so that tokens cached under another adapter, or under
+none, lead to a different text.
 
-Under a grammar it is the first allowed token from there on, and after the last one from 0.
+Under a grammar the next token is the first allowed one from there on, wrapping around to 0.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .scheduling.proposals import Proposer
 from .step import Int32, Int64, PromptScores, ScoreSpan, StepInputs, StepResult, TokenLogprobs, resolve
 
 _STRIDE = (1 << 31) - 1  # a cell is position * _STRIDE + token, so that a token at a wrong position is a wrong token
-_POISON = (1 << 61) - 1  # both are primes, so that they do not vanish modulo a vocabulary
+_POISON = (1 << 61) - 1  # both are prime, so that they do not vanish modulo a vocabulary size
 
 
 def expected_tokens(
@@ -39,7 +40,7 @@ def expected_tokens(
     seed: int = 0,
     adapter: int = 0,
 ) -> list[int]:
-    """What the hash model says after ``prompt``, from the definition alone."""
+    """The hash model's output tokens after ``prompt``, from the definition alone."""
     tokens = [int(token) for token in prompt]
     num_prompt_tokens = len(tokens)
     for _ in range(num_tokens):
@@ -63,8 +64,8 @@ class HashRunner:
         num_pages: int,
         page_size: int,
         num_host_pages: int = 0,
-        step_ms: float = 0.0,  # what a step pretends to cost
-        token_us: float = 0.0,  # and each of its tokens
+        step_ms: float = 0.0,  # simulated duration of a step
+        token_us: float = 0.0,  # additional duration per token
     ) -> None:
         self._vocab_size = vocab_size
         self._page_size = page_size
@@ -74,10 +75,10 @@ class HashRunner:
         self._host_cells: Int64 = np.full((num_host_pages, page_size), _POISON, np.int64)
         self._masks = MaskMaker()
         self._results: deque[StepResult] = deque()
-        self._last_tokens: Int32 = np.empty(0, np.int32)  # of the step that was launched last
+        self._last_tokens: Int32 = np.empty(0, np.int32)  # of the latest launched step
 
     def is_fatal(self, error: Exception) -> bool:
-        return False  # there is no device that could be broken
+        return False  # there is no device that could fail
 
     def move(self, moves: Moves) -> None:
         cells, host_cells = self._cells, self._host_cells
@@ -97,7 +98,7 @@ class HashRunner:
         if (adapters := inputs.token_adapters) is not None:
             cells += adapters
         self._cells.reshape(-1)[inputs.slot_mapping] = cells
-        self._cells[0] = _POISON  # whoever reads the trash page says something else
+        self._cells[0] = _POISON  # reading the trash page changes the text
         result = self._sample(inputs, masks)
         if inputs.scored:
             result = replace(result, scores=self._score(inputs))
@@ -112,7 +113,7 @@ class HashRunner:
         owners = np.searchsorted(inputs.query_starts, inputs.sample_rows, side="right") - 1
         token_ids = np.zeros(len(owners), np.int32)
         logprobs, candidates = {}, {}
-        num_behind = inputs.query_starts[owners + 1] - 1 - inputs.sample_rows  # of the same sequence, in this step
+        num_behind = inputs.query_starts[owners + 1] - 1 - inputs.sample_rows  # in the same sequence, in this step
         lengths = (inputs.context_lens[owners] - num_behind).tolist()
         for row, (owner, num_tokens, sequence) in enumerate(zip(owners, lengths, inputs.sampled, strict=True)):
             state = self._read(inputs.block_tables[owner], num_tokens) + num_tokens
@@ -166,8 +167,8 @@ class HashRunner:
 
 
 def logprob_of(state: int, token_id: int, vocab_size: int) -> float:
-    """Made up, but a function of the context's hash and the token: the next likely token is as much less likely as
-    the likeliest is unlikely, and how unlikely that is depends on the context.
+    """Made up, but a function of the context's hash and the token: each rank lowers the logprob by the surprise of the
+    likeliest token, which depends on the context.
     """
     rank = (token_id - 1 - state) % (vocab_size - 1)
     surprise = 0.25 + (state * 0x9E3779B97F4A7C15 % (1 << 64)) / (1 << 64)
@@ -175,11 +176,11 @@ def logprob_of(state: int, token_id: int, vocab_size: int) -> float:
 
 
 def state_of(tokens: Iterable[int], adapter: int = 0) -> int:
-    """The hash of a context, of which the next token and all logprobs are functions."""
+    """The hash of a context, which determines the next token and all logprobs."""
     tokens = [int(token) + adapter for token in tokens]
     return len(tokens) + sum((i + 1) * token for i, token in enumerate(tokens))
 
 
 def _noise(seed: int, position: int) -> int:
-    """A number that depends on seed and position only, as a counter-based generator gives."""
+    """A number that depends only on seed and position, as from a counter-based generator."""
     return ((seed + 1) * 0x9E3779B97F4A7C15 ^ (position + 1) * 0xBF58476D1CE4E5B9) % (1 << 64) >> 20

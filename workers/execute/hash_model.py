@@ -1,4 +1,4 @@
-"""The hash LM as a model to serve: every part of the pipeline is real, only the arithmetic is not."""
+"""The hash LM as a model to serve: every part of the pipeline is real except the arithmetic."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ...protocol.model_card import ModelCard
 from ...protocol.tokenizer_files import TokenizerFacts, save_tokenizer
 from .hash_lm import HashRunner
 
-# End of sequence, which the hash never gives, a token for each byte, and one to spare: modulo a prime every token of
-# the context counts.
+# End of sequence, which the hash never yields, one token per byte, and a spare one, which makes the modulus prime: then
+# every token of the context counts.
 VOCAB_SIZE = 258
 MAX_MODEL_LEN = 4096
 NUM_PAGES = 4096

@@ -1,4 +1,4 @@
-"""A step in which one sequence's failure is not everybody's."""
+"""Isolates the sequence that makes a step fail, so that the others continue."""
 
 from __future__ import annotations
 
@@ -24,43 +24,46 @@ _NO_NUMBER = "the logprobs of the prompt are not numbers"
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The result of a step by sequence: one that gets no token in this step can fail as well."""
+    """The result of a step by sequence; a sequence that gets no token in this step can fail too."""
 
-    token_ids: list[int] = field(default_factory=list)  # one for each of Plan.sampled; void for the failed
+    token_ids: list[int] = field(default_factory=list)  # one for each of Plan.sampled; void if that sequence failed
     logprobs: dict[Key, TokenLogprobs] = field(default_factory=dict)
     candidates: dict[Key, Candidates] = field(default_factory=dict)  # of the beams
-    scores: dict[Key, PromptScores] = field(default_factory=dict)  # of tokens of prompts
+    scores: dict[Key, PromptScores] = field(default_factory=dict)  # of prompt tokens
     failed: dict[Key, str] = field(default_factory=dict)
 
 
 class Batches(Protocol):
-    """What the runner has to know of the sequences that plans name."""
+    """What the runner needs to know about the sequences of a plan."""
 
     def inputs(self, plan: Plan, *, is_again: bool) -> StepInputs:
-        """Of a plan that is launched, or that runs again, perhaps in part, when all tokens before it are known."""
+        """The inputs of a plan that is launched; ``is_again``: of all or part of one that is run again, when all tokens
+        before it are known.
+        """
 
     def is_running(self, key: Key) -> bool: ...
 
     def rewound(self, plan: Plan) -> AbstractContextManager[None]:
-        """In its block the sequences are as they were when the plan was launched."""
+        """Within this block the sequences are as they were when the plan was launched."""
 
 
 @dataclass(slots=True)
 class _Launched:
     plan: Plan
     error: Exception | None = None  # of its launch
-    is_void: bool = False  # it was launched behind a step that failed, so whatever became of it is nobody's fault
+    is_void: bool = False  # launched behind a step that failed: its own outcome is meaningless
 
 
 class IsolatingRunner:
-    """Runs plans. When a step raises, its halves are run, and theirs: who raises alone is to blame.
+    """Runs plans. When a step raises, it is bisected: a sequence that raises when run alone is to blame.
 
-    One bad sequence of n costs about 2 log2(n) more runs. After an error that is fatal to the device (a sticky one of
-    CUDA) every sequence would raise: it is not caught, the process ends, and the next one looks for the culprit.
+    One bad sequence of n costs about 2 log2(n) more runs. After an error that is fatal to the device (a sticky CUDA
+    error) every sequence would raise: it is not caught, the process ends, and the one that replaces it finds the
+    culprit.
 
-    Running again is harmless: what the failed attempt wrote is written once more, the same values to the same places.
-    A step that was launched behind one that failed took over tokens that there are none of: it is run again, too,
-    without those who ended meanwhile.
+    Running again is harmless: whatever the failed attempt wrote is overwritten with the same values. A step launched
+    behind a failed one depends on tokens that do not exist: it is run again too, without the sequences that have ended
+    since.
     """
 
     def __init__(self, runner: Runner, batches: Batches) -> None:
@@ -70,7 +73,7 @@ class IsolatingRunner:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether it is right, and of use, to launch a step that takes over tokens of the last one."""
+        """Whether it is valid and worthwhile to launch a step that depends on the tokens of the latest one."""
         return self._runner.hides_planning and not any(
             launched.error or launched.is_void for launched in self._launched
         )
@@ -79,8 +82,8 @@ class IsolatingRunner:
         launched = _Launched(plan)
         self._launched.append(launched)
         if plan.moves:
-            # Not isolated: a page that was not moved is nobody's own, and cannot be moved a second time. Whoever holds
-            # the runner ends, and starts again with empty pages.
+            # Not isolated: a failed move cannot be attributed to one sequence, and moves cannot be repeated. The error
+            # ends the process, which restarts with empty pages.
             self._runner.move(plan.moves)
         if not plan.chunks:
             return
@@ -109,7 +112,7 @@ class IsolatingRunner:
                 return self._divide(plan, error)
 
     def _abandon(self) -> None:
-        """Takes back what was launched since, for it is to be run again."""
+        """Discard the steps launched since, which must run again."""
         for later in self._launched:
             if later.error is None and later.plan.chunks:
                 try:
@@ -121,7 +124,7 @@ class IsolatingRunner:
     def _divide(self, plan: Plan, error: Exception) -> Computed:
         if len(plan.chunks) == 1:
             chunk = plan.chunks[0]
-            if chunk.proposed:  # which nobody has asked for
+            if chunk.proposed:  # try without the proposals, which are optional
                 decode = chunk._replace(num_tokens=1, proposed=())
                 alone = self._run(replace(plan, chunks=(decode,), num_decodes=1, num_checked=0))
                 return replace(alone, token_ids=alone.token_ids + [VOID] * len(chunk.proposed))
@@ -138,7 +141,7 @@ class IsolatingRunner:
         return whole
 
     def _run(self, plan: Plan) -> Computed:
-        """Runs a step again, or a part of it, and waits for it."""
+        """Run all or part of a step again, and wait for it."""
         if not all(self._batches.is_running(chunk.key) for chunk in plan.chunks):
             return self._run_without_the_gone(plan)
         try:
@@ -155,14 +158,14 @@ class IsolatingRunner:
         return replace(computed, token_ids=[next(token_ids) if key in here else 0 for key in plan.sampled])
 
     def _survive(self, error: Exception) -> None:
-        """Raises the error again if it is fatal, else makes room for what runs after it."""
+        """Re-raise the error if it is fatal, else free the memory that it holds."""
         if self._runner.is_fatal(error):
             raise error
         _let_go(error)
 
 
 def _let_go(error: BaseException) -> None:
-    """Frees what the frames of its traceback hold: of a step that ran out of memory, the memory its halves need."""
+    """Free what the frames of its traceback hold: after a step that ran out of memory, its halves need that memory."""
     traceback.clear_frames(error.__traceback__)
     before = error.__cause__ or error.__context__
     if before is not None:
@@ -172,7 +175,7 @@ def _let_go(error: BaseException) -> None:
 def _by_key(plan: Plan, result: StepResult) -> Computed:
     """
     Raises:
-        FloatingPointError: a sequence with proposals failed. Whether it does without them is to be found out.
+        FloatingPointError: a sequence with proposals failed, and must be run without them to see if it still does.
     """
     if not (result.logprobs or result.candidates or result.failed or result.scores):
         return Computed(result.token_ids.tolist())
@@ -180,12 +183,12 @@ def _by_key(plan: Plan, result: StepResult) -> Computed:
     unsound = {scores.key: _NO_NUMBER for scores in result.scores if np.isnan(scores.columns.logprobs).any()}
     failed = {}
     for row, why in result.failed.items():
-        if row and sampled[row] == sampled[row - 1]:  # behind a proposal: if that was right, the next step will see
+        if row and sampled[row] == sampled[row - 1]:  # follows a proposal: if that was right, the next step will tell
             token_ids[row] = VOID
         else:
             failed[sampled[row]] = why
     for chunk in plan.checked:
-        if chunk.key in failed:  # a value that is no number spoils also rows that may not see it
+        if chunk.key in failed:  # a NaN also spoils rows that must not see it
             raise FloatingPointError(f"{failed[chunk.key]}, beside tokens that were proposed")
     return Computed(
         token_ids,

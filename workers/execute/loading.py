@@ -1,4 +1,4 @@
-"""The model that execute runs: built once a life, and the same in every life."""
+"""The model that execute runs: built once per process, and the same after every restart."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .hash_model import build_hash_runner
 from .step import Runner
 
 REPORT_INTERVAL_MS = 1.0
-CPU_REPORT_INTERVAL_MS = 10.0  # there the processors that tell of a step are those that compute the next one
-NUM_DRAFTED = 4  # tokens that a draft model guesses of each answer in a step
-CPU_MIXED_PREFILL_TOKENS = 128  # on a CPU prompts take so long that every token of others would wait for a whole chunk
+CPU_REPORT_INTERVAL_MS = 10.0  # where reporting a step takes processor time from the next one
+NUM_DRAFTED = 4  # tokens that a draft model proposes per sequence and step
+CPU_MIXED_PREFILL_TOKENS = 128  # a CPU is so slow that other sequences would wait a whole chunk for each token
 
 
 def preload(config: PipelineConfig) -> None:
-    """Import what takes seconds, in a process that waits for its time."""
+    """Import what takes seconds, in a spare process that waits until it is needed."""
     if config.model.model != HASH_MODEL:
         with importing(TORCH):
             from .model import build  # noqa: F401
@@ -30,9 +30,9 @@ def preload(config: PipelineConfig) -> None:
 
 
 def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
-    """The runner, what it found out about the model, and the seconds of a full step.
+    """The runner, the card of its model, and the duration of a full step in seconds.
 
-    A later life uses the number of pages of the first: what was admitted by it must still fit.
+    After a restart the number of pages is that of the first start, as requests admitted under it must still fit.
     """
     config, known = context.config, ModelCard.read(context.run_dir)
     cache = config.cache if known is None else replace(config.cache, num_pages=known.num_pages)
@@ -51,7 +51,7 @@ def load_runner(context: WorkerContext) -> tuple[Runner, ModelCard, float]:
 
 
 def settle_scheduling(config: PipelineConfig, card: ModelCard) -> SchedulerConfig:
-    """The part of ``config`` with what it leaves to the machine, or to other parts."""
+    """The scheduler's part of ``config``; values left open follow from the machine or from other parts."""
     scheduler = config.scheduler
     if scheduler.num_speculative_tokens is None:
         scheduler = replace(scheduler, num_speculative_tokens=NUM_DRAFTED if config.model.draft_model else 0)
@@ -62,7 +62,7 @@ def settle_scheduling(config: PipelineConfig, card: ModelCard) -> SchedulerConfi
 
 
 def settle_interval_ms(config: PipelineConfig, card: ModelCard) -> float:
-    """How long tokens of short steps may wait for those of the next ones."""
+    """How long tokens of short steps may wait to be reported along with those of the following steps."""
     if config.service.report_interval_ms is not None:
         return config.service.report_interval_ms
     return CPU_REPORT_INTERVAL_MS if card.device == "cpu" else REPORT_INTERVAL_MS
@@ -71,7 +71,7 @@ def settle_interval_ms(config: PipelineConfig, card: ModelCard) -> float:
 def check_speculation(config: SchedulerConfig, runner: Runner, card: ModelCard) -> None:
     """
     Raises:
-        ConfigError: what is computed together with proposals could differ from what is computed without.
+        ConfigError: results with proposals could differ from those without.
     """
     if config.num_speculative_tokens and card.keeps_states:
         raise ConfigError(
@@ -90,7 +90,7 @@ def check_speculation(config: SchedulerConfig, runner: Runner, card: ModelCard) 
 def _check_successor(card: ModelCard, known: ModelCard | None) -> None:
     """
     Raises:
-        ConfigError: what was admitted for the model before could be wrong for this one.
+        ConfigError: requests admitted for the previous model could be invalid for this one.
     """
     if known is None:
         return
@@ -103,10 +103,10 @@ def _check_successor(card: ModelCard, known: ModelCard | None) -> None:
 
 
 def find_folders(config: ModelConfig) -> tuple[Path, Path | None]:
-    """Where the checkpoints of the model and of its draft model lie.
+    """The checkpoint folders of the model and of its draft model.
 
     Raises:
-        ConfigError: one of them lies nowhere.
+        ConfigError: one of them is not found.
     """
     from .model.checkpoint import find_checkpoint, told_of_draft
 
@@ -119,12 +119,12 @@ def _build_torch_runner(
     context: WorkerContext, cache: CacheConfig, *, is_first: bool
 ) -> tuple[Runner, ModelCard, float]:
     config = context.config
-    # First: a model that is not there is told of before torch is imported.
+    # First, so that a missing model is reported before torch is imported.
     folder, draft_folder = find_folders(config.model)
     if context.board.is_degraded:
-        draft_folder = None  # it may be what the deaths came from
+        draft_folder = None  # it may be the cause of the crashes
     with importing(TORCH):
-        from .model.build import build_runner  # the one import of torch, which the hash LM does without
+        from .model.build import build_runner  # the only import of torch, which the hash LM does not need
 
     runner, card = build_runner(
         config.model,
@@ -139,6 +139,6 @@ def _build_torch_runner(
     step_s = runner.warm_up()
     if is_first:
         runner.capture_graphs(context.page.progress)
-    else:  # it serves at once, and makes its graphs as they are used, in the memory of the largest
+    else:  # it serves at once, and captures graphs on first use, in the memory of the largest
         runner.capture_largest()
     return runner, card, step_s

@@ -37,10 +37,10 @@ from .trace import StepTrace, open_trace
 
 logger = logging.getLogger(__name__)
 
-IDLE_STEP_S = 0.001  # when there is work and none of it can be done, which the scheduler rules out
-COMPILE_S = 30.0  # on a GPU a step may be the first to need some kernel or graph
-LOOK_S = 0.01  # between short steps, so often: what is to be shown, also that this process lives
-PATIENCE_STEPS = 20  # a step that takes so many times as long as usual counts as hung
+IDLE_STEP_S = 0.001  # wait if there is work but no step can be planned, which the scheduler rules out
+COMPILE_S = 30.0  # on a GPU, a step may be the first to need some kernel or graph
+LOOK_S = 0.01  # interval at which statistics, view and heartbeat are updated between short steps
+PATIENCE_STEPS = 20  # a step that takes this many times as long as usual counts as hung
 
 
 def run(context: WorkerContext) -> None:
@@ -57,20 +57,20 @@ def _make_trace(file: TextIO, scheduler: Scheduler, model: str) -> StepTrace:
 
 
 def must_replay(recovery: str, runner: Runner) -> bool:
-    """Whether what was said must be decoded again to go on exactly as before.
+    """Whether output tokens must be decoded again, for a request to continue exactly as before.
 
-    Where a result does not depend on the batch, the quicker prefill gives the same numbers; so there "exact" costs
-    nothing, and is what "auto" gives.
+    Where results do not depend on the batch, the faster prefill gives the same numbers: there "exact" costs nothing,
+    and "auto" is equivalent to it.
     """
     return recovery == "exact" and not runner.is_batch_invariant
 
 
 class Execute:
-    """Steps as long as there is work, and waits for a message when there is none.
+    """Runs steps as long as there is work, and otherwise waits for a message.
 
-    Whatever it holds is in the journal too: a new life takes every request that prepare dispatched and summarize did
-    not release, with the tokens it has, and goes on. Only of the last short steps nothing may be there yet: nobody was
-    told of their tokens, and the next life makes the same again.
+    Everything it holds is in the journal too: after a restart it adopts every request that prepare dispatched and
+    summarize did not release, with the output tokens it has, and continues. Only the last short steps may be missing
+    from the journal: their tokens were not reported yet, and are computed again, with the same result.
     """
 
     def __init__(self, context: WorkerContext, runner: Runner, card: ModelCard, *, step_s: float) -> None:
@@ -89,15 +89,15 @@ class Execute:
         )
         self._trace_file = open_trace(context.config.scheduler.trace)
         trace = NoTrace() if self._trace_file is None else _make_trace(self._trace_file, scheduler, card.model)
-        # A trace tells steps one by one, so that they can be replayed.
+        # With a trace, steps do not overlap: it records them one by one, so that they can be replayed.
         overlaps = context.config.model.overlap and runner.overlaps and self._trace_file is None
         depth = int(overlaps)
         self._engine = Engine(scheduler, runner, clock=context.journal.now_ns, depth=depth, trace=trace)
         self._runner = runner
-        # After a storm of deaths one request at a time is served: slowly, but what one does hits nobody else.
+        # After repeated crashes one request is served at a time: slow, but no request can harm another.
         self._is_degraded = context.board.is_degraded
         self._max_live = 1 if self._is_degraded else card.max_live
-        self._search: tuple[int, int] | None = None  # the beam search that was adopted last
+        self._search: tuple[int, int] | None = None  # the latest beam search adopted
         num_alone = 1 + depth + (scheduler.config.num_speculative_tokens or 0)
         self._quarantine = Quarantine(context.journal, num_steps=num_alone)
         self._intent = StepIntent(context.intent)
@@ -164,18 +164,18 @@ class Execute:
         self._count(outputs)
 
     def _next_in_s(self, outputs: StepOutputs) -> float:
-        """When the next step is likely to be over, if it may be told together with this one."""
+        """Seconds until the next step is likely to complete; infinite if this one must be reported before."""
         progress, next_plan = outputs.progress, self._engine.latest_plan
         has_ends = progress.finished or progress.expired or progress.failed
-        # First tokens are from steps with prompts; and how long such a one will take nobody knows.
+        # Steps with prompts yield first tokens, and how long they take is unpredictable.
         has_prompts = outputs.plan.prefills or (next_plan is not None and next_plan.prefills)
-        # What a suspect has said before it kills again is all that its client will get.
+        # If a suspect crashes the process again, its client gets only the tokens reported before.
         if has_ends or has_prompts or self._quarantine.is_on or not self._engine.has_work:
             return math.inf
         return (outputs.collected_at - outputs.began_at) / 1e9
 
     def _tell(self, *, next_in_s: float = math.inf) -> None:
-        """Write down what is known and tell summarize, unless that can be done with what is known in ``next_in_s``."""
+        """Record and report the completed steps, unless they can wait for the one that completes in ``next_in_s``."""
         if self._reports.may_wait(next_in_s) or not (rows := self._books.take_rows()):
             return
         if self._flushes:
@@ -183,7 +183,7 @@ class Execute:
         self._reports.send(rows)
 
     def _launch(self) -> None:
-        """Plans and launches what may be in flight now. With suspects about, one step at a time."""
+        """Plan and launch all steps that may be in flight now; during quarantine, one at a time."""
         while self._engine.may_plan and not (self._quarantine.is_on and self._engine.num_in_flight):
             plan = self._engine.plan()
             if plan is None:
@@ -194,7 +194,7 @@ class Execute:
             self._engine.launch(plan)
 
     def _receive(self) -> None:
-        """Releases first: they make the room that a new request was given a credit for."""
+        """Handle messages, releases first: they free the places that new requests were given credits for."""
         prepared = []
         for message in self._links.inbox.recv_all():
             match message:
@@ -217,7 +217,7 @@ class Execute:
                 self._adopt(slot)
 
     def _scan(self) -> None:
-        """Learn from the journal what no message told."""
+        """Learn from the journal what no message reported."""
         self._scan_releases()
         journal = self._journal
         slots = journal.slots_in_use()
@@ -245,23 +245,23 @@ class Execute:
             return
         against = held_against(self._journal, "execute", slot, view.generation)
         if self._quarantine.blocks((slot, view.generation)):
-            return  # when it is over, a scan takes it
+            return  # a scan adopts it when the quarantine is over
         if is_released(self._journal, slot, view.generation):
             return
         if self._num_live >= self._max_live or slot in self._held:
-            self._scan_releases()  # the credit came from a request whose Release is still under way
+            self._scan_releases()  # the credit came from a request whose Release is still on its way
         if read_finish(self._journal, slot, view.generation) is not None:
-            # NOTE: an end is the last that is written of a request: its record is used again as soon as that is known.
+            # NOTE: the end is the last thing written for a request: as soon as it is known, the record may be reused.
             self._held[slot] = view.generation  # until it is released
             return
         if not self._has_room(view):
-            return  # a later scan takes it
-        self._books.write()  # it takes the place of what is written down of the steps in flight
+            return  # a later scan adopts it
+        self._books.write()  # ``begin_one`` resets the intent's count of unwritten steps
         self._intent.begin_one((slot, view.generation))
         sequence = self._books.adopt(view)
         self._intent.end_one()
         if num_deaths(self._journal, "execute", *sequence.key):
-            sequence.chance = 0.0  # it may have been a guess, which nobody has asked for: no more are made
+            sequence.chance = 0.0  # a proposal may have been the cause, and these are optional: make no more
         self._held[slot] = view.generation
         self._stats.changed = True
         reason = sequence.end_reason(len(sequence.tokens)) if sequence.num_output_tokens else None
@@ -271,19 +271,19 @@ class Execute:
             )
         elif error := self._unknown_adapter(view) or self._too_many_beams(view):
             self._books.fail(sequence.key, error)
-        elif reason is not None:  # the last life wrote the last token and died before it could write the end
+        elif reason is not None:  # crashed after writing the last token, before writing the end
             self._books.finish(sequence.key, reason)
         else:
             self._quarantine.enter(sequence.key)
             self._begin(sequence, view.record.grammar)
 
     def _unknown_adapter(self, view: RequestView) -> str:
-        """Why nothing can answer this request, which was taken for an adapter that was unloaded; else empty."""
+        """Why this request, accepted for an adapter that has since been unloaded, cannot be served; empty if it can."""
         name, digest = view.record.lora, view.record.lora_digest
         return f"the adapter {name!r} is not served any more" if self._adapters.get(name, "") != digest else ""
 
     def _too_many_beams(self, view: RequestView) -> str:
-        """Why the search of this beam can never begin, for its beams go on together; empty if it can."""
+        """Why the search of this beam can never start, as its beams only run together; empty if it can."""
         params, limit = view.record.params, self._engine.scheduler.config.max_live
         if not params.is_beam_search or params.num_beams <= limit:
             return ""
@@ -293,7 +293,7 @@ class Execute:
         if self._num_live < self._max_live:
             self._search = view.group if view.record.params.is_beam_search else None
             return True
-        # In a degraded life one request runs at a time, but the beams of a search run together or not at all.
+        # When degraded, one request runs at a time, but the beams of a search run together or not at all.
         return self._is_degraded and view.group == self._search
 
     def _begin(self, sequence: Sequence, grammar: str) -> None:
@@ -322,12 +322,12 @@ class Execute:
             self._books.let_go(key)
             self._stats.changed = True
             if self._quarantine.forget(key) or self._is_degraded:
-                self._next_scan = 0.0  # somebody waits for its place
+                self._next_scan = 0.0  # another request may be waiting for its place
 
     def _put_back(self, keys: list[Key]) -> None:
-        """Suspects came through: they wait with the others until the last suspect did."""
+        """Put cleared suspects back: they wait with the other requests until all suspects are cleared."""
         live = self._engine.scheduler.live
-        for key in [key for key in keys if key in live]:  # before the first goes: with one beam its whole search does
+        for key in [key for key in keys if key in live]:  # listed first: releasing one beam releases its whole search
             del self._held[key[0]]
             self._engine.release(key)
             self._books.put_back(key)
@@ -336,7 +336,7 @@ class Execute:
 
     def _count(self, outputs: StepOutputs) -> None:
         elapsed_s = (outputs.collected_at - outputs.began_at) / 1e9
-        self._step_s = max(elapsed_s, 0.9 * self._step_s + 0.1 * elapsed_s)  # up at once, down slowly
+        self._step_s = max(elapsed_s, 0.9 * self._step_s + 0.1 * elapsed_s)  # rises at once, falls slowly
         self._num_steps += 1
         self._num_tokens += len(outputs.progress.token_ids)
         self._num_prefill_tokens += outputs.plan.num_prefill_tokens

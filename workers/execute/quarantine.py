@@ -1,6 +1,6 @@
-"""After a crash of our own making: whoever was in a step runs alone first, some new tokens each, before anyone joins.
+"""Runs the requests that were in a step at an internal crash one by one, for some new tokens each, before all others.
 
-If the process dies of it again, only one request can be to blame. See ``driver/blame.py`` for who keeps count.
+If the process crashes again, only one request can be to blame. ``driver/blame.py`` keeps count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .scheduling.sequence import Key
 
 
 class _Unit(NamedTuple):
-    """Suspects that run alone together."""
+    """Suspects that run together, apart from all other requests."""
 
     keys: list[Key]
     is_search: bool = False
@@ -29,20 +29,20 @@ _NOBODY = _Unit([])
 
 
 class Quarantine:
-    """The suspects of earlier lives, in order of arrival. Nobody else is adopted while ``is_on``.
+    """The suspects of earlier crashes, in order of arrival. No other request is adopted while ``is_on``.
 
-    They come one by one, but for the beams of a search, which take their steps together or not at all. Each takes
-    as many tokens as the last life may have been ahead of what it had written, so that the one that killed is among
-    them: ``num_steps`` for those in flight and for guesses, and those that the life itself has told of before it died.
-    A search goes on to its end: it began anew, and nobody knows how far it was.
+    They run one by one, except for the beams of a search, which take their steps together or not at all. Each runs for
+    as many tokens as the crashed process may have been ahead of the journal, so that the fatal one is among them:
+    ``num_steps``, for steps in flight and proposals, plus those that the process itself had noted before it died. A
+    search runs to its end: it starts over, and how far it had come is unknown.
     """
 
     def __init__(self, journal: Journal, *, num_steps: int) -> None:
         self._journal = journal
         self._num_steps = num_steps
-        self._num_left: float = 0  # of them, for those under way
+        self._num_left: float = 0  # steps that ``_current`` still has to take
         self._waiting = deque(_units(journal))
-        self._chosen = _NOBODY  # who may be adopted now
+        self._chosen = _NOBODY  # may be adopted now
         self._current: set[Key] = set()
 
     @property
@@ -51,33 +51,33 @@ class Quarantine:
 
     @property
     def has_next(self) -> bool:
-        """Whether somebody can be tried now."""
+        """Whether a suspect can run now."""
         return bool(self._waiting and not self._current)
 
     def __len__(self) -> int:
         return sum(len(unit.keys) for unit in self._waiting) + len(self._current)
 
     def next_unit(self) -> list[Key]:
-        """Whom to adopt now, if nobody is under way; ``enter`` says that it was."""
+        """The suspects to adopt now; none while others are running. ``enter`` reports that they were adopted."""
         self._chosen = self._waiting.popleft() if self._waiting and not self._current else _NOBODY
         return self._chosen.keys
 
     def blocks(self, key: Key) -> bool:
-        """Whether the request has to wait until all suspects have come through.
+        """Whether the request has to wait until all suspects are cleared.
 
-        So has one that got the record of a suspect which was released meanwhile.
+        This includes a request that got the record of a suspect that was released in the meantime.
         """
         return self.is_on and key not in self._chosen.keys
 
     def enter(self, key: Key) -> None:
-        """``key`` was adopted; of interest only if it was chosen."""
+        """``key`` was adopted; ignored unless it was chosen."""
         if key in self._chosen.keys:
             self._current.add(key)
             num_steps = self._num_steps + num_ahead(self._journal, "execute", *key)
             self._num_left = math.inf if self._chosen.is_search else num_steps
 
     def observe(self, plan: Plan, progress: Progress) -> list[Key]:
-        """Those that have come through: they took their steps alone, or ended. They leave until all have."""
+        """The suspects now cleared, as they took their steps alone, or ended. They leave until all are cleared."""
         self._num_left -= not self._current.isdisjoint(plan.sampled)
         if self._num_left > 0 and not any(_has_ended(key, progress) for key in self._current):
             return []
@@ -87,14 +87,14 @@ class Quarantine:
         return through
 
     def forget(self, key: Key) -> bool:
-        """It was released meanwhile; whether it was one of those under way."""
+        """The request was released; returns whether it was a suspect that is running."""
         was_current = key in self._current
         self._current.discard(key)
         return was_current
 
 
 def _units(journal: Journal) -> list[_Unit]:
-    """The suspects, those together that cannot run without each other."""
+    """The suspects; those that can only run together form one unit."""
     units: dict[tuple[int, int], _Unit] = {}
     for slot in sorted(suspects(journal, "execute"), key=lambda slot: int(journal.records["arrival"][slot])):
         view = _read(journal, slot)

@@ -1,7 +1,7 @@
 """``python -m triptych.workers.execute.rank``: one of ranks 1 to N - 1 of a tensor-parallel model; see ``model.ranks``.
 
-It computes what rank 0 orders on its standard input, and ends when that ends. What goes wrong here ends this process,
-with a traceback in the log of execute, and that ends execute.
+It executes the orders that rank 0 writes to its standard input, and exits when that is closed. Any error ends this
+process, with a traceback in the log of execute, and that ends execute.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def main() -> None:
         level=logging.ERROR, stream=sys.stderr, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s"
     )
     with importing(TORCH):
-        from .model.follow import follow  # torch, after the signals
+        from .model.follow import follow  # imports torch, after the signals are set
 
-    # Without a buffer, which would wait for more than one order.
+    # Unbuffered, as a buffer would wait for more than one order.
     follow(FileIO(sys.stdin.fileno(), closefd=False), rank=arguments.rank, rendezvous=arguments.rendezvous)
 
 

@@ -1,7 +1,7 @@
-"""``python -m triptych.workers.execute.rehearse``: would execute run with the config in this folder?
+"""``python -m triptych.workers.execute.rehearse``: whether execute would run with the config in this folder.
 
-Asked before the execute that runs is ended for one with other weights or adapters. What that would refuse is refused
-here, and what a start finds out about a model and keeps is there for it.
+Run before the current execute is ended in favor of one with other weights or adapters. Whatever the new one would
+refuse is refused here, and what a start learns about a model and stores is ready for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _make_way() -> None:
-    """Others have the processors first, and where the memory is too small this is what ends."""
+    """Give other processes precedence on the processors, and let this one be killed first if memory runs out."""
     os.nice(19)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -1,4 +1,4 @@
-"""What summarize hears of the steps: a message each, or one for several where steps are short."""
+"""Reports of steps to summarize: one message per step, or per several steps if these are short."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ...protocol.messages import StepDone
 
 
 class StepRows(NamedTuple):
-    """What steps brought, a row a token or end; those of one sequence in order."""
+    """The results of steps, one row per token or end; those of one sequence are in order."""
 
-    step: int  # the last
+    step: int  # the latest
     collected_at: int
-    slots: npt.NDArray[np.int64]  # [n], as all columns
+    slots: npt.NDArray[np.int64]  # [n], like all columns
     generations: npt.NDArray[np.int64]
     indices: npt.NDArray[np.int64]
     token_ids: npt.NDArray[np.int32]
@@ -25,32 +25,32 @@ class StepRows(NamedTuple):
 
 
 class Reports:
-    """Messages on their way to summarize.
+    """Sends messages to summarize.
 
-    One wakes a thread of ZeroMQ here, summarize, and each client that follows, and its rows cost each of them about as
-    much as tokens do: where a step takes less than a few milliseconds, and the processors that tell are those that
-    compute, that is a good part of it.
+    Each message wakes a ZeroMQ thread here, summarize, and every client that follows, and its rows cost each of them
+    about as much as tokens do: where a step takes less than a few milliseconds, and the same processors report and
+    compute, that is a considerable part of the step.
     """
 
     def __init__(self, links: Links, *, interval_ms: float) -> None:
         self._links = links
         self._interval_s = interval_ms / 1e3
-        self._due = 0.0  # when the interval since the last one is over
+        self._due = 0.0  # end of the interval since the last message
 
     def may_wait(self, next_in_s: float) -> bool:
-        """Whether what is known now can be told in ``next_in_s``, when there will be more: before the interval is over,
-        so that nobody hears of a token later than the interval after it was known.
+        """Whether the rows there are now can be sent in ``next_in_s``, along with more: that is before the interval is
+        over, so that no token is reported later than one interval after it was known.
         """
         return time.monotonic() + next_in_s < self._due
 
     def send(self, parts: list[StepRows]) -> None:
-        """Tell the rows of all. Whether the message is lost, the journal has them already."""
+        """Send the rows of all parts. The message may get lost, as the journal already has them."""
         self._due = time.monotonic() + self._interval_s
         self._links.send("summarize", _message(parts))
 
 
 def _message(parts: list[StepRows]) -> StepDone:
-    """The tokens of a sequence stand together, in order, so that its reader has them at once."""
+    """One message. The tokens of each sequence are consecutive and in order, so that its reader has them at once."""
     step, collected_at, slots, generations, indices, token_ids, reasons = parts[-1]
     if len(parts) > 1:
         slots, generations, indices, token_ids = map(np.concatenate, zip(*(part[2:6] for part in parts), strict=True))

@@ -1,4 +1,4 @@
-"""The last steps and the page pool, shown to those who watch; where nobody does, nothing is computed."""
+"""The latest steps and the page pool, for viewers; computed only while there are any."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .engine import Engine
 from .scheduling.page_map import map_pages
 
 INTERVAL_S = 0.5
-NUM_STEPS = 120  # of the history that are shown
+NUM_STEPS = 120  # shown of the history
 
 
 class Showing:
@@ -30,7 +30,7 @@ class Showing:
             self._view.show({"steps": self._steps(), "pages": map_pages(self._engine.scheduler)._asdict()})
 
     def _steps(self) -> dict[str, Any]:
-        """Columns of the last steps, the newest last."""
+        """Columns of the latest steps, the newest last."""
         steps = self._engine.history.last(NUM_STEPS)
         return {
             "last": steps[-1].step if steps else 0,

@@ -1,4 +1,4 @@
-"""The border between deciding and computing: what a runner gets for one step, and what it gives back."""
+"""The interface between scheduling and computation: what a runner gets for one step, and what it returns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Float32 = npt.NDArray[np.float32]
 
 
 class ScoreSpan(NamedTuple):
-    """Tokens of one prompt in a step, of which each says how likely the one after it is."""
+    """Consecutive tokens of one prompt in a step, each of which yields the logprob of the token after it."""
 
     sequence: Sequence
     start: int  # position of the first of them
@@ -30,7 +30,7 @@ class ScoreSpan(NamedTuple):
 
     @property
     def targets(self) -> Int32:
-        """int32 [num_rows], the tokens that are scored, each by the row of the one before it."""
+        """int32 [num_rows], the scored tokens, each by the row of the token before it."""
         return self.sequence.tokens[self.start + 1 : self.start + 1 + self.num_rows]
 
 
@@ -39,16 +39,16 @@ def _no_rows() -> Int32:
 
 
 class StepCut(NamedTuple):
-    """How a step divides into segments for recurrent layers, which compute sequences one by one.
+    """How a step is divided into segments for recurrent layers, which compute sequences one by one.
 
-    G segments side by side: one for each sequence, and more where a snapshot of its state is taken in between.
+    There are G segments: one per sequence, and more where a snapshot of its state is taken in between.
     """
 
     reads: Int32  # [G], row of the state before each segment; ignored if it starts at 0
     writes: Int32  # [G], row of the state after it, which the next segment of the same sequence reads
     starts: Int32  # [G], position of its first token
     lengths: Int32  # [G], its number of tokens
-    num_decodes: int  # the first so many segments are decodes
+    num_decodes: int  # the first num_decodes segments are decodes
 
     @classmethod
     def of(cls, segments: list[Segment], *, num_decodes: int) -> StepCut:
@@ -58,9 +58,9 @@ class StepCut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """One forward pass over S sequences with T tokens altogether, ragged, decodes first.
+    """One forward pass over S sequences with T tokens in total, ragged, decodes first.
 
-    Page 0 is the trash page: no sequence holds it, padding writes to it and may read it.
+    Page 0 is the trash page: no sequence holds it; padding writes to it and may read it.
     """
 
     token_ids: Int32  # [T]
@@ -69,19 +69,19 @@ class StepInputs:
     query_starts: Int32  # [S + 1], tokens of sequence s are query_starts[s]:query_starts[s + 1]
     context_lens: Int32  # [S], keys that the sequence's last token attends to, this step's included
     block_tables: Int32  # [S, P], page ids in order, padded with page 0
-    num_decodes: int  # the first so many sequences have one token each
-    sample_rows: Int32  # [R], indices into the T tokens whose next token is wanted
+    num_decodes: int  # the first num_decodes sequences have one token each
+    sample_rows: Int32  # [R], indices of the tokens whose next token is wanted
     sampled: Rows[Sequence]  # [R], the sequences these rows belong to
-    # [T], rows of the step before whose token is meant, which the host does not know yet; -1 where token_ids has it
+    # [T], row of this token in the previous step's result, as the host does not know it yet; -1: it is in token_ids
     carried: Int32 | None = None
-    adapters: Int32 | None = None  # [S], each sequence's, counted from 1; 0: none. None: nobody has one
+    adapters: Int32 | None = None  # [S], each sequence's, counted from 1; 0: none. None: no sequence has one
     cut: StepCut | None = None  # None: the model keeps no states
     score_rows: Int32 = field(default_factory=_no_rows)  # [C], indices into the T tokens: those of ``scored``, in order
     scored: Rows[ScoreSpan] = ()  # of prompts whose logprobs are wanted
 
     @property
     def sampled_lengths(self) -> Int32:
-        """[R], tokens of each sampled sequence. A step that is planned ahead may have counted one more since."""
+        """[R], tokens of each sampled sequence, which may count one more by now if the next step was planned ahead."""
         return self.positions[self.sample_rows] + np.int32(1)
 
     @property
@@ -91,14 +91,14 @@ class StepInputs:
 
     @property
     def logit_rows(self) -> Int32:
-        """[R + C], whose logits are wanted: to sample first, then to score."""
+        """[R + C], the tokens whose logits are wanted: first to sample, then to score."""
         return np.concatenate([self.sample_rows, self.score_rows]) if len(self.score_rows) else self.sample_rows
 
 
 def resolve(inputs: StepInputs, last_tokens: Int32) -> StepInputs:
-    """The step with the carried tokens put in, for runners whose steps are computed when ``launch`` returns.
+    """The step with the carried tokens filled in, for runners that have computed a step when ``launch`` returns.
 
-    ``last_tokens`` [R] are those of the step before.
+    ``last_tokens`` [R] are those of the previous step.
     """
     if inputs.carried is None:
         return inputs
@@ -117,7 +117,7 @@ class TokenLogprobs(NamedTuple):
 
 
 class PromptScores(NamedTuple):
-    """How likely some tokens of a prompt are, of which the first is token ``start + 1``."""
+    """The scores of consecutive prompt tokens, the first of which is token ``start + 1``."""
 
     key: Key
     start: int
@@ -126,33 +126,33 @@ class PromptScores(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step sampled, a row for each of ``StepInputs.sampled``."""
+    """What a step sampled, one row for each of ``StepInputs.sampled``."""
 
     token_ids: Int32  # [R]
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # row -> for those who asked
-    failed: dict[int, str] = field(default_factory=dict)  # row -> why it has no valid token (its id is then void)
-    candidates: dict[int, Candidates] = field(default_factory=dict)  # row -> of the beams, whose token id is void
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by row, where requested
+    failed: dict[int, str] = field(default_factory=dict)  # by row: why it has no valid token (its id is then void)
+    candidates: dict[int, Candidates] = field(default_factory=dict)  # by row, of beams, whose token id is void
     scores: Rows[PromptScores] = ()  # one for each of ``StepInputs.scored``
 
 
 class Runner(Protocol):
-    """Computes steps over pages it owns. ``launch`` may return before the result is there; ``collect`` waits for it."""
+    """Computes steps over pages it owns. ``launch`` may return before the result is ready; ``collect`` waits for it."""
 
-    is_batch_invariant: bool  # a token's result is the same to the bit, whoever and however many are computed with it
-    overlaps: bool  # launched steps are computed while nobody waits for them
-    hides_planning: bool  # it pays to plan the next step while the one that was launched last is computed
-    proposer: Proposer | None  # a smaller model that guesses what this one says
+    is_batch_invariant: bool  # a token's result is bitwise the same, whatever is computed along with it
+    overlaps: bool  # launched steps are computed in the background
+    hides_planning: bool  # it pays to plan the next step while the latest launched one is computed
+    proposer: Proposer | None  # a smaller model that proposes tokens for this one
 
     def is_fatal(self, error: Exception) -> bool:
-        """Whether what a step raised makes every later one fail too, so that the process must end."""
+        """Whether an error raised by a step makes every later one fail too, so that the process must end."""
         ...
 
     def move(self, moves: Moves) -> None:
-        """Copies pages as ``moves`` says, before the step that is launched next and after those launched before."""
+        """Copy pages according to ``moves``, after the steps already launched and before the next one."""
         ...
 
     def launch(self, inputs: StepInputs) -> None: ...
 
     def collect(self) -> StepResult:
-        """The result of the oldest launched step that was not collected."""
+        """The result of the oldest launched step that is not collected yet; waits for it."""
         ...

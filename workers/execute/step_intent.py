@@ -1,4 +1,4 @@
-"""Who is in the steps in flight, written down before they run: see ``protocol/intent.py``."""
+"""Records which requests are in the steps in flight, before these run; see ``protocol/intent.py``."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ class _InFlight(NamedTuple):
 
 
 class StepIntent:
-    """Names everybody in the steps in flight. The rows are written again only when somebody sat down or left: a step of
-    the same rows costs two stores, whatever their number.
+    """Lists every request in the steps in flight. The rows are rewritten only after a sequence took or left one: a step
+    with the same rows costs two stores, whatever their number.
 
-    Invariant: whoever is in a step that is not collected is in one of the two lists, at every moment. So nobody is
-    taken from one list before it is in the other.
+    Invariant: at every moment, each request in a step that is not collected is in one of the two lists. So none is
+    removed from one list before it is in the other.
     """
 
     def __init__(self, intent: Intent) -> None:
         self._intent = intent
         self._in_flight: deque[_InFlight] = deque()
-        self._version = -1  # of the rows that are the standing list
+        self._version = -1  # of the rows in the standing list
         self._has_others = False
 
     def begin(self, plan: Plan, rows: Rows, *, num_ahead: int = 0) -> None:
-        """A step is about to be launched, perhaps behind others. ``num_ahead``: that were collected before it, and of
-        which nothing is written yet.
+        """A step is about to be launched, perhaps behind others. ``num_ahead``: steps collected before it of which
+        nothing is written yet.
         """
         others = [*plan.chunks[plan.num_decodes :]]
         for earlier in self._in_flight:
-            # Its decodes are on the standing list, unless somebody left the rows or the list was used otherwise since.
+            # Its decodes are in the standing list, unless the rows have changed or the list was put to other use since.
             are_standing = earlier.version == rows.version == self._version
             others += earlier.plan.chunks[earlier.plan.num_decodes if are_standing else 0 :]
         self._in_flight.append(_InFlight(plan, rows.version))
@@ -50,13 +50,13 @@ class StepIntent:
         self._intent.begin(num_ahead=num_ahead)
 
     def end(self) -> None:
-        """The oldest step in flight did no harm. Its rows stay written down until the next step or the last end."""
+        """The oldest step in flight completed without harm. Its rows stay listed until the next step or last end."""
         self._in_flight.popleft()
         if not self._in_flight:
             self._intent.end()
 
     def begin_one(self, key: Key) -> None:
-        """A request is about to be adopted, which is no step of its own."""
+        """A request is about to be adopted, outside of any step."""
         in_flight = [chunk for step in self._in_flight for chunk in step.plan.chunks]
         self._version, self._has_others = -1, True
         self._intent.set_others(_numbers(in_flight))

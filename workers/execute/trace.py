@@ -1,7 +1,7 @@
-"""A trace of the steps, one JSON line each, and of everything that led to them: who ran when, with whom, at what cost.
+"""A trace of steps, one JSON line each, and of all that led to them: what ran when, in which batch, at what cost.
 
-``triptych replay`` runs it again (see ``scheduling/recording.py``). No token of a prompt or an answer is in it: each is
-replaced by a keyed hash of all tokens up to it, which is equal where two sequences begin alike, and nowhere else.
+``triptych replay`` runs it again (see ``scheduling/recording.py``). It contains no tokens of prompts or answers: each
+is replaced by a keyed hash of all tokens up to it, which is equal where two sequences begin alike, and nowhere else.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 def open_trace(path: str | None) -> TextIO | None:
-    """The file that a trace is written to, or goes on in.
+    """The file for a trace, which is appended to an existing one.
 
     Raises:
-        ConfigError: no trace can be written there.
+        ConfigError: the file cannot be written.
     """
     if path is None:
         return None
@@ -46,7 +46,7 @@ def open_trace(path: str | None) -> TextIO | None:
     except OSError as error:
         raise ConfigError(f"the trace {path!r} cannot be written: {error.strerror}", param="trace") from error
     if file.tell():
-        file.write("\n")  # an earlier life may have been killed in the middle of a line
+        file.write("\n")  # an earlier process may have been killed in the middle of a line
     return file
 
 
@@ -59,16 +59,16 @@ class Writable(Protocol):
 class StepTrace:
     """Writes lines such as ``{"step": 7, "decodes": [0, 3], "prefills": [[4, 0, 512]], "ms": 2.5, ...}``.
 
-    Sequences are named by their slot in the journal. What did not happen in a step is left out of its line. Before the
-    steps comes a line that describes the scheduler, and between them lines of who was added and released; what happened
-    during a step is written before it.
+    Sequences are identified by their slot in the journal. Whatever did not happen in a step is left out of its line.
+    A line before the steps describes the scheduler. Lines between them describe sequences added and released; what
+    happened during a step is written before it.
     """
 
     def __init__(self, file: Writable, scheduler: Scheduler, *, secret: bytes, model: str = "") -> None:
         self._file = file
         self._is_broken = False
         self._pseudonyms = Pseudonyms(secret)
-        self._during: dict[str, int] = {}  # the step that is in flight
+        self._during: dict[str, int] = {}  # the step in flight
         self._scheduler = scheduler
         self._write({"trace": model, **describe_scheduler(scheduler)})
 
@@ -122,18 +122,18 @@ class StepTrace:
             return
         try:
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-        except OSError as error:  # of all there is to lose on a full disk, this can be missed
+        except OSError as error:  # a full disk must not stop the worker on account of a trace
             self._is_broken = True
             logger.warning("the trace ends here: %s", error.strerror)
 
 
 class Pseudonyms:
-    """Other tokens for those of sequences: two are equal if all tokens up to them are."""
+    """Replaces the tokens of sequences: two pseudonyms are equal if all tokens up to them are."""
 
     def __init__(self, secret: bytes) -> None:
         self._begin = blake2b(secret, digest_size=16).digest()
         self._states: dict[Key, bytes] = {}  # after the last token of each sequence
-        self._prompts: dict[Key, bytes] = {}  # after the prompt of each beam, from which its search may start again
+        self._prompts: dict[Key, bytes] = {}  # after the prompt of each beam, where its search may restart
 
     def begin(self, key: Key, tokens: Int32, *, is_beam: bool = False) -> Int32:
         """int32 [len(tokens)], none below zero."""
@@ -148,7 +148,7 @@ class Pseudonyms:
         return _pseudonym(state)
 
     def grow(self, beams: list[Grown]) -> list[int]:
-        """Of the last token of each beam, after all that its parent has said."""
+        """The pseudonym of each beam's last token, which follows all tokens of its parent."""
         before = [self._states[beam.parent] if beam.token_index else self._prompts[beam.parent] for beam in beams]
         states = [_after(state, beam.token_id) for state, beam in zip(before, beams, strict=True)]
         self._states.update((beam.key, state) for beam, state in zip(beams, states, strict=True))

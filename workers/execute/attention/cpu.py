@@ -1,11 +1,11 @@
-"""Paged attention on a CPU out of torch's own operators.
+"""Paged attention on a CPU, built from torch's own operators.
 
-Axes are those of ``interface``; besides, B sequences that run in one call, n query tokens and L keys of each, and
+Axes are those of ``interface``, and: B sequences that run in one call, n query tokens and L keys of each, and
 G = H / J query heads that share a key head (keys are never repeated for them).
 
 Keys are gathered by slot rather than by page, for two reasons: a copy holds no more than the tokens that count, and
-padding can repeat a token of the same sequence. So nothing foreign is ever read: a not-a-number that another
-sequence left in a page, or padding wrote to the trash page, cannot come through a masked score.
+padding can repeat a token of the same sequence. So no other sequence's data is ever read: a NaN that another
+sequence left in a page, or that padding wrote to the trash page, cannot leak through a masked score.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .interface import AttentionForm, LayerCache
 Int64 = npt.NDArray[np.int64]
 
 _MAX_GROUP_KEYS = 16_384  # keys gathered at once: bounds the copies of a decode group with long contexts
-_SMALL_CONTEXT_BITS = 7  # contexts up to 128 keys decode together whatever their lengths
+_SMALL_CONTEXT_BITS = 7  # contexts of up to 128 keys decode together, whatever their lengths
 
 
 class _Group(NamedTuple):
@@ -32,13 +32,13 @@ class _Group(NamedTuple):
 
     queries: slice | torch.Tensor  # which of the step's T tokens
     num_seqs: int  # B
-    slots: torch.Tensor  # int64 [B * L], where the keys lie
+    slots: torch.Tensor  # int64 [B * L], of the keys
     mask: torch.Tensor | None  # bool [B, 1, n, L], True attends; None: all attend
     is_causal: bool = False  # the mask is the plain triangle, which has a faster kernel
 
 
 class CpuAttention:
-    """Work of a step is grouped once per sliding window and then serves all layers with that window."""
+    """Groups the work of a step once per sliding window, for all layers with that window."""
 
     def begin_step(self, inputs: StepInputs) -> None:
         self._inputs = inputs
@@ -63,14 +63,14 @@ class CpuAttention:
 
 
 def _groups(inputs: StepInputs, window: int | None, *, page_size: int) -> list[_Group]:
-    """The step's work, each query in one group."""
+    """The step's work, with each query in one group."""
     decodes = [_decodes(inputs, rows, window, page_size) for rows in _similar_decodes(inputs, window)]
     chunks = [_chunk(inputs, s, window, page_size) for s in range(inputs.num_decodes, len(inputs.context_lens))]
     return decodes + chunks
 
 
 def _similar_decodes(inputs: StepInputs, window: int | None) -> list[Int64]:
-    """The step's decodes in groups whose numbers of keys round up to the same power of two."""
+    """The step's decodes, grouped by their number of keys rounded up to a power of two."""
     contexts = inputs.context_lens[: inputs.num_decodes].tolist()
     members = defaultdict(list)
     for s, context in enumerate(contexts):
@@ -86,7 +86,7 @@ def _similar_decodes(inputs: StepInputs, window: int | None) -> list[Int64]:
 def _decodes(inputs: StepInputs, rows: Int64, window: int | None, page_size: int) -> _Group:
     contexts = inputs.context_lens[rows].astype(np.int64)[:, None]
     num_keys = np.minimum(contexts, window) if window else contexts
-    # Past its own keys a row repeats its last token, whose key this very step has written.
+    # Beyond its own keys, a row repeats its last token, whose key this very step has written.
     offsets = np.arange(num_keys.max())
     positions = contexts - num_keys + np.minimum(offsets, num_keys - 1)
     mask = None if (num_keys == num_keys[0]).all() else torch.from_numpy(offsets < num_keys)[:, None, None]
@@ -131,7 +131,7 @@ def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: _Group, for
     """Attention of q [B, J, G, n, D] by torch's fused kernel: [B, J, G, n, E]."""
     if q.shape[3] == 1:  # the G queries of a key head are the rows of one small matrix product
         return F.scaled_dot_product_attention(q.squeeze(3), k, v, group.mask, scale=form.scale).unsqueeze(3)
-    # Key heads become the batch, and each key is seen by G heads through a stride of 0: nothing is copied.
+    # Key heads become the batch, and each key is expanded to G heads with a stride of 0: nothing is copied.
     k, v = (x.transpose(0, 1).expand(-1, q.shape[2], -1, -1) for x in (k, v))
     mask = None if group.is_causal else group.mask
     return F.scaled_dot_product_attention(q[0], k, v, mask, is_causal=group.is_causal, scale=form.scale)[None]

@@ -1,4 +1,4 @@
-"""A step as a device sees it: tensors that kernels read, and the few sizes that decide what is launched."""
+"""A step as a device sees it: the tensors that kernels read, and the few sizes that determine what is launched."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class DeviceStep(NamedTuple):
     token_ids: torch.Tensor  # [T]
     positions: torch.Tensor  # [T]
     slot_mapping: torch.Tensor  # [T]
-    carried: torch.Tensor  # [T], row of the step before whose token this is, or -1 where token_ids has it
+    carried: torch.Tensor  # [T], row of this token in the previous step's result, or -1 if it is in token_ids
     query_starts: torch.Tensor  # [S + 1]
     context_lens: torch.Tensor  # [S], 0: a padded row, which attends to nothing
     sample_rows: torch.Tensor  # [R]
     block_tables: torch.Tensor  # [S, P]
     num_decodes: int
     max_query_len: int  # tokens of the longest chunk; 0 without chunks
-    adapters: torch.Tensor | None = None  # [T], each token's, counted from 1; 0: none. None: nobody has one
-    cut: StepCut | None = None  # on the host, of a model that keeps states
+    adapters: torch.Tensor | None = None  # [T], each token's, counted from 1; 0: none. None: no token has one
+    cut: StepCut | None = None  # on the host; for models that keep states
 
 
 def columns_of(inputs: StepInputs) -> list[npt.NDArray[Any]]:
@@ -48,13 +48,13 @@ def columns_of(inputs: StepInputs) -> list[npt.NDArray[Any]]:
 
 
 def upload(inputs: StepInputs, device: torch.device) -> DeviceStep:
-    """A step on the device, by plain copies."""
+    """A step on the device, copied there directly."""
     tensors = [torch.from_numpy(array.astype(np.int32)).to(device) for array in columns_of(inputs)]
     return as_step(tensors, inputs)
 
 
 def as_step(tensors: Sequence[torch.Tensor], inputs: StepInputs) -> DeviceStep:
-    """The tensors of ``columns_of``, which may be flat, with the sizes of the step."""
+    """The tensors of ``columns_of``, which may be flat, together with the sizes of the step."""
     token_ids, positions, slots, carried, starts, contexts, sample_rows, tables, adapters = tensors
     return DeviceStep(
         token_ids,
@@ -73,6 +73,6 @@ def as_step(tensors: Sequence[torch.Tensor], inputs: StepInputs) -> DeviceStep:
 
 
 def longest_chunk(inputs: StepInputs) -> int:
-    """Tokens of the longest chunk behind the decodes, 0 if there is none."""
+    """Tokens of the longest chunk after the decodes, 0 if there is none."""
     lengths = np.diff(inputs.query_starts[inputs.num_decodes :])
     return int(lengths.max()) if len(lengths) else 0

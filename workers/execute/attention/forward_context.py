@@ -1,8 +1,8 @@
-"""How a transformers model reaches our attention: one registered function, and whose forward pass is running.
+"""How a transformers model calls our attention: a registered function, and a context variable per forward pass.
 
-The function is called by every attention layer of every model that was switched to ``IMPLEMENTATION``. What it must
-do with the layer's queries, keys and values is not passed through the model (some families do not hand keyword
-arguments down to their layers) but set around the forward pass, in a context variable.
+The function is called by every attention layer of every model that was switched to ``IMPLEMENTATION``. What it does
+with the layer's queries, keys and values is not passed through the model (some families do not pass keyword arguments
+on to their layers) but set around the forward pass, in the context variable.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def _attention(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls, with [1, heads, T, channels], keys rotated and not repeated. Gives [1, T, H, E]."""
-    if attention_mask is not None:  # transformers makes none for us: causality and windows are the kernel's
+    """Called by transformers with [1, heads, T, channels], keys rotated and not repeated; returns [1, T, H, E]."""
+    if attention_mask is not None:  # transformers makes none for us: the kernel handles causality and windows
         raise ValueError("the layer makes an attention mask of its own")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     form = AttentionForm(scale, sliding_window, softcap, s_aux)
@@ -80,6 +80,6 @@ def _attention(
 
 
 def use_paged_attention(model: PreTrainedModel) -> None:
-    """Route the model's attention layers to whatever ``attending`` names. It cannot run outside such a block then."""
+    """Route the model's attention layers through ``attending``. From then on the model only runs in such a block."""
     AttentionInterface.register(IMPLEMENTATION, _attention)
     model.set_attn_implementation(IMPLEMENTATION)

@@ -1,4 +1,4 @@
-"""Paged attention as its definition: the oracle of the tests, and the kernel of devices that have no better one."""
+"""Paged attention by definition: the reference for tests, and the kernel on devices that have no better one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .interface import AttentionForm, LayerCache
 
 
 class ReferenceAttention:
-    """One sequence after another, in float32 or wider. Shapes and names are those of ``interface``."""
+    """Computes one sequence at a time, in float32 or wider. Shapes and names are those of ``interface``."""
 
     def begin_step(self, inputs: StepInputs) -> None:
         self._inputs = inputs

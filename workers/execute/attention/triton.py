@@ -1,4 +1,4 @@
-"""Paged attention by Triton kernels, for any device Triton compiles for. Axes are those of ``interface``."""
+"""Paged attention with Triton kernels, for any device that Triton supports. Axes are those of ``interface``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from ..step import StepInputs
 from .device_step import DeviceStep, upload
 from .interface import AttentionForm, LayerCache
 
-_PROGRAMS_PER_PROCESSOR = 4  # of a decode: enough loads in flight to keep the memory busy
-_MIN_SPLIT_KEYS = 256  # below, a split costs more than it brings
+_PROGRAMS_PER_PROCESSOR = 4  # for decodes: enough loads in flight to keep the memory busy
+_MIN_SPLIT_KEYS = 256  # below this, a split costs more than it gains
 
 
 class TritonAttention:
-    """Decodes by split keys, chunks by tiles of queries. One object serves all layers of one runner, a step at a time.
+    """Splits decodes by keys, and chunks into tiles of queries. One object serves all layers of one runner, a step at a
+    time.
 
-    With ``is_invariant`` every token goes through the kernel of the chunks, whose bits do not depend on company,
-    chunking or on how a token came to be computed.
+    With ``is_invariant`` every token goes through the chunk kernel, whose results do not depend, to the bit, on the
+    rest of the batch, on chunking, or on whether a token is decoded or part of a chunk.
     """
 
     def __init__(self, device: torch.device, *, is_invariant: bool = False) -> None:
@@ -31,7 +32,7 @@ class TritonAttention:
         self.use(upload(inputs, self._device))
 
     def use(self, step: DeviceStep) -> None:
-        """Attend for a step that is on the device already."""
+        """Attend for a step that is already on the device."""
         self._step = step
 
     def write(self, cache: LayerCache, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -60,8 +61,8 @@ class TritonAttention:
             window=form.sliding_window,
             softcap=form.softcap,
             sinks=form.sinks,
-            # Decodes alone, which every start has tried: where chunks have few tokens by chance, a kernel of their own
-            # would be compiled while they wait.
+            # Only for steps of decodes alone, which every start tries: for chunks that happen to have few tokens,
+            # another kernel would have to be compiled while they wait.
             has_few_rows=self._is_invariant and step.max_query_len <= 1,
         )
         return output
@@ -84,12 +85,12 @@ class TritonAttention:
         )
 
     def _num_splits(self, num_programs: int, num_keys: int) -> int:
-        """Of the keys of each sequence, a power of two, so that there is work for all processors."""
+        """Splits of each sequence's keys, a power of two, so that all processors have work."""
         wanted = _PROGRAMS_PER_PROCESSOR * self._num_processors // max(1, num_programs)
         affordable = min(wanted, num_keys // _MIN_SPLIT_KEYS, MAX_SPLITS)
         return 1 << max(0, affordable.bit_length() - 1)
 
 
 def num_processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; for the interpreter on a CPU a few."""
+    """The multiprocessors of a GPU; a few for the interpreter on a CPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

@@ -1,4 +1,4 @@
-"""Paged attention by torch's own FlashAttention, where its function knows block tables (2.12 and later)."""
+"""Paged attention with torch's own FlashAttention, where its function supports block tables (2.12 and later)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Varlen = Callable[..., Any]
 
 
 def find_varlen() -> Varlen | None:
-    """torch's function for ragged batches if it reads pages, else None."""
+    """torch's function for ragged batches if it can read pages, else None."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -24,9 +24,9 @@ def find_varlen() -> Varlen | None:
 
 
 class VarlenAttention(TritonAttention):
-    """Attends through ``varlen``; what that cannot (soft caps, sinks, half of the dtypes) stays with Triton.
+    """Attends through ``varlen``; what that does not support (soft caps, sinks, half of the dtypes) stays with Triton.
 
-    With ``is_invariant`` keys are not split, which makes a sequence's result independent of the others.
+    With ``is_invariant`` keys are not split, so that a sequence's result does not depend on the others.
     """
 
     def __init__(self, device: torch.device, varlen: Varlen, *, is_invariant: bool = False) -> None:
@@ -38,7 +38,7 @@ class VarlenAttention(TritonAttention):
         if not is_known:
             return super().attend(cache, query, form)
         step = self._step
-        # Keys to the left of a token's own; -1 is all of them. None is ever seen to the right.
+        # Keys to the left of a token's own; -1 means all. Keys to the right are never seen.
         num_left = -1 if form.sliding_window is None else form.sliding_window - 1
         output: torch.Tensor = self._varlen(
             query.contiguous(),
