@@ -109,7 +109,7 @@ def build_follower(config: PipelineConfig, *, folder: Path, group: Group) -> Tor
     ways = Ways(*configs, group.device, folder, _no_progress, adapters=adapters, group=group).with_tokenizer(None)
     loaded = ways.load_transformers()
     runner = loaded.make_runner(ways.size_pages(loaded, None))
-    return cast("TorchRunner", runner)  # from load_transformers
+    return cast("TorchRunner", runner)  # in a group, load_transformers chooses a kernel for it
 
 
 def _no_progress(done: int, total: int) -> None: ...
