@@ -24,7 +24,7 @@ class DeltaTensors(NamedTuple):
     convolution: str
     rates: str  # logarithms of the factors of the decay rates; a vector, not named ``.weight``
     rate_biases: str  # a vector as well
-    norm: str  # of outputs
+    norm: str  # of the outputs
 
 
 class Part(NamedTuple):

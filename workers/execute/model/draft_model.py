@@ -2,7 +2,7 @@
 
 The draft model has pages of its own, one for each of the target model's and with the same ids, so a sequence's block
 table is valid for both. It reads a prompt only once the answer is being decoded, and in pieces, so that other sequences
-are not held up for long.
+are not held up.
 
 A mistake costs only time, so whatever may be out of date is recomputed.
 

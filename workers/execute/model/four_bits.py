@@ -185,7 +185,7 @@ class _PackQuantized(Layout):
         zeros = np.full_like(scales, 8)
         if "weight_zero_point" in parts:
             unpacked = _unpacked(parts["weight_zero_point"].T).T
-            num_lacking = -len(numbers) % 8  # outputs in the last word
+            num_lacking = -len(numbers) % 8  # outputs missing from the last word
             zeros = unpacked[: len(unpacked) - num_lacking].astype(np.float32)
         return Weights(numbers, scales, zeros, parts.get("weight_g_idx"))
 

@@ -15,7 +15,7 @@ from ..kernels.triton_fp8 import quantize_rows
 
 FP8 = torch.float8_e4m3fn
 _GREATEST = torch.finfo(FP8).max
-_LEAST_SCALE = 1e-12  # of a row of zeros
+_LEAST_SCALE = 1e-12  # used for a row of zeros
 MULTIPLE = 16  # the hardware's product needs multiples of it as numbers of inputs and outputs
 
 

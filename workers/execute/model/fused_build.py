@@ -129,7 +129,7 @@ def _check(spec: DecoderSpec, format_: Format, device: torch.device) -> None:
 
 
 def _self_test(decoder: FusedDecoder, weights: FusedWeights, oracle: Oracle, adapters: Sequence[Adapter]) -> None:
-    """Run three short sequences in two ragged steps, without an adapter and with each, and compare with transformers.
+    """Run three short sequences in two ragged steps, without and with each adapter, and compare with transformers.
 
     Raises:
         Unsupported: the logits differ, and the text says by how much; or the kernels cannot be compiled or run here.

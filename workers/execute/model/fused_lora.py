@@ -26,7 +26,10 @@ class AdaptedLayer(NamedTuple):
 
 
 class FusedAdapters:
-    """Adapters on the device of a decoder's weights, in the dtype of its activations; allocates nothing if empty."""
+    """Adapters on the device of a decoder's weights, in the dtype of its activations.
+
+    Without adapters, nothing is allocated.
+    """
 
     def __init__(self, weights: FusedWeights, adapters: Sequence[Adapter]) -> None:
         """

@@ -80,7 +80,7 @@ class CudaGraphCapture:
         error (fixed in torch 2.12, pytorch/pytorch#180395).
         """
         torch.cuda.set_stream(stream)
-        torch.cuda.synchronize()  # raises where the device itself is lost
+        torch.cuda.synchronize()  # raises if the device itself is lost
         device = torch.cuda.current_device()
         with suppress(RuntimeError):  # raised by versions of torch that have done this already
             torch._C._cuda_endAllocateToPool(device, self._pool)

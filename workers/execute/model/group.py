@@ -61,7 +61,7 @@ ALONE = Group()
 def join_group(device: torch.device, *, rank: int, size: int, rendezvous: Path) -> Group:
     """Wait for all ``size`` processes to meet at the file ``rendezvous``, which must be new."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine: do not listen on the network
-    os.environ["LOCAL_RANK"] = str(rank)  # transformers binds the device by it
+    os.environ["LOCAL_RANK"] = str(rank)  # transformers selects the device by it
     own = torch.device("cuda", rank) if device.type == "cuda" else device
     if own.type == "cuda":
         torch.cuda.set_device(own)
